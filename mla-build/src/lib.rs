@@ -1,0 +1,1 @@
+//! Compiles CUDA sources with nvcc from a Cargo build script.

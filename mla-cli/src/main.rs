@@ -1,0 +1,3 @@
+//! The `mla` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The `#[mla_backend]` attribute.

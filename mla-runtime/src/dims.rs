@@ -1,0 +1,79 @@
+//! The dimensions of an MLA model.
+//!
+//! Four numbers fix every shape: the width of the latent (L), of a head's part without rotary
+//! embedding (P), of its rotary part (R), and of its value (V). The cache holds L + R values per
+//! token, whatever the number of heads.
+
+use std::fmt;
+
+/// The per-head dimensions (P, R, V) of the expanded form, which backends list as supported.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct HeadDims {
+    /// P: the part of a query or key head without rotary embedding (`qk_nope_head_dim`).
+    pub nope: u32,
+    /// R: the rotary part of a query or key head (`qk_rope_head_dim`).
+    pub rope: u32,
+    /// V: the width of a value head (`v_head_dim`).
+    pub v: u32,
+}
+
+impl HeadDims {
+    /// The dimensions of DeepSeek-V2, V3 and R1: (128, 64, 128).
+    pub const R1: Self = Self::new(128, 64, 128);
+
+    /// (P, R, V) in that order.
+    pub const fn new(nope: u32, rope: u32, v: u32) -> Self {
+        Self { nope, rope, v }
+    }
+
+    /// P + R: the width of an expanded query or key head.
+    pub const fn qk(self) -> u32 {
+        self.nope + self.rope
+    }
+
+    /// P + V: what one head contributes to the columns of `W_kv_b`.
+    pub const fn kv_b(self) -> u32 {
+        self.nope + self.v
+    }
+
+    /// Equality, usable in constants.
+    pub const fn same(self, other: Self) -> bool {
+        self.nope == other.nope && self.rope == other.rope && self.v == other.v
+    }
+}
+
+impl fmt::Display for HeadDims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({},{},{})", self.nope, self.rope, self.v)
+    }
+}
+
+/// All dimensions of a model: the latent width L and the per-head (P, R, V).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct MlaDims {
+    /// L: the width of the cached latent (`kv_lora_rank`).
+    pub latent: u32,
+    /// (P, R, V) of one head.
+    pub head: HeadDims,
+}
+
+impl MlaDims {
+    /// The dimensions of DeepSeek-V2, V3 and R1: L = 512 and (128, 64, 128).
+    pub const R1: Self = Self::new(512, HeadDims::R1);
+
+    /// From L and (P, R, V).
+    pub const fn new(latent: u32, head: HeadDims) -> Self {
+        Self { latent, head }
+    }
+
+    /// L + R: the values of one cache row, and the width of an absorbed query head.
+    pub const fn row(self) -> u32 {
+        self.latent + self.head.rope
+    }
+}
+
+impl fmt::Display for MlaDims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "L={} (P,R,V)={}", self.latent, self.head)
+    }
+}

@@ -1,0 +1,1 @@
+//! Planning a step: pure functions of lengths and dims, without a device.

@@ -1,0 +1,1 @@
+//! Multi-head Latent Attention kernels for NVIDIA GPUs, as backends of `mla-runtime`.

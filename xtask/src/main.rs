@@ -1,0 +1,3 @@
+//! Developer chores of this workspace.
+
+fn main() {}
