@@ -1,0 +1,717 @@
+//! The context-chunk planner: cached context in pieces that fit the workspace.
+//!
+//! The expanded path turns cached latent rows into keys and values, which are many times larger.
+//! So it goes through the cached context of a batch in chunks, each of which fits a workspace of
+//! W rows; this module says which rows form which chunk.
+//!
+//! Requests are packed in order. The first that does not fit into what is left of a chunk is cut
+//! at the largest aligned length that fits, and the rest of it opens the next chunk; where no
+//! aligned length fits, the request opens the next chunk whole. With W = 1024 and pages of 16:
+//!
+//! ```text
+//! contexts 768, 512, 512     chunk 0: |768 of #0             |256 of #1|
+//!                            chunk 1: |256 of #1|512 of #2         |
+//!                                      continuation
+//! ```
+//!
+//! What follows from that, and what the layer relies on:
+//!
+//! - every context row is in exactly one chunk, and rows and requests keep their order;
+//! - only the first request of a chunk can be a continuation, so only its partial result is
+//!   merged with an earlier one, all others are written;
+//! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
+//!   request ends a chunk even where rows are left.
+//!
+//! Under [context parallelism](super::parallel) every rank gathers only the rows it holds. The
+//! budget is then ⌊W/N⌋ rows per rank, a segment counts the rows that each rank sets aside for it
+//! (padded, so that all ranks agree on them), and cuts are multiples of lcm(page, N·I).
+
+use std::ops::Range;
+
+use serde::Serialize;
+
+use super::PlanError;
+use super::parallel::ContextParallel;
+
+/// What the chunks of a plan have to keep to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChunkLimits {
+    /// W: the rows of the workspace, over all ranks.
+    pub rows: u32,
+    /// Where a context may be cut: at multiples of this many tokens. The page size, since the
+    /// gather starts at a page.
+    pub align: u32,
+    /// The most tokens of the piece that a cut leaves in a chunk; rounded down to the alignment.
+    /// A request that fits is never cut. `None`: W rounded down to the alignment.
+    pub max_chunk: Option<u32>,
+    /// How the cache is spread over ranks; `None`: it is not, and the plan has no local parts.
+    pub parallel: Option<ContextParallel>,
+}
+
+/// The chunks of one step, in the order in which they are worked through.
+///
+/// Serialises as `{"chunks": [{"request_start", "request_end", "starts", "seq_lens",
+/// "is_continuation"}]}`, with the fields of [`LocalChunk`] added under context parallelism.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ContextPlan {
+    /// In order; empty if no request has context.
+    pub chunks: Vec<ContextChunk>,
+}
+
+/// One workspace full of context: a segment of each of some consecutive requests.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ContextChunk {
+    /// The first request with a segment in this chunk.
+    pub request_start: usize,
+    /// One past the last request with a segment in this chunk.
+    pub request_end: usize,
+    /// Where each request's segment starts in its context, in tokens. Only the first can be
+    /// other than zero.
+    pub starts: Vec<u32>,
+    /// How many tokens each request's segment has; never zero.
+    pub seq_lens: Vec<u32>,
+    /// Whether the first request has rows in an earlier chunk.
+    pub is_continuation: bool,
+    /// What each rank gathers; under context parallelism only.
+    #[serde(flatten)]
+    pub local: Option<LocalChunk>,
+}
+
+/// The part of a chunk that each rank gathers.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LocalChunk {
+    /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds.
+    pub local_context_lens: Vec<Vec<u32>>,
+    /// Where each request's segment starts among the rows of a rank; the same on every rank.
+    pub local_starts: Vec<u32>,
+    /// The rows that a rank sets aside for each request's segment; the same on every rank. It
+    /// holds min(`padded`, max(0, `local_context_lens` − `local_starts`)) of them.
+    pub padded_local_seq_lens: Vec<u32>,
+}
+
+/// The tokens of one request that are in one chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// The request's index in the batch.
+    pub request: usize,
+    /// The first token, counted from the start of the request's context.
+    pub start: u32,
+    /// How many tokens; never zero.
+    pub len: u32,
+}
+
+impl ContextChunk {
+    /// The requests with a segment in this chunk.
+    pub fn requests(&self) -> Range<usize> {
+        self.request_start..self.request_end
+    }
+
+    /// The segments, in order.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = Segment> + '_ {
+        self.starts
+            .iter()
+            .zip(&self.seq_lens)
+            .enumerate()
+            .map(|(index, (&start, &len))| Segment {
+                request: self.request_start + index,
+                start,
+                len,
+            })
+    }
+
+    /// The context rows of the chunk, over all ranks.
+    pub fn rows(&self) -> u64 {
+        self.seq_lens.iter().copied().map(u64::from).sum()
+    }
+
+    /// The longest segment.
+    pub fn max_seq_len(&self) -> u32 {
+        self.seq_lens.iter().copied().max().unwrap_or(0)
+    }
+
+    /// `[requests + 1]`: where each segment starts among the chunk's rows, then their number.
+    pub fn cumulative_seq_lens(&self) -> Vec<u64> {
+        cumulative(&self.seq_lens)
+    }
+}
+
+impl LocalChunk {
+    /// The rows that each rank sets aside for the chunk.
+    pub fn rows(&self) -> u64 {
+        self.padded_local_seq_lens
+            .iter()
+            .copied()
+            .map(u64::from)
+            .sum()
+    }
+
+    /// `[requests + 1]`: where each segment starts among a rank's rows, then their number.
+    pub fn cumulative_padded_seq_lens(&self) -> Vec<u64> {
+        cumulative(&self.padded_local_seq_lens)
+    }
+}
+
+fn cumulative(lens: &[u32]) -> Vec<u64> {
+    let mut sum = 0;
+    std::iter::once(0)
+        .chain(lens.iter().map(|&len| {
+            sum += u64::from(len);
+            sum
+        }))
+        .collect()
+}
+
+/// The most chunks of a plan: a guard against a workspace so small that the plan itself would be
+/// larger than the memory it saves.
+pub const MAX_CHUNKS: usize = 1 << 20;
+
+/// Packs the cached context of a batch into chunks; the [module](self) says how.
+///
+/// `context_lens` has one entry per request: its cached tokens, without the new ones.
+///
+/// # Errors
+///
+/// If a limit is zero, the alignment (with a `parallel`, lcm(align, N·I)) exceeds `rows` or
+/// `max_chunk`, or the plan would have more than [`MAX_CHUNKS`] chunks.
+pub fn plan_chunks(context_lens: &[u32], limits: &ChunkLimits) -> Result<ContextPlan, PlanError> {
+    let packer = Packer::new(limits)?;
+    let mut chunks = Vec::new();
+    // The first token that is in no chunk yet.
+    let (mut request, mut start) = (0, 0);
+    while request < context_lens.len() {
+        if context_lens[request] == 0 {
+            request += 1;
+            continue;
+        }
+        if chunks.len() == MAX_CHUNKS {
+            let accepted = format!("so many that at most {MAX_CHUNKS} chunks are needed");
+            return Err(PlanError::invalid("rows", limits.rows, accepted));
+        }
+        let mut chunk = ContextChunk {
+            request_start: request,
+            request_end: request,
+            starts: Vec::new(),
+            seq_lens: Vec::new(),
+            is_continuation: start > 0,
+            local: None,
+        };
+        let mut available = packer.budget;
+        while let Some(&len) = context_lens.get(request).filter(|&&len| len > 0) {
+            let whole = packer.rows(start, len);
+            let fits = whole <= available;
+            let end = if fits {
+                len
+            } else {
+                start + packer.longest_cut(available)
+            };
+            if end == start {
+                break;
+            }
+            chunk.starts.push(start);
+            chunk.seq_lens.push(end - start);
+            if !fits {
+                start = end;
+                break;
+            }
+            available -= whole;
+            request += 1;
+            start = 0;
+        }
+        chunk.request_end += chunk.seq_lens.len();
+        if let Some(parallel) = limits.parallel {
+            chunk.local = Some(local_part(&chunk, context_lens, parallel)?);
+        }
+        chunks.push(chunk);
+    }
+    Ok(ContextPlan { chunks })
+}
+
+/// The limits in the units in which chunks are filled.
+struct Packer {
+    parallel: ContextParallel,
+    /// The rows of a chunk, per rank.
+    budget: u64,
+    /// Cuts are multiples of this many tokens.
+    align: u64,
+    /// The longest piece that a cut may leave, in tokens; a multiple of `align`, and not zero.
+    max_cut: u64,
+}
+
+impl Packer {
+    fn new(limits: &ChunkLimits) -> Result<Self, PlanError> {
+        let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
+        let align = parallel.alignment(limits.align)?;
+        let max_chunk = limits.max_chunk.unwrap_or(limits.rows);
+        for (field, given) in [("rows", limits.rows), ("max_chunk", max_chunk)] {
+            if u64::from(given) < align {
+                let accepted = format!("at least the alignment, {align}");
+                return Err(PlanError::invalid(field, given, accepted));
+            }
+        }
+        let max_chunk = u64::from(max_chunk);
+        Ok(Self {
+            parallel,
+            budget: u64::from(limits.rows / parallel.world()),
+            align,
+            max_cut: max_chunk - max_chunk % align,
+        })
+    }
+
+    /// The rows per rank of the tokens from `start` to `end`.
+    fn rows(&self, start: u32, end: u32) -> u64 {
+        self.parallel.padded_local_len(end) - self.parallel.padded_local_len(start)
+    }
+
+    /// The longest piece, from an aligned start, that takes at most `available` rows per rank.
+    ///
+    /// A multiple of the alignment is a multiple of N·I, so its tokens are dealt evenly and every
+    /// rank has exactly 1/N of them as rows. For a whole budget the result is not zero: `align`
+    /// is at most W and a multiple of N, so its share is at most ⌊W/N⌋.
+    fn longest_cut(&self, available: u64) -> u32 {
+        let tokens = available * u64::from(self.parallel.world());
+        let cut = (tokens - tokens % self.align).min(self.max_cut);
+        // At most W, which is 32 bits wide.
+        cut as u32
+    }
+}
+
+fn local_part(
+    chunk: &ContextChunk,
+    context_lens: &[u32],
+    parallel: ContextParallel,
+) -> Result<LocalChunk, PlanError> {
+    let padded = |len| {
+        u32::try_from(parallel.padded_local_len(len)).map_err(|_| PlanError::Overflow {
+            quantity: "the rows of a rank",
+            limit: u32::MAX.into(),
+        })
+    };
+    let mut local = LocalChunk {
+        local_context_lens: Vec::with_capacity(chunk.seq_lens.len()),
+        local_starts: Vec::with_capacity(chunk.seq_lens.len()),
+        padded_local_seq_lens: Vec::with_capacity(chunk.seq_lens.len()),
+    };
+    for Segment {
+        request,
+        start,
+        len,
+    } in chunk.segments()
+    {
+        let local_start = padded(start)?;
+        local
+            .local_context_lens
+            .push(parallel.local_lens(context_lens[request]));
+        local.local_starts.push(local_start);
+        local
+            .padded_local_seq_lens
+            .push(padded(start + len)? - local_start);
+    }
+    Ok(local)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn limits(rows: u32, align: u32) -> ChunkLimits {
+        ChunkLimits {
+            rows,
+            align,
+            max_chunk: None,
+            parallel: None,
+        }
+    }
+
+    /// Each chunk as its first request and its (start, length) pairs.
+    fn shape(plan: &ContextPlan) -> Vec<(usize, Vec<(u32, u32)>)> {
+        plan.chunks
+            .iter()
+            .map(|chunk| {
+                let segments = chunk.segments().map(|s| (s.start, s.len)).collect();
+                (chunk.request_start, segments)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn known_plans() {
+        type Chunks = Vec<(usize, Vec<(u32, u32)>)>;
+        let cases: [(&[u32], u32, u32, Chunks); 14] = [
+            (
+                &[768, 512, 512],
+                1024,
+                16,
+                vec![
+                    (0, vec![(0, 768), (0, 256)]),
+                    (1, vec![(256, 256), (0, 512)]),
+                ],
+            ),
+            (
+                &[37, 1000, 5],
+                1024,
+                16,
+                vec![(0, vec![(0, 37), (0, 976)]), (1, vec![(976, 24), (0, 5)])],
+            ),
+            (
+                &[2048, 320],
+                1024,
+                16,
+                vec![
+                    (0, vec![(0, 1024)]),
+                    (0, vec![(1024, 1024)]),
+                    (1, vec![(0, 320)]),
+                ],
+            ),
+            // Exactly full, and one row too many.
+            (
+                &[960, 16, 16],
+                1024,
+                16,
+                vec![(0, vec![(0, 960), (0, 16), (0, 16)])],
+            ),
+            (
+                &[960, 48, 17],
+                1024,
+                16,
+                vec![(0, vec![(0, 960), (0, 48), (0, 16)]), (2, vec![(16, 1)])],
+            ),
+            // No aligned length fits into the 8 rows that are left.
+            (
+                &[1016, 20],
+                1024,
+                16,
+                vec![(0, vec![(0, 1016)]), (1, vec![(0, 20)])],
+            ),
+            // Nothing to do.
+            (&[], 1024, 16, vec![]),
+            (&[0, 0], 1024, 16, vec![]),
+            // A request without context ends the chunk, wherever it stands.
+            (&[0, 0, 64, 0], 1024, 16, vec![(2, vec![(0, 64)])]),
+            (
+                &[64, 0, 64, 0],
+                1024,
+                16,
+                vec![(0, vec![(0, 64)]), (2, vec![(0, 64)])],
+            ),
+            (
+                &[1040, 0, 5],
+                1024,
+                16,
+                vec![
+                    (0, vec![(0, 1024)]),
+                    (0, vec![(1024, 16)]),
+                    (2, vec![(0, 5)]),
+                ],
+            ),
+            // W is no multiple of the alignment: what fits whole may use the odd rows, a cut not.
+            (&[1000], 1000, 16, vec![(0, vec![(0, 1000)])]),
+            (
+                &[1001],
+                1000,
+                16,
+                vec![(0, vec![(0, 992)]), (0, vec![(992, 9)])],
+            ),
+            // The alignment is all of W.
+            (
+                &[5, 20],
+                16,
+                16,
+                vec![(0, vec![(0, 5)]), (1, vec![(0, 16)]), (1, vec![(16, 4)])],
+            ),
+        ];
+        for (lens, rows, align, expected) in cases {
+            let plan = plan_chunks(lens, &limits(rows, align)).unwrap();
+            assert_eq!(shape(&plan), expected, "{lens:?} W={rows} align={align}");
+        }
+    }
+
+    #[test]
+    fn max_chunk_bounds_cuts_only() {
+        let limits = |max_chunk| ChunkLimits {
+            max_chunk: Some(max_chunk),
+            ..limits(1024, 16)
+        };
+        // 800 fits, so nothing is cut.
+        let plan = plan_chunks(&[800], &limits(512)).unwrap();
+        assert_eq!(shape(&plan), [(0, vec![(0, 800)])]);
+        // Cuts of at most 512 (given as 520) until the rest fits.
+        let plan = plan_chunks(&[2048], &limits(520)).unwrap();
+        assert_eq!(
+            shape(&plan),
+            [
+                (0, vec![(0, 512)]),
+                (0, vec![(512, 512)]),
+                (0, vec![(1024, 1024)])
+            ]
+        );
+    }
+
+    #[test]
+    fn serialises_in_the_documented_form() {
+        let plan = plan_chunks(&[960, 80], &limits(1024, 16)).unwrap();
+        assert_eq!(
+            serde_json::to_string(&plan).unwrap(),
+            concat!(
+                r#"{"chunks":[{"request_start":0,"request_end":2,"starts":[0,0],"#,
+                r#""seq_lens":[960,64],"is_continuation":false},"#,
+                r#"{"request_start":1,"request_end":2,"starts":[64],"seq_lens":[16],"#,
+                r#""is_continuation":true}]}"#
+            )
+        );
+    }
+
+    #[test]
+    fn dealt_to_ranks() {
+        // Budget 512 rows per rank, cuts at multiples of lcm(128, 2·64) = 128.
+        let limits = ChunkLimits {
+            parallel: Some(ContextParallel::new(2, 64).unwrap()),
+            ..limits(1024, 128)
+        };
+        let plan = plan_chunks(&[3000, 200, 200], &limits).unwrap();
+        let chunk = |request: [usize; 2], starts, seq_lens, continues, local: [_; 3]| {
+            let [lens, local_starts, padded] = local;
+            json!({
+                "request_start": request[0], "request_end": request[1],
+                "starts": starts, "seq_lens": seq_lens, "is_continuation": continues,
+                "local_context_lens": lens, "local_starts": local_starts,
+                "padded_local_seq_lens": padded,
+            })
+        };
+        let long = json!([[1528, 1472]]);
+        assert_eq!(
+            serde_json::to_value(&plan).unwrap(),
+            json!({"chunks": [
+                chunk([0, 1], json!([0]), json!([1024]), false,
+                    [long.clone(), json!([0]), json!([512])]),
+                chunk([0, 1], json!([1024]), json!([1024]), true,
+                    [long.clone(), json!([512]), json!([512])]),
+                // The last 952 tokens are padded to 1024, which fills the chunk.
+                chunk([0, 1], json!([2048]), json!([952]), true,
+                    [long, json!([1024]), json!([512])]),
+                chunk([1, 3], json!([0, 0]), json!([200, 200]), false,
+                    [json!([[128, 72], [128, 72]]), json!([0, 0]), json!([128, 128])]),
+            ]})
+        );
+    }
+
+    #[test]
+    fn padding_decides_what_fits() {
+        // Four ranks with one token each in turn: 65 tokens are 17 rows, 96 are 24; 32 fit.
+        let limits = ChunkLimits {
+            parallel: Some(ContextParallel::new(4, 1).unwrap()),
+            ..limits(128, 64)
+        };
+        let plan = plan_chunks(&[65, 96], &limits).unwrap();
+        assert_eq!(shape(&plan), [(0, vec![(0, 65)]), (1, vec![(0, 96)])]);
+        let local = plan.chunks[0].local.as_ref().unwrap();
+        assert_eq!(local.local_context_lens, [[17, 16, 16, 16]]);
+        assert_eq!(local.padded_local_seq_lens, [17]);
+    }
+
+    #[test]
+    fn one_rank_plans_as_none_does() {
+        let lens = [768, 512, 512, 0, 3];
+        let alone = ChunkLimits {
+            parallel: Some(ContextParallel::new(1, 64).unwrap()),
+            ..limits(1024, 16)
+        };
+        let plan = plan_chunks(&lens, &alone).unwrap();
+        assert_eq!(
+            shape(&plan),
+            shape(&plan_chunks(&lens, &limits(1024, 16)).unwrap())
+        );
+        for chunk in &plan.chunks {
+            let local = chunk.local.as_ref().unwrap();
+            assert_eq!(local.local_starts, chunk.starts);
+            assert_eq!(local.padded_local_seq_lens, chunk.seq_lens);
+        }
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_planned() {
+        let message = |lens: &[u32], limits| plan_chunks(lens, &limits).unwrap_err().to_string();
+        assert_eq!(
+            message(&[5], limits(15, 16)),
+            "rows: 15 is not accepted; accepted: at least the alignment, 16"
+        );
+        assert_eq!(
+            message(&[5], limits(0, 1)),
+            "rows: 0 is not accepted; accepted: at least the alignment, 1"
+        );
+        assert_eq!(
+            message(&[5], limits(16, 0)),
+            "align: 0 is not accepted; accepted: at least 1"
+        );
+        let capped = ChunkLimits {
+            max_chunk: Some(8),
+            ..limits(1024, 16)
+        };
+        assert_eq!(
+            message(&[5], capped),
+            "max_chunk: 8 is not accepted; accepted: at least the alignment, 16"
+        );
+        let dealt = ChunkLimits {
+            parallel: Some(ContextParallel::new(2, 48).unwrap()),
+            ..limits(128, 64)
+        };
+        assert_eq!(
+            message(&[5], dealt),
+            "rows: 128 is not accepted; accepted: at least the alignment, 192"
+        );
+        assert_eq!(
+            message(&[u32::MAX], limits(1, 1)),
+            "rows: 1 is not accepted; accepted: so many that at most 1048576 chunks are needed"
+        );
+    }
+
+    #[test]
+    fn the_largest_numbers_plan() {
+        let plan = plan_chunks(&[u32::MAX; 3], &limits(u32::MAX, u32::MAX)).unwrap();
+        assert_eq!(plan.chunks.len(), 3);
+        assert_eq!(plan.chunks[0].rows(), u64::from(u32::MAX));
+    }
+
+    /// Contexts that cross chunk and page borders, with some requests without any.
+    fn contexts() -> impl Strategy<Value = Vec<u32>> {
+        let len = prop_oneof![1 => Just(0u32), 3 => 1u32..40, 3 => 1u32..700];
+        proptest::collection::vec(len, 0..24)
+    }
+
+    fn any_limits() -> impl Strategy<Value = ChunkLimits> {
+        let parallel = proptest::option::of((1u32..6, 1u32..9));
+        (
+            1u32..20,
+            parallel,
+            0u32..300,
+            proptest::option::of(0u32..300),
+        )
+            .prop_map(|(page, parallel, spare_rows, spare_chunk)| {
+                let parallel = parallel.map(|(n, i)| ContextParallel::new(n, i).unwrap());
+                let align = parallel
+                    .unwrap_or(ContextParallel::SINGLE)
+                    .alignment(page)
+                    .unwrap() as u32;
+                ChunkLimits {
+                    rows: align + spare_rows,
+                    align: page,
+                    max_chunk: spare_chunk.map(|spare| align + spare),
+                    parallel,
+                }
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_tile_the_context(lens in contexts(), limits in any_limits()) {
+            let plan = plan_chunks(&lens, &limits).unwrap();
+            let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
+            let align = parallel.alignment(limits.align).unwrap() as u32;
+
+            // Every row exactly once, in order: walk the segments and follow the cursor.
+            let mut seen = vec![0u32; lens.len()];
+            let mut last_request = 0;
+            for chunk in &plan.chunks {
+                prop_assert!(!chunk.seq_lens.is_empty());
+                prop_assert_eq!(chunk.requests().len(), chunk.seq_lens.len());
+                prop_assert_eq!(chunk.starts.len(), chunk.seq_lens.len());
+                prop_assert_eq!(chunk.is_continuation, chunk.starts[0] > 0);
+                prop_assert!(chunk.starts[1..].iter().all(|&start| start == 0));
+                prop_assert!(chunk.request_start >= last_request);
+                last_request = chunk.request_start;
+                for segment in chunk.segments() {
+                    prop_assert!(segment.len > 0);
+                    prop_assert_eq!(segment.start, seen[segment.request]);
+                    prop_assert_eq!(segment.start % align, 0);
+                    seen[segment.request] += segment.len;
+                    // A cut can only be the last segment of its chunk.
+                    if seen[segment.request] < lens[segment.request] {
+                        prop_assert_eq!(segment.request + 1, chunk.request_end);
+                        prop_assert!(segment.len <= limits.max_chunk.unwrap_or(limits.rows));
+                    }
+                }
+                prop_assert!(chunk.rows() <= u64::from(limits.rows));
+                prop_assert_eq!(chunk.cumulative_seq_lens().pop(), Some(chunk.rows()));
+            }
+            prop_assert_eq!(&seen, &lens);
+        }
+
+        /// A chunk ends only where it must: at the end, before a request without context, at a
+        /// cut, or where not one aligned piece of the next request fits.
+        #[test]
+        fn chunks_are_filled(lens in contexts(), limits in any_limits()) {
+            let plan = plan_chunks(&lens, &limits).unwrap();
+            let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
+            let align = parallel.alignment(limits.align).unwrap() as u32;
+            let budget = u64::from(limits.rows / parallel.world());
+            for (chunk, next) in plan.chunks.iter().zip(plan.chunks.iter().skip(1)) {
+                let used: u64 = chunk
+                    .segments()
+                    .map(|s| parallel.padded_local_len(s.start + s.len)
+                        - parallel.padded_local_len(s.start))
+                    .sum();
+                let Segment { request, start, .. } = next.segments().next().unwrap();
+                if request > chunk.request_end {
+                    prop_assert!(lens[chunk.request_end..request].iter().all(|&len| len == 0));
+                    continue;
+                }
+                // One more aligned piece would not have fitted, or would have been too long.
+                let piece = u64::from(align / parallel.world());
+                let cut = if request < chunk.request_end { *chunk.seq_lens.last().unwrap() } else { 0 };
+                let too_long = cut + align > limits.max_chunk.unwrap_or(limits.rows);
+                prop_assert!(used + piece > budget || too_long);
+                prop_assert!(
+                    used + parallel.padded_local_len(lens[request])
+                        - parallel.padded_local_len(start) > budget
+                );
+            }
+        }
+
+        /// The local parts tile what each rank holds, within its share of the rows.
+        #[test]
+        fn local_parts_tile_each_rank(lens in contexts(), limits in any_limits()) {
+            prop_assume!(limits.parallel.is_some());
+            let parallel = limits.parallel.unwrap();
+            let plan = plan_chunks(&lens, &limits).unwrap();
+            let mut cursor = vec![0u32; lens.len()];
+            let mut held = vec![0u64; lens.len()];
+            for chunk in &plan.chunks {
+                let local = chunk.local.as_ref().unwrap();
+                prop_assert!(local.rows() <= u64::from(limits.rows / parallel.world()));
+                for (index, segment) in chunk.segments().enumerate() {
+                    let (start, padded) = (local.local_starts[index], local.padded_local_seq_lens[index]);
+                    prop_assert_eq!(start, cursor[segment.request]);
+                    cursor[segment.request] += padded;
+                    let ranks = &local.local_context_lens[index];
+                    prop_assert_eq!(ranks, &parallel.local_lens(lens[segment.request]));
+                    // The rows that the ranks really hold are exactly the segment's tokens.
+                    let rows: u64 = ranks
+                        .iter()
+                        .map(|&len| u64::from(len.saturating_sub(start).min(padded)))
+                        .sum();
+                    prop_assert_eq!(rows, u64::from(segment.len));
+                    held[segment.request] += rows;
+                }
+            }
+            for (request, &len) in lens.iter().enumerate() {
+                prop_assert_eq!(held[request], u64::from(len));
+                prop_assert_eq!(u64::from(cursor[request]), parallel.padded_local_len(len));
+            }
+        }
+
+        #[test]
+        fn any_input_gives_a_plan_or_an_error(
+            lens in proptest::collection::vec(any::<u32>(), 0..4),
+            rows in (1u32 << 16)..,
+            align: u32,
+            max_chunk: Option<u32>,
+            parallel in proptest::option::of((0u32..9, any::<u32>())),
+        ) {
+            // What is no world at all is tested with the world; here it means none.
+            let parallel = parallel.and_then(|(n, i)| ContextParallel::new(n, i).ok());
+            let _ = plan_chunks(&lens, &ChunkLimits { rows, align, max_chunk, parallel });
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What is wrong with the input of a planning function.
+
+/// An input that no plan can be made for.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A field, or one element of it, has a value that is not accepted.
+    #[error("{field}: {given} is not accepted; accepted: {accepted}")]
+    Invalid {
+        /// The field, with an index where it is a list: `context_lens[3]`.
+        field: String,
+        /// The value as it was given.
+        given: String,
+        /// The accepted range or form.
+        accepted: String,
+    },
+    /// A derived quantity exceeds the integers it is counted in.
+    #[error("{quantity} exceeds {limit}")]
+    Overflow {
+        /// What was computed.
+        quantity: &'static str,
+        /// The largest value it may have.
+        limit: u64,
+    },
+    /// Not even the smallest plan fits into the memory given.
+    #[error("bytes: {given} is too little; accepted: at least {needed}, for {smallest}")]
+    DoesNotFit {
+        /// The bytes given.
+        given: u64,
+        /// The bytes that the smallest plan takes.
+        needed: u64,
+        /// What the smallest plan is.
+        smallest: String,
+    },
+}
+
+impl PlanError {
+    /// An [`PlanError::Invalid`] from anything that can be shown.
+    pub(super) fn invalid(
+        field: impl Into<String>,
+        given: impl ToString,
+        accepted: impl Into<String>,
+    ) -> Self {
+        Self::Invalid {
+            field: field.into(),
+            given: given.to_string(),
+            accepted: accepted.into(),
+        }
+    }
+
+    /// An overflow of a 64-bit quantity.
+    pub(super) const fn overflow(quantity: &'static str) -> Self {
+        Self::Overflow {
+            quantity,
+            limit: u64::MAX,
+        }
+    }
+}
