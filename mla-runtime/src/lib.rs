@@ -1,4 +1,30 @@
 //! Selection, planning, the layer and the CPU device of Multi-head Latent Attention (MLA).
 
+// The attribute names this crate by an absolute path; so can this crate itself.
+extern crate self as mla_runtime;
+
+pub mod availability;
+pub mod backend;
+pub mod cache;
+pub mod capability;
+pub mod device;
 pub mod dims;
+pub mod dtype;
+pub mod error;
+pub mod feature;
+pub mod kv_format;
+pub mod lse;
 pub mod plan;
+pub mod problem;
+pub mod reason;
+pub mod spec;
+pub mod tensor;
+
+pub use error::{Error, Result};
+pub use mla_macros::mla_backend;
+
+/// What the attribute's expansion names; not for use by hand.
+#[doc(hidden)]
+pub mod private {
+    pub use linkme;
+}

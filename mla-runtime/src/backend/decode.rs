@@ -1,0 +1,378 @@
+//! Absorbed attention: every head attends to the cache's own rows.
+
+use super::opaque::Opaque;
+use super::{Entry, LayerConfig, Output, StepLimits};
+use crate::availability::Availability;
+use crate::cache::{BlockTable, CacheRef};
+use crate::device::Device;
+use crate::error::Result;
+use crate::lse::LseMut;
+use crate::spec::BackendSpec;
+use crate::tensor::{ArrayRef, TensorRef};
+
+/// How a decode backend takes its queries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QueryFormat {
+    /// One tensor `[T, H, L+R]`.
+    Concatenated,
+    /// The latent and the rotary part apart.
+    Split,
+}
+
+/// The queries of a call.
+pub enum Query<'a, D: Device> {
+    /// `[T, H, L+R]`.
+    Concatenated(TensorRef<'a, D>),
+    /// The two parts.
+    Split {
+        /// `[T, H, L]`.
+        latent: TensorRef<'a, D>,
+        /// `[T, H, R]`.
+        rope: TensorRef<'a, D>,
+    },
+}
+
+/// The requests of a step's decode part, whose lengths live on the device: what was captured into a
+/// graph is replayed with other lengths in the same arrays.
+pub struct DecodeBatch<'a, D: Device> {
+    /// The pages of each request: `[requests, max_pages]`.
+    pub block_table: BlockTable<'a, D>,
+    /// Tokens of each request in the cache, its query tokens included: `[requests]`. A length of 0
+    /// is a request that attends to nothing.
+    pub seq_lens: ArrayRef<'a, D, i32>,
+    /// Where each request's query tokens begin, and the end of the last: `[requests + 1]`. Query
+    /// token `i` of `n` of a request with `len` tokens sees rows `0 .. len − n + i + 1`.
+    pub query_starts: ArrayRef<'a, D, i32>,
+    /// The most query tokens of one request.
+    pub max_query_len: usize,
+    /// The most tokens of one request that the step may hold.
+    pub max_seq_len: usize,
+}
+
+impl<D: Device> Clone for DecodeBatch<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for DecodeBatch<'_, D> {}
+
+/// For each query token, the slots that it attends to instead of its whole context:
+/// `[tokens, width]`. A slot below 0 or past the cache is skipped.
+pub struct SlotLists<'a, D: Device> {
+    /// The slots, row-major without gaps.
+    pub slots: ArrayRef<'a, D, i32>,
+    /// The entries per token.
+    pub width: usize,
+}
+
+/// One attention of a prepared batch to the cache.
+pub struct DecodeCall<'a, D: Device> {
+    /// The queries, in the format that the backend asked for.
+    pub query: Query<'a, D>,
+    /// The cache.
+    pub cache: CacheRef<'a, D>,
+    /// The requests.
+    pub batch: DecodeBatch<'a, D>,
+    /// `[T, H, L]`.
+    pub out: Output<'a, D>,
+    /// `[H, T]`; absent where the caller does not need it.
+    pub lse: Option<LseMut<'a, D>>,
+    /// Present where the problem is sparse, and only there.
+    pub slots: Option<SlotLists<'a, D>>,
+}
+
+/// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
+/// the [`ENTRY`](Self::ENTRY).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no decode backend",
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl DecodeBackend for {Self} {{ … }}`"
+)]
+pub trait DecodeBackend: Sized + Send + Sync + 'static {
+    /// The device whose memory it reads and writes.
+    type Device: Device;
+    /// Made once per engine: workspaces.
+    type State: Send + 'static;
+    /// Made once per engine and prepared per step, in buffers that never move: a graph that was
+    /// captured with them stays valid.
+    type Metadata: Send + 'static;
+
+    /// What it supports; written by `#[mla_backend]`.
+    const SPEC: BackendSpec;
+
+    /// Its registry entry, for a registry made by hand.
+    const ENTRY: Entry = Entry::decode::<Self>();
+
+    /// Whether it can run on this machine.
+    fn availability() -> Availability {
+        Self::Device::availability()
+    }
+
+    /// The implementation for one layer.
+    ///
+    /// # Errors
+    ///
+    /// Where the device fails. The problem has been validated against the spec.
+    fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
+
+    /// The workspaces for steps within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has not as much memory left.
+    fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
+
+    /// Room for the metadata of steps within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has not as much memory left.
+    fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
+
+    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device.
+    ///
+    /// # Errors
+    ///
+    /// Where the batch exceeds the limits that the metadata was made for, or the device fails.
+    fn prepare(
+        &self,
+        device: &Self::Device,
+        batch: &DecodeBatch<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()>;
+
+    /// Attends each query token to its request's rows, with the whole row as key and its latent as
+    /// value. A token that sees nothing gives 0 and −inf.
+    ///
+    /// # Errors
+    ///
+    /// Where the call's shapes disagree, or the device fails.
+    fn decode(
+        &self,
+        device: &Self::Device,
+        call: DecodeCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// How it takes its queries.
+    fn query_format(&self) -> QueryFormat {
+        QueryFormat::Split
+    }
+}
+
+/// A decode backend as the layer calls it: chosen by type, or at run time. Its methods are those of
+/// [`DecodeBackend`].
+pub trait DecodeStage: Send + Sync + 'static {
+    /// As [`DecodeBackend::Device`].
+    type Device: Device;
+    /// As [`DecodeBackend::State`].
+    type State: Send + 'static;
+    /// As [`DecodeBackend::Metadata`].
+    type Metadata: Send + 'static;
+
+    /// As [`DecodeBackend::SPEC`].
+    fn spec(&self) -> &'static BackendSpec;
+
+    /// As [`DecodeBackend::state`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
+
+    /// As [`DecodeBackend::metadata`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
+
+    /// As [`DecodeBackend::prepare`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn prepare(
+        &self,
+        device: &Self::Device,
+        batch: &DecodeBatch<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()>;
+
+    /// As [`DecodeBackend::decode`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn decode(
+        &self,
+        device: &Self::Device,
+        call: DecodeCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// As [`DecodeBackend::query_format`].
+    fn query_format(&self) -> QueryFormat;
+}
+
+// As in the prefill module: two implementations that must never differ in anything but where their
+// methods come from.
+macro_rules! stage {
+    ($source:ident, |$this:ident| $receiver:expr) => {
+        fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
+            let $this = self;
+            $source::state($receiver, device, limits)
+        }
+
+        fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata> {
+            let $this = self;
+            $source::metadata($receiver, device, limits)
+        }
+
+        fn prepare(
+            &self,
+            device: &Self::Device,
+            batch: &DecodeBatch<'_, Self::Device>,
+            state: &mut Self::State,
+            metadata: &mut Self::Metadata,
+        ) -> Result<()> {
+            let $this = self;
+            $source::prepare($receiver, device, batch, state, metadata)
+        }
+
+        fn decode(
+            &self,
+            device: &Self::Device,
+            call: DecodeCall<'_, Self::Device>,
+            state: &mut Self::State,
+            metadata: &Self::Metadata,
+        ) -> Result<()> {
+            let $this = self;
+            $source::decode($receiver, device, call, state, metadata)
+        }
+
+        fn query_format(&self) -> QueryFormat {
+            let $this = self;
+            $source::query_format($receiver)
+        }
+    };
+}
+
+impl<B: DecodeBackend> DecodeStage for B {
+    type Device = B::Device;
+    type State = B::State;
+    type Metadata = B::Metadata;
+
+    fn spec(&self) -> &'static BackendSpec {
+        const { &B::SPEC }
+    }
+
+    stage!(DecodeBackend, |this| this);
+}
+
+/// A decode backend chosen at run time: a call goes through one pointer into the backend's own
+/// code. Made by [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode).
+pub struct SelectedDecode<D: Device> {
+    object: Box<dyn DecodeObject<D>>,
+}
+
+impl<D: Device> SelectedDecode<D> {
+    pub(crate) fn new<B: DecodeBackend<Device = D>>(
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        Ok(Self {
+            object: Box::new(B::new(device, config)?),
+        })
+    }
+}
+
+impl<D: Device> DecodeStage for SelectedDecode<D> {
+    type Device = D;
+    type State = Opaque;
+    type Metadata = Opaque;
+
+    fn spec(&self) -> &'static BackendSpec {
+        self.object.spec()
+    }
+
+    stage!(DecodeObject, |this| &*this.object);
+}
+
+// A backend whose state and metadata are opaque, so that a pointer to it needs no type but the
+// device's.
+trait DecodeObject<D: Device>: Send + Sync {
+    fn spec(&self) -> &'static BackendSpec;
+    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
+    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
+    fn prepare(
+        &self,
+        device: &D,
+        batch: &DecodeBatch<'_, D>,
+        state: &mut Opaque,
+        metadata: &mut Opaque,
+    ) -> Result<()>;
+    fn decode(
+        &self,
+        device: &D,
+        call: DecodeCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()>;
+    fn query_format(&self) -> QueryFormat;
+}
+
+impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
+    fn spec(&self) -> &'static BackendSpec {
+        const { &B::SPEC }
+    }
+
+    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
+        DecodeBackend::state(self, device, limits).map(|state| Opaque::new(B::SPEC.name, state))
+    }
+
+    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
+        DecodeBackend::metadata(self, device, limits)
+            .map(|metadata| Opaque::new(B::SPEC.name, metadata))
+    }
+
+    fn prepare(
+        &self,
+        device: &D,
+        batch: &DecodeBatch<'_, D>,
+        state: &mut Opaque,
+        metadata: &mut Opaque,
+    ) -> Result<()> {
+        DecodeBackend::prepare(
+            self,
+            device,
+            batch,
+            state.get_mut(B::SPEC.name)?,
+            metadata.get_mut(B::SPEC.name)?,
+        )
+    }
+
+    fn decode(
+        &self,
+        device: &D,
+        call: DecodeCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()> {
+        DecodeBackend::decode(
+            self,
+            device,
+            call,
+            state.get_mut(B::SPEC.name)?,
+            metadata.get(B::SPEC.name)?,
+        )
+    }
+
+    fn query_format(&self) -> QueryFormat {
+        DecodeBackend::query_format(self)
+    }
+}

@@ -1,0 +1,128 @@
+//! A backend's place in a registry.
+
+use std::any::Any;
+use std::marker::PhantomData;
+
+use super::{DecodeBackend, LayerConfig, PrefillBackend, SelectedDecode, SelectedPrefill};
+use crate::availability::{Availability, Cause};
+use crate::device::Device;
+use crate::error::Result;
+use crate::spec::BackendSpec;
+
+/// The entries that `#[mla_backend]` linked into this program, in no particular order.
+#[linkme::distributed_slice]
+pub static LINKED: [Entry];
+
+/// A backend by name: what it supports, whether it can run, and how to make it.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    /// What it supports.
+    pub spec: BackendSpec,
+    availability: fn() -> Availability,
+    // A `PrefillMaker<D>` or `DecodeMaker<D>` for the backend's device; `None` where there is no
+    // implementation.
+    maker: Option<&'static (dyn Any + Send + Sync)>,
+}
+
+impl Entry {
+    /// The entry of a prefill backend.
+    pub const fn prefill<B: PrefillBackend>() -> Self {
+        Self {
+            spec: B::SPEC,
+            availability: B::availability,
+            maker: Some(Maker::<B>::PREFILL),
+        }
+    }
+
+    /// The entry of a decode backend.
+    pub const fn decode<B: DecodeBackend>() -> Self {
+        Self {
+            spec: B::SPEC,
+            availability: B::availability,
+            maker: Some(Maker::<B>::DECODE),
+        }
+    }
+
+    /// The entry of a backend that is known by name but has no implementation in this program.
+    pub const fn known(spec: BackendSpec, availability: fn() -> Availability) -> Self {
+        Self {
+            spec,
+            availability,
+            maker: None,
+        }
+    }
+
+    /// Whether the backend can run on this machine.
+    pub fn availability(&self) -> Availability {
+        (self.availability)()
+    }
+
+    /// Whether this program has its implementation.
+    pub const fn is_implemented(&self) -> bool {
+        self.maker.is_some()
+    }
+
+    /// The prefill implementation for one layer, or `None` where this is no prefill backend for
+    /// devices of type `D`.
+    pub fn make_prefill<D: Device>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Option<Result<SelectedPrefill<D>>> {
+        self.maker?
+            .downcast_ref::<PrefillMaker<D>>()
+            .map(|maker| (maker.make)(device, config))
+    }
+
+    /// The decode implementation for one layer, or `None` where this is no decode backend for
+    /// devices of type `D`.
+    pub fn make_decode<D: Device>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Option<Result<SelectedDecode<D>>> {
+        self.maker?
+            .downcast_ref::<DecodeMaker<D>>()
+            .map(|maker| (maker.make)(device, config))
+    }
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Entry({} {})", self.spec.phase, self.spec.name)
+    }
+}
+
+struct PrefillMaker<D: Device> {
+    make: fn(&D, &LayerConfig) -> Result<SelectedPrefill<D>>,
+}
+
+struct DecodeMaker<D: Device> {
+    make: fn(&D, &LayerConfig) -> Result<SelectedDecode<D>>,
+}
+
+// Holds the makers as constants, because a reference to one has to outlive the function that makes
+// an entry.
+struct Maker<B>(PhantomData<B>);
+
+impl<B: PrefillBackend> Maker<B> {
+    const PREFILL: &'static (dyn Any + Send + Sync) = &PrefillMaker {
+        make: SelectedPrefill::new::<B>,
+    };
+}
+
+impl<B: DecodeBackend> Maker<B> {
+    const DECODE: &'static (dyn Any + Send + Sync) = &DecodeMaker {
+        make: SelectedDecode::new::<B>,
+    };
+}
+
+/// No implementation, whatever the machine.
+pub(crate) fn not_built() -> Availability {
+    Availability::Unavailable(Cause::NotBuilt)
+}
+
+/// A name kept for whatever a third party registers.
+pub(crate) fn not_registered() -> Availability {
+    Availability::Unavailable(Cause::NotRegistered)
+}

@@ -1,0 +1,74 @@
+//! What a kernel author implements: [`PrefillBackend`] and [`DecodeBackend`].
+//!
+//! A backend is a type per phase. Its static part is a [`BackendSpec`](crate::spec::BackendSpec),
+//! written by `#[mla_backend]`. Its dynamic part comes in three lifetimes, each of a type of its
+//! own:
+//!
+//! | what | made | holds |
+//! |---|---|---|
+//! | the implementation (`Self`) | once per layer | what depends on the layer |
+//! | the state | once per engine, shared by its layers | workspaces |
+//! | the metadata | once per engine, prepared per step | schedules, in buffers that never move |
+//!
+//! The layer does not call these traits directly but [`PrefillStage`] and [`DecodeStage`], which
+//! every backend has by them, and which a backend selected at run time has as well
+//! ([`SelectedPrefill`], [`SelectedDecode`]): so the layer is written once for both.
+
+mod decode;
+mod entry;
+mod opaque;
+mod prefill;
+
+pub use decode::{
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Query, QueryFormat, SelectedDecode,
+    SlotLists,
+};
+pub use entry::{Entry, LINKED};
+pub use opaque::Opaque;
+pub use prefill::{
+    Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage,
+    SelectedPrefill,
+};
+
+use crate::device::Device;
+use crate::problem::Problem;
+use crate::tensor::TensorMut;
+
+/// What an implementation is made for: one layer of one model on one cache.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LayerConfig {
+    /// The model, its cache and the features it wants.
+    pub problem: Problem,
+    /// What scores are multiplied by before the softmax: 1/√(P+R), times the square of the model's
+    /// yarn factor where it has one.
+    pub softmax_scale: f32,
+}
+
+/// The most that one step may bring; state and metadata are made for it once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepLimits {
+    /// Requests in a step, those of zero length included.
+    pub requests: usize,
+    /// Query tokens in a step.
+    pub tokens: usize,
+    /// Query tokens of one request on the decode path.
+    pub decode_query_len: usize,
+    /// Entries of a request in the block table.
+    pub pages_per_request: usize,
+    /// W: rows of a context chunk.
+    pub context_rows: usize,
+}
+
+/// Where attention writes its result.
+pub enum Output<'a, D: Device> {
+    /// In the problem's dtype.
+    Plain(TensorMut<'a, D>),
+    /// As e4m3 bytes `[tokens, heads, width]` without gaps: stored = value / scale. Only for a
+    /// backend whose spec has `quant_output`.
+    Fp8 {
+        /// The bytes.
+        bytes: D::BytesMut<'a>,
+        /// The scale of the whole tensor.
+        scale: f32,
+    },
+}

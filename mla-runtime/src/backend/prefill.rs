@@ -1,0 +1,444 @@
+//! Expanded attention: queries, keys and values per head.
+
+use super::opaque::Opaque;
+use super::{Entry, LayerConfig, Output, StepLimits};
+use crate::availability::Availability;
+use crate::device::Device;
+use crate::error::Result;
+use crate::lse::LseMut;
+use crate::spec::BackendSpec;
+use crate::tensor::{ArrayRef, TensorRef};
+
+/// How a prefill backend takes its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KeyLayout {
+    /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
+    Packed,
+    /// The head's part and the shared rotary part apart, so that nobody packs them.
+    Split,
+}
+
+/// The keys of a call.
+pub enum Keys<'a, D: Device> {
+    /// `[T, H, P+R]`.
+    Packed(TensorRef<'a, D>),
+    /// The two parts.
+    Split {
+        /// `[T, H, P]`.
+        nope: TensorRef<'a, D>,
+        /// `[T, 1, R]`, the same for every head.
+        rope: TensorRef<'a, D>,
+    },
+}
+
+/// The lengths of a step's prefill requests, which the host knows.
+pub struct PrefillBatch<'a> {
+    /// The new tokens of each request.
+    pub query_lens: &'a [u32],
+}
+
+/// One context chunk of the prepared batch: which, and what it holds.
+#[derive(Clone, Copy)]
+pub struct Chunk<'a> {
+    /// Its index in the step's plan.
+    pub index: usize,
+    /// The keys of each request in the chunk.
+    pub key_lens: &'a [u32],
+}
+
+/// One attention of the requests in a batch to keys of their own.
+pub struct PrefillCall<'a, D: Device> {
+    /// `[Tq, H, P+R]`.
+    pub query: TensorRef<'a, D>,
+    /// The keys, in the layout that the backend asked for.
+    pub keys: Keys<'a, D>,
+    /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values where the backend requires
+    /// padded values.
+    pub values: TensorRef<'a, D>,
+    /// `[Tq, H, V]`, or `[Tq, H, P+R]` where values are padded.
+    pub out: Output<'a, D>,
+    /// `[H, Tq]`; absent where the caller does not need it.
+    pub lse: Option<LseMut<'a, D>>,
+    /// Where each request's queries begin, and the end of the last: `[requests + 1]`.
+    pub query_starts: ArrayRef<'a, D, i32>,
+    /// Where each request's keys begin, and the end of the last: `[requests + 1]`.
+    pub key_starts: ArrayRef<'a, D, i32>,
+    /// The most query tokens of one request.
+    pub max_query_len: usize,
+    /// The most keys of one request.
+    pub max_key_len: usize,
+}
+
+/// A prefill backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
+/// the [`ENTRY`](Self::ENTRY).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no prefill backend",
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl PrefillBackend for {Self} {{ … }}`"
+)]
+pub trait PrefillBackend: Sized + Send + Sync + 'static {
+    /// The device whose memory it reads and writes.
+    type Device: Device;
+    /// Made once per engine: workspaces.
+    type State: Send + 'static;
+    /// Made once per engine and prepared per step.
+    type Metadata: Send + 'static;
+
+    /// What it supports; written by `#[mla_backend]`.
+    const SPEC: BackendSpec;
+
+    /// Its registry entry, for a registry made by hand.
+    const ENTRY: Entry = Entry::prefill::<Self>();
+
+    /// Whether it can run on this machine.
+    fn availability() -> Availability {
+        Self::Device::availability()
+    }
+
+    /// The implementation for one layer.
+    ///
+    /// # Errors
+    ///
+    /// Where the device fails. The problem has been validated against the spec.
+    fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
+
+    /// The workspaces for steps within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has not as much memory left.
+    fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
+
+    /// Room for the metadata of steps within `limits`.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has not as much memory left.
+    fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
+
+    /// Prepares the metadata of a step.
+    ///
+    /// # Errors
+    ///
+    /// Where the batch exceeds the limits that the metadata was made for, or the device fails.
+    fn prepare(
+        &self,
+        device: &Self::Device,
+        batch: &PrefillBatch<'_>,
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()>;
+
+    /// Attends each request's new tokens to themselves, causally: query `i` of `n` sees keys
+    /// `0..=i` (bottom-right aligned where there are more keys than queries). A row that sees
+    /// nothing gives 0 and −inf.
+    ///
+    /// # Errors
+    ///
+    /// Where the call's shapes disagree, or the device fails.
+    fn new_tokens(
+        &self,
+        device: &Self::Device,
+        call: PrefillCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// Attends each request's new tokens to a chunk of its context, not causally. The log-sum-exp
+    /// is always asked for.
+    ///
+    /// # Errors
+    ///
+    /// Where the call's shapes disagree, or the device fails.
+    fn context_chunk(
+        &self,
+        device: &Self::Device,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// How it takes its keys.
+    fn key_layout(&self) -> KeyLayout {
+        KeyLayout::Packed
+    }
+
+    /// Whether values and outputs must be as wide as queries: then the layer pads and slices.
+    fn requires_padded_values(&self) -> bool {
+        false
+    }
+}
+
+/// A prefill backend as the layer calls it: chosen by type, or at run time. Its methods are those of
+/// [`PrefillBackend`].
+pub trait PrefillStage: Send + Sync + 'static {
+    /// As [`PrefillBackend::Device`].
+    type Device: Device;
+    /// As [`PrefillBackend::State`].
+    type State: Send + 'static;
+    /// As [`PrefillBackend::Metadata`].
+    type Metadata: Send + 'static;
+
+    /// As [`PrefillBackend::SPEC`].
+    fn spec(&self) -> &'static BackendSpec;
+
+    /// As [`PrefillBackend::state`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
+
+    /// As [`PrefillBackend::metadata`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
+
+    /// As [`PrefillBackend::prepare`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn prepare(
+        &self,
+        device: &Self::Device,
+        batch: &PrefillBatch<'_>,
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()>;
+
+    /// As [`PrefillBackend::new_tokens`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn new_tokens(
+        &self,
+        device: &Self::Device,
+        call: PrefillCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// As [`PrefillBackend::context_chunk`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn context_chunk(
+        &self,
+        device: &Self::Device,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Self::Device>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()>;
+
+    /// As [`PrefillBackend::key_layout`].
+    fn key_layout(&self) -> KeyLayout;
+
+    /// As [`PrefillBackend::requires_padded_values`].
+    fn requires_padded_values(&self) -> bool;
+}
+
+// The stage's methods, from those of the same name of another trait on another receiver. A macro,
+// because the two implementations below must never differ in anything else.
+macro_rules! stage {
+    ($source:ident, |$this:ident| $receiver:expr) => {
+        fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
+            let $this = self;
+            $source::state($receiver, device, limits)
+        }
+
+        fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata> {
+            let $this = self;
+            $source::metadata($receiver, device, limits)
+        }
+
+        fn prepare(
+            &self,
+            device: &Self::Device,
+            batch: &PrefillBatch<'_>,
+            state: &mut Self::State,
+            metadata: &mut Self::Metadata,
+        ) -> Result<()> {
+            let $this = self;
+            $source::prepare($receiver, device, batch, state, metadata)
+        }
+
+        fn new_tokens(
+            &self,
+            device: &Self::Device,
+            call: PrefillCall<'_, Self::Device>,
+            state: &mut Self::State,
+            metadata: &Self::Metadata,
+        ) -> Result<()> {
+            let $this = self;
+            $source::new_tokens($receiver, device, call, state, metadata)
+        }
+
+        fn context_chunk(
+            &self,
+            device: &Self::Device,
+            chunk: Chunk<'_>,
+            call: PrefillCall<'_, Self::Device>,
+            state: &mut Self::State,
+            metadata: &Self::Metadata,
+        ) -> Result<()> {
+            let $this = self;
+            $source::context_chunk($receiver, device, chunk, call, state, metadata)
+        }
+
+        fn key_layout(&self) -> KeyLayout {
+            let $this = self;
+            $source::key_layout($receiver)
+        }
+
+        fn requires_padded_values(&self) -> bool {
+            let $this = self;
+            $source::requires_padded_values($receiver)
+        }
+    };
+}
+
+impl<B: PrefillBackend> PrefillStage for B {
+    type Device = B::Device;
+    type State = B::State;
+    type Metadata = B::Metadata;
+
+    fn spec(&self) -> &'static BackendSpec {
+        const { &B::SPEC }
+    }
+
+    stage!(PrefillBackend, |this| this);
+}
+
+/// A prefill backend chosen at run time: a call goes through one pointer into the backend's own
+/// code. Made by [`Registry::instantiate_prefill`](crate::registry::Registry::instantiate_prefill).
+pub struct SelectedPrefill<D: Device> {
+    object: Box<dyn PrefillObject<D>>,
+}
+
+impl<D: Device> SelectedPrefill<D> {
+    pub(crate) fn new<B: PrefillBackend<Device = D>>(
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<Self> {
+        Ok(Self {
+            object: Box::new(B::new(device, config)?),
+        })
+    }
+}
+
+impl<D: Device> PrefillStage for SelectedPrefill<D> {
+    type Device = D;
+    type State = Opaque;
+    type Metadata = Opaque;
+
+    fn spec(&self) -> &'static BackendSpec {
+        self.object.spec()
+    }
+
+    stage!(PrefillObject, |this| &*this.object);
+}
+
+// A backend whose state and metadata are opaque, so that a pointer to it needs no type but the
+// device's.
+trait PrefillObject<D: Device>: Send + Sync {
+    fn spec(&self) -> &'static BackendSpec;
+    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
+    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
+    fn prepare(
+        &self,
+        device: &D,
+        batch: &PrefillBatch<'_>,
+        state: &mut Opaque,
+        metadata: &mut Opaque,
+    ) -> Result<()>;
+    fn new_tokens(
+        &self,
+        device: &D,
+        call: PrefillCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()>;
+    fn context_chunk(
+        &self,
+        device: &D,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()>;
+    fn key_layout(&self) -> KeyLayout;
+    fn requires_padded_values(&self) -> bool;
+}
+
+impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
+    fn spec(&self) -> &'static BackendSpec {
+        const { &B::SPEC }
+    }
+
+    fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
+        PrefillBackend::state(self, device, limits).map(|state| Opaque::new(B::SPEC.name, state))
+    }
+
+    fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {
+        PrefillBackend::metadata(self, device, limits)
+            .map(|metadata| Opaque::new(B::SPEC.name, metadata))
+    }
+
+    fn prepare(
+        &self,
+        device: &D,
+        batch: &PrefillBatch<'_>,
+        state: &mut Opaque,
+        metadata: &mut Opaque,
+    ) -> Result<()> {
+        PrefillBackend::prepare(
+            self,
+            device,
+            batch,
+            state.get_mut(B::SPEC.name)?,
+            metadata.get_mut(B::SPEC.name)?,
+        )
+    }
+
+    fn new_tokens(
+        &self,
+        device: &D,
+        call: PrefillCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()> {
+        PrefillBackend::new_tokens(
+            self,
+            device,
+            call,
+            state.get_mut(B::SPEC.name)?,
+            metadata.get(B::SPEC.name)?,
+        )
+    }
+
+    fn context_chunk(
+        &self,
+        device: &D,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, D>,
+        state: &mut Opaque,
+        metadata: &Opaque,
+    ) -> Result<()> {
+        let (state, metadata) = (state.get_mut(B::SPEC.name)?, metadata.get(B::SPEC.name)?);
+        PrefillBackend::context_chunk(self, device, chunk, call, state, metadata)
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        PrefillBackend::key_layout(self)
+    }
+
+    fn requires_padded_values(&self) -> bool {
+        PrefillBackend::requires_padded_values(self)
+    }
+}

@@ -1,0 +1,257 @@
+//! The paged cache in a device's memory, and what maps requests to it.
+
+use crate::device::Device;
+use crate::dims::MlaDims;
+use crate::error::{Error, Result};
+use crate::kv_format::KvFormat;
+use crate::tensor::ArrayRef;
+
+/// Where a token's row lies in the cache: slot `page · page_size + offset` begins at
+/// `page · page_stride + offset · row_stride` bytes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CacheLayout {
+    /// The model's dimensions, of which L and R matter here.
+    pub dims: MlaDims,
+    /// The format of a row.
+    pub format: KvFormat,
+    /// The number of pages.
+    pub pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Bytes from one page to the next.
+    pub page_stride: usize,
+    /// Bytes from one row to the next within a page.
+    pub row_stride: usize,
+    /// The scale of [`KvFormat::Fp8`]: value = stored · scale. 1 in every other format.
+    pub scale: f32,
+}
+
+impl CacheLayout {
+    /// Pages and rows without gaps, and a scale of 1.
+    pub const fn contiguous(
+        dims: MlaDims,
+        format: KvFormat,
+        pages: usize,
+        page_size: usize,
+    ) -> Self {
+        let row_stride = format.row_bytes(dims);
+        Self {
+            dims,
+            format,
+            pages,
+            page_size,
+            page_stride: page_size * row_stride,
+            row_stride,
+            scale: 1.0,
+        }
+    }
+
+    /// The number of slots.
+    pub const fn slots(&self) -> usize {
+        self.pages * self.page_size
+    }
+
+    fn check(&self, available: usize) -> Result<()> {
+        let row = self.format.row_bytes(self.dims);
+        if !self.format.holds(self.dims) {
+            return Err(Error::argument(
+                "cache format",
+                format!("{} with {}", self.format, self.dims),
+                format!("a latent of a multiple of {}", KvFormat::DS_MLA_GROUP),
+            ));
+        }
+        if !(self.scale.is_finite() && self.scale > 0.0) {
+            return Err(Error::argument(
+                "cache scale",
+                self.scale,
+                "a finite number above 0",
+            ));
+        }
+        if self.page_size == 0 {
+            return Err(Error::argument("page size", 0, "1 and up"));
+        }
+        if self.pages == 0 {
+            return Ok(());
+        }
+        let page = (self.page_size - 1)
+            .checked_mul(self.row_stride)
+            .and_then(|last| last.checked_add(row));
+        let end = page.and_then(|page| {
+            (self.pages - 1)
+                .checked_mul(self.page_stride)?
+                .checked_add(page)
+        });
+        match (page, end) {
+            (Some(page), Some(end))
+                if end <= available
+                    && self.row_stride >= row
+                    && (self.pages == 1 || self.page_stride >= page) =>
+            {
+                Ok(())
+            }
+            _ => Err(Error::argument(
+                "cache layout",
+                format!("{self:?}"),
+                format!("rows of {row} bytes that do not overlap and lie within {available} bytes"),
+            )),
+        }
+    }
+}
+
+/// A cache that is read.
+pub struct CacheRef<'a, D: Device> {
+    bytes: D::Bytes<'a>,
+    layout: CacheLayout,
+}
+
+impl<D: Device> Clone for CacheRef<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for CacheRef<'_, D> {}
+
+impl<'a, D: Device> CacheRef<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, or the
+    /// scale is no finite positive number.
+    pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
+        layout.check(D::byte_len(bytes))?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at slot 0.
+    pub fn bytes(&self) -> D::Bytes<'a> {
+        self.bytes
+    }
+
+    /// Format, pages and strides.
+    pub fn layout(&self) -> &CacheLayout {
+        &self.layout
+    }
+}
+
+/// A cache that is written.
+pub struct CacheMut<'a, D: Device> {
+    bytes: D::BytesMut<'a>,
+    layout: CacheLayout,
+}
+
+impl<'a, D: Device> CacheMut<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// As [`CacheRef::new`].
+    pub fn new(bytes: D::BytesMut<'a>, layout: CacheLayout) -> Result<Self> {
+        layout.check(D::byte_len_mut(&bytes))?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at slot 0.
+    pub fn into_bytes(self) -> D::BytesMut<'a> {
+        self.bytes
+    }
+
+    /// Format, pages and strides.
+    pub fn layout(&self) -> &CacheLayout {
+        &self.layout
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> CacheMut<'_, D> {
+        CacheMut {
+            bytes: D::reborrow(&mut self.bytes),
+            layout: self.layout,
+        }
+    }
+
+    /// The same view, read.
+    pub fn as_ref(&self) -> CacheRef<'_, D> {
+        CacheRef {
+            bytes: D::freeze(&self.bytes),
+            layout: self.layout,
+        }
+    }
+}
+
+/// The pages of each request: entry `[request, n]` is the page that holds tokens
+/// `n · page_size ..` of the request. Entries past a request's length may hold anything and are
+/// never read.
+pub struct BlockTable<'a, D: Device> {
+    entries: ArrayRef<'a, D, i32>,
+    requests: usize,
+    max_pages: usize,
+}
+
+impl<D: Device> Clone for BlockTable<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for BlockTable<'_, D> {}
+
+impl<'a, D: Device> BlockTable<'a, D> {
+    /// `entries` as `[requests, max_pages]`, row-major without gaps.
+    ///
+    /// # Errors
+    ///
+    /// Where there are fewer entries.
+    pub fn new(entries: ArrayRef<'a, D, i32>, requests: usize, max_pages: usize) -> Result<Self> {
+        match requests.checked_mul(max_pages) {
+            Some(needed) if needed <= entries.len() => Ok(Self {
+                entries,
+                requests,
+                max_pages,
+            }),
+            _ => Err(Error::argument(
+                "block table",
+                format!("{requests} requests of {max_pages} pages"),
+                format!("at most {} entries", entries.len()),
+            )),
+        }
+    }
+
+    /// The entries, row-major.
+    pub fn entries(&self) -> ArrayRef<'a, D, i32> {
+        self.entries
+    }
+
+    /// The number of requests.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// The entries of one request.
+    pub fn max_pages(&self) -> usize {
+        self.max_pages
+    }
+
+    /// The rows of the requests in `range`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the requests.
+    pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.requests {
+            return Err(Error::argument(
+                "request range",
+                format!("{range:?}"),
+                format!("within 0..{}", self.requests),
+            ));
+        }
+        let entries = self
+            .entries
+            .range(range.start * self.max_pages..range.end * self.max_pages)?;
+        Ok(Self {
+            entries,
+            requests: range.len(),
+            max_pages: self.max_pages,
+        })
+    }
+}

@@ -1,0 +1,212 @@
+//! What hardware a backend runs on, and what hardware is asked about.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The kind of device whose memory a backend reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Platform {
+    /// The host's processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+    /// An AMD GPU.
+    Rocm,
+}
+
+impl Platform {
+    /// The name used on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+        }
+    }
+
+    /// Equality, usable in constants.
+    pub const fn same(self, other: Self) -> bool {
+        self as u8 == other as u8
+    }
+}
+
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A compute capability, such as 9.0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Capability {
+    /// The generation: 9 for Hopper, 10 for Blackwell.
+    pub major: u8,
+    /// The variant within the generation: 0 to 9.
+    pub minor: u8,
+}
+
+impl Capability {
+    /// `major.minor`.
+    pub const fn new(major: u8, minor: u8) -> Self {
+        Self { major, minor }
+    }
+
+    const fn number(self) -> u16 {
+        self.major as u16 * 10 + self.minor as u16
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// A text that is no compute capability.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("sm: given {given:?}, accepted a compute capability such as 9.0, 10.3 or 90")]
+pub struct CapabilityError {
+    /// The text as given.
+    pub given: String,
+}
+
+/// Reads `9.0` or, as in the attribute, `90`.
+impl FromStr for Capability {
+    type Err = CapabilityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || CapabilityError {
+            given: text.to_owned(),
+        };
+        let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+        let (major, minor) = match text.split_once('.') {
+            Some(parts) => parts,
+            None if text.is_ascii() && text.len() >= 2 => text.split_at(text.len() - 1),
+            None => return Err(error()),
+        };
+        if !digits(major) || !digits(minor) || minor.len() != 1 || major.starts_with('0') {
+            return Err(error());
+        }
+        match (major.parse(), minor.parse()) {
+            (Ok(major), Ok(minor)) => Ok(Self { major, minor }),
+            _ => Err(error()),
+        }
+    }
+}
+
+/// A set of capabilities, as the attribute's `sm` lists them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CapabilityMatch {
+    /// `any`: the capability is not asked for.
+    Any,
+    /// `90`: this one alone.
+    Exact(Capability),
+    /// `10x`: every capability of this generation.
+    Family(u8),
+    /// `80+`: this one and every later one.
+    Floor(Capability),
+}
+
+impl CapabilityMatch {
+    /// Whether `capability` is in the set.
+    pub const fn accepts(self, capability: Capability) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Exact(only) => only.number() == capability.number(),
+            Self::Family(major) => major == capability.major,
+            Self::Floor(least) => least.number() <= capability.number(),
+        }
+    }
+}
+
+impl fmt::Display for CapabilityMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Exact(capability) => write!(f, "{capability}"),
+            Self::Family(major) => write!(f, "{major}.x"),
+            Self::Floor(capability) => write!(f, "{capability}+"),
+        }
+    }
+}
+
+/// The hardware a selection is made for. It need not be present: a selection for another GPU is a
+/// dry run.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Target {
+    /// The kind of device.
+    pub platform: Platform,
+    /// Its compute capability; `None` on a processor, or where the driver did not say.
+    pub capability: Option<Capability>,
+    /// Whether this machine has it. What is missing here (a driver, a device) speaks against a
+    /// backend only when it has to run here.
+    pub present: bool,
+}
+
+impl Target {
+    /// The processor of this machine.
+    pub const CPU: Self = Self {
+        platform: Platform::Cpu,
+        capability: None,
+        present: true,
+    };
+
+    /// An NVIDIA GPU of this capability, whether or not this machine has one.
+    pub const fn dry_run(capability: Capability) -> Self {
+        Self {
+            platform: Platform::Cuda,
+            capability: Some(capability),
+            present: false,
+        }
+    }
+
+    /// The NVIDIA GPU of this machine.
+    pub const fn present_gpu(capability: Capability) -> Self {
+        Self {
+            platform: Platform::Cuda,
+            capability: Some(capability),
+            present: true,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.platform, self.capability) {
+            (Platform::Cuda, Some(capability)) => write!(f, "sm {capability}"),
+            (platform, _) => write!(f, "{platform}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_strictly() {
+        for (text, want) in [
+            ("9.0", (9, 0)),
+            ("90", (9, 0)),
+            ("103", (10, 3)),
+            ("12.0", (12, 0)),
+        ] {
+            assert_eq!(text.parse(), Ok(Capability::new(want.0, want.1)), "{text}");
+        }
+        for text in [
+            "", "9", "9.", ".0", "9.00", "9.0\n", " 9.0", "+9.0", "9,0", "0.9", "٩.٠", "999.0",
+            "sm90",
+        ] {
+            assert!(text.parse::<Capability>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn floors_and_families_follow_the_number() {
+        let sm = Capability::new;
+        assert!(CapabilityMatch::Floor(sm(8, 0)).accepts(sm(12, 0)));
+        assert!(!CapabilityMatch::Floor(sm(9, 0)).accepts(sm(8, 9)));
+        assert!(CapabilityMatch::Family(10).accepts(sm(10, 3)));
+        assert!(!CapabilityMatch::Exact(sm(10, 0)).accepts(sm(10, 3)));
+    }
+}

@@ -1,0 +1,190 @@
+//! A device: memory, and the operations around attention that need no backend of their own.
+
+use std::ops::Range;
+
+use crate::availability::Availability;
+use crate::cache::{BlockTable, CacheMut, CacheRef};
+use crate::capability::{Platform, Target};
+use crate::error::Result;
+use crate::lse::{LseConvention, LseMut, LseRef};
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+
+/// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
+/// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
+/// `token_starts[i]` on; they go to output rows `row_starts[i] ..`.
+pub struct GatherRows<'a, D: Device> {
+    /// The pages of the segments' requests, one row per segment.
+    pub block_table: BlockTable<'a, D>,
+    /// The first token of each segment: `[segments]`.
+    pub token_starts: ArrayRef<'a, D, i32>,
+    /// Where each segment's rows begin in the output, and the end of the last:
+    /// `[segments + 1]`, ascending from 0.
+    pub row_starts: ArrayRef<'a, D, i32>,
+    /// The last entry of `row_starts`, which the host knows from planning.
+    pub rows: usize,
+}
+
+/// A place where tensors live and attention runs.
+///
+/// Every operation is enqueued and returns at once where the device is asynchronous; none allocates
+/// and none waits. A handle is cheap to clone and refers to the same device and stream.
+pub trait Device: Clone + Send + Sync + 'static {
+    /// The kind of device.
+    const PLATFORM: Platform;
+
+    /// Memory that the device owns.
+    type Buffer: Send + Sync + 'static;
+    /// Bytes that are read.
+    type Bytes<'a>: Copy + Send + Sync;
+    /// Bytes that are written by one holder at a time.
+    type BytesMut<'a>: Send;
+
+    /// Whether this machine can have such a device at all, and if not, why.
+    fn availability() -> Availability;
+
+    /// What a selection for this device is made for.
+    fn target(&self) -> Target;
+
+    /// `bytes` bytes of zeros, aligned for every dtype and for vector access.
+    ///
+    /// # Errors
+    ///
+    /// Where the device has not as much memory left.
+    fn allocate(&self, bytes: usize) -> Result<Self::Buffer>;
+
+    /// All bytes of a buffer, to read.
+    fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_>;
+
+    /// All bytes of a buffer, to write.
+    fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_>;
+
+    /// How many bytes there are.
+    fn byte_len(bytes: Self::Bytes<'_>) -> usize;
+
+    /// How many bytes there are.
+    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize;
+
+    /// The bytes of `range`.
+    ///
+    /// # Panics
+    ///
+    /// Where the range does not lie within the bytes, as slicing does.
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_>;
+
+    /// The bytes before `at` and those from there on.
+    ///
+    /// # Panics
+    ///
+    /// Where there are fewer than `at` bytes, as splitting a slice does.
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>);
+
+    /// The same bytes for a shorter time.
+    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a>;
+
+    /// The same bytes, read.
+    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a>;
+
+    /// Copies from the host. The source may be reused when this returns.
+    ///
+    /// # Errors
+    ///
+    /// Where the lengths differ, or the device fails.
+    fn upload(&self, from: &[u8], to: Self::BytesMut<'_>) -> Result<()>;
+
+    /// Copies to the host, after everything enqueued before. This waits.
+    ///
+    /// # Errors
+    ///
+    /// Where the lengths differ, or the device fails.
+    fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()>;
+
+    /// Waits for everything enqueued so far.
+    ///
+    /// # Errors
+    ///
+    /// Where something enqueued before failed.
+    fn synchronize(&self) -> Result<()>;
+
+    /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
+    /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and rounded
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree, or the device cannot take the strides.
+    fn gemm(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// Copies `from` to `to`, of the same shape and dtype, with any strides.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree.
+    fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// Writes zeros to every element.
+    ///
+    /// # Errors
+    ///
+    /// Where the device fails.
+    fn clear(&self, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// Writes one cache row per token: `latent` `[T, 1, L]` and `rope` `[T, 1, R]` to slot
+    /// `slots[t]`, quantised as the cache's format says. A slot of −1 is skipped. Slots differ.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes disagree with each other or with the cache.
+    fn write_cache(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// Reads cache rows, dequantised, into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`, of which
+    /// the first `rows.rows` are written.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes disagree with each other or with the cache, or more than W rows are asked for.
+    fn gather_cache(
+        &self,
+        cache: CacheRef<'_, Self>,
+        rows: GatherRows<'_, Self>,
+        latent: TensorMut<'_, Self>,
+        rope: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// Merges a partial result into another over the same queries: with `a` in `out`, `lse` and `b`
+    /// in `other`, `other_lse`, per token and head `lse = ln(e^a + e^b)` and
+    /// `out = out·e^(a − lse) + other·e^(b − lse)`. +inf is taken as −inf. Both empty give 0 and
+    /// −inf. Outputs are `[T, H, V]` with any strides of tokens and heads.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree.
+    fn merge(
+        &self,
+        out: TensorMut<'_, Self>,
+        lse: LseMut<'_, Self>,
+        other: TensorRef<'_, Self>,
+        other_lse: LseRef<'_, Self>,
+    ) -> Result<()>;
+
+    /// Rewrites a log-sum-exp of another convention as natural, heads first.
+    ///
+    /// # Errors
+    ///
+    /// Where the extents differ.
+    fn convert_lse<C: LseConvention>(
+        &self,
+        from: LseRef<'_, Self, C>,
+        to: LseMut<'_, Self>,
+    ) -> Result<()>;
+}

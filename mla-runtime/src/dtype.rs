@@ -1,0 +1,97 @@
+//! The element types that queries, keys, values and weights come in.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The element type of queries, outputs and weights. Sums are always accumulated in f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+}
+
+impl DType {
+    /// Every dtype, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::BF16];
+
+    /// The name used in attributes, on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+        }
+    }
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::BF16 => 2,
+        }
+    }
+
+    /// Equality, usable in constants.
+    pub const fn same(self, other: Self) -> bool {
+        self as u8 == other as u8
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A Rust type that is the element of a [`DType`].
+pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + 'static {
+    /// Which dtype this is.
+    const DTYPE: DType;
+
+    /// Exact.
+    fn to_f32(self) -> f32;
+
+    /// Rounded to nearest, ties to even.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
+
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}

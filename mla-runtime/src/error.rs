@@ -1,0 +1,47 @@
+//! What can go wrong while preparing or enqueuing work.
+
+use std::fmt;
+
+/// An error of a device, a backend or the layer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument that does not fit: nothing was enqueued.
+    #[error("{field}: given {given}, accepted {accepted}")]
+    Argument {
+        /// Which argument, or which part of one.
+        field: &'static str,
+        /// What was passed.
+        given: String,
+        /// What would have been taken.
+        accepted: String,
+    },
+    /// The device refused an operation.
+    #[error("{operation} failed on {device}: {message}")]
+    Device {
+        /// The device's platform.
+        device: &'static str,
+        /// What was attempted.
+        operation: &'static str,
+        /// The device's own words.
+        message: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Argument`] from displayable parts.
+    pub fn argument(
+        field: &'static str,
+        given: impl fmt::Display,
+        accepted: impl fmt::Display,
+    ) -> Self {
+        Self::Argument {
+            field,
+            given: given.to_string(),
+            accepted: accepted.to_string(),
+        }
+    }
+}
+
+/// The result of most functions here.
+pub type Result<T> = std::result::Result<T, Error>;

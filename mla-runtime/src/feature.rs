@@ -1,0 +1,102 @@
+//! What a problem may ask for beyond plain causal attention.
+
+use std::fmt;
+
+/// Something that not every backend can do, and that none does unless its spec says so.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Feature {
+    /// A linear bias per head on the logits.
+    AlibiSlopes,
+    /// Attention to the last so many tokens only.
+    SlidingWindow,
+    /// Attention to a sparse set of blocks.
+    BlockSparsity,
+    /// Logits squashed by a tanh.
+    LogitsSoftCap,
+    /// Bidirectional attention among a request's own tokens.
+    EncoderAttention,
+    /// Attention of a decoder to an encoder's output.
+    CrossAttention,
+    /// Learned logits that take part in the softmax without a value.
+    Sinks,
+    /// Results that do not depend on what else is in the batch.
+    Deterministic,
+}
+
+impl Feature {
+    /// Every feature, in declaration order.
+    pub const ALL: &'static [Self] = &[
+        Self::AlibiSlopes,
+        Self::SlidingWindow,
+        Self::BlockSparsity,
+        Self::LogitsSoftCap,
+        Self::EncoderAttention,
+        Self::CrossAttention,
+        Self::Sinks,
+        Self::Deterministic,
+    ];
+
+    /// The name used in attributes, on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AlibiSlopes => "alibi_slopes",
+            Self::SlidingWindow => "sliding_window",
+            Self::BlockSparsity => "block_sparsity",
+            Self::LogitsSoftCap => "logits_soft_cap",
+            Self::EncoderAttention => "encoder_attention",
+            Self::CrossAttention => "cross_attention",
+            Self::Sinks => "sinks",
+            Self::Deterministic => "deterministic",
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A set of [`Feature`]s.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub struct FeatureSet(u16);
+
+impl FeatureSet {
+    /// Nothing beyond plain causal attention.
+    pub const NONE: Self = Self(0);
+
+    /// The features of a list.
+    pub const fn of(features: &[Feature]) -> Self {
+        let (mut bits, mut i) = (0, 0);
+        while i < features.len() {
+            bits |= 1 << features[i] as u16;
+            i += 1;
+        }
+        Self(bits)
+    }
+
+    /// Whether `feature` is in the set.
+    pub const fn contains(self, feature: Feature) -> bool {
+        self.0 & (1 << feature as u16) != 0
+    }
+
+    /// The set with `feature` added.
+    #[must_use]
+    pub const fn with(self, feature: Feature) -> Self {
+        Self(self.0 | 1 << feature as u16)
+    }
+
+    /// The features in declaration order.
+    pub fn iter(self) -> impl Iterator<Item = Feature> {
+        Feature::ALL
+            .iter()
+            .copied()
+            .filter(move |feature| self.contains(*feature))
+    }
+}
+
+impl fmt::Display for FeatureSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        crate::reason::list(f, self.iter(), "none")
+    }
+}

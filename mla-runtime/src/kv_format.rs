@@ -1,0 +1,105 @@
+//! How one token's row lies in the cache.
+
+use std::fmt;
+
+use crate::dims::MlaDims;
+use crate::dtype::DType;
+
+/// The layout of a cache row: the latent (L values), then the rotary key (R values).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum KvFormat {
+    /// L + R values of f32.
+    F32,
+    /// L + R values of f16.
+    F16,
+    /// L + R values of bf16.
+    BF16,
+    /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
+    Fp8,
+    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values, each a power of two), then R
+    /// values of bf16: 656 bytes at L = 512, R = 64.
+    Fp8DsMla,
+}
+
+impl KvFormat {
+    /// Every format, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::BF16, Self::Fp8, Self::Fp8DsMla];
+
+    /// Latent values that share one scale in [`KvFormat::Fp8DsMla`].
+    pub const DS_MLA_GROUP: u32 = 128;
+
+    /// The name used in attributes, on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::Fp8 => "fp8",
+            Self::Fp8DsMla => "fp8_ds_mla",
+        }
+    }
+
+    /// The unquantised format that holds values of `dtype`.
+    pub const fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Self::F32,
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::BF16,
+        }
+    }
+
+    /// The dtype of the stored values, or `None` where they are quantised.
+    pub const fn dtype(self) -> Option<DType> {
+        match self {
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::BF16 => Some(DType::BF16),
+            Self::Fp8 | Self::Fp8DsMla => None,
+        }
+    }
+
+    /// Whether rows of these dimensions can be laid out in this format: `Fp8DsMla` needs a latent
+    /// of whole groups of 128.
+    pub const fn holds(self, dims: MlaDims) -> bool {
+        match self {
+            Self::Fp8DsMla => dims.latent.is_multiple_of(Self::DS_MLA_GROUP),
+            _ => true,
+        }
+    }
+
+    /// Bytes of one row.
+    pub const fn row_bytes(self, dims: MlaDims) -> usize {
+        let (latent, rope) = (dims.latent as usize, dims.head.rope as usize);
+        match self {
+            Self::F32 => 4 * (latent + rope),
+            Self::F16 | Self::BF16 => 2 * (latent + rope),
+            Self::Fp8 => latent + rope,
+            Self::Fp8DsMla => latent + 4 * (latent / Self::DS_MLA_GROUP as usize) + 2 * rope,
+        }
+    }
+
+    /// Equality, usable in constants.
+    pub const fn same(self, other: Self) -> bool {
+        self as u8 == other as u8
+    }
+}
+
+impl fmt::Display for KvFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_bytes_are_those_of_the_published_layouts() {
+        let bytes = |format: KvFormat| format.row_bytes(MlaDims::R1);
+        assert_eq!(
+            KvFormat::ALL.iter().map(|f| bytes(*f)).collect::<Vec<_>>(),
+            [2304, 1152, 1152, 576, 656]
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! The log-sum-exp of attention, with its convention as a type.
+//!
+//! Partial results merge by their log-sum-exp, and every kernel library writes its own: base e or
+//! base 2, `[heads, tokens]` or `[tokens, heads]`. Mixing them up gives plausible, wrong numbers.
+//! Here the convention is a type parameter, and everything between a backend and the layer is
+//! [`Natural`].
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// How log-sum-exps are written.
+pub trait LseConvention: Copy + Send + Sync + 'static {
+    /// What one unit is worth in natural logarithms: 1 for base e, ln 2 for base 2.
+    const UNIT: f32;
+    /// Whether the tokens of one head are neighbours, rather than the heads of one token.
+    const HEADS_FIRST: bool;
+}
+
+/// Natural logarithm, f32, `[heads, tokens]`; −inf where a row attends to nothing.
+#[derive(Clone, Copy, Debug)]
+pub enum Natural {}
+
+impl LseConvention for Natural {
+    const UNIT: f32 = 1.0;
+    const HEADS_FIRST: bool = true;
+}
+
+/// Base 2, f32, `[tokens, heads]`, as several kernel libraries write it.
+#[derive(Clone, Copy, Debug)]
+pub enum Base2TokensFirst {}
+
+impl LseConvention for Base2TokensFirst {
+    const UNIT: f32 = std::f32::consts::LN_2;
+    const HEADS_FIRST: bool = false;
+}
+
+/// The extents of a log-sum-exp, and the distance between its rows: heads where the convention has
+/// heads first, tokens otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LseLayout {
+    /// H.
+    pub heads: usize,
+    /// T.
+    pub tokens: usize,
+    /// The distance between the rows of the convention's layout, in elements.
+    pub row_stride: usize,
+}
+
+impl LseLayout {
+    /// `[heads, tokens]` without gaps.
+    pub const fn heads_first(heads: usize, tokens: usize) -> Self {
+        Self {
+            heads,
+            tokens,
+            row_stride: tokens,
+        }
+    }
+
+    fn check<C: LseConvention>(&self, available: usize) -> Result<()> {
+        let (rows, columns) = if C::HEADS_FIRST {
+            (self.heads, self.tokens)
+        } else {
+            (self.tokens, self.heads)
+        };
+        if rows == 0 || columns == 0 {
+            return Ok(());
+        }
+        let end = (rows - 1)
+            .checked_mul(self.row_stride)
+            .and_then(|last| last.checked_add(columns))
+            .and_then(|elements| elements.checked_mul(size_of::<f32>()));
+        match end {
+            Some(bytes) if bytes <= available && (rows == 1 || self.row_stride >= columns) => {
+                Ok(())
+            }
+            _ => Err(Error::argument(
+                "lse layout",
+                format!("{self:?}"),
+                format!("rows that do not overlap and lie within {available} bytes"),
+            )),
+        }
+    }
+}
+
+/// A log-sum-exp that is read.
+pub struct LseRef<'a, D: Device, C: LseConvention = Natural> {
+    bytes: D::Bytes<'a>,
+    layout: LseLayout,
+    convention: PhantomData<C>,
+}
+
+impl<D: Device, C: LseConvention> Clone for LseRef<'_, D, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device, C: LseConvention> Copy for LseRef<'_, D, C> {}
+
+impl<D: Device, C: LseConvention> fmt::Debug for LseRef<'_, D, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LseRef({:?})", self.layout)
+    }
+}
+
+impl<'a, D: Device, C: LseConvention> LseRef<'a, D, C> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where an element lies outside `bytes`, or rows overlap.
+    pub fn new(bytes: D::Bytes<'a>, layout: LseLayout) -> Result<Self> {
+        layout.check::<C>(D::byte_len(bytes))?;
+        Ok(Self {
+            bytes,
+            layout,
+            convention: PhantomData,
+        })
+    }
+
+    /// The bytes, which begin at the first element.
+    pub fn bytes(&self) -> D::Bytes<'a> {
+        self.bytes
+    }
+
+    /// The extents and the row stride.
+    pub fn layout(&self) -> LseLayout {
+        self.layout
+    }
+}
+
+/// A log-sum-exp that is written.
+pub struct LseMut<'a, D: Device, C: LseConvention = Natural> {
+    bytes: D::BytesMut<'a>,
+    layout: LseLayout,
+    convention: PhantomData<C>,
+}
+
+impl<D: Device, C: LseConvention> fmt::Debug for LseMut<'_, D, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LseMut({:?})", self.layout)
+    }
+}
+
+impl<'a, D: Device, C: LseConvention> LseMut<'a, D, C> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where an element lies outside `bytes`, or rows overlap.
+    pub fn new(bytes: D::BytesMut<'a>, layout: LseLayout) -> Result<Self> {
+        layout.check::<C>(D::byte_len_mut(&bytes))?;
+        Ok(Self {
+            bytes,
+            layout,
+            convention: PhantomData,
+        })
+    }
+
+    /// The bytes, which begin at the first element.
+    pub fn into_bytes(self) -> D::BytesMut<'a> {
+        self.bytes
+    }
+
+    /// The extents and the row stride.
+    pub fn layout(&self) -> LseLayout {
+        self.layout
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> LseMut<'_, D, C> {
+        LseMut {
+            bytes: D::reborrow(&mut self.bytes),
+            layout: self.layout,
+            convention: PhantomData,
+        }
+    }
+
+    /// The same view, read.
+    pub fn as_ref(&self) -> LseRef<'_, D, C> {
+        LseRef {
+            bytes: D::freeze(&self.bytes),
+            layout: self.layout,
+            convention: PhantomData,
+        }
+    }
+}

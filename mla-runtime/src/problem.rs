@@ -1,0 +1,55 @@
+//! What an engine asks of a backend.
+
+use crate::dims::MlaDims;
+use crate::dtype::DType;
+use crate::feature::FeatureSet;
+use crate::kv_format::KvFormat;
+use crate::spec::{GraphSupport, QueryLen};
+
+/// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
+/// against, beside the hardware.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Problem {
+    /// The model's dimensions.
+    pub dims: MlaDims,
+    /// Query heads on this device, after any tensor parallelism.
+    pub heads: u32,
+    /// The dtype of queries, weights and outputs.
+    pub dtype: DType,
+    /// The format of the cache.
+    pub kv_format: KvFormat,
+    /// Tokens in a page of the cache.
+    pub page_size: u32,
+    /// How query lengths differ within the batches sent to the decode backend.
+    pub query_len: QueryLen,
+    /// What has to be captured into CUDA graphs.
+    pub graphs: GraphSupport,
+    /// Whether the cache is split over ranks, so that results merge by their log-sum-exp.
+    pub context_parallel: bool,
+    /// Whether the output is to be written quantised.
+    pub quant_output: bool,
+    /// Whether each query attends to a list of slots instead of its whole context.
+    pub sparse: bool,
+    /// What is wanted beyond plain causal attention.
+    pub features: FeatureSet,
+}
+
+impl Problem {
+    /// A plain problem: an unquantised cache of pages of 64, single-token decode, no graphs, and
+    /// nothing beyond causal attention.
+    pub const fn new(dims: MlaDims, heads: u32, dtype: DType) -> Self {
+        Self {
+            dims,
+            heads,
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            page_size: 64,
+            query_len: QueryLen::Single,
+            graphs: GraphSupport::Never,
+            context_parallel: false,
+            quant_output: false,
+            sparse: false,
+            features: FeatureSet::NONE,
+        }
+    }
+}

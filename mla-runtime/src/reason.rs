@@ -1,0 +1,288 @@
+//! Why a backend does not fit: a field, what was given, and what would be accepted.
+//!
+//! Reasons are plain data that constants can hold, so that the compiler can evaluate a selection;
+//! the sentences are their `Display`.
+
+use std::fmt;
+
+use crate::availability::Cause;
+use crate::capability::{Capability, CapabilityMatch, Platform};
+use crate::dims::HeadDims;
+use crate::dtype::DType;
+use crate::feature::{Feature, FeatureSet};
+use crate::kv_format::KvFormat;
+use crate::spec::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
+
+/// What a reason is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum Field {
+    /// The kind of device.
+    Platform,
+    /// The compute capability.
+    Capability,
+    /// The dtype of queries and outputs.
+    DType,
+    /// The per-head dimensions (P, R, V).
+    Dims,
+    /// The latent and rotary widths of a cache row.
+    CacheDims,
+    /// The number of query heads.
+    Heads,
+    /// The format of the cache.
+    KvFormat,
+    /// The page size of the cache.
+    PageSize,
+    /// How query lengths may differ within a batch.
+    QueryLen,
+    /// CUDA graph capture.
+    Graphs,
+    /// The log-sum-exp output.
+    Lse,
+    /// Writing a quantised output.
+    QuantOutput,
+    /// Attention to a list of slots.
+    Sparse,
+    /// A feature beyond plain causal attention.
+    Features,
+    /// Whether the backend can run at all.
+    Availability,
+}
+
+impl Field {
+    /// The name used in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Platform => "platform",
+            Self::Capability => "capability",
+            Self::DType => "dtype",
+            Self::Dims => "dims",
+            Self::CacheDims => "cache_dims",
+            Self::Heads => "heads",
+            Self::KvFormat => "kv_format",
+            Self::PageSize => "page_size",
+            Self::QueryLen => "query_len",
+            Self::Graphs => "graphs",
+            Self::Lse => "lse",
+            Self::QuantOutput => "quant_output",
+            Self::Sparse => "sparse",
+            Self::Features => "features",
+            Self::Availability => "availability",
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the problem asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Given {
+    /// A kind of device.
+    Platform(Platform),
+    /// A compute capability, or none where it is unknown.
+    Capability(Option<Capability>),
+    /// A dtype.
+    DType(DType),
+    /// Per-head dimensions.
+    Dims(HeadDims),
+    /// The widths of a cache row.
+    CacheDims(CacheDims),
+    /// A number of heads or of tokens in a page.
+    Count(u32),
+    /// A cache format.
+    KvFormat(KvFormat),
+    /// How query lengths differ.
+    QueryLen(QueryLen),
+    /// A level of graph support.
+    Graphs(GraphSupport),
+    /// A feature.
+    Feature(Feature),
+    /// Something that is wanted or not.
+    Text(&'static str),
+    /// Why the backend cannot run.
+    Cause(Cause),
+}
+
+impl fmt::Display for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Platform(x) => x.fmt(f),
+            Self::Capability(Some(x)) => x.fmt(f),
+            Self::Capability(None) => f.write_str("unknown"),
+            Self::DType(x) => x.fmt(f),
+            Self::Dims(x) => x.fmt(f),
+            Self::CacheDims(x) => x.fmt(f),
+            Self::Count(x) => x.fmt(f),
+            Self::KvFormat(x) => x.fmt(f),
+            Self::QueryLen(x) => x.fmt(f),
+            Self::Graphs(x) => x.fmt(f),
+            Self::Feature(x) => x.fmt(f),
+            Self::Text(x) => f.write_str(x),
+            Self::Cause(x) => x.fmt(f),
+        }
+    }
+}
+
+/// What the backend would have taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Accepted {
+    /// A kind of device.
+    Platform(Platform),
+    /// Sets of capabilities.
+    Capabilities(&'static [CapabilityMatch]),
+    /// Dtypes.
+    DTypes(&'static [DType]),
+    /// Per-head dimensions.
+    Dims(&'static [HeadDims]),
+    /// Widths of a cache row.
+    CacheDims(&'static [CacheDims]),
+    /// Numbers of heads.
+    Heads(HeadCounts),
+    /// Cache formats.
+    KvFormats(&'static [KvFormat]),
+    /// The one cache format that goes with the dtype.
+    KvFormat(KvFormat),
+    /// Page sizes.
+    PageSizes(PageSizes),
+    /// The most that query lengths may differ.
+    QueryLen(QueryLen),
+    /// The most that graphs are supported.
+    Graphs(GraphSupport),
+    /// Features.
+    Features(FeatureSet),
+    /// Something that is wanted or not.
+    Text(&'static str),
+    /// What would make the backend run.
+    Remedy(Cause),
+}
+
+impl fmt::Display for Accepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Platform(x) => x.fmt(f),
+            Self::Capabilities(x) => list(f, x.iter(), "none"),
+            Self::DTypes(x) => list(f, x.iter(), "none"),
+            Self::Dims(x) => list(f, x.iter(), "none"),
+            Self::CacheDims(x) => list(f, x.iter(), "none"),
+            Self::Heads(x) => x.fmt(f),
+            Self::KvFormats(x) => list(f, x.iter(), "none"),
+            Self::KvFormat(x) => write!(f, "{x} (the dtype's own), or a quantised format"),
+            Self::PageSizes(x) => x.fmt(f),
+            Self::QueryLen(x) => x.fmt(f),
+            Self::Graphs(x) => x.fmt(f),
+            Self::Features(x) => x.fmt(f),
+            Self::Text(x) => f.write_str(x),
+            Self::Remedy(x) => f.write_str(&x.remedy()),
+        }
+    }
+}
+
+/// One thing that speaks against a backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reason {
+    /// What it is about.
+    pub field: Field,
+    /// What the problem asked for.
+    pub given: Given,
+    /// What the backend would have taken.
+    pub accepted: Accepted,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.given {
+            Given::Cause(cause) => write!(f, "{cause}; {}", cause.remedy()),
+            given => write!(
+                f,
+                "{}: given {given}, accepted {}",
+                self.field, self.accepted
+            ),
+        }
+    }
+}
+
+/// Everything that speaks against a backend; empty where nothing does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Reasons {
+    // Constants cannot grow a vector. One reason per field and one more per feature is the most
+    // that validation can find.
+    items: [Option<Reason>; Self::CAPACITY],
+    len: usize,
+}
+
+impl Reasons {
+    const CAPACITY: usize = 24;
+
+    /// No reason: the backend fits.
+    pub const NONE: Self = Self {
+        items: [None; Self::CAPACITY],
+        len: 0,
+    };
+
+    /// The list with one more reason at its end.
+    #[must_use]
+    pub const fn with(mut self, reason: Reason) -> Self {
+        self.items[self.len] = Some(reason);
+        self.len += 1;
+        self
+    }
+
+    /// Whether nothing speaks against the backend.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many reasons there are.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The reason at `index`, usable in constants.
+    pub const fn get(&self, index: usize) -> Option<Reason> {
+        if index < self.len {
+            self.items[index]
+        } else {
+            None
+        }
+    }
+
+    /// The reasons, in the order of [`Field`].
+    pub fn iter(&self) -> impl Iterator<Item = Reason> + '_ {
+        self.items[..self.len].iter().filter_map(|reason| *reason)
+    }
+}
+
+impl fmt::Debug for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl fmt::Display for Reasons {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, reason) in self.iter().enumerate() {
+            write!(f, "{}{reason}", if i == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes `items` with commas, or `empty` where there are none.
+pub(crate) fn list<T: fmt::Display>(
+    f: &mut fmt::Formatter<'_>,
+    items: impl Iterator<Item = T>,
+    empty: &str,
+) -> fmt::Result {
+    let mut any = false;
+    for item in items {
+        write!(f, "{}{item}", if any { ", " } else { "" })?;
+        any = true;
+    }
+    if any { Ok(()) } else { f.write_str(empty) }
+}

@@ -1,0 +1,670 @@
+//! What a backend supports, as a constant, and its validation against a problem.
+
+use std::fmt;
+
+use crate::availability::{Availability, Cause};
+use crate::capability::{CapabilityMatch, Platform, Target};
+use crate::dims::HeadDims;
+use crate::dtype::DType;
+use crate::feature::{Feature, FeatureSet};
+use crate::kv_format::KvFormat;
+use crate::problem::Problem;
+use crate::reason::{Accepted, Field, Given, Reason, Reasons, list};
+
+/// Which of the two computations a backend does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Expanded multi-head attention over keys and values.
+    Prefill,
+    /// Absorbed multi-query attention over the paged cache.
+    Decode,
+}
+
+impl Phase {
+    /// The name used on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The latent (L) and rotary (R) widths of a cache row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CacheDims {
+    /// L.
+    pub latent: u32,
+    /// R.
+    pub rope: u32,
+}
+
+impl CacheDims {
+    /// The rows of DeepSeek's models: 512 + 64.
+    pub const R1: Self = Self::new(512, 64);
+
+    /// (L, R) in that order.
+    pub const fn new(latent: u32, rope: u32) -> Self {
+        Self { latent, rope }
+    }
+}
+
+impl fmt::Display for CacheDims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({},{})", self.latent, self.rope)
+    }
+}
+
+/// The numbers of query heads that a backend takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum HeadCounts {
+    /// Any number.
+    Any,
+    /// From the first to the second, both included.
+    Range(u32, u32),
+    /// These alone.
+    List(&'static [u32]),
+}
+
+impl HeadCounts {
+    /// Whether `heads` is among them.
+    pub const fn accepts(self, heads: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Range(least, most) => least <= heads && heads <= most,
+            Self::List(counts) => contains(counts, heads),
+        }
+    }
+}
+
+impl fmt::Display for HeadCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::Range(least, most) => write!(f, "{least} to {most}"),
+            Self::List(counts) => list(f, counts.iter(), "none"),
+        }
+    }
+}
+
+/// The page sizes that a backend takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PageSizes {
+    /// Any size.
+    Any,
+    /// Every multiple of this one.
+    MultipleOf(u32),
+    /// These alone.
+    List(&'static [u32]),
+}
+
+impl PageSizes {
+    /// Whether pages of `size` tokens are among them.
+    pub const fn accepts(self, size: u32) -> bool {
+        match self {
+            Self::Any => size > 0,
+            Self::MultipleOf(unit) => size > 0 && size.is_multiple_of(unit),
+            Self::List(sizes) => contains(sizes, size),
+        }
+    }
+}
+
+impl fmt::Display for PageSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::MultipleOf(unit) => write!(f, "multiples of {unit}"),
+            Self::List(sizes) => list(f, sizes.iter(), "none"),
+        }
+    }
+}
+
+const fn contains(numbers: &[u32], number: u32) -> bool {
+    let mut i = 0;
+    while i < numbers.len() {
+        if numbers[i] == number {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// How the numbers of query tokens may differ within a decode batch. Each level includes the ones
+/// before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum QueryLen {
+    /// One token per request.
+    Single,
+    /// The same number for every request.
+    Uniform,
+    /// Any number for each request.
+    Ragged,
+}
+
+impl QueryLen {
+    /// Every level, in order.
+    pub const ALL: &'static [Self] = &[Self::Single, Self::Uniform, Self::Ragged];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Uniform => "uniform",
+            Self::Ragged => "ragged",
+        }
+    }
+}
+
+impl fmt::Display for QueryLen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What can be captured into a CUDA graph and replayed with other lengths. Each level includes the
+/// ones before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum GraphSupport {
+    /// Nothing.
+    Never,
+    /// Batches of one token per request.
+    SingleToken,
+    /// Batches of equal query lengths.
+    UniformBatch,
+    /// Every batch.
+    Always,
+}
+
+impl GraphSupport {
+    /// Every level, in order.
+    pub const ALL: &'static [Self] = &[
+        Self::Never,
+        Self::SingleToken,
+        Self::UniformBatch,
+        Self::Always,
+    ];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::SingleToken => "single_token",
+            Self::UniformBatch => "uniform_batch",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl fmt::Display for GraphSupport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The base of the log-sum-exp as a backend's kernel produces it. What a backend hands to the
+/// layer is always the natural logarithm: the other bases are converted inside the backend.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LseOutput {
+    /// It produces none.
+    None,
+    /// Natural logarithm.
+    Ln,
+    /// Logarithm to the base 2.
+    Log2,
+}
+
+impl LseOutput {
+    /// Every kind, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::None, Self::Ln, Self::Log2];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Ln => "ln",
+            Self::Log2 => "log2",
+        }
+    }
+}
+
+/// Whether a decode backend attends to lists of slots.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SparseSupport {
+    /// Only to the whole context.
+    Never,
+    /// To either.
+    Optional,
+    /// Only to lists of slots.
+    Required,
+}
+
+impl SparseSupport {
+    /// Every level, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::Never, Self::Optional, Self::Required];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Optional => "optional",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// The order in which backends are tried: higher first, per set of capabilities.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Priority {
+    /// The first of these that has the capability decides.
+    pub by_capability: &'static [(CapabilityMatch, i32)],
+    /// Where none has it.
+    pub otherwise: i32,
+}
+
+impl Priority {
+    /// One number everywhere.
+    pub const fn everywhere(priority: i32) -> Self {
+        Self {
+            by_capability: &[],
+            otherwise: priority,
+        }
+    }
+
+    /// The priority on this hardware.
+    pub const fn on(&self, target: Target) -> i32 {
+        if let Some(capability) = target.capability {
+            let mut i = 0;
+            while i < self.by_capability.len() {
+                let (set, priority) = self.by_capability[i];
+                if set.accepts(capability) {
+                    return priority;
+                }
+                i += 1;
+            }
+        }
+        self.otherwise
+    }
+}
+
+/// What a backend supports. The attribute writes it as a constant of the backend's `impl` block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BackendSpec {
+    /// The name by which it is chosen, such as `FLASHMLA`.
+    pub name: &'static str,
+    /// Who provides the kernel: `native` where it is this project's own.
+    pub provider: &'static str,
+    /// What it computes.
+    pub phase: Phase,
+    /// The kind of device whose memory it reads.
+    pub platform: Platform,
+    /// The compute capabilities it runs on.
+    pub capabilities: &'static [CapabilityMatch],
+    /// The dtypes of queries and outputs.
+    pub dtypes: &'static [DType],
+    /// The per-head dimensions (P, R, V); `None` where any will do.
+    pub dims: Option<&'static [HeadDims]>,
+    /// The widths of a cache row; `None` where any will do. Decode only.
+    pub cache_dims: Option<&'static [CacheDims]>,
+    /// The numbers of query heads.
+    pub heads: HeadCounts,
+    /// The cache formats. Decode only; empty for prefill, which never reads the cache.
+    pub kv_formats: &'static [KvFormat],
+    /// The page sizes. Decode only.
+    pub page_sizes: PageSizes,
+    /// How query lengths may differ. Decode only: prefill is always ragged.
+    pub query_len: QueryLen,
+    /// What can be captured into a CUDA graph.
+    pub graphs: GraphSupport,
+    /// The log-sum-exp its kernel produces.
+    pub lse: LseOutput,
+    /// Whether it can write a quantised output.
+    pub quant_output: bool,
+    /// Whether it attends to lists of slots. Decode only.
+    pub sparse: SparseSupport,
+    /// What it can do beyond plain causal attention.
+    pub features: FeatureSet,
+    /// When it is tried.
+    pub priority: Priority,
+}
+
+impl BackendSpec {
+    /// The least that a spec says: everything else is what most backends of the phase have.
+    /// Prefill runs ragged and returns a natural log-sum-exp; decode takes one token per request,
+    /// any page size, and the caches of its dtypes must be named.
+    pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
+        Self {
+            name,
+            provider: "native",
+            phase,
+            platform,
+            capabilities: &[CapabilityMatch::Any],
+            dtypes: &[DType::F16, DType::BF16],
+            dims: None,
+            cache_dims: None,
+            heads: HeadCounts::Any,
+            kv_formats: match phase {
+                Phase::Prefill => &[],
+                Phase::Decode => &[KvFormat::F16, KvFormat::BF16],
+            },
+            page_sizes: PageSizes::Any,
+            query_len: match phase {
+                Phase::Prefill => QueryLen::Ragged,
+                Phase::Decode => QueryLen::Single,
+            },
+            graphs: GraphSupport::Never,
+            lse: LseOutput::Ln,
+            quant_output: false,
+            sparse: SparseSupport::Never,
+            features: FeatureSet::NONE,
+            priority: Priority::everywhere(0),
+        }
+    }
+
+    /// Everything that speaks against this backend for `problem` on `target`, in the order of
+    /// [`Field`]; empty where it fits.
+    pub const fn validate(&self, target: Target, problem: &Problem) -> Reasons {
+        let mut reasons = Reasons::NONE;
+        let decode = matches!(self.phase, Phase::Decode);
+
+        if !self.platform.same(target.platform) {
+            reasons = reasons.with(Reason {
+                field: Field::Platform,
+                given: Given::Platform(target.platform),
+                accepted: Accepted::Platform(self.platform),
+            });
+        }
+        if !matches!(target.platform, Platform::Cpu) && !self.accepts_capability(target) {
+            reasons = reasons.with(Reason {
+                field: Field::Capability,
+                given: Given::Capability(target.capability),
+                accepted: Accepted::Capabilities(self.capabilities),
+            });
+        }
+        if !self.accepts_dtype(problem.dtype) {
+            reasons = reasons.with(Reason {
+                field: Field::DType,
+                given: Given::DType(problem.dtype),
+                accepted: Accepted::DTypes(self.dtypes),
+            });
+        }
+        if let Some(dims) = self.dims
+            && !contains_dims(dims, problem.dims.head)
+        {
+            reasons = reasons.with(Reason {
+                field: Field::Dims,
+                given: Given::Dims(problem.dims.head),
+                accepted: Accepted::Dims(dims),
+            });
+        }
+        if let Some(dims) = self.cache_dims
+            && !contains_cache_dims(dims, problem)
+        {
+            reasons = reasons.with(Reason {
+                field: Field::CacheDims,
+                given: Given::CacheDims(CacheDims::new(
+                    problem.dims.latent,
+                    problem.dims.head.rope,
+                )),
+                accepted: Accepted::CacheDims(dims),
+            });
+        }
+        if !self.heads.accepts(problem.heads) {
+            reasons = reasons.with(Reason {
+                field: Field::Heads,
+                given: Given::Count(problem.heads),
+                accepted: Accepted::Heads(self.heads),
+            });
+        }
+        if decode {
+            if let Some(accepted) = self.refuses_kv_format(problem) {
+                reasons = reasons.with(Reason {
+                    field: Field::KvFormat,
+                    given: Given::KvFormat(problem.kv_format),
+                    accepted,
+                });
+            }
+            if !self.page_sizes.accepts(problem.page_size) {
+                reasons = reasons.with(Reason {
+                    field: Field::PageSize,
+                    given: Given::Count(problem.page_size),
+                    accepted: Accepted::PageSizes(self.page_sizes),
+                });
+            }
+            if (self.query_len as u8) < problem.query_len as u8 {
+                reasons = reasons.with(Reason {
+                    field: Field::QueryLen,
+                    given: Given::QueryLen(problem.query_len),
+                    accepted: Accepted::QueryLen(self.query_len),
+                });
+            }
+            if (self.graphs as u8) < problem.graphs as u8 {
+                reasons = reasons.with(Reason {
+                    field: Field::Graphs,
+                    given: Given::Graphs(problem.graphs),
+                    accepted: Accepted::Graphs(self.graphs),
+                });
+            }
+        }
+        if problem.context_parallel && matches!(self.lse, LseOutput::None) {
+            reasons = reasons.with(Reason {
+                field: Field::Lse,
+                given: Given::Text("context parallelism, which merges by log-sum-exp"),
+                accepted: Accepted::Text("no log-sum-exp output"),
+            });
+        }
+        if problem.quant_output && !self.quant_output {
+            reasons = reasons.with(Reason {
+                field: Field::QuantOutput,
+                given: Given::Text("quantised output"),
+                accepted: Accepted::Text("unquantised output"),
+            });
+        }
+        if decode {
+            let (given, accepted) = match (problem.sparse, self.sparse) {
+                (true, SparseSupport::Never) => ("sparse", "dense"),
+                (false, SparseSupport::Required) => ("dense", "sparse"),
+                _ => ("", ""),
+            };
+            if !given.is_empty() {
+                reasons = reasons.with(Reason {
+                    field: Field::Sparse,
+                    given: Given::Text(given),
+                    accepted: Accepted::Text(accepted),
+                });
+            }
+        }
+        let mut i = 0;
+        while i < Feature::ALL.len() {
+            let feature = Feature::ALL[i];
+            if problem.features.contains(feature) && !self.features.contains(feature) {
+                reasons = reasons.with(Reason {
+                    field: Field::Features,
+                    given: Given::Feature(feature),
+                    accepted: Accepted::Features(self.features),
+                });
+            }
+            i += 1;
+        }
+        reasons
+    }
+
+    /// The reason that `availability` gives on `target`. What this machine lacks speaks against a
+    /// backend only where it has to run here.
+    pub const fn unavailable(availability: Availability, target: Target) -> Option<Reason> {
+        match availability {
+            Availability::Unavailable(cause) if target.present || !cause.is_local() => {
+                Some(Reason {
+                    field: Field::Availability,
+                    given: Given::Cause(cause),
+                    accepted: Accepted::Remedy(cause),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Checks, while compiling, what must hold of every spec, so that a spec written by hand is
+    /// held to the attribute's rules.
+    ///
+    /// # Panics
+    ///
+    /// In a constant, which makes it a compile error: where a list is empty, a size is zero, a
+    /// range is reversed, or a key contradicts the phase.
+    pub const fn checked(self) -> Self {
+        assert!(
+            !self.name.is_empty(),
+            "name: given \"\", accepted a non-empty name"
+        );
+        assert!(
+            !self.capabilities.is_empty(),
+            "sm: given an empty list, accepted at least one capability"
+        );
+        assert!(
+            !self.dtypes.is_empty(),
+            "dtypes: given an empty list, accepted at least one dtype"
+        );
+        if let Some(dims) = self.dims {
+            assert!(
+                !dims.is_empty(),
+                "dims: given an empty list, accepted at least one (P,R,V)"
+            );
+        }
+        if let Some(dims) = self.cache_dims {
+            assert!(
+                !dims.is_empty(),
+                "cache_dims: given an empty list, accepted at least one (L,R)"
+            );
+        }
+        match self.heads {
+            HeadCounts::Range(least, most) => {
+                assert!(
+                    0 < least && least <= most,
+                    "heads: given a reversed or zero range, accepted 1 and up"
+                );
+            }
+            HeadCounts::List(counts) => {
+                assert!(
+                    !counts.is_empty(),
+                    "heads: given an empty list, accepted at least one count"
+                );
+            }
+            HeadCounts::Any => {}
+        }
+        match self.page_sizes {
+            PageSizes::MultipleOf(unit) => {
+                assert!(unit > 0, "page_sizes: given 0, accepted 1 and up")
+            }
+            PageSizes::List(sizes) => {
+                assert!(
+                    !sizes.is_empty(),
+                    "page_sizes: given an empty list, accepted at least one size"
+                );
+                assert!(
+                    !contains(sizes, 0),
+                    "page_sizes: given 0, accepted 1 and up"
+                );
+            }
+            PageSizes::Any => {}
+        }
+        match self.phase {
+            Phase::Prefill => {
+                assert!(
+                    self.kv_formats.is_empty(),
+                    "kv: given formats, accepted none: prefill never reads the cache"
+                );
+                assert!(
+                    !matches!(self.lse, LseOutput::None),
+                    "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
+                );
+            }
+            Phase::Decode => {
+                assert!(
+                    !self.kv_formats.is_empty(),
+                    "kv: given an empty list, accepted at least one format"
+                );
+            }
+        }
+        self
+    }
+
+    /// Whether the backend runs on the target's capability. An unknown capability is accepted by
+    /// none: better a reason than a guess.
+    pub const fn accepts_capability(&self, target: Target) -> bool {
+        let Some(capability) = target.capability else {
+            return false;
+        };
+        let mut i = 0;
+        while i < self.capabilities.len() {
+            if self.capabilities[i].accepts(capability) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    const fn accepts_dtype(&self, dtype: DType) -> bool {
+        let mut i = 0;
+        while i < self.dtypes.len() {
+            if self.dtypes[i].same(dtype) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    // An unquantised cache holds the compute dtype: converting rows while attending would be a
+    // second, unnamed format.
+    const fn refuses_kv_format(&self, problem: &Problem) -> Option<Accepted> {
+        let mut i = 0;
+        while i < self.kv_formats.len() {
+            if self.kv_formats[i].same(problem.kv_format) {
+                return match problem.kv_format.dtype() {
+                    Some(dtype) if !dtype.same(problem.dtype) => {
+                        Some(Accepted::KvFormat(KvFormat::of(problem.dtype)))
+                    }
+                    _ => None,
+                };
+            }
+            i += 1;
+        }
+        Some(Accepted::KvFormats(self.kv_formats))
+    }
+}
+
+const fn contains_dims(list: &[HeadDims], dims: HeadDims) -> bool {
+    let mut i = 0;
+    while i < list.len() {
+        if list[i].same(dims) {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+const fn contains_cache_dims(list: &[CacheDims], problem: &Problem) -> bool {
+    let mut i = 0;
+    while i < list.len() {
+        if list[i].latent == problem.dims.latent && list[i].rope == problem.dims.head.rope {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// Why an entry without an implementation cannot run.
+impl From<Cause> for Availability {
+    fn from(cause: Cause) -> Self {
+        Self::Unavailable(cause)
+    }
+}

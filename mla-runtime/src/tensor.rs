@@ -1,0 +1,394 @@
+//! Borrowed tensors in a device's memory: bytes, a dtype, and three axes with strides.
+//!
+//! Everything that attention passes around has at most three axes, so the rank is fixed:
+//! `[tokens, heads, width]` for queries and outputs, `[tokens, 1, width]` for rows without heads,
+//! `[batch, rows, columns]` for products. Strides count elements. A view is checked once, when it
+//! is made: every index within its shape lies within its bytes.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// The extents of a tensor's three axes.
+pub type Shape = [usize; 3];
+
+/// Where an element lies: the dtype, the shape, and the strides in elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// The element type.
+    pub dtype: DType,
+    /// The extents.
+    pub shape: Shape,
+    /// The distances between neighbours along each axis, in elements.
+    pub strides: Shape,
+}
+
+impl Layout {
+    /// Row-major without gaps.
+    pub const fn contiguous(dtype: DType, shape: Shape) -> Self {
+        Self {
+            dtype,
+            shape,
+            strides: [shape[1] * shape[2], shape[2], 1],
+        }
+    }
+
+    /// The number of elements.
+    pub const fn elements(&self) -> usize {
+        self.shape[0] * self.shape[1] * self.shape[2]
+    }
+
+    /// The bytes from the first element to the end of the last, or `None` where that overflows.
+    pub fn span_bytes(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let mut last = 0usize;
+        for (extent, stride) in self.shape.iter().zip(&self.strides) {
+            last = last.checked_add((extent - 1).checked_mul(*stride)?)?;
+        }
+        last.checked_add(1)?.checked_mul(self.dtype.bytes())
+    }
+
+    /// Whether neighbours along the last axis are neighbours in memory, as most kernels require.
+    pub const fn has_unit_columns(&self) -> bool {
+        self.strides[2] == 1 || self.shape[2] <= 1
+    }
+
+    // Two indices may name one element in a broadcast input; in an output that would be a race.
+    // Sorted by stride, each axis must step over the whole of the smaller ones.
+    fn is_injective(&self) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let mut axes: Vec<_> = (0..3).filter(|axis| self.shape[*axis] > 1).collect();
+        axes.sort_by_key(|axis| self.strides[*axis]);
+        let mut reach = 0;
+        for axis in axes {
+            if self.strides[axis] <= reach {
+                return false;
+            }
+            reach += (self.shape[axis] - 1) * self.strides[axis];
+        }
+        true
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {:?} strides {:?}",
+            self.dtype, self.shape, self.strides
+        )
+    }
+}
+
+fn check_span(layout: &Layout, available: usize) -> Result<()> {
+    match layout.span_bytes() {
+        Some(bytes) if bytes <= available => Ok(()),
+        _ => Err(Error::argument(
+            "layout",
+            layout,
+            format!("one that lies within {available} bytes"),
+        )),
+    }
+}
+
+/// A tensor that is read.
+pub struct TensorRef<'a, D: Device> {
+    bytes: D::Bytes<'a>,
+    layout: Layout,
+}
+
+impl<D: Device> Clone for TensorRef<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for TensorRef<'_, D> {}
+
+impl<D: Device> fmt::Debug for TensorRef<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorRef({})", self.layout)
+    }
+}
+
+impl<'a, D: Device> TensorRef<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where an element of the layout lies outside `bytes`.
+    pub fn new(bytes: D::Bytes<'a>, layout: Layout) -> Result<Self> {
+        check_span(&layout, D::byte_len(bytes))?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at the first element and may go on past the last.
+    pub fn bytes(&self) -> D::Bytes<'a> {
+        self.bytes
+    }
+
+    /// The dtype, shape and strides.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> Shape {
+        self.layout.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
+    /// The part with `range` along `axis`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the axis.
+    pub fn narrow(&self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
+        let (layout, offset) = narrowed(&self.layout, axis, range)?;
+        let bytes = D::byte_range(self.bytes, offset..D::byte_len(self.bytes));
+        Ok(Self { bytes, layout })
+    }
+
+    /// The same elements with axes `a` and `b` exchanged.
+    #[must_use]
+    pub fn transpose(mut self, a: usize, b: usize) -> Self {
+        self.layout.shape.swap(a, b);
+        self.layout.strides.swap(a, b);
+        self
+    }
+
+    /// An axis of extent one, repeated `count` times without a copy.
+    ///
+    /// # Errors
+    ///
+    /// Where the axis has another extent than one.
+    pub fn broadcast(mut self, axis: usize, count: usize) -> Result<Self> {
+        if self.layout.shape[axis] != 1 {
+            return Err(Error::argument(
+                "broadcast axis",
+                self.layout.shape[axis],
+                "an extent of 1",
+            ));
+        }
+        self.layout.shape[axis] = count;
+        self.layout.strides[axis] = 0;
+        Ok(self)
+    }
+}
+
+/// A tensor that is written.
+pub struct TensorMut<'a, D: Device> {
+    bytes: D::BytesMut<'a>,
+    layout: Layout,
+}
+
+impl<D: Device> fmt::Debug for TensorMut<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TensorMut({})", self.layout)
+    }
+}
+
+impl<'a, D: Device> TensorMut<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where an element of the layout lies outside `bytes`, or two indices name one element.
+    pub fn new(bytes: D::BytesMut<'a>, layout: Layout) -> Result<Self> {
+        check_span(&layout, D::byte_len_mut(&bytes))?;
+        if !layout.is_injective() {
+            return Err(Error::argument(
+                "layout",
+                layout,
+                "an output in which no two indices share an element",
+            ));
+        }
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at the first element and may go on past the last.
+    pub fn into_bytes(self) -> D::BytesMut<'a> {
+        self.bytes
+    }
+
+    /// The dtype, shape and strides.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> Shape {
+        self.layout.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> TensorMut<'_, D> {
+        TensorMut {
+            bytes: D::reborrow(&mut self.bytes),
+            layout: self.layout,
+        }
+    }
+
+    /// The same view, read.
+    pub fn as_ref(&self) -> TensorRef<'_, D> {
+        TensorRef {
+            bytes: D::freeze(&self.bytes),
+            layout: self.layout,
+        }
+    }
+
+    /// The part with `range` along `axis`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the axis.
+    pub fn narrow(self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
+        let (layout, offset) = narrowed(&self.layout, axis, range)?;
+        let (_, bytes) = D::split_mut(self.bytes, offset);
+        Ok(Self { bytes, layout })
+    }
+
+    /// The same elements with axes `a` and `b` exchanged.
+    #[must_use]
+    pub fn transpose(mut self, a: usize, b: usize) -> Self {
+        self.layout.shape.swap(a, b);
+        self.layout.strides.swap(a, b);
+        self
+    }
+}
+
+fn narrowed(
+    layout: &Layout,
+    axis: usize,
+    range: std::ops::Range<usize>,
+) -> Result<(Layout, usize)> {
+    let extent = layout.shape[axis];
+    if range.start > range.end || range.end > extent {
+        return Err(Error::argument(
+            "range",
+            format!("{range:?}"),
+            format!("within 0..{extent}"),
+        ));
+    }
+    let mut part = *layout;
+    part.shape[axis] = range.len();
+    // An empty part has no first element: it begins where the whole does, whose bytes may be fewer
+    // than the offset.
+    let offset = if part.shape.contains(&0) {
+        0
+    } else {
+        range.start * layout.strides[axis]
+    };
+    Ok((part, offset * layout.dtype.bytes()))
+}
+
+/// The element of an [`ArrayRef`]: an index or a length.
+pub trait Index: bytemuck::Pod + Send + Sync + 'static {
+    /// The name in error messages.
+    const NAME: &'static str;
+}
+
+impl Index for i32 {
+    const NAME: &'static str = "i32";
+}
+
+impl Index for i64 {
+    const NAME: &'static str = "i64";
+}
+
+/// A list of indices or lengths in a device's memory, contiguous.
+pub struct ArrayRef<'a, D: Device, T: Index> {
+    bytes: D::Bytes<'a>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<D: Device, T: Index> Clone for ArrayRef<'_, D, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device, T: Index> Copy for ArrayRef<'_, D, T> {}
+
+impl<D: Device, T: Index> fmt::Debug for ArrayRef<'_, D, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ArrayRef([{}; {}])", T::NAME, self.len)
+    }
+}
+
+impl<'a, D: Device, T: Index> ArrayRef<'a, D, T> {
+    /// The first `len` elements of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// Where `bytes` holds fewer.
+    pub fn new(bytes: D::Bytes<'a>, len: usize) -> Result<Self> {
+        let available = D::byte_len(bytes) / size_of::<T>();
+        if len > available {
+            return Err(Error::argument(
+                "array length",
+                len,
+                format!("at most {available} elements of {}", T::NAME),
+            ));
+        }
+        Ok(Self {
+            bytes,
+            len,
+            element: PhantomData,
+        })
+    }
+
+    /// The bytes, which begin at the first element and may go on past the last.
+    pub fn bytes(&self) -> D::Bytes<'a> {
+        self.bytes
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the array.
+    pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.len {
+            return Err(Error::argument(
+                "range",
+                format!("{range:?}"),
+                format!("within 0..{}", self.len),
+            ));
+        }
+        let width = size_of::<T>();
+        let bytes = D::byte_range(self.bytes, range.start * width..range.end * width);
+        Ok(Self {
+            bytes,
+            len: range.len(),
+            element: PhantomData,
+        })
+    }
+}
