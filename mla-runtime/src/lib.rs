@@ -5,6 +5,7 @@ extern crate self as mla_runtime;
 
 pub mod availability;
 pub mod backend;
+pub mod batch;
 pub mod cache;
 pub mod capability;
 pub mod device;

@@ -1,0 +1,707 @@
+//! Batch specs: a batch of attention requests in one word.
+//!
+//! Segments are joined by `_`, each of the form `[count]q<len>[k][s<len>[k]]`:
+//!
+//! | part | meaning |
+//! |---|---|
+//! | `count` | how many such requests; 1 if left out |
+//! | `q<len>` | query length: the new tokens of each request |
+//! | `s<len>` | kv length, with the query tokens; the query length if left out |
+//! | `k` | the length before it is × 1024 |
+//!
+//! ```
+//! use mla_runtime::batch::{BatchSpec, RequestKind};
+//!
+//! let spec: BatchSpec = "2q2k_32q1s1k".parse()?;
+//! assert_eq!(spec.requests().len(), 34);
+//! assert_eq!(spec.count(RequestKind::Decode), 32);
+//! assert_eq!(spec.label(), "2 prefill (2x2k), 32 decode (32x1k)");
+//! # Ok::<(), mla_runtime::batch::BatchSpecError>(())
+//! ```
+//!
+//! Nothing else is accepted: no space, no sign, no upper case, no digit outside ASCII, no count or
+//! length of zero, and no kv length below the query length.
+
+use std::collections::HashMap;
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
+
+use serde::Serialize;
+use serde::ser::{SerializeStruct, Serializer};
+
+/// The longest query or kv length: lengths are 32-bit signed integers on devices.
+pub const MAX_LEN: u32 = i32::MAX as u32;
+
+/// The most requests of a spec: far beyond any engine's batch, and small enough to hold as a list.
+pub const MAX_REQUESTS: usize = 1 << 20;
+
+/// The longest extension that is called speculative decode.
+pub const MAX_SPECULATIVE_LEN: u32 = 8;
+
+/// One request of a batch: its new tokens, and all tokens it attends to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+pub struct Request {
+    /// The query length: how many tokens are new.
+    pub q: u32,
+    /// The kv length: the cached context and the new tokens.
+    pub kv: u32,
+}
+
+/// What a request does, by its lengths.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RequestKind {
+    /// No context: q = kv.
+    Prefill,
+    /// Several new tokens after cached context: 1 < q < kv.
+    Extend,
+    /// One new token after cached context: q = 1 < kv.
+    Decode,
+}
+
+impl RequestKind {
+    /// All kinds, in the order in which labels list them.
+    pub const ALL: [Self; 3] = [Self::Prefill, Self::Extend, Self::Decode];
+}
+
+impl fmt::Display for RequestKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prefill => "prefill",
+            Self::Extend => "extend",
+            Self::Decode => "decode",
+        })
+    }
+}
+
+impl Request {
+    /// What the request does. A single token without context is a prefill.
+    pub const fn kind(self) -> RequestKind {
+        if self.q == self.kv {
+            RequestKind::Prefill
+        } else if self.q == 1 {
+            RequestKind::Decode
+        } else {
+            RequestKind::Extend
+        }
+    }
+
+    /// The cached tokens: kv − q.
+    pub const fn context_len(self) -> u32 {
+        self.kv.saturating_sub(self.q)
+    }
+
+    /// Whether this is what speculative decoding asks for: an extension by at most
+    /// [`MAX_SPECULATIVE_LEN`] tokens.
+    pub const fn is_speculative_decode(self) -> bool {
+        matches!(self.kind(), RequestKind::Extend) && self.q <= MAX_SPECULATIVE_LEN
+    }
+}
+
+/// A batch of requests, as written in a [batch spec](self).
+///
+/// Displays as the shortest spec that names the same requests in the same order, and serialises as
+/// `{"requests": [{"q", "kv"}], "decode", "extend", "prefill", "label"}`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct BatchSpec {
+    requests: Vec<Request>,
+}
+
+impl BatchSpec {
+    /// The requests, in the order of the spec; never empty.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// How many requests are of a kind.
+    pub fn count(&self, kind: RequestKind) -> usize {
+        self.requests.iter().filter(|r| r.kind() == kind).count()
+    }
+
+    /// The new tokens of the whole batch.
+    pub fn query_tokens(&self) -> u64 {
+        self.requests.iter().map(|r| u64::from(r.q)).sum()
+    }
+
+    /// The tokens of the whole batch that are attended to, cached and new.
+    pub fn kv_tokens(&self) -> u64 {
+        self.requests.iter().map(|r| u64::from(r.kv)).sum()
+    }
+
+    /// The longest query length.
+    pub fn max_query_len(&self) -> u32 {
+        self.requests.iter().map(|r| r.q).max().unwrap_or(0)
+    }
+
+    /// The longest kv length.
+    pub fn max_kv_len(&self) -> u32 {
+        self.requests.iter().map(|r| r.kv).max().unwrap_or(0)
+    }
+
+    /// The batch in words: `2 prefill (2x2k), 8 extend (8xq4kv1k), 32 decode (16x1k, 16x2k)`.
+    ///
+    /// By kind, with the sizes of each kind in the order in which they first appear.
+    pub fn label(&self) -> String {
+        let mut label = String::new();
+        for kind in RequestKind::ALL {
+            let mut sizes: Vec<(Request, usize)> = Vec::new();
+            let mut index = HashMap::new();
+            for &request in self.requests.iter().filter(|r| r.kind() == kind) {
+                let at = *index.entry(request).or_insert(sizes.len());
+                match sizes.get_mut(at) {
+                    Some((_, count)) => *count += 1,
+                    None => sizes.push((request, 1)),
+                }
+            }
+            if sizes.is_empty() {
+                continue;
+            }
+            if !label.is_empty() {
+                label.push_str(", ");
+            }
+            let total: usize = sizes.iter().map(|(_, count)| count).sum();
+            let sizes: Vec<String> = sizes
+                .into_iter()
+                .map(|(Request { q, kv }, count)| match kind {
+                    RequestKind::Extend => format!("{count}xq{}kv{}", Len(q), Len(kv)),
+                    RequestKind::Prefill | RequestKind::Decode => format!("{count}x{}", Len(kv)),
+                })
+                .collect();
+            // Writing to a string cannot fail.
+            let _ = write!(label, "{total} {kind} ({})", sizes.join(", "));
+        }
+        label
+    }
+}
+
+impl Serialize for BatchSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut spec = serializer.serialize_struct("BatchSpec", 5)?;
+        spec.serialize_field("requests", &self.requests)?;
+        spec.serialize_field("decode", &self.count(RequestKind::Decode))?;
+        spec.serialize_field("extend", &self.count(RequestKind::Extend))?;
+        spec.serialize_field("prefill", &self.count(RequestKind::Prefill))?;
+        spec.serialize_field("label", &self.label())?;
+        spec.end()
+    }
+}
+
+/// A length, with `k` where it is a multiple of 1024.
+struct Len(u32);
+
+impl fmt::Display for Len {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            len if len > 0 && len.is_multiple_of(1024) => write!(f, "{}k", len / 1024),
+            len => write!(f, "{len}"),
+        }
+    }
+}
+
+impl fmt::Display for BatchSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.requests.chunk_by(|a, b| a == b);
+        for (index, run) in runs.enumerate() {
+            let Request { q, kv } = run[0];
+            if index > 0 {
+                f.write_str("_")?;
+            }
+            if run.len() > 1 {
+                write!(f, "{}", run.len())?;
+            }
+            write!(f, "q{}", Len(q))?;
+            if kv != q {
+                write!(f, "s{}", Len(kv))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which part of a batch spec is wrong, and why.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("batch spec, segment {number} {text:?}, byte {offset}: {problem}", number = .segment + 1)]
+pub struct BatchSpecError {
+    /// The index of the segment, from zero.
+    pub segment: usize,
+    /// The segment as it was given, shortened if it is very long.
+    pub text: String,
+    /// The first byte of the wrong part, counted from the start of the whole spec.
+    pub offset: usize,
+    /// What is wrong with it.
+    pub problem: BatchSpecProblem,
+}
+
+/// What is wrong with a part of a batch spec.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchSpecProblem {
+    /// The segment has no characters.
+    #[error("the segment is empty; accepted: [count]q<len>[k][s<len>[k]], such as 8q1s1k")]
+    Empty,
+    /// The segment ends where something is missing.
+    #[error("the segment ends here; accepted: {accepted}")]
+    Ends {
+        /// What may stand here.
+        accepted: &'static str,
+    },
+    /// A character that cannot stand where it does.
+    #[error("{given:?} cannot stand here; accepted: {accepted}")]
+    Unexpected {
+        /// The character.
+        given: char,
+        /// What may stand here.
+        accepted: &'static str,
+    },
+    /// A number outside its range.
+    #[error("the {part} is {given}; accepted: 1 to {max}")]
+    OutOfRange {
+        /// Which number: the count, the query length or the kv length.
+        part: &'static str,
+        /// The number as it was given, with its `k`, shortened if it is very long.
+        given: String,
+        /// The largest accepted number.
+        max: u64,
+    },
+    /// The kv length is below the query length.
+    #[error(
+        "the kv length {kv} is less than the query length {q}; \
+         accepted: at least {q}, since kv includes the query tokens"
+    )]
+    KvBelowQuery {
+        /// The query length.
+        q: u32,
+        /// The kv length.
+        kv: u32,
+    },
+    /// The spec has too many requests up to and with this segment.
+    #[error("the batch has {given} requests up to here; accepted: at most {MAX_REQUESTS}")]
+    TooManyRequests {
+        /// The requests of the segments so far.
+        given: usize,
+    },
+}
+
+impl FromStr for BatchSpec {
+    type Err = BatchSpecError;
+
+    fn from_str(spec: &str) -> Result<Self, BatchSpecError> {
+        let mut requests = Vec::new();
+        let mut offset = 0;
+        for (segment, text) in spec.split('_').enumerate() {
+            let parsed = Segment::new(text).parse();
+            let (count, request) = parsed
+                .and_then(|(count, request)| {
+                    let given = requests.len() + count;
+                    match given <= MAX_REQUESTS {
+                        true => Ok((count, request)),
+                        false => Err((0, BatchSpecProblem::TooManyRequests { given })),
+                    }
+                })
+                .map_err(|(at, problem)| BatchSpecError {
+                    segment,
+                    text: shortened(text),
+                    offset: offset + at,
+                    problem,
+                })?;
+            requests.extend(std::iter::repeat_n(request, count));
+            offset += text.len() + "_".len();
+        }
+        Ok(Self { requests })
+    }
+}
+
+/// At most the first 40 characters, so that an error stays readable whatever was given.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A problem and where in the segment it is.
+type Problem = (usize, BatchSpecProblem);
+
+/// A segment that is being read from left to right.
+struct Segment<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Segment<'a> {
+    const fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// The count, and the request it counts.
+    fn parse(mut self) -> Result<(usize, Request), Problem> {
+        if self.text.is_empty() {
+            return Err((0, BatchSpecProblem::Empty));
+        }
+        let count = match self.peek() {
+            Some('q') => 1,
+            Some('0'..='9') => self.number("count", MAX_REQUESTS as u64, false)? as usize,
+            _ => return Err(self.unexpected("a count or q<len>")),
+        };
+        if !self.skip('q') {
+            return Err(self.unexpected("q<len>"));
+        }
+        let q = self.length("query length")?;
+        if self.peek().is_none() {
+            return Ok((count, Request { q, kv: q }));
+        }
+        if !self.skip('s') {
+            return Err(self.unexpected("a further digit, k, s<len>, or _ and another segment"));
+        }
+        let kv_at = self.at;
+        let kv = self.length("kv length")?;
+        if self.peek().is_some() {
+            return Err(self.unexpected("a further digit, k, or _ and another segment"));
+        }
+        if kv < q {
+            return Err((kv_at, BatchSpecProblem::KvBelowQuery { q, kv }));
+        }
+        Ok((count, Request { q, kv }))
+    }
+
+    fn length(&mut self, part: &'static str) -> Result<u32, Problem> {
+        if !matches!(self.peek(), Some('0'..='9')) {
+            return Err(self.unexpected("a length of one or more digits 0 to 9"));
+        }
+        // At most MAX_LEN, which is 32 bits wide.
+        Ok(self.number(part, MAX_LEN.into(), true)? as u32)
+    }
+
+    /// Digits, and a `k` where one may follow: a number from 1 to `max`.
+    fn number(&mut self, part: &'static str, max: u64, with_k: bool) -> Result<u64, Problem> {
+        let start = self.at;
+        let rest = &self.text[start..];
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        self.at += digits;
+        let unit = if with_k && self.skip('k') { 1024 } else { 1 };
+        rest[..digits]
+            .parse::<u64>()
+            .ok()
+            .and_then(|number| number.checked_mul(unit))
+            .filter(|number| (1..=max).contains(number))
+            .ok_or_else(|| {
+                let given = shortened(&self.text[start..self.at]);
+                (start, BatchSpecProblem::OutOfRange { part, given, max })
+            })
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.text[self.at..].chars().next()
+    }
+
+    fn skip(&mut self, expected: char) -> bool {
+        let found = self.peek() == Some(expected);
+        if found {
+            self.at += expected.len_utf8();
+        }
+        found
+    }
+
+    fn unexpected(&self, accepted: &'static str) -> Problem {
+        let problem = match self.peek() {
+            Some(given) => BatchSpecProblem::Unexpected { given, accepted },
+            None => BatchSpecProblem::Ends { accepted },
+        };
+        (self.at, problem)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(spec: &str) -> BatchSpec {
+        spec.parse()
+            .unwrap_or_else(|error| panic!("{spec}: {error}"))
+    }
+
+    #[test]
+    fn specs_and_labels() {
+        // The spec, its requests as (count, q, kv), and its label.
+        type Runs = &'static [(usize, u32, u32)];
+        let cases: [(&str, Runs, &str); 14] = [
+            ("q2k", &[(1, 2048, 2048)], "1 prefill (1x2k)"),
+            ("2q2k", &[(2, 2048, 2048)], "2 prefill (2x2k)"),
+            ("8q1s1k", &[(8, 1, 1024)], "8 decode (8x1k)"),
+            ("32q1s1k", &[(32, 1, 1024)], "32 decode (32x1k)"),
+            ("8q4s1k", &[(8, 4, 1024)], "8 extend (8xq4kv1k)"),
+            (
+                "2q1k_32q1s1k",
+                &[(2, 1024, 1024), (32, 1, 1024)],
+                "2 prefill (2x1k), 32 decode (32x1k)",
+            ),
+            (
+                "4q2k_8q4s1k_64q1s2k",
+                &[(4, 2048, 2048), (8, 4, 1024), (64, 1, 2048)],
+                "4 prefill (4x2k), 8 extend (8xq4kv1k), 64 decode (64x2k)",
+            ),
+            // Labels go by kind whatever the order of the spec; sizes keep their order.
+            (
+                "3q1s2k_q5_q1s1025_2q1s2k",
+                &[(3, 1, 2048), (1, 5, 5), (1, 1, 1025), (2, 1, 2048)],
+                "1 prefill (1x5), 6 decode (5x2k, 1x1025)",
+            ),
+            // One token without context is a prefill.
+            ("q1", &[(1, 1, 1)], "1 prefill (1x1)"),
+            ("q1s1", &[(1, 1, 1)], "1 prefill (1x1)"),
+            ("q1ks1k", &[(1, 1024, 1024)], "1 prefill (1x1k)"),
+            ("q1ks4k", &[(1, 1024, 4096)], "1 extend (1xq1kkv4k)"),
+            ("007q01s0010", &[(7, 1, 10)], "7 decode (7x10)"),
+            (
+                "q2147483647",
+                &[(1, 2_147_483_647, 2_147_483_647)],
+                "1 prefill (1x2147483647)",
+            ),
+        ];
+        for (text, runs, label) in cases {
+            let spec = parse(text);
+            let expected: Vec<Request> = runs
+                .iter()
+                .flat_map(|&(count, q, kv)| std::iter::repeat_n(Request { q, kv }, count))
+                .collect();
+            assert_eq!(spec.requests(), expected, "{text}");
+            assert_eq!(spec.label(), label, "{text}");
+            assert_eq!(parse(&spec.to_string()), spec, "{text}");
+        }
+    }
+
+    #[test]
+    fn displays_the_shortest_spec() {
+        for (given, shortest) in [
+            ("1q1024s2048", "q1ks2k"),
+            ("q5s5_q5_2q5", "4q5"),
+            ("q1s2_q3_q1s2", "q1s2_q3_q1s2"),
+            ("q1025s10240", "q1025s10k"),
+        ] {
+            assert_eq!(parse(given).to_string(), shortest);
+        }
+    }
+
+    #[test]
+    fn totals() {
+        let spec = parse("4q2k_8q4s1k_64q1s2k");
+        assert_eq!(spec.requests().len(), 76);
+        assert_eq!(RequestKind::ALL.map(|kind| spec.count(kind)), [4, 8, 64]);
+        assert_eq!(spec.query_tokens(), 4 * 2048 + 8 * 4 + 64);
+        assert_eq!(spec.kv_tokens(), 4 * 2048 + 8 * 1024 + 64 * 2048);
+        assert_eq!((spec.max_query_len(), spec.max_kv_len()), (2048, 2048));
+        assert_eq!(spec.requests()[4].context_len(), 1020);
+        let speculative = |spec: &str| parse(spec).requests()[0].is_speculative_decode();
+        assert!(speculative("q8s9"));
+        assert!(!speculative("q9s10"));
+        assert!(!speculative("q1s10"));
+        assert!(!speculative("q4"));
+    }
+
+    #[test]
+    fn serialises_in_the_documented_form() {
+        assert_eq!(
+            serde_json::to_string(&parse("2q1s1k_q3")).unwrap(),
+            concat!(
+                r#"{"requests":[{"q":1,"kv":1024},{"q":1,"kv":1024},{"q":3,"kv":3}],"#,
+                r#""decode":2,"extend":0,"prefill":1,"label":"1 prefill (1x3), 2 decode (2x1k)"}"#
+            )
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        const EMPTY: &str =
+            "the segment is empty; accepted: [count]q<len>[k][s<len>[k]], such as 8q1s1k";
+        const LENGTH: &str = "accepted: a length of one or more digits 0 to 9";
+        const AFTER_Q: &str = "accepted: a further digit, k, s<len>, or _ and another segment";
+        const AFTER_S: &str = "accepted: a further digit, k, or _ and another segment";
+        const START: &str = "accepted: a count or q<len>";
+        let cases: &[(&str, usize, usize, String)] = &[
+            ("", 0, 0, EMPTY.into()),
+            ("_", 0, 0, EMPTY.into()),
+            ("q1_", 1, 3, EMPTY.into()),
+            ("q1__q2", 1, 3, EMPTY.into()),
+            (
+                "q8s4",
+                0,
+                3,
+                "the kv length 4 is less than the query length 8; accepted: at least 8, \
+                 since kv includes the query tokens"
+                    .into(),
+            ),
+            (
+                "q1s2_0q1s1k",
+                1,
+                5,
+                "the count is 0; accepted: 1 to 1048576".into(),
+            ),
+            (
+                "q0",
+                0,
+                1,
+                "the query length is 0; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q0k",
+                0,
+                1,
+                "the query length is 0k; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q1s0",
+                0,
+                3,
+                "the kv length is 0; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q1s1k\n",
+                0,
+                5,
+                format!("'\\n' cannot stand here; {AFTER_S}"),
+            ),
+            ("q2k\n", 0, 3, format!("'\\n' cannot stand here; {AFTER_Q}")),
+            ("q2k ", 0, 3, format!("' ' cannot stand here; {AFTER_Q}")),
+            (" q2k", 0, 0, format!("' ' cannot stand here; {START}")),
+            ("q2K", 0, 2, format!("'K' cannot stand here; {AFTER_Q}")),
+            ("Q2", 0, 0, format!("'Q' cannot stand here; {START}")),
+            ("q2kk", 0, 3, format!("'k' cannot stand here; {AFTER_Q}")),
+            ("q2s3kk", 0, 5, format!("'k' cannot stand here; {AFTER_S}")),
+            ("q1kv1k", 0, 3, format!("'v' cannot stand here; {AFTER_Q}")),
+            ("q1s2s3", 0, 4, format!("'s' cannot stand here; {AFTER_S}")),
+            // Arabic-Indic and full-width digits are digits, but not of ASCII.
+            ("q١", 0, 1, format!("'١' cannot stand here; {LENGTH}")),
+            ("q１", 0, 1, format!("'１' cannot stand here; {LENGTH}")),
+            ("q1１", 0, 2, format!("'１' cannot stand here; {AFTER_Q}")),
+            ("٣q1", 0, 0, format!("'٣' cannot stand here; {START}")),
+            ("q", 0, 1, format!("the segment ends here; {LENGTH}")),
+            ("qs1", 0, 1, format!("'s' cannot stand here; {LENGTH}")),
+            ("q1s", 0, 3, format!("the segment ends here; {LENGTH}")),
+            ("q-1", 0, 1, format!("'-' cannot stand here; {LENGTH}")),
+            ("q+1", 0, 1, format!("'+' cannot stand here; {LENGTH}")),
+            ("q1.5", 0, 2, format!("'.' cannot stand here; {AFTER_Q}")),
+            ("8", 0, 1, "the segment ends here; accepted: q<len>".into()),
+            ("8k", 0, 1, "'k' cannot stand here; accepted: q<len>".into()),
+            ("s1k", 0, 0, format!("'s' cannot stand here; {START}")),
+            (
+                "q2147483648",
+                0,
+                1,
+                "the query length is 2147483648; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q1s2097152k",
+                0,
+                3,
+                "the kv length is 2097152k; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q18446744073709551616",
+                0,
+                1,
+                "the query length is 18446744073709551616; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "q18446744073709551615k",
+                0,
+                1,
+                "the query length is 18446744073709551615k; accepted: 1 to 2147483647".into(),
+            ),
+            (
+                "4000000000q1",
+                0,
+                0,
+                "the count is 4000000000; accepted: 1 to 1048576".into(),
+            ),
+            (
+                "q1_1048576q1",
+                1,
+                3,
+                "the batch has 1048577 requests up to here; accepted: at most 1048576".into(),
+            ),
+        ];
+        for (spec, segment, offset, message) in cases {
+            let error = spec.parse::<BatchSpec>().unwrap_err();
+            let text = spec.split('_').nth(*segment).unwrap();
+            assert_eq!(
+                (error.segment, error.offset),
+                (*segment, *offset),
+                "{spec:?}: {error}"
+            );
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "batch spec, segment {} {text:?}, byte {offset}: {message}",
+                    segment + 1
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn long_input_makes_no_long_message() {
+        let error = format!("q{}", "9".repeat(100_000))
+            .parse::<BatchSpec>()
+            .unwrap_err();
+        assert!(error.to_string().len() < 300);
+        assert_eq!(parse("1048576q1").requests().len(), MAX_REQUESTS);
+    }
+
+    fn requests() -> impl Strategy<Value = Vec<Request>> {
+        let len = prop_oneof![1u32..20, (1u32..20).prop_map(|k| k * 1024), 1..=MAX_LEN];
+        let request = (len.clone(), len).prop_map(|(a, b)| Request {
+            q: a.min(b),
+            kv: a.max(b),
+        });
+        proptest::collection::vec((request, 1usize..5), 1..8).prop_map(|runs| {
+            runs.into_iter()
+                .flat_map(|(request, count)| std::iter::repeat_n(request, count))
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn display_parses_back(requests in requests()) {
+            let spec = BatchSpec { requests };
+            prop_assert_eq!(spec.to_string().parse(), Ok(spec));
+        }
+
+        /// Every request is in one kind and in the label's totals.
+        #[test]
+        fn kinds_partition_the_batch(requests in requests()) {
+            let spec = BatchSpec { requests };
+            let total: usize = RequestKind::ALL.map(|kind| spec.count(kind)).iter().sum();
+            prop_assert_eq!(total, spec.requests().len());
+            let label = spec.label();
+            let labelled: usize = label
+                .split("), ")
+                .map(|part| part.split(' ').next().unwrap().parse::<usize>().unwrap())
+                .sum();
+            prop_assert_eq!(labelled, total);
+        }
+
+        #[test]
+        fn any_text_is_parsed_or_refused(spec in "\\PC*|[0-9qsk_]{0,24}") {
+            match spec.parse::<BatchSpec>() {
+                Ok(parsed) => prop_assert!(
+                    parsed.requests().iter().all(|r| 1 <= r.q && r.q <= r.kv)
+                ),
+                Err(error) => {
+                    // The offset is on a character of the segment it names, or at its end.
+                    let start: usize =
+                        spec.split('_').take(error.segment).map(|text| text.len() + 1).sum();
+                    let text = spec.split('_').nth(error.segment).unwrap();
+                    prop_assert!(text.is_char_boundary(error.offset - start));
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = String::from_utf8_lossy(&bytes).parse::<BatchSpec>();
+        }
+    }
+}
