@@ -15,6 +15,7 @@ pub mod error;
 pub mod feature;
 pub mod kv_format;
 pub mod lse;
+pub mod model;
 pub mod plan;
 pub mod problem;
 pub mod reason;

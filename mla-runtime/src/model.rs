@@ -1,0 +1,830 @@
+//! What a model's configuration says about its attention.
+//!
+//! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
+//! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
+
+use serde_json::{Map, Value};
+
+use crate::dims::{HeadDims, MlaDims};
+use crate::dtype::DType;
+
+/// The largest dimension or count that is accepted: far beyond any model's, and small enough that
+/// products of a few of them can be formed without fear.
+pub const MAX_DIM: u32 = 65536;
+
+/// The attention of a model: one layer's dimensions and what they are used with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ModelConfig {
+    /// L and (P, R, V).
+    pub dims: MlaDims,
+    /// H: the query heads of the whole model; see [`Self::heads_per_rank`].
+    pub heads: u32,
+    /// The layers with attention (`num_hidden_layers`), if the configuration says.
+    pub layers: Option<u32>,
+    /// The element type of weights and activations, if the configuration says.
+    pub dtype: Option<DType>,
+    /// The rank of the query projection; `None`: the query is projected in one step.
+    pub q_lora_rank: Option<u32>,
+    /// Sparse attention: how many cached tokens each query token attends to; `None`: all.
+    pub index_topk: Option<u32>,
+    /// The yarn extension of the rotary embedding, if the model has one.
+    pub yarn: Option<Yarn>,
+}
+
+/// What the yarn extension of the rotary embedding changes about the softmax.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Yarn {
+    /// By how much the context was extended (`factor`).
+    pub factor: f64,
+    /// The weight of the correction (`mscale_all_dim`); 0: there is none.
+    pub mscale_all_dim: f64,
+}
+
+impl Yarn {
+    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: what queries
+    /// and keys are each multiplied by.
+    pub fn mscale(self) -> f64 {
+        if self.factor > 1.0 {
+            0.1 * self.mscale_all_dim * self.factor.ln() + 1.0
+        } else {
+            1.0
+        }
+    }
+}
+
+/// A public model and its configuration.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Preset {
+    /// The name, in lower case: `deepseek-v3.2`.
+    pub name: &'static str,
+    /// The numbers of its published `config.json`.
+    pub config: ModelConfig,
+}
+
+/// The DeepSeek-V3 layer, on which most presets are variations.
+const DEEPSEEK_V3: ModelConfig = ModelConfig {
+    dims: MlaDims::R1,
+    heads: 128,
+    layers: Some(61),
+    dtype: Some(DType::BF16),
+    q_lora_rank: Some(1536),
+    index_topk: None,
+    yarn: Some(Yarn {
+        factor: 40.0,
+        mscale_all_dim: 1.0,
+    }),
+};
+
+const DEEPSEEK_V2: ModelConfig = ModelConfig {
+    layers: Some(60),
+    yarn: Some(Yarn {
+        factor: 40.0,
+        mscale_all_dim: 0.707,
+    }),
+    ..DEEPSEEK_V3
+};
+
+/// The public models known by name.
+///
+/// `kimi-k2` is the first Kimi-K2-Instruct, whose context is extended 32-fold; later releases
+/// (0905, Thinking) have a factor of 64 and otherwise the same attention.
+pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "deepseek-v2-lite",
+        config: ModelConfig {
+            heads: 16,
+            layers: Some(27),
+            q_lora_rank: None,
+            ..DEEPSEEK_V2
+        },
+    },
+    Preset {
+        name: "deepseek-v2",
+        config: DEEPSEEK_V2,
+    },
+    Preset {
+        name: "deepseek-v3",
+        config: DEEPSEEK_V3,
+    },
+    Preset {
+        name: "deepseek-r1",
+        config: DEEPSEEK_V3,
+    },
+    Preset {
+        name: "deepseek-v3.1",
+        config: DEEPSEEK_V3,
+    },
+    Preset {
+        name: "deepseek-v3.2",
+        config: ModelConfig {
+            index_topk: Some(2048),
+            ..DEEPSEEK_V3
+        },
+    },
+    Preset {
+        name: "kimi-k2",
+        config: ModelConfig {
+            heads: 64,
+            yarn: Some(Yarn {
+                factor: 32.0,
+                mscale_all_dim: 1.0,
+            }),
+            ..DEEPSEEK_V3
+        },
+    },
+    Preset {
+        name: "glm-5",
+        config: ModelConfig {
+            dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
+            heads: 64,
+            layers: Some(78),
+            dtype: Some(DType::BF16),
+            q_lora_rank: Some(2048),
+            index_topk: Some(2048),
+            yarn: None,
+        },
+    },
+    Preset {
+        name: "minicpm3",
+        config: ModelConfig {
+            dims: MlaDims::new(256, HeadDims::new(64, 32, 64)),
+            heads: 40,
+            layers: Some(62),
+            dtype: Some(DType::BF16),
+            q_lora_rank: Some(768),
+            index_topk: None,
+            yarn: None,
+        },
+    },
+];
+
+/// Why a model's configuration cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The text is not JSON.
+    #[error("config: not JSON: {message}")]
+    NotJson {
+        /// What the JSON parser says, with line and column.
+        message: String,
+    },
+    /// A part of the configuration that must be a JSON object is something else.
+    #[error("config: {place} is {given}; accepted: a JSON object")]
+    NotAnObject {
+        /// Which part.
+        place: &'static str,
+        /// What it is.
+        given: String,
+    },
+    /// A field that has no default is not there.
+    #[error("config: {field} is missing; looked for {looked_for}; accepted: {accepted}")]
+    Missing {
+        /// The field's name.
+        field: &'static str,
+        /// Where, and under which names, it was looked for.
+        looked_for: String,
+        /// What it may be.
+        accepted: String,
+    },
+    /// A field has a value that is not accepted.
+    #[error("config: {field} is {given}; accepted: {accepted}")]
+    Invalid {
+        /// The field, with the object it is in: `text_config.v_head_dim`.
+        field: String,
+        /// The value as it was given.
+        given: String,
+        /// What it may be.
+        accepted: String,
+    },
+    /// Two spellings of one field say different things.
+    #[error("config: {first} is {first_given}, but {second} is {second_given}; accepted: the same")]
+    Contradiction {
+        /// One field.
+        first: String,
+        /// Its value.
+        first_given: String,
+        /// The other field.
+        second: String,
+        /// Its value.
+        second_given: String,
+    },
+    /// There is no preset of this name.
+    #[error(
+        "model: no preset is named {given:?};{} accepted: {}",
+        did_you_mean(*.suggestion),
+        preset_names()
+    )]
+    UnknownPreset {
+        /// The name that was asked for.
+        given: String,
+        /// The preset with the most similar name, if one is similar.
+        suggestion: Option<&'static str>,
+    },
+    /// Tensor parallelism that does not divide the heads.
+    #[error(
+        "tensor parallelism: {given} ranks do not divide {heads} heads evenly; accepted: {}",
+        divisors(*.heads)
+    )]
+    HeadsNotDivisible {
+        /// The model's heads.
+        heads: u32,
+        /// The ranks asked for.
+        given: u32,
+    },
+}
+
+fn did_you_mean(suggestion: Option<&str>) -> String {
+    suggestion.map_or_else(String::new, |name| format!(" did you mean {name}?"))
+}
+
+fn preset_names() -> String {
+    let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+    names.join(", ")
+}
+
+fn divisors(heads: u32) -> String {
+    let divisors: Vec<String> = (1..=heads)
+        .filter(|&ranks| heads.is_multiple_of(ranks))
+        .map(|ranks| ranks.to_string())
+        .collect();
+    divisors.join(", ")
+}
+
+impl ModelConfig {
+    /// The configuration of a public model, by its name in [`PRESETS`].
+    ///
+    /// # Errors
+    ///
+    /// If there is none; the error lists the names that exist, and suggests a similar one.
+    pub fn preset(name: &str) -> Result<Self, ModelError> {
+        if let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) {
+            return Ok(preset.config);
+        }
+        // Long input is no near miss, and comparing it would take time without end.
+        let lower = (name.len() <= 64).then(|| name.to_lowercase());
+        let suggestion = lower.and_then(|lower| {
+            PRESETS
+                .iter()
+                .map(|preset| (strsim::jaro_winkler(&lower, preset.name), preset.name))
+                .filter(|&(similarity, _)| similarity > 0.8)
+                .max_by(|a, b| a.0.total_cmp(&b.0))
+                .map(|(_, name)| name)
+        });
+        Err(ModelError::UnknownPreset {
+            given: name.chars().take(64).collect(),
+            suggestion,
+        })
+    }
+
+    /// From the text of a Hugging Face `config.json`.
+    ///
+    /// Every field is looked for in `text_config`, where a model has one, then at the top level.
+    /// Fields that are not about attention are ignored.
+    ///
+    /// | field | |
+    /// |---|---|
+    /// | `kv_lora_rank`, `qk_nope_head_dim`, `num_attention_heads` | positive |
+    /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
+    /// | `qk_rope_head_dim` | may be 0 |
+    /// | `num_hidden_layers`, `q_lora_rank`, `index_topk` | positive, or left out, or null |
+    /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type `yarn` (`type` or `rope_type`) it has a `factor` and may have `mscale_all_dim` |
+    ///
+    /// # Errors
+    ///
+    /// If a required field is missing or a field has a value that is not accepted.
+    pub fn from_hf_config(json: &str) -> Result<Self, ModelError> {
+        let value: Value = serde_json::from_str(json).map_err(|error| ModelError::NotJson {
+            message: error.to_string(),
+        })?;
+        let fields = Fields::new(&value)?;
+        let heads = fields.required("num_attention_heads", 1)?;
+        let nope = fields.required("qk_nope_head_dim", 1)?;
+        let rope = fields.required("qk_rope_head_dim", 0)?;
+        Ok(Self {
+            dims: MlaDims::new(
+                fields.required("kv_lora_rank", 1)?,
+                HeadDims::new(nope, rope, fields.v_head_dim(heads)?),
+            ),
+            heads,
+            layers: fields.optional("num_hidden_layers", 1)?,
+            dtype: fields.dtype()?,
+            q_lora_rank: fields.optional("q_lora_rank", 1)?,
+            index_topk: fields.optional("index_topk", 1)?,
+            yarn: fields.yarn()?,
+        })
+    }
+
+    /// What scores are multiplied by before the softmax, in the absorbed and the expanded form
+    /// alike: 1/√(P+R), times [m²](Yarn::mscale) where the model has yarn, since queries and keys
+    /// each carry m once.
+    pub fn softmax_scale(&self) -> f64 {
+        let mscale = self.yarn.map_or(1.0, Yarn::mscale);
+        mscale * mscale / f64::from(self.dims.head.qk()).sqrt()
+    }
+
+    /// The heads of each rank under tensor parallelism.
+    ///
+    /// # Errors
+    ///
+    /// If `ranks` does not divide the heads; the error lists the numbers that do.
+    pub const fn heads_per_rank(&self, ranks: u32) -> Result<u32, ModelError> {
+        if ranks == 0 || !self.heads.is_multiple_of(ranks) {
+            return Err(ModelError::HeadsNotDivisible {
+                heads: self.heads,
+                given: ranks,
+            });
+        }
+        Ok(self.heads / ranks)
+    }
+}
+
+/// The objects in which fields are looked for, the first first.
+struct Fields<'a> {
+    text_config: Option<&'a Map<String, Value>>,
+    top: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(value: &'a Value) -> Result<Self, ModelError> {
+        let object = |value: &'a Value, place| {
+            value.as_object().ok_or_else(|| ModelError::NotAnObject {
+                place,
+                given: shown(value),
+            })
+        };
+        let top = object(value, "the whole")?;
+        let text_config = match top.get("text_config") {
+            None | Some(Value::Null) => None,
+            Some(nested) => Some(object(nested, "text_config")?),
+        };
+        Ok(Self { text_config, top })
+    }
+
+    /// A field that is there and not null, and its path.
+    fn get(&self, field: &str) -> Option<(String, &'a Value)> {
+        let present =
+            |object: &'a Map<String, Value>| object.get(field).filter(|value| !value.is_null());
+        let nested = self.text_config.and_then(present);
+        match nested {
+            Some(value) => Some((format!("text_config.{field}"), value)),
+            None => present(self.top).map(|value| (field.to_owned(), value)),
+        }
+    }
+
+    /// Where a field was looked for in vain.
+    fn looked_for(&self, field: &str) -> String {
+        match self.text_config {
+            Some(_) => format!("text_config.{field} and {field} at the top level"),
+            None => format!("{field} at the top level (there is no text_config)"),
+        }
+    }
+
+    fn optional(&self, field: &str, min: u32) -> Result<Option<u32>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
+            return Ok(None);
+        };
+        value
+            .as_u64()
+            .and_then(|number| u32::try_from(number).ok())
+            .filter(|number| (min..=MAX_DIM).contains(number))
+            .map(Some)
+            .ok_or_else(|| ModelError::Invalid {
+                field: path,
+                given: shown(value),
+                accepted: accepted(min),
+            })
+    }
+
+    fn required(&self, field: &'static str, min: u32) -> Result<u32, ModelError> {
+        self.optional(field, min)?
+            .ok_or_else(|| ModelError::Missing {
+                field,
+                looked_for: self.looked_for(field),
+                accepted: accepted(min),
+            })
+    }
+
+    fn v_head_dim(&self, heads: u32) -> Result<u32, ModelError> {
+        let field = "v_head_dim";
+        let is_minicpm3 = self
+            .get("model_type")
+            .is_some_and(|(_, value)| value == "minicpm3");
+        if self.get(field).is_some() || !is_minicpm3 {
+            return self.required(field, 1);
+        }
+        let hidden = self.required("hidden_size", 1)?;
+        if !hidden.is_multiple_of(heads) {
+            return Err(ModelError::Invalid {
+                field: "hidden_size".into(),
+                given: hidden.to_string(),
+                accepted: format!(
+                    "a multiple of num_attention_heads, {heads}, where v_head_dim is left out"
+                ),
+            });
+        }
+        Ok(hidden / heads)
+    }
+
+    fn dtype(&self) -> Result<Option<DType>, ModelError> {
+        let parse = |(path, value): (String, &Value)| {
+            let dtype = match value.as_str() {
+                Some("float32") => DType::F32,
+                Some("float16") => DType::F16,
+                Some("bfloat16") => DType::BF16,
+                _ => {
+                    return Err(ModelError::Invalid {
+                        field: path,
+                        given: shown(value),
+                        accepted: "float32, float16 or bfloat16".into(),
+                    });
+                }
+            };
+            Ok((path, dtype))
+        };
+        let new = self.get("dtype").map(parse).transpose()?;
+        let old = self.get("torch_dtype").map(parse).transpose()?;
+        match (new, old) {
+            (Some((first, a)), Some((second, b))) if a != b => Err(ModelError::Contradiction {
+                first,
+                first_given: a.to_string(),
+                second,
+                second_given: b.to_string(),
+            }),
+            (new, old) => Ok(new.or(old).map(|(_, dtype)| dtype)),
+        }
+    }
+
+    fn yarn(&self) -> Result<Option<Yarn>, ModelError> {
+        let found = self
+            .get("rope_scaling")
+            .or_else(|| self.get("rope_parameters"));
+        let Some((path, value)) = found else {
+            return Ok(None);
+        };
+        let invalid = |field: &str, value: &Value, accepted: &str| ModelError::Invalid {
+            field: format!("{path}{field}"),
+            given: shown(value),
+            accepted: accepted.into(),
+        };
+        let rope = value
+            .as_object()
+            .ok_or_else(|| invalid("", value, "an object or null"))?;
+        let number = |field: &str, accepted: &str, accepts: fn(f64) -> bool| {
+            let Some(value) = rope.get(field).filter(|value| !value.is_null()) else {
+                return Ok(None);
+            };
+            value
+                .as_f64()
+                .filter(|&number| number.is_finite() && accepts(number))
+                .map(Some)
+                .ok_or_else(|| invalid(&format!(".{field}"), value, accepted))
+        };
+        let mscale_all_dim = number("mscale_all_dim", "a number, at least 0", |m| m >= 0.0)?;
+        match rope.get("rope_type").or_else(|| rope.get("type")) {
+            Some(Value::String(kind)) if kind == "yarn" || kind == "deepseek_yarn" => {}
+            // Other types leave the softmax alone.
+            Some(Value::String(_)) => return Ok(None),
+            Some(other) => return Err(invalid(".type", other, "a string, such as \"yarn\"")),
+            None if mscale_all_dim.is_none() => return Ok(None),
+            // It would be a guess whether the factor applies.
+            None => {
+                return Err(ModelError::Missing {
+                    field: "type",
+                    looked_for: format!("{path}.type and {path}.rope_type"),
+                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
+                });
+            }
+        }
+        let positive = "a number above 0";
+        let factor = number("factor", positive, |factor| factor > 0.0)?;
+        Ok(Some(Yarn {
+            factor: factor.ok_or_else(|| ModelError::Missing {
+                field: "factor",
+                looked_for: format!("{path}.factor"),
+                accepted: positive.into(),
+            })?,
+            mscale_all_dim: mscale_all_dim.unwrap_or(0.0),
+        }))
+    }
+}
+
+fn accepted(min: u32) -> String {
+    format!("an integer from {min} to {MAX_DIM}")
+}
+
+/// A JSON value in one short line.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Object(_) => "an object".into(),
+        Value::Array(_) => "an array".into(),
+        other => {
+            let text = other.to_string();
+            match text.char_indices().nth(60) {
+                Some((end, _)) => format!("{}…", &text[..end]),
+                None => text,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn deepseek() -> Value {
+        json!({
+            "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536,
+            "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+            "v_head_dim": 128, "torch_dtype": "bfloat16", "vocab_size": 129280,
+            "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+        })
+    }
+
+    /// [`deepseek`] with some fields replaced; null removes one.
+    fn with(changes: Value) -> Value {
+        let mut config = deepseek();
+        for (field, value) in changes.as_object().unwrap() {
+            match value {
+                Value::Null => config.as_object_mut().unwrap().remove(field),
+                value => config
+                    .as_object_mut()
+                    .unwrap()
+                    .insert(field.clone(), value.clone()),
+            };
+        }
+        config
+    }
+
+    fn read(config: &Value) -> Result<ModelConfig, ModelError> {
+        ModelConfig::from_hf_config(&config.to_string())
+    }
+
+    #[test]
+    fn reads_a_config_flat_or_nested() {
+        assert_eq!(read(&deepseek()), Ok(DEEPSEEK_V3));
+        assert_eq!(read(&json!({"text_config": deepseek()})), Ok(DEEPSEEK_V3));
+        // What is not nested is taken from the top level, and what is nested wins.
+        let mut nested = deepseek();
+        nested.as_object_mut().unwrap().remove("torch_dtype");
+        let config = json!({
+            "text_config": nested, "torch_dtype": "float16", "num_attention_heads": 3,
+        });
+        let expected = ModelConfig {
+            dtype: Some(DType::F16),
+            ..DEEPSEEK_V3
+        };
+        assert_eq!(read(&config), Ok(expected));
+        assert_eq!(read(&with(json!({"text_config": null}))), Ok(DEEPSEEK_V3));
+    }
+
+    #[test]
+    fn reads_the_optional_fields() {
+        let bare = with(json!({
+            "torch_dtype": null, "rope_scaling": null, "q_lora_rank": null,
+            "num_hidden_layers": null,
+        }));
+        let config = read(&bare).unwrap();
+        assert_eq!((config.dtype, config.layers), (None, None));
+        assert_eq!((config.q_lora_rank, config.yarn), (None, None));
+        for (changes, dtype) in [
+            (json!({"torch_dtype": "float32"}), DType::F32),
+            (json!({"torch_dtype": null, "dtype": "float16"}), DType::F16),
+            (json!({"dtype": "bfloat16"}), DType::BF16),
+        ] {
+            assert_eq!(read(&with(changes)).unwrap().dtype, Some(dtype));
+        }
+        let config = read(&with(json!({"index_topk": 2048, "qk_rope_head_dim": 0}))).unwrap();
+        assert_eq!((config.index_topk, config.dims.head.rope), (Some(2048), 0));
+    }
+
+    #[test]
+    fn reads_yarn_in_all_spellings() {
+        let yarn = |rope: Value| read(&with(json!({"rope_scaling": rope}))).unwrap().yarn;
+        let of = |factor, mscale_all_dim| {
+            Some(Yarn {
+                factor,
+                mscale_all_dim,
+            })
+        };
+        assert_eq!(yarn(json!({"type": "yarn", "factor": 40})), of(40.0, 0.0));
+        let rope = json!({"rope_type": "deepseek_yarn", "factor": 4.5, "mscale_all_dim": 0.707});
+        assert_eq!(yarn(rope), of(4.5, 0.707));
+        assert_eq!(
+            yarn(json!({"rope_type": "default", "rope_theta": 10000})),
+            None
+        );
+        assert_eq!(
+            yarn(json!({"type": "longrope", "long_factor": [1.0]})),
+            None
+        );
+        assert_eq!(yarn(json!({"rope_theta": 10000})), None);
+        let parameters = with(json!({
+            "rope_scaling": null,
+            "rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale_all_dim": 1},
+        }));
+        assert_eq!(read(&parameters).unwrap().yarn, of(2.0, 1.0));
+    }
+
+    #[test]
+    fn softmax_scales() {
+        let scale = |name: &str| ModelConfig::preset(name).unwrap().softmax_scale();
+        // m = 0.1·ln 40 + 1 = 1.368888, and m²/√192.
+        assert!((scale("deepseek-v3") - 0.135_233_8).abs() < 1e-7);
+        // m = 0.0707·ln 40 + 1 = 1.260804.
+        assert!((scale("deepseek-v2") - 0.114_721_4).abs() < 1e-7);
+        // m = 0.1·ln 32 + 1 = 1.346574.
+        assert!((scale("kimi-k2") - 0.130_860_8).abs() < 1e-7);
+        assert_eq!(scale("glm-5"), 1.0 / 16.0);
+        assert_eq!(scale("minicpm3"), 1.0 / 96f64.sqrt());
+        let yarn = |factor, mscale_all_dim| {
+            Yarn {
+                factor,
+                mscale_all_dim,
+            }
+            .mscale()
+        };
+        assert_eq!(yarn(1.0, 1.0), 1.0);
+        assert_eq!(yarn(0.5, 1.0), 1.0);
+        assert_eq!(yarn(40.0, 0.0), 1.0);
+    }
+
+    #[test]
+    fn minicpm3_derives_its_value_width() {
+        let minicpm3 = |changes: Value| {
+            let mut all = json!({"v_head_dim": null, "model_type": "minicpm3"});
+            all.as_object_mut()
+                .unwrap()
+                .extend(changes.as_object().unwrap().clone());
+            read(&with(all))
+        };
+        let v = minicpm3(json!({"hidden_size": 8192})).unwrap().dims.head.v;
+        assert_eq!(v, 64);
+        let v = minicpm3(json!({"hidden_size": 8192, "v_head_dim": 96}))
+            .unwrap()
+            .dims
+            .head
+            .v;
+        assert_eq!(v, 96);
+        assert_eq!(
+            minicpm3(json!({"hidden_size": 100}))
+                .unwrap_err()
+                .to_string(),
+            "config: hidden_size is 100; accepted: a multiple of num_attention_heads, 128, where \
+             v_head_dim is left out"
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        const INTEGER: &str = "accepted: an integer from 1 to 65536";
+        let flat = "at the top level (there is no text_config)";
+        let cases = [
+            (
+                json!(3),
+                "the whole is 3; accepted: a JSON object".to_owned(),
+            ),
+            (
+                json!([]),
+                "the whole is an array; accepted: a JSON object".into(),
+            ),
+            (
+                with(json!({"text_config": "x"})),
+                "text_config is \"x\"; accepted: a JSON object".into(),
+            ),
+            (
+                with(json!({"kv_lora_rank": null})),
+                format!("kv_lora_rank is missing; looked for kv_lora_rank {flat}; {INTEGER}"),
+            ),
+            (
+                with(json!({"v_head_dim": null})),
+                format!("v_head_dim is missing; looked for v_head_dim {flat}; {INTEGER}"),
+            ),
+            (
+                json!({"text_config": with(json!({"qk_nope_head_dim": null}))}),
+                format!(
+                    "qk_nope_head_dim is missing; looked for text_config.qk_nope_head_dim and \
+                     qk_nope_head_dim at the top level; {INTEGER}"
+                ),
+            ),
+            (
+                with(json!({"kv_lora_rank": 0})),
+                format!("kv_lora_rank is 0; {INTEGER}"),
+            ),
+            (
+                with(json!({"kv_lora_rank": -512})),
+                format!("kv_lora_rank is -512; {INTEGER}"),
+            ),
+            (
+                with(json!({"kv_lora_rank": 512.5})),
+                format!("kv_lora_rank is 512.5; {INTEGER}"),
+            ),
+            (
+                with(json!({"kv_lora_rank": "512"})),
+                format!("kv_lora_rank is \"512\"; {INTEGER}"),
+            ),
+            (
+                json!({"text_config": with(json!({"v_head_dim": 4_294_967_424u64}))}),
+                format!("text_config.v_head_dim is 4294967424; {INTEGER}"),
+            ),
+            (
+                with(json!({"qk_rope_head_dim": true})),
+                "qk_rope_head_dim is true; accepted: an integer from 0 to 65536".into(),
+            ),
+            (
+                with(json!({"torch_dtype": "float8_e4m3fn"})),
+                "torch_dtype is \"float8_e4m3fn\"; accepted: float32, float16 or bfloat16".into(),
+            ),
+            (
+                with(json!({"dtype": "float16"})),
+                "dtype is f16, but torch_dtype is bf16; accepted: the same".into(),
+            ),
+            (
+                with(json!({"rope_scaling": "yarn"})),
+                "rope_scaling is \"yarn\"; accepted: an object or null".into(),
+            ),
+            (
+                with(json!({"rope_scaling": {"type": "yarn"}})),
+                "factor is missing; looked for rope_scaling.factor; accepted: a number above 0"
+                    .into(),
+            ),
+            (
+                with(json!({"rope_scaling": {"type": "yarn", "factor": 0}})),
+                "rope_scaling.factor is 0; accepted: a number above 0".into(),
+            ),
+            (
+                with(json!({"rope_scaling": {"type": "yarn", "factor": 2, "mscale_all_dim": "1"}})),
+                "rope_scaling.mscale_all_dim is \"1\"; accepted: a number, at least 0".into(),
+            ),
+            (
+                with(json!({"rope_scaling": {"factor": 2, "mscale_all_dim": 1}})),
+                "type is missing; looked for rope_scaling.type and rope_scaling.rope_type; \
+                 accepted: a string; \"yarn\" if mscale_all_dim is to apply"
+                    .into(),
+            ),
+            (
+                with(json!({"rope_scaling": {"type": 7}})),
+                "rope_scaling.type is 7; accepted: a string, such as \"yarn\"".into(),
+            ),
+        ];
+        for (config, message) in cases {
+            let error = read(&config).unwrap_err();
+            assert_eq!(error.to_string(), format!("config: {message}"));
+        }
+        assert_eq!(
+            ModelConfig::from_hf_config("{").unwrap_err().to_string(),
+            "config: not JSON: EOF while parsing an object at line 1 column 1"
+        );
+    }
+
+    #[test]
+    fn presets_by_name() {
+        for preset in PRESETS {
+            assert_eq!(ModelConfig::preset(preset.name), Ok(preset.config));
+        }
+        let names = "deepseek-v2-lite, deepseek-v2, deepseek-v3, deepseek-r1, deepseek-v3.1, \
+                     deepseek-v3.2, kimi-k2, glm-5, minicpm3";
+        for (given, suggestion) in [
+            ("deepseek-v32", " did you mean deepseek-v3.2?"),
+            ("DeepSeek-R1", " did you mean deepseek-r1?"),
+            ("kimi-2", " did you mean kimi-k2?"),
+            ("glm5", " did you mean glm-5?"),
+            ("llama", ""),
+            ("", ""),
+        ] {
+            let error = ModelConfig::preset(given).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!("model: no preset is named {given:?};{suggestion} accepted: {names}")
+            );
+        }
+    }
+
+    #[test]
+    fn heads_are_divided_evenly() {
+        let minicpm3 = ModelConfig::preset("minicpm3").unwrap();
+        assert_eq!(DEEPSEEK_V3.heads_per_rank(8), Ok(16));
+        assert_eq!(minicpm3.heads_per_rank(1), Ok(40));
+        for ranks in [0, 3, 80] {
+            assert_eq!(
+                minicpm3.heads_per_rank(ranks).unwrap_err().to_string(),
+                format!(
+                    "tensor parallelism: {ranks} ranks do not divide 40 heads evenly; \
+                     accepted: 1, 2, 4, 5, 8, 10, 20, 40"
+                )
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC*", value: i64) {
+            let _ = ModelConfig::from_hf_config(&text);
+            let _ = ModelConfig::preset(&text);
+            let _ = read(&with(json!({"kv_lora_rank": value, "dtype": text})));
+        }
+    }
+}
