@@ -6,6 +6,8 @@
 pub mod context;
 mod error;
 pub mod parallel;
+pub mod slots;
+pub mod split;
 pub mod workspace;
 
 pub use error::PlanError;

@@ -1,0 +1,336 @@
+//! Slot mapping: where in the paged cache each token's row is.
+//!
+//! The cache is a list of pages of equally many rows. A request's block table lists the pages of
+//! its tokens in order, so the token at position p is at
+//!
+//! ```text
+//! slot = block_table[request][p / page_size] · page_size + p mod page_size
+//! ```
+//!
+//! Slots are 64-bit: a cache of 2³¹ pages has more rows than 32 bits count. A slot of
+//! [`SKIPPED`] in a write is skipped.
+//!
+//! Under [context parallelism](super::parallel) each rank has a cache and block tables of its own,
+//! for the tokens it holds; all others are skipped there.
+
+use super::PlanError;
+use super::parallel::ContextParallel;
+use crate::batch::Request;
+
+/// The slot of a token that is not written.
+pub const SKIPPED: i64 = -1;
+
+/// The block tables of a batch, and the page size they are for.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockTables<'a> {
+    pages: &'a [i32],
+    max_pages: usize,
+    page_size: u32,
+}
+
+impl<'a> BlockTables<'a> {
+    /// From `pages`, `[requests, max_pages]`, row by row. Entries beyond a request's last page may
+    /// hold anything.
+    ///
+    /// # Errors
+    ///
+    /// If `max_pages` or `page_size` is zero, or `pages` is not a whole number of rows.
+    pub fn new(pages: &'a [i32], max_pages: usize, page_size: u32) -> Result<Self, PlanError> {
+        if max_pages == 0 {
+            return Err(PlanError::invalid("max_pages", 0, "at least 1"));
+        }
+        if page_size == 0 {
+            return Err(PlanError::invalid("page_size", 0, "at least 1"));
+        }
+        if !pages.len().is_multiple_of(max_pages) {
+            return Err(PlanError::invalid(
+                "block_table",
+                format!("{} entries", pages.len()),
+                format!("rows of max_pages = {max_pages} entries"),
+            ));
+        }
+        Ok(Self {
+            pages,
+            max_pages,
+            page_size,
+        })
+    }
+
+    /// The number of requests.
+    pub const fn requests(&self) -> usize {
+        self.pages.len() / self.max_pages
+    }
+
+    /// The slot of the token at a position of a request.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such request, its row is too short for the position, or the entry there is
+    /// no page.
+    pub fn slot(&self, request: usize, position: u64) -> Result<i64, PlanError> {
+        if request >= self.requests() {
+            let accepted = format!("less than the {} rows of the block table", self.requests());
+            return Err(PlanError::invalid("request", request, accepted));
+        }
+        let (page, offset) = (
+            position / u64::from(self.page_size),
+            position % u64::from(self.page_size),
+        );
+        let index = usize::try_from(page)
+            .ok()
+            .filter(|&index| index < self.max_pages)
+            .ok_or_else(|| {
+                PlanError::invalid(
+                    format!("the position of a token of request {request}"),
+                    position,
+                    format!(
+                        "within its {} pages of {} tokens",
+                        self.max_pages, self.page_size
+                    ),
+                )
+            })?;
+        let page = self.pages[request * self.max_pages + index];
+        if page < 0 {
+            let field = format!("block_table[{request}][{index}]");
+            return Err(PlanError::invalid(field, page, "a page, 0 or above"));
+        }
+        // Below 2³¹·2³², so far within 64 bits.
+        Ok(i64::from(page) * i64::from(self.page_size) + offset as i64)
+    }
+
+    /// The slot of the token at a position of a request in the cache of one rank, whose block
+    /// tables these are; [`SKIPPED`] if another rank holds the token.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::slot`], of the token's local position; a skipped token needs no page. If there
+    /// is no such rank.
+    pub fn local_slot(
+        &self,
+        request: usize,
+        position: u64,
+        parallel: ContextParallel,
+        rank: u32,
+    ) -> Result<i64, PlanError> {
+        if rank >= parallel.world() {
+            let accepted = format!("0 to {}", parallel.world() - 1);
+            return Err(PlanError::invalid("rank", rank, accepted));
+        }
+        if parallel.rank_of(position) == rank {
+            self.slot(request, parallel.local_position(position))
+        } else {
+            Ok(SKIPPED)
+        }
+    }
+
+    /// The slots of a batch's new tokens, request by request: of each the positions from kv − q
+    /// to kv.
+    ///
+    /// # Errors
+    ///
+    /// If there are more requests than rows, a request has fewer tokens in all than new ones, or
+    /// as [`Self::slot`].
+    pub fn new_token_slots(&self, requests: &[Request]) -> Result<Vec<i64>, PlanError> {
+        self.new_token_slots_on(requests, ContextParallel::SINGLE, 0)
+    }
+
+    /// The same on one rank: as many slots, those of the tokens that others hold being
+    /// [`SKIPPED`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new_token_slots`] and [`Self::local_slot`].
+    pub fn new_token_slots_on(
+        &self,
+        requests: &[Request],
+        parallel: ContextParallel,
+        rank: u32,
+    ) -> Result<Vec<i64>, PlanError> {
+        let mut slots = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            let start = request.kv.checked_sub(request.q).ok_or_else(|| {
+                PlanError::invalid(
+                    format!("requests[{index}].kv"),
+                    request.kv,
+                    format!("at least its {} new tokens", request.q),
+                )
+            })?;
+            for position in start..request.kv {
+                slots.push(self.local_slot(index, position.into(), parallel, rank)?);
+            }
+        }
+        Ok(slots)
+    }
+
+    /// The slots of tokens listed one by one as (request, position), as engines list them. A
+    /// negative request or position marks a token that is not written: its slot is [`SKIPPED`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::slot`].
+    pub fn slots_of(
+        &self,
+        tokens: impl IntoIterator<Item = (i32, i64)>,
+    ) -> Result<Vec<i64>, PlanError> {
+        tokens
+            .into_iter()
+            .map(
+                |(request, position)| match (usize::try_from(request), u64::try_from(position)) {
+                    (Ok(request), Ok(position)) => self.slot(request, position),
+                    _ => Ok(SKIPPED),
+                },
+            )
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn known_slots() {
+        let tables = BlockTables::new(&[7, 2, -9, 0, 5, 1], 3, 16).unwrap();
+        assert_eq!(tables.requests(), 2);
+        for (request, position, slot) in [
+            (0, 0, 112),
+            (0, 15, 127),
+            (0, 16, 32),
+            (1, 0, 0),
+            (1, 31, 95),
+            (1, 47, 31),
+        ] {
+            assert_eq!(tables.slot(request, position), Ok(slot));
+        }
+        let requests = [Request { q: 2, kv: 17 }, Request { q: 1, kv: 33 }];
+        assert_eq!(tables.new_token_slots(&requests), Ok(vec![127, 32, 16]));
+        let listed = [(1, 32), (-1, 5), (0, -1), (0, 1)];
+        assert_eq!(tables.slots_of(listed), Ok(vec![16, -1, -1, 113]));
+    }
+
+    #[test]
+    fn slots_are_64_bit() {
+        let tables = BlockTables::new(&[i32::MAX], 1, u32::MAX).unwrap();
+        let last = u64::from(u32::MAX) - 1;
+        // The last row of 2³¹ pages of 2³² − 1 rows: 2⁶³ − 2³¹ − 1.
+        assert_eq!(tables.slot(0, last), Ok(i64::MAX - (1 << 31)));
+    }
+
+    #[test]
+    fn another_ranks_tokens_are_skipped() {
+        // Two ranks, two tokens in turn: this one holds 0 1 4 5 8 as its positions 0 to 4.
+        let parallel = ContextParallel::new(2, 2).unwrap();
+        let tables = BlockTables::new(&[3, 1], 2, 4).unwrap();
+        let slots = tables.new_token_slots_on(&[Request { q: 9, kv: 9 }], parallel, 0);
+        assert_eq!(slots, Ok(vec![12, 13, -1, -1, 14, 15, -1, -1, 4]));
+    }
+
+    #[test]
+    fn refusals() {
+        let tables = BlockTables::new(&[7, -2], 2, 16).unwrap();
+        let parallel = ContextParallel::new(2, 1).unwrap();
+        let short = [Request { q: 3, kv: 2 }];
+        let messages = [
+            BlockTables::new(&[1], 0, 16).unwrap_err(),
+            BlockTables::new(&[1], 1, 0).unwrap_err(),
+            BlockTables::new(&[1, 2, 3], 2, 16).unwrap_err(),
+            tables.slot(1, 0).unwrap_err(),
+            tables.slot(0, 32).unwrap_err(),
+            tables.slot(0, u64::MAX).unwrap_err(),
+            tables.slot(0, 16).unwrap_err(),
+            tables.local_slot(0, 0, parallel, 2).unwrap_err(),
+            tables.new_token_slots(&short).unwrap_err(),
+        ]
+        .map(|error| {
+            error
+                .to_string()
+                .replacen(" is not accepted; accepted:", " /", 1)
+        });
+        assert_eq!(
+            messages,
+            [
+                "max_pages: 0 / at least 1",
+                "page_size: 0 / at least 1",
+                "block_table: 3 entries / rows of max_pages = 2 entries",
+                "request: 1 / less than the 1 rows of the block table",
+                "the position of a token of request 0: 32 / within its 2 pages of 16 tokens",
+                "the position of a token of request 0: 18446744073709551615 / within its 2 pages \
+                 of 16 tokens",
+                "block_table[0][1]: -2 / a page, 0 or above",
+                "rank: 2 / 0 to 1",
+                "requests[0].kv: 2 / at least its 3 new tokens",
+            ]
+        );
+    }
+
+    proptest! {
+        /// Against an oracle that writes every row of the cache out.
+        #[test]
+        fn slots_agree_with_walking_the_pages(
+            page_size in 1u32..9,
+            lens in proptest::collection::vec((0u32..20, 0u32..20), 1..6),
+            shuffle in any::<prop::sample::Index>(),
+        ) {
+            let requests: Vec<Request> =
+                lens.iter().map(|&(q, context)| Request { q, kv: q + context }).collect();
+            let max_pages = requests.iter().map(|r| r.kv.div_ceil(page_size)).max().unwrap().max(1);
+            let count = requests.len() * max_pages as usize;
+            // Distinct pages in an order that is not the identity.
+            let turn = shuffle.index(count);
+            let pages: Vec<i32> = (0..count).map(|at| ((at * 7 + turn) % count) as i32).collect();
+            prop_assume!(!count.is_multiple_of(7));
+            let tables = BlockTables::new(&pages, max_pages as usize, page_size).unwrap();
+
+            let mut expected: Vec<i64> = Vec::new();
+            for (index, request) in requests.iter().enumerate() {
+                let row = &pages[index * max_pages as usize..][..max_pages as usize];
+                let rows: Vec<i64> = row
+                    .iter()
+                    .flat_map(|&page| {
+                        (0..i64::from(page_size)).map(move |row| {
+                            i64::from(page) * i64::from(page_size) + row
+                        })
+                    })
+                    .collect();
+                expected.extend(&rows[request.context_len() as usize..request.kv as usize]);
+            }
+            let slots = tables.new_token_slots(&requests).unwrap();
+            prop_assert_eq!(&slots, &expected);
+            let mut distinct = slots.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            prop_assert_eq!(distinct.len(), slots.len());
+        }
+
+        /// Every token is written on exactly one rank, at its local position.
+        #[test]
+        fn every_token_is_on_one_rank(
+            world in 1u32..5,
+            interleave in 1u32..5,
+            page_size in 1u32..5,
+            kv in 1u32..60,
+        ) {
+            let parallel = ContextParallel::new(world, interleave).unwrap();
+            let pages: Vec<i32> = (0..60).rev().collect();
+            let tables = BlockTables::new(&pages, 60, page_size).unwrap();
+            let request = [Request { q: kv, kv }];
+            let all: Vec<Vec<i64>> = (0..world)
+                .map(|rank| tables.new_token_slots_on(&request, parallel, rank).unwrap())
+                .collect();
+            for position in 0..kv as usize {
+                let written: Vec<usize> =
+                    (0..all.len()).filter(|&rank| all[rank][position] != SKIPPED).collect();
+                prop_assert_eq!(&written, &[parallel.rank_of(position as u64) as usize]);
+            }
+            for (rank, slots) in all.iter().enumerate() {
+                let written: Vec<i64> =
+                    slots.iter().copied().filter(|&slot| slot != SKIPPED).collect();
+                let local = parallel.local_len(kv, rank as u32).unwrap();
+                let alone = [Request { q: local, kv: local }];
+                prop_assert_eq!(written, tables.new_token_slots(&alone).unwrap());
+            }
+        }
+    }
+}
