@@ -4,6 +4,7 @@
 //! wrapped number.
 
 pub mod context;
+pub mod crossover;
 mod error;
 pub mod parallel;
 pub mod slots;
