@@ -1,11 +1,25 @@
 //! Planning a step: pure functions of lengths and dims, without a device.
 //!
+//! An engine that schedules a step asks, in this order:
+//!
+//! 1. [`split`]: which requests take the absorbed path and which the expanded one, and in what
+//!    order they stand in the batch;
+//! 2. [`slots`]: where the new tokens' cache rows are written;
+//! 3. [`context`]: in which chunks the expanded path reads cached context, so that a workspace of
+//!    a fixed number of rows suffices.
+//!
+//! Before the first step it asks [`workspace`] how many rows that workspace should have,
+//! [`memory`] how many bytes everything takes, and [`crossover`] up to how many query tokens the
+//! absorbed path is the cheaper one. [`parallel`] tells which rank holds which token when the
+//! cache is spread over several devices.
+//!
 //! All arithmetic is checked: a quantity that does not fit is a [`PlanError`], never a panic or a
 //! wrapped number.
 
 pub mod context;
 pub mod crossover;
 mod error;
+pub mod memory;
 pub mod parallel;
 pub mod slots;
 pub mod split;

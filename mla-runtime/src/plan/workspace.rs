@@ -16,7 +16,8 @@ pub const MAX_ROWS: u64 = 65536;
 /// rounding comes last, so the result exceeds 65536 where the alignment does not divide it.
 ///
 /// `max_len` is the longest sequence in tokens, `max_requests` the most requests in a batch, and
-/// `page` the tokens of a cache page.
+/// `page` the tokens of a cache page. [`super::memory::max_rows`] gives the budget that fits in a
+/// number of bytes instead.
 ///
 /// # Errors
 ///

@@ -1,0 +1,678 @@
+//! An exact memory plan of the layer, and its inverse.
+//!
+//! [`plan`] lists every buffer of device memory that an engine sets aside: the cache, one for each
+//! layer, and the workspace, which all layers share since they run one after another. With H
+//! heads, T_a and T_e the most query tokens of a step on the absorbed and on the expanded path, W
+//! the row budget, N ranks, and E = max(W, T_e), since the new tokens are expanded into the same
+//! buffers as the chunks:
+//!
+//! | region | shape | holds | there if |
+//! |---|---|---|---|
+//! | `kv_cache` | [layers, pages, page, row bytes] | the cache rows | |
+//! | `absorbed_queries` | [T_a, H, L] or [T_a, H, L+R] | `q_nope · W_UK`, beside it the rotary part if concatenated | |
+//! | `absorbed_outputs` | [T_a, H, L] | the absorbed attention's result | |
+//! | `absorbed_lse` | [H, T_a] f32 | what ranks' results are merged by | N > 1 |
+//! | `context_rows` | [W, L+R] | a chunk's gathered latent rows | |
+//! | `local_context_rows` | [W/N, L+R] | the part of them that this rank gathers | N > 1 |
+//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | |
+//! | `packed_keys` | [E, H, P+R] | each head's key in one piece | the backend takes packed keys |
+//! | `padded_values` | [E, H, P+R] | values, filled up with zeros | the backend takes padded values, and V < P+R |
+//! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | |
+//! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | |
+//! | `context_outputs` | [T_e, H, V] | the chunks' results so far, merged | W > 0 |
+//! | `context_lse` | [H, T_e] f32 | their log-sum-exp | W > 0 |
+//! | `decode_workspace` | [bytes] | what the decode backend asks for | |
+//! | `prefill_workspace` | [bytes] | what the prefill backend asks for | |
+//!
+//! A region with a factor of zero is left out. Weights, the engine's own tensors (queries, new
+//! rows, outputs) and its block tables are not part of the plan.
+//!
+//! [`max_rows`] and [`max_pages`] answer the reverse question: what fits in a number of bytes.
+
+use serde::Serialize;
+
+use super::PlanError;
+use super::parallel::ContextParallel;
+use crate::dims::MlaDims;
+
+/// Bytes of an f32, in which every log-sum-exp is kept.
+const LSE_BYTES: u32 = 4;
+
+/// The most pages of a cache: block tables are 32-bit signed integers.
+pub const MAX_PAGES: u64 = i32::MAX as u64;
+
+/// What the memory is needed for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryNeeds {
+    /// L and (P, R, V).
+    pub dims: MlaDims,
+    /// H: the heads that this device computes. The model's divided by the ranks of tensor
+    /// parallelism, times those of context parallelism, where each rank attends for all heads.
+    pub heads: u32,
+    /// Bytes of an element of queries, keys, values and outputs.
+    pub element_bytes: u32,
+    /// Bytes of a cache row.
+    pub row_bytes: u32,
+    /// Tokens of a cache page.
+    pub page_size: u32,
+    /// Pages of the cache, on this device and for each layer.
+    pub pages: u64,
+    /// The layers that have a cache.
+    pub layers: u32,
+    /// The most query tokens of a step on the absorbed path.
+    pub absorbed_tokens: u32,
+    /// The most query tokens of a step on the expanded path.
+    pub expanded_tokens: u32,
+    /// W: the row budget of context chunks, over all ranks; 0 if no context is ever expanded.
+    pub rows: u32,
+    /// How the cache is spread over ranks.
+    pub parallel: ContextParallel,
+    /// Whether the decode backend takes the latent and the rotary part of queries as one tensor.
+    pub concatenated_queries: bool,
+    /// Whether the prefill backend takes each head's key in one piece.
+    pub packed_keys: bool,
+    /// Whether the prefill backend takes values and gives outputs as wide as keys.
+    pub padded_values: bool,
+    /// What the decode backend's workspace query says.
+    pub decode_workspace: u64,
+    /// What the prefill backend's workspace query says.
+    pub prefill_workspace: u64,
+    /// Where regions may start: at multiples of this, a power of two.
+    pub alignment: u64,
+}
+
+/// Which allocation a region lies in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Allocation {
+    /// The cache, which lives as long as the engine's requests.
+    Cache,
+    /// The workspace, whose contents last for one layer of one step.
+    Workspace,
+}
+
+/// One buffer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Region {
+    /// The name, as in the [module's](self) table.
+    pub name: &'static str,
+    /// Which allocation it lies in.
+    pub allocation: Allocation,
+    /// The shape, outermost first.
+    pub shape: Vec<u64>,
+    /// Bytes of an element.
+    pub element_bytes: u32,
+    /// Where it starts in its allocation; a multiple of the plan's alignment.
+    pub offset: u64,
+    /// Its size: the elements of the shape times their bytes, without padding.
+    pub bytes: u64,
+}
+
+/// Every buffer of the layer, and what they add up to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MemoryPlan {
+    /// What region offsets are multiples of, and the sizes below too.
+    pub alignment: u64,
+    /// The regions, by allocation and offset.
+    pub regions: Vec<Region>,
+    /// The size of the cache.
+    pub cache_bytes: u64,
+    /// The size of the workspace.
+    pub workspace_bytes: u64,
+    /// Both together.
+    pub total_bytes: u64,
+}
+
+impl MemoryPlan {
+    /// The region of a name, if the plan has it.
+    pub fn region(&self, name: &str) -> Option<&Region> {
+        self.regions.iter().find(|region| region.name == name)
+    }
+}
+
+/// The memory that these needs take, to the byte.
+///
+/// # Errors
+///
+/// If a dimension or size that must be positive is zero, the alignment is no power of two, there
+/// are more than [`MAX_PAGES`] pages, values wider than keys are to be padded to them, or a size
+/// exceeds 64 bits.
+pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
+    check(needs)?;
+    let MemoryNeeds {
+        dims,
+        element_bytes,
+        ..
+    } = *needs;
+    // 64 bits from here on: sums of 32-bit widths do not overflow.
+    let [latent, nope, rope, v] =
+        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
+    let [heads, rows, absorbed, expanded] = [
+        needs.heads,
+        needs.rows,
+        needs.absorbed_tokens,
+        needs.expanded_tokens,
+    ]
+    .map(u64::from);
+    let key = nope + rope;
+    let padded = needs.padded_values && v < key;
+    let world = u64::from(needs.parallel.world());
+    let rows_to_expand = rows.max(expanded);
+
+    let mut regions = Regions::new(needs.alignment);
+    let cache = [
+        needs.layers.into(),
+        needs.pages,
+        needs.page_size.into(),
+        needs.row_bytes.into(),
+    ];
+    regions.add("kv_cache", &cache, 1)?;
+    let cache_bytes = regions.finish(Allocation::Cache)?;
+
+    let query = latent + if needs.concatenated_queries { rope } else { 0 };
+    regions.add("absorbed_queries", &[absorbed, heads, query], element_bytes)?;
+    regions.add(
+        "absorbed_outputs",
+        &[absorbed, heads, latent],
+        element_bytes,
+    )?;
+    if world > 1 {
+        regions.add("absorbed_lse", &[heads, absorbed], LSE_BYTES)?;
+    }
+    regions.add("context_rows", &[rows, latent + rope], element_bytes)?;
+    if world > 1 {
+        let shape = [rows / world, latent + rope];
+        regions.add("local_context_rows", &shape, element_bytes)?;
+    }
+    let expansion = |width| [rows_to_expand, heads, width];
+    regions.add("expanded_kv", &expansion(nope + v), element_bytes)?;
+    if needs.packed_keys {
+        regions.add("packed_keys", &expansion(key), element_bytes)?;
+    }
+    if padded {
+        regions.add("padded_values", &expansion(key), element_bytes)?;
+    }
+    let output = if padded { key } else { v };
+    regions.add("partial_outputs", &[expanded, heads, output], element_bytes)?;
+    regions.add("partial_lse", &[heads, expanded], LSE_BYTES)?;
+    if rows > 0 {
+        regions.add("context_outputs", &[expanded, heads, v], element_bytes)?;
+        regions.add("context_lse", &[heads, expanded], LSE_BYTES)?;
+    }
+    regions.add("decode_workspace", &[needs.decode_workspace], 1)?;
+    regions.add("prefill_workspace", &[needs.prefill_workspace], 1)?;
+    let workspace_bytes = regions.finish(Allocation::Workspace)?;
+
+    Ok(MemoryPlan {
+        alignment: needs.alignment,
+        regions: regions.done,
+        cache_bytes,
+        workspace_bytes,
+        total_bytes: cache_bytes
+            .checked_add(workspace_bytes)
+            .ok_or(PlanError::overflow("the size of cache and workspace"))?,
+    })
+}
+
+fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {
+    let MlaDims { latent, head } = needs.dims;
+    for (field, value) in [
+        ("kv_lora_rank", latent),
+        ("qk_nope_head_dim", head.nope),
+        ("v_head_dim", head.v),
+        ("heads", needs.heads),
+        ("element_bytes", needs.element_bytes),
+        ("row_bytes", needs.row_bytes),
+        ("page_size", needs.page_size),
+        ("layers", needs.layers),
+    ] {
+        if value == 0 {
+            return Err(PlanError::invalid(field, 0, "at least 1"));
+        }
+    }
+    if !needs.alignment.is_power_of_two() {
+        return Err(PlanError::invalid(
+            "alignment",
+            needs.alignment,
+            "a power of two",
+        ));
+    }
+    if needs.pages > MAX_PAGES {
+        let accepted = format!("at most {MAX_PAGES}");
+        return Err(PlanError::invalid("pages", needs.pages, accepted));
+    }
+    let key = u64::from(head.nope) + u64::from(head.rope);
+    if needs.padded_values && u64::from(head.v) > key {
+        let accepted = format!("at most the key's width, {key}, where values are padded to it");
+        return Err(PlanError::invalid("v_head_dim", head.v, accepted));
+    }
+    Ok(())
+}
+
+/// Regions that are being laid out one behind the other.
+struct Regions {
+    alignment: u64,
+    /// Finished allocations.
+    done: Vec<Region>,
+    /// The allocation under way.
+    open: Vec<Region>,
+    /// Where its last region ends.
+    end: u64,
+}
+
+impl Regions {
+    const fn new(alignment: u64) -> Self {
+        Self {
+            alignment,
+            done: Vec::new(),
+            open: Vec::new(),
+            end: 0,
+        }
+    }
+
+    fn add(
+        &mut self,
+        name: &'static str,
+        shape: &[u64],
+        element_bytes: u32,
+    ) -> Result<(), PlanError> {
+        // A zero among the factors makes the product zero, however large the others are.
+        if shape.contains(&0) {
+            return Ok(());
+        }
+        let (bytes, offset, end) = shape
+            .iter()
+            .try_fold(u64::from(element_bytes), |bytes, &len| {
+                bytes.checked_mul(len)
+            })
+            .and_then(|bytes| {
+                let offset = self.end.checked_next_multiple_of(self.alignment)?;
+                Some((bytes, offset, offset.checked_add(bytes)?))
+            })
+            .ok_or(PlanError::overflow(name))?;
+        self.open.push(Region {
+            name,
+            // Overwritten when the allocation is finished.
+            allocation: Allocation::Workspace,
+            shape: shape.to_vec(),
+            element_bytes,
+            offset,
+            bytes,
+        });
+        self.end = end;
+        Ok(())
+    }
+
+    /// Closes the allocation under way; its size.
+    fn finish(&mut self, allocation: Allocation) -> Result<u64, PlanError> {
+        let bytes = self
+            .end
+            .checked_next_multiple_of(self.alignment)
+            .ok_or(PlanError::overflow("the size of an allocation"))?;
+        self.end = 0;
+        for mut region in self.open.drain(..) {
+            region.allocation = allocation;
+            self.done.push(region);
+        }
+        Ok(bytes)
+    }
+}
+
+/// The largest row budget W with which everything fits in `bytes`: a multiple of lcm(page, N·I).
+/// `needs.rows` is not looked at.
+///
+/// # Errors
+///
+/// If not even the smallest budget fits, or as [`plan`].
+pub fn max_rows(needs: &MemoryNeeds, bytes: u64) -> Result<u32, PlanError> {
+    check(needs)?;
+    let align = needs.parallel.alignment(needs.page_size)?;
+    let align = u32::try_from(align).map_err(|_| PlanError::Overflow {
+        quantity: "the alignment lcm(page, N·I)",
+        limit: u32::MAX.into(),
+    })?;
+    let count = largest(
+        u64::from(u32::MAX / align),
+        bytes,
+        format!("a row budget of {align}"),
+        |count| {
+            // At most u32::MAX, by the limit above.
+            let rows = count as u32 * align;
+            plan(&MemoryNeeds { rows, ..*needs })
+        },
+    )?;
+    Ok(count as u32 * align)
+}
+
+/// The most cache pages per layer with which everything fits in `bytes`; times the page size,
+/// the most tokens. `needs.pages` is not looked at.
+///
+/// # Errors
+///
+/// If not even one page fits, or as [`plan`].
+pub fn max_pages(needs: &MemoryNeeds, bytes: u64) -> Result<u64, PlanError> {
+    largest(
+        MAX_PAGES,
+        bytes,
+        "a cache of 1 page per layer".into(),
+        |pages| plan(&MemoryNeeds { pages, ..*needs }),
+    )
+}
+
+/// The largest number from 1 to `limit` whose plan fits in `bytes`, by bisection: plans grow with
+/// the number.
+fn largest(
+    limit: u64,
+    bytes: u64,
+    smallest: String,
+    plan: impl Fn(u64) -> Result<MemoryPlan, PlanError>,
+) -> Result<u64, PlanError> {
+    let needed = plan(1)?.total_bytes;
+    if needed > bytes {
+        return Err(PlanError::DoesNotFit {
+            given: bytes,
+            needed,
+            smallest,
+        });
+    }
+    // What exceeds 64 bits exceeds `bytes` too. No other error can come after the first plan.
+    let fits = |number| plan(number).is_ok_and(|plan| plan.total_bytes <= bytes);
+    let (mut low, mut high) = (1, limit);
+    while low < high {
+        let middle = high - (high - low) / 2;
+        if fits(middle) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    Ok(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dims::HeadDims;
+
+    /// DeepSeek-V3 on one of eight devices, bf16.
+    fn needs() -> MemoryNeeds {
+        MemoryNeeds {
+            dims: MlaDims::R1,
+            heads: 16,
+            element_bytes: 2,
+            row_bytes: 1152,
+            page_size: 64,
+            pages: 1000,
+            layers: 61,
+            absorbed_tokens: 256,
+            expanded_tokens: 2048,
+            rows: 65536,
+            parallel: ContextParallel::SINGLE,
+            concatenated_queries: false,
+            packed_keys: false,
+            padded_values: false,
+            decode_workspace: 0,
+            prefill_workspace: 0,
+            alignment: 256,
+        }
+    }
+
+    fn table(plan: &MemoryPlan) -> Vec<(&'static str, Vec<u64>, u64)> {
+        plan.regions
+            .iter()
+            .map(|region| (region.name, region.shape.clone(), region.bytes))
+            .collect()
+    }
+
+    #[test]
+    fn the_least_that_a_layer_needs() {
+        let plan = plan(&needs()).unwrap();
+        assert_eq!(
+            table(&plan),
+            [
+                ("kv_cache", vec![61, 1000, 64, 1152], 4_497_408_000),
+                ("absorbed_queries", vec![256, 16, 512], 4_194_304),
+                ("absorbed_outputs", vec![256, 16, 512], 4_194_304),
+                ("context_rows", vec![65536, 576], 75_497_472),
+                ("expanded_kv", vec![65536, 16, 256], 536_870_912),
+                ("partial_outputs", vec![2048, 16, 128], 8_388_608),
+                ("partial_lse", vec![16, 2048], 131_072),
+                ("context_outputs", vec![2048, 16, 128], 8_388_608),
+                ("context_lse", vec![16, 2048], 131_072),
+            ]
+        );
+        assert_eq!(plan.cache_bytes, 4_497_408_000);
+        assert_eq!(plan.workspace_bytes, 637_796_352);
+        assert_eq!(plan.total_bytes, 5_135_204_352);
+        assert_eq!(plan.region("context_lse").unwrap().offset, 637_665_280);
+        assert!(plan.region("packed_keys").is_none());
+    }
+
+    #[test]
+    fn everything_a_layer_can_need() {
+        let plan = plan(&MemoryNeeds {
+            heads: 128,
+            rows: 1000,
+            parallel: ContextParallel::new(2, 64).unwrap(),
+            concatenated_queries: true,
+            packed_keys: true,
+            padded_values: true,
+            decode_workspace: 100,
+            prefill_workspace: 7,
+            ..needs()
+        })
+        .unwrap();
+        assert_eq!(
+            table(&plan)[1..],
+            [
+                ("absorbed_queries", vec![256, 128, 576], 37_748_736),
+                ("absorbed_outputs", vec![256, 128, 512], 33_554_432),
+                ("absorbed_lse", vec![128, 256], 131_072),
+                ("context_rows", vec![1000, 576], 1_152_000),
+                ("local_context_rows", vec![500, 576], 576_000),
+                // More new tokens than rows of a chunk.
+                ("expanded_kv", vec![2048, 128, 256], 134_217_728),
+                ("packed_keys", vec![2048, 128, 192], 100_663_296),
+                ("padded_values", vec![2048, 128, 192], 100_663_296),
+                ("partial_outputs", vec![2048, 128, 192], 100_663_296),
+                ("partial_lse", vec![128, 2048], 1_048_576),
+                ("context_outputs", vec![2048, 128, 128], 67_108_864),
+                ("context_lse", vec![128, 2048], 1_048_576),
+                ("decode_workspace", vec![100], 100),
+                ("prefill_workspace", vec![7], 7),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_not_used_takes_nothing() {
+        let decode_only = plan(&MemoryNeeds {
+            expanded_tokens: 0,
+            rows: 0,
+            ..needs()
+        })
+        .unwrap();
+        let names: Vec<&str> = decode_only.regions.iter().map(|r| r.name).collect();
+        assert_eq!(names, ["kv_cache", "absorbed_queries", "absorbed_outputs"]);
+        // GLM-5's values are as wide as its keys: nothing to pad.
+        let glm = plan(&MemoryNeeds {
+            dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
+            padded_values: true,
+            ..needs()
+        })
+        .unwrap();
+        assert!(glm.region("padded_values").is_none());
+        assert_eq!(
+            glm.region("partial_outputs").unwrap().shape,
+            [2048, 16, 256]
+        );
+    }
+
+    #[test]
+    fn serialises_its_regions() {
+        let plan = plan(&MemoryNeeds {
+            layers: 1,
+            pages: 1,
+            absorbed_tokens: 1,
+            heads: 1,
+            expanded_tokens: 0,
+            rows: 0,
+            ..needs()
+        })
+        .unwrap();
+        assert_eq!(
+            serde_json::to_string(&plan).unwrap(),
+            concat!(
+                r#"{"alignment":256,"regions":["#,
+                r#"{"name":"kv_cache","allocation":"cache","shape":[1,1,64,1152],"#,
+                r#""element_bytes":1,"offset":0,"bytes":73728},"#,
+                r#"{"name":"absorbed_queries","allocation":"workspace","shape":[1,1,512],"#,
+                r#""element_bytes":2,"offset":0,"bytes":1024},"#,
+                r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
+                r#""element_bytes":2,"offset":1024,"bytes":1024}],"#,
+                r#""cache_bytes":73728,"workspace_bytes":2048,"total_bytes":75776}"#
+            )
+        );
+    }
+
+    #[test]
+    fn what_fits_is_known() {
+        // The plan above, and one byte less.
+        assert_eq!(max_rows(&needs(), 5_135_204_352), Ok(65536));
+        assert_eq!(max_rows(&needs(), 5_135_204_351), Ok(65536 - 64));
+        assert_eq!(max_pages(&needs(), 5_135_204_352), Ok(1000));
+        assert_eq!(max_pages(&needs(), 5_135_204_351), Ok(999));
+        assert_eq!(max_pages(&needs(), u64::MAX), Ok(MAX_PAGES));
+        assert_eq!(max_rows(&needs(), u64::MAX), Ok(u32::MAX - 63));
+        // Up to as many rows as there are new tokens, rows cost only their gathering.
+        assert_eq!(
+            max_rows(&needs(), 1000).unwrap_err().to_string(),
+            "bytes: 1000 is too little; accepted: at least 4539686912, for a row budget of 64"
+        );
+        assert_eq!(
+            max_pages(&needs(), 1000).unwrap_err().to_string(),
+            "bytes: 1000 is too little; accepted: at least 642293760, for a cache of 1 page per \
+             layer"
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        let message = |needs: MemoryNeeds| plan(&needs).unwrap_err().to_string();
+        let base = needs();
+        assert_eq!(
+            message(MemoryNeeds { heads: 0, ..base }),
+            "heads: 0 is not accepted; accepted: at least 1"
+        );
+        assert_eq!(
+            message(MemoryNeeds {
+                alignment: 48,
+                ..base
+            }),
+            "alignment: 48 is not accepted; accepted: a power of two"
+        );
+        assert_eq!(
+            message(MemoryNeeds {
+                pages: 1 << 31,
+                ..base
+            }),
+            "pages: 2147483648 is not accepted; accepted: at most 2147483647"
+        );
+        let wide = MemoryNeeds {
+            dims: MlaDims::new(512, HeadDims::new(64, 64, 129)),
+            padded_values: true,
+            ..base
+        };
+        assert_eq!(
+            message(wide),
+            "v_head_dim: 129 is not accepted; accepted: at most the key's width, 128, where \
+             values are padded to it"
+        );
+        let huge = MemoryNeeds {
+            heads: u32::MAX,
+            rows: u32::MAX,
+            ..base
+        };
+        assert_eq!(message(huge), "expanded_kv exceeds 18446744073709551615");
+    }
+
+    fn any_needs() -> impl Strategy<Value = MemoryNeeds> {
+        let dims = (1u32..600, 1u32..300, 0u32..100, 1u32..300)
+            .prop_map(|(l, p, r, v)| MlaDims::new(l, HeadDims::new(p, r, v)));
+        let step = (0u32..300, 0u32..3000, 0u32..5000);
+        let parallel = (1u32..5, 1u32..70).prop_map(|(n, i)| ContextParallel::new(n, i).unwrap());
+        let cache = (1u32..2000, 1u32..130, 0u64..5000, 1u32..62);
+        let flags: (_, _, _) = (any::<bool>(), any::<bool>(), any::<bool>());
+        let backends = (0u64..100_000, 0u64..100_000, 0u32..13);
+        (dims, 1u32..130, step, parallel, cache, flags, backends).prop_map(
+            |(dims, heads, step, parallel, cache, flags, backends)| MemoryNeeds {
+                dims,
+                heads,
+                element_bytes: 2,
+                row_bytes: cache.0,
+                page_size: cache.1,
+                pages: cache.2,
+                layers: cache.3,
+                absorbed_tokens: step.0,
+                expanded_tokens: step.1,
+                rows: step.2,
+                parallel,
+                concatenated_queries: flags.0,
+                packed_keys: flags.1,
+                padded_values: flags.2 && dims.head.v <= dims.head.qk(),
+                decode_workspace: backends.0,
+                prefill_workspace: backends.1,
+                alignment: 1 << backends.2,
+            },
+        )
+    }
+
+    proptest! {
+        /// Regions are as large as their shapes, aligned, and do not overlap.
+        #[test]
+        fn regions_lie_apart(needs in any_needs()) {
+            let plan = plan(&needs).unwrap();
+            for (allocation, total) in [
+                (Allocation::Cache, plan.cache_bytes),
+                (Allocation::Workspace, plan.workspace_bytes),
+            ] {
+                let mut end = 0;
+                for region in plan.regions.iter().filter(|r| r.allocation == allocation) {
+                    let elements: u64 = region.shape.iter().product();
+                    prop_assert_eq!(region.bytes, elements * u64::from(region.element_bytes));
+                    prop_assert!(region.bytes > 0);
+                    prop_assert_eq!(region.offset % needs.alignment, 0);
+                    prop_assert!(region.offset >= end);
+                    prop_assert!(region.offset - end < needs.alignment);
+                    end = region.offset + region.bytes;
+                }
+                prop_assert_eq!(total, end.next_multiple_of(needs.alignment));
+            }
+            prop_assert_eq!(plan.total_bytes, plan.cache_bytes + plan.workspace_bytes);
+        }
+
+        /// What the inverse gives fits, and one step more does not.
+        #[test]
+        fn the_inverse_is_maximal(needs in any_needs(), spare in 0u64..1 << 34) {
+            let align = needs.parallel.alignment(needs.page_size).unwrap() as u32;
+            let total = |needs: &MemoryNeeds| plan(needs).unwrap().total_bytes;
+
+            let with_rows = |rows| MemoryNeeds { rows, ..needs };
+            let bytes = total(&with_rows(align)) + spare;
+            let rows = max_rows(&needs, bytes).unwrap();
+            prop_assert_eq!(rows % align, 0);
+            prop_assert!(total(&with_rows(rows)) <= bytes);
+            prop_assert!(total(&with_rows(rows + align)) > bytes);
+
+            let with_pages = |pages| MemoryNeeds { pages, ..needs };
+            let bytes = total(&with_pages(1)) + spare;
+            let pages = max_pages(&needs, bytes).unwrap();
+            prop_assert!(total(&with_pages(pages)) <= bytes);
+            if pages < MAX_PAGES {
+                prop_assert!(total(&with_pages(pages + 1)) > bytes);
+            }
+        }
+    }
+}
