@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -57,6 +58,28 @@ impl LseLayout {
             tokens,
             row_stride: tokens,
         }
+    }
+
+    /// The part of the tokens in `range`, and how many bytes it begins after the first element.
+    fn narrowed<C: LseConvention>(&self, range: Range<usize>) -> Result<(Self, usize)> {
+        if range.start > range.end || range.end > self.tokens {
+            return Err(Error::argument(
+                "token range",
+                format!("{range:?}"),
+                format!("within 0..{}", self.tokens),
+            ));
+        }
+        let part = Self {
+            tokens: range.len(),
+            ..*self
+        };
+        // An empty part begins where the whole does, whose bytes may be fewer than the offset.
+        let offset = match (part.heads * part.tokens, C::HEADS_FIRST) {
+            (0, _) => 0,
+            (_, true) => range.start,
+            (_, false) => range.start * self.row_stride,
+        };
+        Ok((part, offset * size_of::<f32>()))
     }
 
     fn check<C: LseConvention>(&self, available: usize) -> Result<()> {
@@ -130,6 +153,20 @@ impl<'a, D: Device, C: LseConvention> LseRef<'a, D, C> {
     pub fn layout(&self) -> LseLayout {
         self.layout
     }
+
+    /// The part of the tokens in `range`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the tokens.
+    pub fn tokens(&self, range: Range<usize>) -> Result<Self> {
+        let (layout, offset) = self.layout.narrowed::<C>(range)?;
+        Ok(Self {
+            bytes: D::byte_range(self.bytes, offset..D::byte_len(self.bytes)),
+            layout,
+            convention: PhantomData,
+        })
+    }
 }
 
 /// A log-sum-exp that is written.
@@ -170,6 +207,21 @@ impl<'a, D: Device, C: LseConvention> LseMut<'a, D, C> {
         self.layout
     }
 
+    /// The part of the tokens in `range`.
+    ///
+    /// # Errors
+    ///
+    /// Where the range does not lie within the tokens.
+    pub fn tokens(self, range: Range<usize>) -> Result<Self> {
+        let (layout, offset) = self.layout.narrowed::<C>(range)?;
+        let (_, bytes) = D::split_mut(self.bytes, offset);
+        Ok(Self {
+            bytes,
+            layout,
+            convention: PhantomData,
+        })
+    }
+
     /// The same view for a shorter time.
     pub fn reborrow(&mut self) -> LseMut<'_, D, C> {
         LseMut {
@@ -186,5 +238,29 @@ impl<'a, D: Device, C: LseConvention> LseMut<'a, D, C> {
             layout: self.layout,
             convention: PhantomData,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_tokens_begins_where_its_first_does() {
+        let layout = LseLayout {
+            heads: 3,
+            tokens: 5,
+            row_stride: 8,
+        };
+        let part = |range| layout.narrowed::<Natural>(range).unwrap();
+        assert_eq!((part(2..5).0.tokens, part(2..5).1), (3, 8));
+        assert_eq!((part(5..5).0.tokens, part(5..5).1), (0, 0));
+        let (_, offset) = layout.narrowed::<Base2TokensFirst>(2..3).unwrap();
+        assert_eq!(offset, 2 * 8 * 4);
+        let error = layout.narrowed::<Natural>(4..6).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "token range: given 4..6, accepted within 0..5"
+        );
     }
 }

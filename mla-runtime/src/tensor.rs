@@ -64,11 +64,11 @@ impl Layout {
         if self.shape.contains(&0) {
             return true;
         }
-        let mut axes: Vec<_> = (0..3).filter(|axis| self.shape[*axis] > 1).collect();
-        axes.sort_by_key(|axis| self.strides[*axis]);
+        let mut axes = [0, 1, 2];
+        axes.sort_unstable_by_key(|axis| self.strides[*axis]);
         let mut reach = 0;
         for axis in axes {
-            if self.strides[axis] <= reach {
+            if self.shape[axis] > 1 && self.strides[axis] <= reach {
                 return false;
             }
             reach += (self.shape[axis] - 1) * self.strides[axis];

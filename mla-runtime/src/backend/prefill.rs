@@ -6,6 +6,7 @@ use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::Result;
 use crate::lse::LseMut;
+use crate::plan::context::ContextChunk;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
 
@@ -32,15 +33,18 @@ pub enum Keys<'a, D: Device> {
 }
 
 /// The lengths of a step's prefill requests, which the host knows.
+#[derive(Clone, Copy, Debug)]
 pub struct PrefillBatch<'a> {
     /// The new tokens of each request.
     pub query_lens: &'a [u32],
+    /// The chunks in which the requests' context will be attended to.
+    pub chunks: &'a [ContextChunk],
 }
 
 /// One context chunk of the prepared batch: which, and what it holds.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Chunk<'a> {
-    /// Its index in the step's plan.
+    /// Its index in [`PrefillBatch::chunks`].
     pub index: usize,
     /// The keys of each request in the chunk.
     pub key_lens: &'a [u32],
