@@ -22,6 +22,17 @@
 //! - a request without context is in no chunk. A chunk's requests are consecutive, so such a
 //!   request ends a chunk even where rows are left.
 //!
+//! ```
+//! use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
+//!
+//! let limits = ChunkLimits { rows: 1024, align: 16, max_chunk: None, parallel: None };
+//! let plan = plan_chunks(&[768, 512, 512], &limits)?;
+//! assert_eq!(plan.chunks[0].seq_lens, [768, 256]);
+//! assert_eq!(plan.chunks[1].seq_lens, [256, 512]);
+//! assert!(plan.chunks[1].is_continuation);
+//! # Ok::<(), mla_runtime::plan::PlanError>(())
+//! ```
+//!
 //! Under [context parallelism](super::parallel) every rank gathers only the rows it holds. The
 //! budget is then ⌊W/N⌋ rows per rank, a segment counts the rows that each rank sets aside for it
 //! (padded, so that all ranks agree on them), and cuts are multiples of lcm(page, N·I).
@@ -574,6 +585,55 @@ mod tests {
         assert_eq!(plan.chunks[0].rows(), u64::from(u32::MAX));
     }
 
+    /// The rules of the module's documentation, word by word: every cut is found by trying all
+    /// lengths, and a rank's rows are counted rather than computed.
+    fn naive(lens: &[u32], limits: &ChunkLimits) -> Vec<(usize, Vec<(u32, u32)>)> {
+        let parallel = limits.parallel.unwrap_or(ContextParallel::SINGLE);
+        let align = parallel.alignment(limits.align).unwrap() as u32;
+        let budget = u64::from(limits.rows / parallel.world());
+        // The rows of the rank that has most, filled up to whole blocks: rank 0 begins each round.
+        let rows = |start: u32, len: u32| {
+            let period = parallel.period() as u32;
+            let rounds = (start..start + len).filter(|at| at.is_multiple_of(period));
+            rounds.count() as u64 * u64::from(parallel.interleave())
+        };
+        let mut chunks = Vec::new();
+        let mut left: Vec<(usize, u32)> = lens.iter().map(|_| 0).enumerate().collect();
+        left.reverse();
+        while let Some((first, _)) = left.last().copied() {
+            if lens[first] == 0 {
+                left.pop();
+                continue;
+            }
+            let mut segments = Vec::new();
+            let mut available = budget;
+            while let Some((request, start)) = left.pop() {
+                let rest = lens[request] - start;
+                let whole = rest > 0 && rows(start, rest) <= available;
+                let most = limits.max_chunk.unwrap_or(limits.rows);
+                let len = if whole {
+                    rest
+                } else {
+                    (1..rest)
+                        .rev()
+                        .filter(|len| len.is_multiple_of(align) && *len <= most)
+                        .find(|&len| rows(start, len) <= available)
+                        .unwrap_or(0)
+                };
+                if len > 0 {
+                    segments.push((start, len));
+                    available -= rows(start, len);
+                }
+                if !whole {
+                    left.push((request, start + len));
+                    break;
+                }
+            }
+            chunks.push((first, segments));
+        }
+        chunks
+    }
+
     /// Contexts that cross chunk and page borders, with some requests without any.
     fn contexts() -> impl Strategy<Value = Vec<u32>> {
         let len = prop_oneof![1 => Just(0u32), 3 => 1u32..40, 3 => 1u32..700];
@@ -604,6 +664,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn agrees_with_the_naive_planner(lens in contexts(), limits in any_limits()) {
+            let plan = plan_chunks(&lens, &limits).unwrap();
+            prop_assert_eq!(shape(&plan), naive(&lens, &limits));
+        }
+
         #[test]
         fn chunks_tile_the_context(lens in contexts(), limits in any_limits()) {
             let plan = plan_chunks(&lens, &limits).unwrap();

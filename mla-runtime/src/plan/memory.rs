@@ -8,32 +8,54 @@
 //!
 //! | region | shape | holds | there if |
 //! |---|---|---|---|
-//! | `kv_cache` | [layers, pages, page, row bytes] | the cache rows | |
-//! | `absorbed_queries` | [T_a, H, L] or [T_a, H, L+R] | `q_nope · W_UK`, beside it the rotary part if concatenated | |
-//! | `absorbed_outputs` | [T_a, H, L] | the absorbed attention's result | |
-//! | `absorbed_lse` | [H, T_a] f32 | what ranks' results are merged by | N > 1 |
-//! | `context_rows` | [W, L+R] | a chunk's gathered latent rows | |
-//! | `local_context_rows` | [W/N, L+R] | the part of them that this rank gathers | N > 1 |
-//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | |
-//! | `packed_keys` | [E, H, P+R] | each head's key in one piece | the backend takes packed keys |
-//! | `padded_values` | [E, H, P+R] | values, filled up with zeros | the backend takes padded values, and V < P+R |
-//! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | |
-//! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | |
-//! | `context_outputs` | [T_e, H, V] | the chunks' results so far, merged | W > 0 |
-//! | `context_lse` | [H, T_e] f32 | their log-sum-exp | W > 0 |
-//! | `decode_workspace` | [bytes] | what the decode backend asks for | |
-//! | `prefill_workspace` | [bytes] | what the prefill backend asks for | |
+//! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows | |
+//! | `absorbed_queries` | `[T_a, H, L]` or `[T_a, H, L+R]` | `q_nope · W_UK`, beside it the rotary part if concatenated | |
+//! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
+//! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
+//! | `context_rows` | `[W, L+R]` | a chunk's gathered latent rows | |
+//! | `local_context_rows` | `[W/N, L+R]` | the part of them that this rank gathers | N > 1 |
+//! | `expanded_kv` | `[E, H, P+V]` | rows · `W_kv_b` | |
+//! | `packed_keys` | `[E, H, P+R]` | each head's key in one piece | the backend takes packed keys |
+//! | `padded_values` | `[E, H, P+R]` | values, filled up with zeros | the backend takes padded values, and V < P+R |
+//! | `partial_outputs` | `[T_e, H, V]` or `[T_e, H, P+R]` | the latest partial result | |
+//! | `partial_lse` | `[H, T_e]` f32 | its log-sum-exp | |
+//! | `context_outputs` | `[T_e, H, V]` | the chunks' results so far, merged | W > 0 |
+//! | `context_lse` | `[H, T_e]` f32 | their log-sum-exp | W > 0 |
+//! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
+//! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
 //!
 //! A region with a factor of zero is left out. Weights, the engine's own tensors (queries, new
 //! rows, outputs) and its block tables are not part of the plan.
 //!
 //! [`max_rows`] and [`max_pages`] answer the reverse question: what fits in a number of bytes.
+//!
+//! ```
+//! use mla_runtime::model::ModelConfig;
+//! use mla_runtime::plan::memory::{self, MemoryNeeds};
+//! use mla_runtime::problem::Problem;
+//!
+//! let model = ModelConfig::preset("deepseek-r1")?;
+//! let dtype = model.dtype.expect("the preset names one");
+//! let needs = MemoryNeeds {
+//!     layers: 61,
+//!     pages: 4096,
+//!     absorbed_tokens: 256,
+//!     expanded_tokens: 8192,
+//!     ..MemoryNeeds::of(&Problem::new(model.dims, model.heads_per_rank(8)?, dtype))?
+//! };
+//! // How many rows may a chunk have on a card with 24 GiB to spare?
+//! let rows = memory::max_rows(&needs, 24 << 30)?;
+//! let plan = memory::plan(&MemoryNeeds { rows, ..needs })?;
+//! assert!(plan.total_bytes <= 24 << 30);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use serde::Serialize;
 
 use super::PlanError;
 use super::parallel::ContextParallel;
 use crate::dims::MlaDims;
+use crate::problem::Problem;
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
 const LSE_BYTES: u32 = 4;
@@ -79,6 +101,56 @@ pub struct MemoryNeeds {
     pub prefill_workspace: u64,
     /// Where regions may start: at multiples of this, a power of two.
     pub alignment: u64,
+}
+
+impl MemoryNeeds {
+    /// The widths of a problem, for one layer, an empty cache and steps without tokens, with
+    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with `..`.
+    ///
+    /// # Errors
+    ///
+    /// If the cache format cannot hold rows of these dimensions.
+    pub fn of(problem: &Problem) -> Result<Self, PlanError> {
+        let Problem {
+            dims,
+            heads,
+            dtype,
+            kv_format,
+            page_size,
+            ..
+        } = *problem;
+        if !kv_format.holds(dims) {
+            return Err(PlanError::invalid(
+                "kv_lora_rank",
+                dims.latent,
+                format!("what a cache row of format {kv_format} can hold, whole groups of 128"),
+            ));
+        }
+        let row_bytes = kv_format.row_bytes(dims);
+        Ok(Self {
+            dims,
+            heads,
+            // Below a dozen.
+            element_bytes: dtype.bytes() as u32,
+            row_bytes: u32::try_from(row_bytes).map_err(|_| PlanError::Overflow {
+                quantity: "the bytes of a cache row",
+                limit: u32::MAX.into(),
+            })?,
+            page_size,
+            pages: 0,
+            layers: 1,
+            absorbed_tokens: 0,
+            expanded_tokens: 0,
+            rows: 0,
+            parallel: ContextParallel::SINGLE,
+            concatenated_queries: false,
+            packed_keys: false,
+            padded_values: false,
+            decode_workspace: 0,
+            prefill_workspace: 0,
+            alignment: 256,
+        })
+    }
 }
 
 /// Which allocation a region lies in.
@@ -395,27 +467,18 @@ mod tests {
 
     use super::*;
     use crate::dims::HeadDims;
+    use crate::dtype::DType;
+    use crate::kv_format::KvFormat;
 
     /// DeepSeek-V3 on one of eight devices, bf16.
     fn needs() -> MemoryNeeds {
         MemoryNeeds {
-            dims: MlaDims::R1,
-            heads: 16,
-            element_bytes: 2,
-            row_bytes: 1152,
-            page_size: 64,
             pages: 1000,
             layers: 61,
             absorbed_tokens: 256,
             expanded_tokens: 2048,
             rows: 65536,
-            parallel: ContextParallel::SINGLE,
-            concatenated_queries: false,
-            packed_keys: false,
-            padded_values: false,
-            decode_workspace: 0,
-            prefill_workspace: 0,
-            alignment: 256,
+            ..MemoryNeeds::of(&Problem::new(MlaDims::R1, 16, DType::BF16)).unwrap()
         }
     }
 
@@ -507,6 +570,25 @@ mod tests {
         assert_eq!(
             glm.region("partial_outputs").unwrap().shape,
             [2048, 16, 256]
+        );
+    }
+
+    #[test]
+    fn a_problem_says_how_wide_rows_are() {
+        let of = |dims, kv_format| {
+            MemoryNeeds::of(&Problem {
+                kv_format,
+                ..Problem::new(dims, 16, DType::F32)
+            })
+        };
+        let needs = of(MlaDims::R1, KvFormat::Fp8DsMla).unwrap();
+        assert_eq!((needs.element_bytes, needs.row_bytes), (4, 656));
+        let narrow = MlaDims::new(200, HeadDims::R1);
+        assert_eq!(of(narrow, KvFormat::Fp8).unwrap().row_bytes, 264);
+        assert_eq!(
+            of(narrow, KvFormat::Fp8DsMla).unwrap_err().to_string(),
+            "kv_lora_rank: 200 is not accepted; accepted: what a cache row of format fp8_ds_mla \
+             can hold, whole groups of 128"
         );
     }
 
