@@ -533,6 +533,14 @@ mod tests {
                     .into(),
             ),
             (
+                "q2s1",
+                0,
+                3,
+                "the kv length 1 is less than the query length 2; accepted: at least 2, \
+                 since kv includes the query tokens"
+                    .into(),
+            ),
+            (
                 "q1s2_0q1s1k",
                 1,
                 5,
