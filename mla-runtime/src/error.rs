@@ -16,6 +16,9 @@ pub enum Error {
         /// What would have been taken.
         accepted: String,
     },
+    /// A step that no plan can be made for.
+    #[error(transparent)]
+    Plan(#[from] crate::plan::PlanError),
     /// The device refused an operation.
     #[error("{operation} failed on {device}: {message}")]
     Device {

@@ -115,6 +115,12 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// Where the device fails. The problem has been validated against the spec.
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
+    /// The bytes of device memory that the state and the metadata for `limits` allocate together.
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        let _ = limits;
+        0
+    }
+
     /// The workspaces for steps within `limits`.
     ///
     /// # Errors
@@ -175,6 +181,9 @@ pub trait DecodeStage: Send + Sync + 'static {
     /// As [`DecodeBackend::SPEC`].
     fn spec(&self) -> &'static BackendSpec;
 
+    /// As [`DecodeBackend::workspace_bytes`].
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+
     /// As [`DecodeBackend::state`].
     ///
     /// # Errors
@@ -223,6 +232,11 @@ pub trait DecodeStage: Send + Sync + 'static {
 // methods come from.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
+        fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+            let $this = self;
+            $source::workspace_bytes($receiver, limits)
+        }
+
         fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
             let $this = self;
             $source::state($receiver, device, limits)
@@ -307,6 +321,7 @@ impl<D: Device> DecodeStage for SelectedDecode<D> {
 // device's.
 trait DecodeObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -329,6 +344,10 @@ trait DecodeObject<D: Device>: Send + Sync {
 impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
+    }
+
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        DecodeBackend::workspace_bytes(self, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {

@@ -105,6 +105,12 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// Where the device fails. The problem has been validated against the spec.
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
+    /// The bytes of device memory that the state and the metadata for `limits` allocate together.
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        let _ = limits;
+        0
+    }
+
     /// The workspaces for steps within `limits`.
     ///
     /// # Errors
@@ -186,6 +192,9 @@ pub trait PrefillStage: Send + Sync + 'static {
     /// As [`PrefillBackend::SPEC`].
     fn spec(&self) -> &'static BackendSpec;
 
+    /// As [`PrefillBackend::workspace_bytes`].
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+
     /// As [`PrefillBackend::state`].
     ///
     /// # Errors
@@ -251,6 +260,11 @@ pub trait PrefillStage: Send + Sync + 'static {
 // because the two implementations below must never differ in anything else.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
+        fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+            let $this = self;
+            $source::workspace_bytes($receiver, limits)
+        }
+
         fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
             let $this = self;
             $source::state($receiver, device, limits)
@@ -352,6 +366,7 @@ impl<D: Device> PrefillStage for SelectedPrefill<D> {
 // device's.
 trait PrefillObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -383,6 +398,10 @@ trait PrefillObject<D: Device>: Send + Sync {
 impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
     fn spec(&self) -> &'static BackendSpec {
         const { &B::SPEC }
+    }
+
+    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        PrefillBackend::workspace_bytes(self, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {

@@ -1,10 +1,10 @@
 //! An exact memory plan of the layer, and its inverse.
 //!
 //! [`plan`] lists every buffer of device memory that an engine sets aside: the cache, one for each
-//! layer, and the workspace, which all layers share since they run one after another. With H
-//! heads, T_a and T_e the most query tokens of a step on the absorbed and on the expanded path, W
-//! the row budget, N ranks, and E = max(W, T_e), since the new tokens are expanded into the same
-//! buffers as the chunks:
+//! layer, and what all layers share since they run one after another. With H heads, T_a and T_e
+//! the most query tokens of a step on the absorbed and on the expanded path, W the row budget, N
+//! ranks, and E = max(W, T_e), since the new tokens are expanded into the same buffers as the
+//! chunks:
 //!
 //! | region | shape | holds | there if |
 //! |---|---|---|---|
@@ -12,20 +12,22 @@
 //! | `absorbed_queries` | `[T_a, H, L]` or `[T_a, H, L+R]` | `q_nope · W_UK`, beside it the rotary part if concatenated | |
 //! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
 //! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
-//! | `context_rows` | `[W, L+R]` | a chunk's gathered latent rows | |
-//! | `local_context_rows` | `[W/N, L+R]` | the part of them that this rank gathers | N > 1 |
-//! | `expanded_kv` | `[E, H, P+V]` | rows · `W_kv_b` | |
-//! | `packed_keys` | `[E, H, P+R]` | each head's key in one piece | the backend takes packed keys |
-//! | `padded_values` | `[E, H, P+R]` | values, filled up with zeros | the backend takes padded values, and V < P+R |
-//! | `partial_outputs` | `[T_e, H, V]` or `[T_e, H, P+R]` | the latest partial result | |
-//! | `partial_lse` | `[H, T_e]` f32 | its log-sum-exp | |
-//! | `context_outputs` | `[T_e, H, V]` | the chunks' results so far, merged | W > 0 |
-//! | `context_lse` | `[H, T_e]` f32 | their log-sum-exp | W > 0 |
+//! | `context_latent` | [W, L] | a chunk's gathered latents | |
+//! | `context_rope` | [W, R] | their rotary keys | |
+//! | `local_context_rows` | [W/N, L+R] | the part of both that this rank gathers | N > 1 |
+//! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | neither of the next two is there |
+//! | `expanded_keys` | [E, H, P] or [E, H, P+R] | each head's key, in one piece if packed | keys are packed or values padded |
+//! | `expanded_values` | [E, H, V] or [E, H, P+R] | values, filled up with zeros if padded | as `expanded_keys` |
+//! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
+//! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
+//! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
+//! | `step_arrays` | [bytes] | a step's lengths, slots and block table | |
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
 //!
-//! A region with a factor of zero is left out. Weights, the engine's own tensors (queries, new
-//! rows, outputs) and its block tables are not part of the plan.
+//! Values count as padded only where V < P+R. A region with a factor of zero is left out. Weights
+//! (of which the layer makes no copies), and the engine's own tensors (queries, new
+//! rows, outputs), are not part of the plan.
 //!
 //! [`max_rows`] and [`max_pages`] answer the reverse question: what fits in a number of bytes.
 //!
@@ -95,6 +97,8 @@ pub struct MemoryNeeds {
     pub packed_keys: bool,
     /// Whether the prefill backend takes values and gives outputs as wide as keys.
     pub padded_values: bool,
+    /// What a step's lengths, slots and block table take.
+    pub step_bytes: u64,
     /// What the decode backend's workspace query says.
     pub decode_workspace: u64,
     /// What the prefill backend's workspace query says.
@@ -146,6 +150,7 @@ impl MemoryNeeds {
             concatenated_queries: false,
             packed_keys: false,
             padded_values: false,
+            step_bytes: 0,
             decode_workspace: 0,
             prefill_workspace: 0,
             alignment: 256,
@@ -161,6 +166,10 @@ pub enum Allocation {
     Cache,
     /// The workspace, whose contents last for one layer of one step.
     Workspace,
+    /// What is prepared for a step and read by every layer.
+    Step,
+    /// What the backends allocate for themselves.
+    Backends,
 }
 
 /// One buffer.
@@ -191,7 +200,11 @@ pub struct MemoryPlan {
     pub cache_bytes: u64,
     /// The size of the workspace.
     pub workspace_bytes: u64,
-    /// Both together.
+    /// The size of what is prepared for a step.
+    pub step_bytes: u64,
+    /// The size of what the backends allocate.
+    pub backend_bytes: u64,
+    /// All together.
     pub total_bytes: u64,
 }
 
@@ -251,38 +264,49 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     if world > 1 {
         regions.add("absorbed_lse", &[heads, absorbed], LSE_BYTES)?;
     }
-    regions.add("context_rows", &[rows, latent + rope], element_bytes)?;
+    regions.add("context_latent", &[rows, latent], element_bytes)?;
+    regions.add("context_rope", &[rows, rope], element_bytes)?;
     if world > 1 {
         let shape = [rows / world, latent + rope];
         regions.add("local_context_rows", &shape, element_bytes)?;
     }
     let expansion = |width| [rows_to_expand, heads, width];
-    regions.add("expanded_kv", &expansion(nope + v), element_bytes)?;
-    if needs.packed_keys {
-        regions.add("packed_keys", &expansion(key), element_bytes)?;
+    if needs.packed_keys || padded {
+        let width = if needs.packed_keys { key } else { nope };
+        regions.add("expanded_keys", &expansion(width), element_bytes)?;
+        let width = if padded { key } else { v };
+        regions.add("expanded_values", &expansion(width), element_bytes)?;
+    } else {
+        regions.add("expanded_kv", &expansion(nope + v), element_bytes)?;
     }
-    if padded {
-        regions.add("padded_values", &expansion(key), element_bytes)?;
+    if rows > 0 || padded {
+        let width = if padded { key } else { v };
+        regions.add("partial_outputs", &[expanded, heads, width], element_bytes)?;
     }
-    let output = if padded { key } else { v };
-    regions.add("partial_outputs", &[expanded, heads, output], element_bytes)?;
-    regions.add("partial_lse", &[heads, expanded], LSE_BYTES)?;
     if rows > 0 {
-        regions.add("context_outputs", &[expanded, heads, v], element_bytes)?;
-        regions.add("context_lse", &[heads, expanded], LSE_BYTES)?;
+        regions.add("partial_lse", &[heads, expanded], LSE_BYTES)?;
+        regions.add("expanded_lse", &[heads, expanded], LSE_BYTES)?;
     }
+    let workspace_bytes = regions.finish(Allocation::Workspace)?;
+
+    regions.add("step_arrays", &[needs.step_bytes], 1)?;
+    let step_bytes = regions.finish(Allocation::Step)?;
+
     regions.add("decode_workspace", &[needs.decode_workspace], 1)?;
     regions.add("prefill_workspace", &[needs.prefill_workspace], 1)?;
-    let workspace_bytes = regions.finish(Allocation::Workspace)?;
+    let backend_bytes = regions.finish(Allocation::Backends)?;
 
     Ok(MemoryPlan {
         alignment: needs.alignment,
         regions: regions.done,
         cache_bytes,
         workspace_bytes,
-        total_bytes: cache_bytes
-            .checked_add(workspace_bytes)
-            .ok_or(PlanError::overflow("the size of cache and workspace"))?,
+        step_bytes,
+        backend_bytes,
+        total_bytes: [workspace_bytes, step_bytes, backend_bytes]
+            .iter()
+            .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
+            .ok_or(PlanError::overflow("the size of all allocations"))?,
     })
 }
 
@@ -498,19 +522,19 @@ mod tests {
                 ("kv_cache", vec![61, 1000, 64, 1152], 4_497_408_000),
                 ("absorbed_queries", vec![256, 16, 512], 4_194_304),
                 ("absorbed_outputs", vec![256, 16, 512], 4_194_304),
-                ("context_rows", vec![65536, 576], 75_497_472),
+                ("context_latent", vec![65536, 512], 67_108_864),
+                ("context_rope", vec![65536, 64], 8_388_608),
                 ("expanded_kv", vec![65536, 16, 256], 536_870_912),
                 ("partial_outputs", vec![2048, 16, 128], 8_388_608),
                 ("partial_lse", vec![16, 2048], 131_072),
-                ("context_outputs", vec![2048, 16, 128], 8_388_608),
-                ("context_lse", vec![16, 2048], 131_072),
+                ("expanded_lse", vec![16, 2048], 131_072),
             ]
         );
         assert_eq!(plan.cache_bytes, 4_497_408_000);
-        assert_eq!(plan.workspace_bytes, 637_796_352);
-        assert_eq!(plan.total_bytes, 5_135_204_352);
-        assert_eq!(plan.region("context_lse").unwrap().offset, 637_665_280);
-        assert!(plan.region("packed_keys").is_none());
+        assert_eq!(plan.workspace_bytes, 629_407_744);
+        assert_eq!(plan.total_bytes, 5_126_815_744);
+        assert_eq!(plan.region("expanded_lse").unwrap().offset, 629_276_672);
+        assert!(plan.region("expanded_keys").is_none());
     }
 
     #[test]
@@ -522,6 +546,7 @@ mod tests {
             concatenated_queries: true,
             packed_keys: true,
             padded_values: true,
+            step_bytes: 5000,
             decode_workspace: 100,
             prefill_workspace: 7,
             ..needs()
@@ -533,20 +558,21 @@ mod tests {
                 ("absorbed_queries", vec![256, 128, 576], 37_748_736),
                 ("absorbed_outputs", vec![256, 128, 512], 33_554_432),
                 ("absorbed_lse", vec![128, 256], 131_072),
-                ("context_rows", vec![1000, 576], 1_152_000),
+                ("context_latent", vec![1000, 512], 1_024_000),
+                ("context_rope", vec![1000, 64], 128_000),
                 ("local_context_rows", vec![500, 576], 576_000),
                 // More new tokens than rows of a chunk.
-                ("expanded_kv", vec![2048, 128, 256], 134_217_728),
-                ("packed_keys", vec![2048, 128, 192], 100_663_296),
-                ("padded_values", vec![2048, 128, 192], 100_663_296),
+                ("expanded_keys", vec![2048, 128, 192], 100_663_296),
+                ("expanded_values", vec![2048, 128, 192], 100_663_296),
                 ("partial_outputs", vec![2048, 128, 192], 100_663_296),
                 ("partial_lse", vec![128, 2048], 1_048_576),
-                ("context_outputs", vec![2048, 128, 128], 67_108_864),
-                ("context_lse", vec![128, 2048], 1_048_576),
+                ("expanded_lse", vec![128, 2048], 1_048_576),
+                ("step_arrays", vec![5000], 5000),
                 ("decode_workspace", vec![100], 100),
                 ("prefill_workspace", vec![7], 7),
             ]
         );
+        assert_eq!((plan.step_bytes, plan.backend_bytes), (5120, 512));
     }
 
     #[test]
@@ -566,7 +592,7 @@ mod tests {
             ..needs()
         })
         .unwrap();
-        assert!(glm.region("padded_values").is_none());
+        assert!(glm.region("expanded_values").is_none());
         assert_eq!(
             glm.region("partial_outputs").unwrap().shape,
             [2048, 16, 256]
@@ -614,7 +640,8 @@ mod tests {
                 r#""element_bytes":2,"offset":0,"bytes":1024},"#,
                 r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
                 r#""element_bytes":2,"offset":1024,"bytes":1024}],"#,
-                r#""cache_bytes":73728,"workspace_bytes":2048,"total_bytes":75776}"#
+                r#""cache_bytes":73728,"workspace_bytes":2048,"step_bytes":0,"backend_bytes":0,"#,
+                r#""total_bytes":75776}"#
             )
         );
     }
@@ -622,20 +649,20 @@ mod tests {
     #[test]
     fn what_fits_is_known() {
         // The plan above, and one byte less.
-        assert_eq!(max_rows(&needs(), 5_135_204_352), Ok(65536));
-        assert_eq!(max_rows(&needs(), 5_135_204_351), Ok(65536 - 64));
-        assert_eq!(max_pages(&needs(), 5_135_204_352), Ok(1000));
-        assert_eq!(max_pages(&needs(), 5_135_204_351), Ok(999));
+        assert_eq!(max_rows(&needs(), 5_126_815_744), Ok(65536));
+        assert_eq!(max_rows(&needs(), 5_126_815_743), Ok(65536 - 64));
+        assert_eq!(max_pages(&needs(), 5_126_815_744), Ok(1000));
+        assert_eq!(max_pages(&needs(), 5_126_815_743), Ok(999));
         assert_eq!(max_pages(&needs(), u64::MAX), Ok(MAX_PAGES));
         assert_eq!(max_rows(&needs(), u64::MAX), Ok(u32::MAX - 63));
         // Up to as many rows as there are new tokens, rows cost only their gathering.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 4539686912, for a row budget of 64"
+            "bytes: 1000 is too little; accepted: at least 4531298304, for a row budget of 64"
         );
         assert_eq!(
             max_pages(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 642293760, for a cache of 1 page per \
+            "bytes: 1000 is too little; accepted: at least 633905152, for a cache of 1 page per \
              layer"
         );
     }
@@ -683,7 +710,7 @@ mod tests {
     fn any_needs() -> impl Strategy<Value = MemoryNeeds> {
         let dims = (1u32..600, 1u32..300, 0u32..100, 1u32..300)
             .prop_map(|(l, p, r, v)| MlaDims::new(l, HeadDims::new(p, r, v)));
-        let step = (0u32..300, 0u32..3000, 0u32..5000);
+        let step = (0u32..300, 0u32..3000, 0u32..5000, 0u64..100_000);
         let parallel = (1u32..5, 1u32..70).prop_map(|(n, i)| ContextParallel::new(n, i).unwrap());
         let cache = (1u32..2000, 1u32..130, 0u64..5000, 1u32..62);
         let flags: (_, _, _) = (any::<bool>(), any::<bool>(), any::<bool>());
@@ -704,6 +731,7 @@ mod tests {
                 concatenated_queries: flags.0,
                 packed_keys: flags.1,
                 padded_values: flags.2 && dims.head.v <= dims.head.qk(),
+                step_bytes: step.3,
                 decode_workspace: backends.0,
                 prefill_workspace: backends.1,
                 alignment: 1 << backends.2,
@@ -719,6 +747,8 @@ mod tests {
             for (allocation, total) in [
                 (Allocation::Cache, plan.cache_bytes),
                 (Allocation::Workspace, plan.workspace_bytes),
+                (Allocation::Step, plan.step_bytes),
+                (Allocation::Backends, plan.backend_bytes),
             ] {
                 let mut end = 0;
                 for region in plan.regions.iter().filter(|r| r.allocation == allocation) {
@@ -732,7 +762,10 @@ mod tests {
                 }
                 prop_assert_eq!(total, end.next_multiple_of(needs.alignment));
             }
-            prop_assert_eq!(plan.total_bytes, plan.cache_bytes + plan.workspace_bytes);
+            prop_assert_eq!(
+                plan.total_bytes,
+                plan.cache_bytes + plan.workspace_bytes + plan.step_bytes + plan.backend_bytes
+            );
         }
 
         /// What the inverse gives fits, and one step more does not.

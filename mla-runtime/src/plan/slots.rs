@@ -56,6 +56,21 @@ impl<'a> BlockTables<'a> {
         })
     }
 
+    /// The entries, row by row.
+    pub const fn entries(&self) -> &'a [i32] {
+        self.pages
+    }
+
+    /// The entries of a row.
+    pub const fn max_pages(&self) -> usize {
+        self.max_pages
+    }
+
+    /// Tokens in a page.
+    pub const fn page_size(&self) -> u32 {
+        self.page_size
+    }
+
     /// The number of requests.
     pub const fn requests(&self) -> usize {
         self.pages.len() / self.max_pages
