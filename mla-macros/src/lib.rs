@@ -1,9 +1,40 @@
 //! The `#[mla_backend]` attribute.
-/// Makes a backend of an `impl` block.
+//!
+//! Use it as `mla_runtime::mla_backend`: it names everything else through that crate.
+
+mod arguments;
+mod capability;
+mod contradiction;
+mod dims;
+mod errors;
+mod expansion;
+mod key;
+mod list;
+mod number;
+mod place;
+mod priority;
+mod spec;
+mod table;
+mod vocabulary;
+
+/// Makes a backend of an `impl PrefillBackend for T` or `impl DecodeBackend for T` block.
+///
+/// ```ignore
+/// #[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
+/// impl PrefillBackend for FlashAttn { … }
+/// ```
+///
+/// It writes the block's `const SPEC`, checked by the compiler, an entry in the registry of every
+/// program that links the crate, and a table of what is supported into the block's documentation.
+///
+#[doc = include_str!("../keys.md")]
+///
+/// The elements of a list stand between `|` or `,`; spaces around them do not count. A single
+/// number needs no quotes. All errors are reported at once.
 #[proc_macro_attribute]
 pub fn mla_backend(
-    _: proc_macro::TokenStream,
+    arguments: proc_macro::TokenStream,
     item: proc_macro::TokenStream,
 ) -> proc_macro::TokenStream {
-    item
+    expansion::expand(arguments.into(), item.into()).into()
 }

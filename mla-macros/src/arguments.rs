@@ -1,0 +1,237 @@
+//! What stands in the attribute's parentheses: `key = value`, separated by commas.
+
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
+use syn::{Lit, Path};
+
+use crate::errors::{Errors, Fault, nearest};
+use crate::key::{Form, KEYS, Key};
+
+/// The arguments of one attribute, each key at most once.
+#[derive(Default)]
+pub(crate) struct Arguments {
+    arguments: Vec<Argument>,
+}
+
+struct Argument {
+    key: Key,
+    span: Span,
+    /// `None` where it could not be read; the key is still there, so that it is not reported as
+    /// missing as well.
+    value: Option<Value>,
+}
+
+enum Value {
+    Text(String),
+    Flag(bool),
+    Path(Path),
+}
+
+impl Arguments {
+    /// Reads every argument that can be read and reports the others.
+    pub(crate) fn parse(tokens: TokenStream, errors: &mut Errors) -> Self {
+        let mut this = Self::default();
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let is_comma =
+            |token: &TokenTree| matches!(token, TokenTree::Punct(it) if it.as_char() == ',');
+        // A comma after the last argument is as good as none.
+        let arguments = match tokens.split_last() {
+            None => return this,
+            Some((last, rest)) if is_comma(last) && !rest.is_empty() => rest,
+            Some(_) => &tokens,
+        };
+        for argument in arguments.split(is_comma) {
+            match argument.split_first() {
+                Some((first, rest)) => this.argument(first, rest, errors),
+                None => errors.fault(
+                    tokens[0].span(),
+                    "mla_backend",
+                    Fault::new("a comma without an argument before it", "`key = value`"),
+                ),
+            }
+        }
+        this
+    }
+
+    fn argument(&mut self, first: &TokenTree, rest: &[TokenTree], errors: &mut Errors) {
+        let TokenTree::Ident(ident) = first else {
+            return errors.fault(
+                first.span(),
+                "mla_backend",
+                Fault::new(
+                    format!("`{first}`"),
+                    "`key = value`, as in `sm = \"90|100\"`",
+                ),
+            );
+        };
+        let name = ident.to_string();
+        let Some(key) = KEYS.iter().find(|key| key.name == name).copied() else {
+            return errors.fault(ident.span(), "mla_backend", unknown(&name));
+        };
+        if self.arguments.iter().any(|other| other.key == key) {
+            return errors.fault(
+                ident.span(),
+                key.name,
+                Fault::new("a second time", "each key once"),
+            );
+        }
+        let (span, value) = match rest.split_first() {
+            Some((TokenTree::Punct(equals), value))
+                if equals.as_char() == '=' && !value.is_empty() =>
+            {
+                (span_of(value), read(value, key))
+            }
+            _ => {
+                let given = match rest {
+                    [] => "no value".to_owned(),
+                    rest => format!("`{}`", text_of(rest)),
+                };
+                (ident.span(), Err(Fault::new(given, key.accepted)))
+            }
+        };
+        let value = match value {
+            Ok(value) => Some(value),
+            Err(fault) => {
+                let write = format!("write `{} = {}`", key.name, key.example);
+                errors.fault(span, key.name, fault.hint(write));
+                None
+            }
+        };
+        self.arguments.push(Argument { key, span, value });
+    }
+
+    fn get(&self, key: &Key) -> Option<&Argument> {
+        self.arguments.iter().find(|argument| argument.key == *key)
+    }
+
+    /// Whether a key was written, whatever its value.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Whether a key is absent, or has a value of the right kind.
+    pub(crate) fn reads_well(&self, key: &Key) -> bool {
+        self.get(key).is_none_or(|it| it.value.is_some())
+    }
+
+    /// Where a key's value stands, or the attribute where the key was not written.
+    pub(crate) fn span(&self, key: &Key) -> Span {
+        self.get(key).map_or_else(Span::call_site, |it| it.span)
+    }
+
+    /// The value of a key that takes a string.
+    pub(crate) fn text(&self, key: &Key) -> Option<&str> {
+        match self.get(key)?.value.as_ref()? {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The value of a key that takes true or false.
+    pub(crate) fn flag(&self, key: &Key) -> Option<bool> {
+        match self.get(key)?.value {
+            Some(Value::Flag(flag)) => Some(flag),
+            _ => None,
+        }
+    }
+
+    /// The value of a key that takes a path.
+    pub(crate) fn path(&self, key: &Key) -> Option<&Path> {
+        match self.get(key)?.value.as_ref()? {
+            Value::Path(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
+fn unknown(name: &str) -> Fault {
+    let names = || KEYS.iter().map(|key| key.name);
+    // What a newcomer may call the keys, where it does not look like their names.
+    let meant = match name {
+        "arch" | "archs" | "capability" | "capabilities" | "compute_capability" | "cc" => {
+            Some("sm")
+        }
+        "types" | "precision" => Some("dtypes"),
+        "kv_cache" | "kv_format" | "kv_formats" | "cache" => Some("kv"),
+        "block_size" | "block_sizes" | "pages" => Some("page_sizes"),
+        "r1" => Some("requires_r1"),
+        _ => nearest(name, names()),
+    };
+    let accepted = names().collect::<Vec<_>>().join(", ");
+    Fault::new(format!("unknown key `{name}`"), accepted).meant(meant)
+}
+
+// A value that a `macro_rules!` macro passed on stands in a group without delimiters.
+fn ungrouped(tokens: &[TokenTree]) -> Vec<TokenTree> {
+    match tokens {
+        [TokenTree::Group(group)] if group.delimiter() == Delimiter::None => {
+            ungrouped(&group.stream().into_iter().collect::<Vec<_>>())
+        }
+        _ => tokens.to_vec(),
+    }
+}
+
+fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
+    let tokens = ungrouped(tokens);
+    let fault = || Fault::new(format!("`{}`", text_of(&tokens)), kind(key));
+    let literal = match tokens.as_slice() {
+        [TokenTree::Literal(literal)] => Some(Lit::new(literal.clone())),
+        [TokenTree::Ident(ident)] => match ident.to_string().as_str() {
+            "true" => return flag(key, true).ok_or_else(fault),
+            "false" => return flag(key, false).ok_or_else(fault),
+            _ => None,
+        },
+        _ => None,
+    };
+    match (key.form, literal) {
+        (Form::Text, Some(Lit::Str(text))) if text.suffix().is_empty() => {
+            Ok(Value::Text(text.value()))
+        }
+        (Form::Text, Some(Lit::Int(number))) if number.suffix().is_empty() => {
+            Ok(Value::Text(number.base10_digits().to_owned()))
+        }
+        (Form::Text, None) => match tokens.as_slice() {
+            [TokenTree::Punct(minus), TokenTree::Literal(number)] if minus.as_char() == '-' => {
+                match Lit::new(number.clone()) {
+                    Lit::Int(number) if number.suffix().is_empty() => {
+                        Ok(Value::Text(format!("-{}", number.base10_digits())))
+                    }
+                    _ => Err(fault()),
+                }
+            }
+            _ => Err(fault()),
+        },
+        (Form::Path, Some(Lit::Str(text))) if text.suffix().is_empty() => text
+            .parse_with(Path::parse_mod_style)
+            .map(Value::Path)
+            .map_err(|_| fault()),
+        (Form::Path, None) => {
+            syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect())
+                .map(Value::Path)
+                .map_err(|_| fault())
+        }
+        _ => Err(fault()),
+    }
+}
+
+fn flag(key: Key, flag: bool) -> Option<Value> {
+    (key.form == Form::Flag).then_some(Value::Flag(flag))
+}
+
+fn kind(key: Key) -> String {
+    match key.form {
+        Form::Text => format!("a string: {}", key.accepted),
+        Form::Flag => "true or false without quotes".to_owned(),
+        Form::Path => key.accepted.to_owned(),
+    }
+}
+
+fn text_of(tokens: &[TokenTree]) -> String {
+    tokens.iter().cloned().collect::<TokenStream>().to_string()
+}
+
+// All of the value's tokens, or its first where spans cannot be joined.
+fn span_of(tokens: &[TokenTree]) -> Span {
+    let first = tokens[0].span();
+    let last = tokens[tokens.len() - 1].span();
+    first.join(last).unwrap_or(first)
+}

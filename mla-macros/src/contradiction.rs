@@ -1,0 +1,164 @@
+//! Keys that cannot both be true, each of which reads well alone.
+
+use crate::errors::Fault;
+use crate::key::{self, Key};
+use crate::place::Phase;
+use crate::priority;
+use crate::spec::Spec;
+use crate::vocabulary::{self, Name};
+
+/// What `key` says against `beside`.
+pub(crate) struct Contradiction {
+    pub(crate) key: Key,
+    pub(crate) beside: Key,
+    pub(crate) fault: Fault,
+}
+
+/// Every contradiction in a spec.
+pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
+    let mut found = Vec::new();
+    let mut add = |key: Key, beside: Key, faults: Vec<Fault>| {
+        found.extend(
+            faults
+                .into_iter()
+                .map(|fault| Contradiction { key, beside, fault }),
+        );
+    };
+    add(
+        key::PRIORITY,
+        key::SM,
+        priority::outside(&spec.priority, &spec.sm),
+    );
+    match spec.phase {
+        Phase::Prefill => add(key::LSE, key::LSE, prefill_without_lse(spec)),
+        Phase::Decode => {
+            add(key::KV, key::DTYPES, caches_without_dtype(spec));
+            add(key::KV, key::DTYPES, dtypes_without_cache(spec));
+            add(key::CACHE_DIMS, key::KV, partial_groups(spec));
+            add(key::CACHE_DIMS, key::DIMS, other_rope(spec));
+            add(key::GRAPHS, key::QUERY_LEN, graphs_beyond_queries(spec));
+        }
+    }
+    found
+}
+
+fn prefill_without_lse(spec: &Spec) -> Vec<Fault> {
+    let without = spec.lse.text == "none";
+    let fault = || {
+        Fault::new("`none` on `impl PrefillBackend`", "ln or log2")
+            .hint("context chunks merge by their log-sum-exp")
+    };
+    without.then(fault).into_iter().collect()
+}
+
+// An unquantised cache holds the dtype itself.
+fn caches_without_dtype(spec: &Spec) -> Vec<Fault> {
+    let unquantised = |format: &&Name| vocabulary::DTYPES.contains(format);
+    spec.kv
+        .iter()
+        .filter(unquantised)
+        .filter(|format| !spec.dtypes.contains(format))
+        .map(|format| {
+            Fault::new(
+                format!("`{}`, which is not among `dtypes`", format.text),
+                format!("fp8, fp8_ds_mla, or the dtypes: {}", texts(&spec.dtypes)),
+            )
+            .hint("an unquantised cache holds the dtype of the queries")
+        })
+        .collect()
+}
+
+fn dtypes_without_cache(spec: &Spec) -> Vec<Fault> {
+    if spec
+        .kv
+        .iter()
+        .any(|format| !vocabulary::DTYPES.contains(format))
+    {
+        return Vec::new();
+    }
+    spec.dtypes
+        .iter()
+        .filter(|dtype| !spec.kv.contains(dtype))
+        .map(|dtype| {
+            Fault::new(
+                format!("no format for the dtype `{}`", dtype.text),
+                format!("`{}`, fp8 or fp8_ds_mla beside the others", dtype.text),
+            )
+            .hint("add one, or take the dtype out of `dtypes`")
+        })
+        .collect()
+}
+
+fn partial_groups(spec: &Spec) -> Vec<Fault> {
+    const GROUP: u32 = 128;
+    if !spec.kv.iter().any(|format| format.text == "fp8_ds_mla") {
+        return Vec::new();
+    }
+    let rows = spec.cache_dims.iter().flatten();
+    rows.filter(|[latent, _]| !latent.is_multiple_of(GROUP))
+        .map(|[latent, rope]| {
+            Fault::new(
+                format!("`({latent},{rope})` beside the kv format `fp8_ds_mla`"),
+                format!("a latent width that is a multiple of {GROUP}"),
+            )
+            .hint("each group of 128 values shares a scale")
+        })
+        .collect()
+}
+
+// R is a width of both: a row whose R no head has can never be asked for.
+fn other_rope(spec: &Spec) -> Vec<Fault> {
+    let (Some(dims), Some(rows)) = (&spec.dims, &spec.cache_dims) else {
+        return Vec::new();
+    };
+    let row = rows
+        .iter()
+        .filter(|[_, rope]| !dims.iter().any(|[_, head, _]| head == rope))
+        .map(|[latent, rope]| {
+            let ropes: Vec<_> = dims.iter().map(|[_, head, _]| head.to_string()).collect();
+            Fault::new(
+                format!("`({latent},{rope})`, whose R is that of no `dims`"),
+                format!("an R of {}", ropes.join(", ")),
+            )
+        });
+    let head = dims
+        .iter()
+        .filter(|[_, head, _]| !rows.iter().any(|[_, rope]| head == rope))
+        .map(|[nope, head, v]| {
+            Fault::new(
+                format!("no row for the dims `({nope},{head},{v})`"),
+                format!("a row with R = {head}, such as `(512,{head})`"),
+            )
+        });
+    row.chain(head).collect()
+}
+
+// A batch that the backend refuses cannot be captured.
+fn graphs_beyond_queries(spec: &Spec) -> Vec<Fault> {
+    let admitted = match spec.query_len.text {
+        "single" => 1,
+        "uniform" => 2,
+        _ => 3,
+    };
+    let level = vocabulary::GRAPHS
+        .iter()
+        .position(|name| *name == spec.graphs);
+    if level <= Some(admitted) {
+        return Vec::new();
+    }
+    vec![
+        Fault::new(
+            format!(
+                "`{}` beside the query_len `{}`",
+                spec.graphs.text, spec.query_len.text
+            ),
+            texts(&vocabulary::GRAPHS[..=admitted]),
+        )
+        .hint("batches that the backend refuses cannot be captured"),
+    ]
+}
+
+fn texts(names: &[Name]) -> String {
+    let texts: Vec<_> = names.iter().map(|name| name.text).collect();
+    texts.join(", ")
+}

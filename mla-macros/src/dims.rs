@@ -1,0 +1,161 @@
+//! Dimensions, head counts and page sizes.
+
+use crate::errors::Fault;
+use crate::key;
+use crate::list::{self, Element, quoted};
+use crate::number;
+
+/// A list of tuples, or `None` for `any`. The numbers at `zeroable` may be zero.
+fn tuples<const N: usize>(
+    text: &str,
+    accepted: &str,
+    zeroable: &[usize],
+    faults: &mut Vec<Fault>,
+) -> Option<Vec<[u32; N]>> {
+    if text.trim_matches(' ') == "any" {
+        return None;
+    }
+    Some(list::distinct(text, accepted, faults, |element| {
+        tuple(element, accepted, zeroable)
+    }))
+}
+
+fn tuple<const N: usize>(
+    element: Element<'_>,
+    accepted: &str,
+    zeroable: &[usize],
+) -> Result<[u32; N], Fault> {
+    if element.text == "any" {
+        return Err(element.fault(accepted).hint("`any` stands alone"));
+    }
+    let inner = element
+        .text
+        .strip_prefix('(')
+        .and_then(|text| text.strip_suffix(')'))
+        .ok_or_else(|| element.fault(accepted))?;
+    let parts: Vec<&str> = inner
+        .split(',')
+        .map(|part| part.trim_matches(' '))
+        .collect();
+    if parts.len() != N {
+        return Err(element
+            .fault(accepted)
+            .hint(format!("it has {} numbers, not {N}", parts.len())));
+    }
+    let mut numbers = [0; N];
+    for (index, (part, number)) in parts.iter().zip(&mut numbers).enumerate() {
+        *number = if zeroable.contains(&index) && *part == "0" {
+            0
+        } else {
+            number::positive(part, element, accepted).map_err(|fault| match fault.hint {
+                Some(_) => fault,
+                None => fault.hint(format!("{} is no number up to {}", quoted(part), u32::MAX)),
+            })?
+        };
+    }
+    Ok(numbers)
+}
+
+/// The value of `dims`: (P, R, V). R may be zero, in a model without rotary embedding.
+pub(crate) fn head(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<[u32; 3]>> {
+    tuples(text, key::DIMS.accepted, &[1], faults)
+}
+
+/// The value of `cache_dims`: (L, R).
+pub(crate) fn cache(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<[u32; 2]>> {
+    tuples(text, key::CACHE_DIMS.accepted, &[1], faults)
+}
+
+/// The runtime's `HeadCounts`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Heads {
+    Any,
+    Range(u32, u32),
+    List(Vec<u32>),
+}
+
+/// The value of `heads`.
+pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
+    let accepted = key::HEADS.accepted;
+    if text.trim_matches(' ') == "any" {
+        return Heads::Any;
+    }
+    if let Some((least, most)) = text.split_once("..")
+        && !text.contains(['|', ','])
+    {
+        return range(least.trim_matches(' '), most.trim_matches(' '), text).unwrap_or_else(
+            |fault| {
+                faults.push(fault);
+                Heads::Any
+            },
+        );
+    }
+    Heads::List(counts(text, accepted, faults))
+}
+
+// `least..=most`; `most` still has its `=`.
+fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
+    let fault = || Fault::new(quoted(text), key::HEADS.accepted);
+    let Some(included) = most.strip_prefix('=') else {
+        return Err(fault().hint(format!(
+            "both ends belong to a range: write `{least}..={most}`"
+        )));
+    };
+    let (Some(least), Some(most)) = (
+        number::read::<u32>(least),
+        number::read::<u32>(included.trim_matches(' ')),
+    ) else {
+        return Err(fault());
+    };
+    if least == 0 {
+        return Err(fault().hint("a range begins at 1 or more"));
+    }
+    if least > most {
+        return Err(fault().hint(format!(
+            "the range is reversed, did you mean `{most}..={least}`?"
+        )));
+    }
+    Ok(Heads::Range(least, most))
+}
+
+/// The runtime's `PageSizes`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum PageSizes {
+    Any,
+    MultipleOf(u32),
+    List(Vec<u32>),
+}
+
+/// The value of `page_sizes`.
+pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
+    let accepted = key::PAGE_SIZES.accepted;
+    let trimmed = text.trim_matches(' ');
+    if trimmed == "any" {
+        return PageSizes::Any;
+    }
+    if let Some(unit) = trimmed.strip_prefix('x') {
+        match number::read::<u32>(unit) {
+            Some(0) => {
+                faults.push(Fault::new(quoted(text), accepted).hint("the least multiple is `x1`"));
+            }
+            Some(unit) => return PageSizes::MultipleOf(unit),
+            None => faults.push(Fault::new(quoted(text), accepted)),
+        }
+        return PageSizes::Any;
+    }
+    PageSizes::List(counts(text, accepted, faults))
+}
+
+// A list of numbers from 1 up.
+fn counts(text: &str, accepted: &str, faults: &mut Vec<Fault>) -> Vec<u32> {
+    list::distinct(text, accepted, faults, |element| {
+        let alone =
+            element.text == "any" || element.text.starts_with('x') || element.text.contains("..");
+        if alone {
+            return Err(element
+                .fault(accepted)
+                .hint(format!("{} stands alone", quoted(element.text))));
+        }
+        number::positive(element.text, element, accepted)
+    })
+}

@@ -1,0 +1,98 @@
+//! What is wrong with a use of the attribute, collected so that everything is reported at once.
+
+use std::fmt::Display;
+
+use proc_macro2::{Span, TokenStream};
+use quote::quote_spanned;
+
+/// What was given, what is accepted, and what may have been meant; without a place, so that values
+/// can be read without one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Fault {
+    pub(crate) given: String,
+    pub(crate) accepted: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Fault {
+    pub(crate) fn new(given: impl Into<String>, accepted: impl Into<String>) -> Self {
+        Self {
+            given: given.into(),
+            accepted: accepted.into(),
+            hint: None,
+        }
+    }
+
+    /// With a sentence on what to do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// With what was probably meant, unless there is a better hint already.
+    pub(crate) fn meant(self, meant: Option<impl Display>) -> Self {
+        match meant {
+            Some(meant) if self.hint.is_none() => self.hint(format!("did you mean `{meant}`?")),
+            _ => self,
+        }
+    }
+}
+
+/// The nearest of `names` to `text`, where one is near.
+pub(crate) fn nearest<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Below this the words have little in common but their letters.
+    const NEAR: f64 = 0.7;
+    let text = text.to_lowercase();
+    names
+        .into_iter()
+        .map(|name| (strsim::jaro_winkler(&text, &name.to_lowercase()), name))
+        .filter(|(similarity, _)| *similarity > NEAR)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, name)| name)
+}
+
+/// The errors so far.
+#[derive(Default)]
+pub(crate) struct Errors {
+    messages: Vec<(Span, String)>,
+}
+
+impl Errors {
+    /// What is wrong with `subject` (a key, or the place of the attribute).
+    pub(crate) fn fault(&mut self, span: Span, subject: &str, fault: Fault) {
+        let mut message = format!(
+            "{subject}: given {}, accepted {}",
+            fault.given, fault.accepted
+        );
+        if let Some(hint) = fault.hint {
+            message += "; ";
+            message += &hint;
+        }
+        self.message(span, message);
+    }
+
+    /// An error that is a sentence of its own.
+    pub(crate) fn message(&mut self, span: Span, message: impl Into<String>) {
+        self.messages.push((span, message.into()));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn texts(&self) -> Vec<&str> {
+        self.messages
+            .iter()
+            .map(|(_, text)| text.as_str())
+            .collect()
+    }
+
+    /// A `compile_error!` for each.
+    pub(crate) fn to_tokens(&self) -> TokenStream {
+        self.messages
+            .iter()
+            .map(|(span, message)| quote_spanned!(*span=> ::core::compile_error! { #message }))
+            .collect()
+    }
+}

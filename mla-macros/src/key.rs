@@ -1,0 +1,253 @@
+//! The attribute's keys: the one table behind parsing, error messages, suggestions and `keys.md`.
+
+/// What kind of literal a key's value is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// A string; for a single element, an integer will do.
+    Text,
+    /// `true` or `false`.
+    Flag,
+    /// A path, bare or in a string.
+    Path,
+}
+
+/// One key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) form: Form,
+    /// Whether only decode backends have it.
+    pub(crate) decode_only: bool,
+    /// What it is where it is not given; `None` where it must be given.
+    pub(crate) default: Option<&'static str>,
+    /// What it takes, as error messages say it.
+    pub(crate) accepted: &'static str,
+    /// A value, as it is written.
+    pub(crate) example: &'static str,
+    /// What it says about the backend.
+    pub(crate) meaning: &'static str,
+}
+
+pub(crate) const SM: Key = Key {
+    name: "sm",
+    form: Form::Text,
+    decode_only: false,
+    default: None,
+    accepted: "`any`, or a list of capabilities: exact (`90`), a family (`10x`), a floor (`80+`)",
+    example: "\"90|100\"",
+    meaning: "The compute capabilities it runs on; `any` for a processor.",
+};
+
+pub(crate) const DTYPES: Key = Key {
+    name: "dtypes",
+    form: Form::Text,
+    decode_only: false,
+    default: None,
+    accepted: "a list of f32, f16, bf16",
+    example: "\"f16,bf16\"",
+    meaning: "The dtypes of queries and outputs.",
+};
+
+pub(crate) const REQUIRES_R1: Key = Key {
+    name: "requires_r1",
+    form: Form::Flag,
+    decode_only: false,
+    default: Some("false"),
+    accepted: "true or false",
+    example: "true",
+    meaning: "Short for `dims = \"(128,64,128)\"`, the dimensions of DeepSeek-R1.",
+};
+
+pub(crate) const DIMS: Key = Key {
+    name: "dims",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("any"),
+    accepted: "`any`, or a list of (P,R,V) such as `(128,64,128)`",
+    example: "\"(128,64,128)|(192,64,256)\"",
+    meaning: "The per-head dimensions (P,R,V).",
+};
+
+pub(crate) const CACHE_DIMS: Key = Key {
+    name: "cache_dims",
+    form: Form::Text,
+    decode_only: true,
+    default: Some("any"),
+    accepted: "`any`, or a list of (L,R) such as `(512,64)`",
+    example: "\"(512,64)\"",
+    meaning: "The latent and rotary widths (L,R) of a cache row.",
+};
+
+pub(crate) const HEADS: Key = Key {
+    name: "heads",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("any"),
+    accepted: "`any`, a range such as `1..=128`, or a list such as `16|64|128`",
+    example: "\"1..=128\"",
+    meaning: "The numbers of query heads.",
+};
+
+pub(crate) const KV: Key = Key {
+    name: "kv",
+    form: Form::Text,
+    decode_only: true,
+    default: Some("the unquantised formats of the dtypes"),
+    accepted: "a list of f32, f16, bf16, fp8, fp8_ds_mla",
+    example: "\"bf16,fp8\"",
+    meaning: "The cache formats.",
+};
+
+pub(crate) const PAGE_SIZES: Key = Key {
+    name: "page_sizes",
+    form: Form::Text,
+    decode_only: true,
+    default: Some("any"),
+    accepted: "`any`, a list such as `32|64`, or `x16` for the multiples of 16",
+    example: "\"32|64\"",
+    meaning: "The tokens in a page of the cache.",
+};
+
+pub(crate) const QUERY_LEN: Key = Key {
+    name: "query_len",
+    form: Form::Text,
+    decode_only: true,
+    default: Some("single"),
+    accepted: "single, uniform or ragged",
+    example: "\"uniform\"",
+    meaning: "How the numbers of query tokens may differ within a batch.",
+};
+
+pub(crate) const GRAPHS: Key = Key {
+    name: "graphs",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("never"),
+    accepted: "never, single_token, uniform_batch or always",
+    example: "\"uniform_batch\"",
+    meaning: "The batches that can be captured in a CUDA graph and replayed.",
+};
+
+pub(crate) const LSE: Key = Key {
+    name: "lse",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("ln"),
+    accepted: "none, ln or log2",
+    example: "\"log2\"",
+    meaning: "The base of the log-sum-exp that the kernel writes; prefill has to write one.",
+};
+
+pub(crate) const QUANT_OUTPUT: Key = Key {
+    name: "quant_output",
+    form: Form::Flag,
+    decode_only: false,
+    default: Some("false"),
+    accepted: "true or false",
+    example: "true",
+    meaning: "Whether it can write a quantised output.",
+};
+
+pub(crate) const SPARSE: Key = Key {
+    name: "sparse",
+    form: Form::Text,
+    decode_only: true,
+    default: Some("never"),
+    accepted: "never, optional or required",
+    example: "\"optional\"",
+    meaning: "Whether it attends to lists of slots.",
+};
+
+pub(crate) const FEATURES: Key = Key {
+    name: "features",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("none"),
+    accepted: "a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
+               encoder_attention, cross_attention, sinks, deterministic",
+    example: "\"sinks,deterministic\"",
+    meaning: "What it can do beyond plain causal attention.",
+};
+
+pub(crate) const NAME: Key = Key {
+    name: "name",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("the type's name in UPPER_SNAKE_CASE"),
+    accepted: "ASCII letters in upper case, digits and single underscores, such as `FLASH_ATTN`",
+    example: "\"FLASH_ATTN\"",
+    meaning: "The name by which it is chosen.",
+};
+
+pub(crate) const PROVIDER: Key = Key {
+    name: "provider",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("native"),
+    accepted: "ASCII letters, digits, `-`, `_` and `.`, such as `native`",
+    example: "\"flashinfer\"",
+    meaning: "Who provides the kernel.",
+};
+
+pub(crate) const PRIORITY: Key = Key {
+    name: "priority",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("0"),
+    accepted: "an integer, or one per capability such as `90:100,10x:50,*:0`",
+    example: "\"90:100,10x:50,*:0\"",
+    meaning: "When it is tried: higher first. The first capability that matches decides; `*` is \
+              everything else, and 0 where it is not written.",
+};
+
+pub(crate) const CRATE: Key = Key {
+    name: "crate",
+    form: Form::Path,
+    decode_only: false,
+    default: Some("::mla_runtime"),
+    accepted: "a path, such as `::mla_runtime`",
+    example: "::engine::mla_runtime",
+    meaning: "Where this crate is, for a crate that renames or re-exports it.",
+};
+
+/// Every key, in the order of the documentation.
+pub(crate) const KEYS: &[Key] = &[
+    SM,
+    DTYPES,
+    REQUIRES_R1,
+    DIMS,
+    CACHE_DIMS,
+    HEADS,
+    KV,
+    PAGE_SIZES,
+    QUERY_LEN,
+    GRAPHS,
+    LSE,
+    QUANT_OUTPUT,
+    SPARSE,
+    FEATURES,
+    NAME,
+    PROVIDER,
+    PRIORITY,
+    CRATE,
+];
+
+/// The table in the attribute's documentation.
+#[cfg(test)]
+pub(crate) fn markdown() -> String {
+    let mut table =
+        String::from("| key | example | accepted | default | meaning |\n|---|---|---|---|---|\n");
+    let code = |text: &str| format!("`{}`", text.replace('|', "\\|"));
+    for key in KEYS {
+        let phase = if key.decode_only { " Decode only." } else { "" };
+        table += &format!(
+            "| `{}` | {} | {} | {} | {}{phase} |\n",
+            key.name,
+            code(key.example),
+            key.accepted.replace('|', "\\|"),
+            key.default.unwrap_or("must be given"),
+            key.meaning.replace('|', "\\|"),
+        );
+    }
+    table
+}

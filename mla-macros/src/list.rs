@@ -1,0 +1,149 @@
+//! Lists in strings: elements between `|` or `,`, outside parentheses.
+
+use crate::errors::{Fault, nearest};
+use crate::vocabulary::Name;
+
+/// An element of a list, and where it stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Element<'a> {
+    /// Without the spaces around it.
+    pub(crate) text: &'a str,
+    index: usize,
+    whole: &'a str,
+}
+
+impl Element<'_> {
+    /// The element as an error message names it. A string has one span, so the message says which
+    /// of its elements is meant.
+    pub(crate) fn given(&self) -> String {
+        if self.text == self.whole {
+            quoted(self.text)
+        } else {
+            format!(
+                "{} (element {} of {})",
+                quoted(self.text),
+                self.index + 1,
+                quoted(self.whole)
+            )
+        }
+    }
+
+    pub(crate) fn fault(&self, accepted: &str) -> Fault {
+        let fault = Fault::new(self.given(), accepted);
+        if self.text.is_empty() {
+            fault.hint("an element is missing before or after a separator")
+        } else if !self.text.is_ascii() {
+            fault.hint("only ASCII is accepted")
+        } else {
+            fault
+        }
+    }
+}
+
+/// `text` in quotes that show what cannot be seen.
+pub(crate) fn quoted(text: &str) -> String {
+    if text.is_empty() || text.trim() != text || text.chars().any(|c| c.is_control() || c == '`') {
+        format!("{text:?}")
+    } else {
+        format!("`{text}`")
+    }
+}
+
+/// The elements of `text`; none, and a fault, where it is empty.
+pub(crate) fn elements<'a>(
+    text: &'a str,
+    accepted: &str,
+    faults: &mut Vec<Fault>,
+) -> Vec<Element<'a>> {
+    if text.trim_matches(' ').is_empty() {
+        faults.push(Fault::new("an empty list", accepted));
+        return Vec::new();
+    }
+    let mut depth = 0i32;
+    text.split(|c| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        depth <= 0 && matches!(c, '|' | ',')
+    })
+    .enumerate()
+    .map(|(index, part)| Element {
+        text: part.trim_matches(' '),
+        index,
+        whole: text,
+    })
+    .collect()
+}
+
+/// A list of values that `parse` reads, each at most once. `parse` gives the value or the fault.
+pub(crate) fn distinct<'a, T: PartialEq>(
+    text: &'a str,
+    accepted: &str,
+    faults: &mut Vec<Fault>,
+    parse: impl Fn(Element<'a>) -> Result<T, Fault>,
+) -> Vec<T> {
+    let mut values = Vec::new();
+    for element in elements(text, accepted, faults) {
+        match parse(element) {
+            Ok(value) if values.contains(&value) => faults.push(twice(element)),
+            Ok(value) => values.push(value),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    values
+}
+
+fn twice(element: Element<'_>) -> Fault {
+    Fault::new(
+        format!(
+            "{} twice, in {}",
+            quoted(element.text),
+            quoted(element.whole)
+        ),
+        "each element once",
+    )
+}
+
+/// The name that an element is.
+pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Result<Name, Fault> {
+    if let Some(name) = names.iter().find(|name| name.text == element.text) {
+        return Ok(*name);
+    }
+    let meant = synonym(element.text, names);
+    Err(element.fault(accepted).meant(meant))
+}
+
+// What other libraries call the same things, and whatever looks similar.
+fn synonym<'a>(text: &str, names: &'a [Name]) -> Option<&'a str> {
+    let lower = text.to_lowercase();
+    let known = match lower.as_str() {
+        "float" | "float32" | "fp32" | "single" => "f32",
+        "half" | "float16" | "fp16" => "f16",
+        "bfloat16" | "bfloat" => "bf16",
+        "fp8_e4m3" | "e4m3" | "f8" | "float8" => "fp8",
+        other => other,
+    };
+    let mut texts = names.iter().map(|name| name.text);
+    texts
+        .find(|text| *text == known)
+        .or_else(|| nearest(text, names.iter().map(|name| name.text)))
+}
+
+/// The one name that `text` is; the first of `names`, and a fault, where it is none.
+pub(crate) fn only(text: &str, names: &[Name], accepted: &str, faults: &mut Vec<Fault>) -> Name {
+    let element = Element {
+        text: text.trim_matches(' '),
+        index: 0,
+        whole: text,
+    };
+    if element.text.is_empty() {
+        faults.push(Fault::new("an empty string", accepted));
+        return names[0];
+    }
+    name(element, names, accepted).unwrap_or_else(|fault| {
+        faults.push(fault);
+        names[0]
+    })
+}

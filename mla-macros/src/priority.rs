@@ -1,0 +1,118 @@
+//! The order in which backends are tried.
+
+use crate::capability::{self, Capabilities};
+use crate::errors::Fault;
+use crate::key;
+use crate::list::{self, Element, quoted};
+use crate::number;
+
+/// The runtime's `Priority`.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Priority {
+    /// The first that matches decides.
+    pub(crate) by_capability: Vec<(Capabilities, i32)>,
+    /// Where none matches.
+    pub(crate) otherwise: Option<i32>,
+}
+
+/// The value of `priority`.
+pub(crate) fn parse(text: &str, faults: &mut Vec<Fault>) -> Priority {
+    let accepted = key::PRIORITY.accepted;
+    if let Some(everywhere) = integer(text.trim_matches(' ')) {
+        return Priority {
+            by_capability: Vec::new(),
+            otherwise: Some(everywhere),
+        };
+    }
+    let mut priority = Priority::default();
+    for element in list::elements(text, accepted, faults) {
+        if let Err(fault) = add(&mut priority, element) {
+            faults.push(fault);
+        }
+    }
+    priority
+}
+
+fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
+    let accepted = key::PRIORITY.accepted;
+    let Some((set, number)) = element.text.split_once(':') else {
+        let fault = element.fault(accepted);
+        return Err(
+            if capability::read(element.text).is_some() || element.text == "*" {
+                fault.hint(format!("write `{}:PRIORITY`", element.text))
+            } else {
+                fault
+            },
+        );
+    };
+    let (set, number) = (set.trim_matches(' '), number.trim_matches(' '));
+    let number = integer(number).ok_or_else(|| {
+        element.fault(accepted).hint(format!(
+            "{} is no integer from {} to {}",
+            quoted(number),
+            i32::MIN,
+            i32::MAX
+        ))
+    })?;
+    if set == "*" {
+        return match priority.otherwise.replace(number) {
+            None => Ok(()),
+            Some(_) => Err(Fault::new(
+                format!("{}, a second `*`", element.given()),
+                "each capability once",
+            )),
+        };
+    }
+    let set = match capability::read(set) {
+        Some(Capabilities::Any) => {
+            return Err(element
+                .fault(accepted)
+                .hint("everything else is written `*`"));
+        }
+        Some(set) => set,
+        None => {
+            return Err(element
+                .fault(accepted)
+                .hint(format!("{} is no capability", quoted(set))));
+        }
+    };
+    let earlier = priority.by_capability.iter();
+    if let Some((wider, _)) = earlier.clone().find(|(wider, _)| wider.covers(set)) {
+        return Err(Fault::new(
+            format!("{} behind `{wider}`", element.given()),
+            "a capability that no earlier one includes",
+        )
+        .hint("the first that matches decides, so write the narrower one first"));
+    }
+    if priority.otherwise.is_some() {
+        return Err(
+            Fault::new(format!("{} behind `*`", element.given()), "`*` at the end")
+                .hint("`*` is everything that the others do not match"),
+        );
+    }
+    priority.by_capability.push((set, number));
+    Ok(())
+}
+
+fn integer(text: &str) -> Option<i32> {
+    match text.strip_prefix('-') {
+        Some(digits) => number::read::<i64>(digits).and_then(|n| i32::try_from(-n).ok()),
+        None => number::read(text),
+    }
+}
+
+/// The priorities on capabilities that are not among `sm`.
+pub(crate) fn outside(priority: &Priority, sm: &[Capabilities]) -> Vec<Fault> {
+    let texts: Vec<_> = sm.iter().map(|set| format!("`{set}`")).collect();
+    priority
+        .by_capability
+        .iter()
+        .filter(|(set, _)| !sm.iter().any(|supported| supported.overlaps(*set)))
+        .map(|(set, number)| {
+            Fault::new(
+                format!("`{set}:{number}`, where the backend does not run"),
+                format!("the capabilities of `sm`: {}", texts.join(", ")),
+            )
+        })
+        .collect()
+}

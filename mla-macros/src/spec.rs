@@ -1,0 +1,231 @@
+//! What the arguments say about a backend: the runtime's `BackendSpec`, with defaults filled in.
+
+use heck::ToShoutySnakeCase;
+use proc_macro2::Span;
+use quote::ToTokens;
+use syn::spanned::Spanned;
+
+use crate::arguments::Arguments;
+use crate::capability::{self, Capabilities};
+use crate::contradiction::{self, Contradiction};
+use crate::dims::{self, Heads, PageSizes};
+use crate::errors::{Errors, Fault};
+use crate::key::{self, KEYS, Key};
+use crate::list::{self, quoted};
+use crate::place::{Phase, Place};
+use crate::priority::{self, Priority};
+use crate::vocabulary::{self, Name};
+
+/// Every field as the expansion writes it, except the platform, which is the device's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) provider: String,
+    pub(crate) phase: Phase,
+    pub(crate) sm: Vec<Capabilities>,
+    pub(crate) dtypes: Vec<Name>,
+    pub(crate) dims: Option<Vec<[u32; 3]>>,
+    pub(crate) cache_dims: Option<Vec<[u32; 2]>>,
+    pub(crate) heads: Heads,
+    pub(crate) kv: Vec<Name>,
+    pub(crate) page_sizes: PageSizes,
+    pub(crate) query_len: Name,
+    pub(crate) graphs: Name,
+    pub(crate) lse: Name,
+    pub(crate) quant_output: bool,
+    pub(crate) sparse: Name,
+    pub(crate) features: Vec<Name>,
+    pub(crate) priority: Priority,
+}
+
+/// (P, R, V) of DeepSeek-R1.
+const R1: [u32; 3] = [128, 64, 128];
+
+impl Spec {
+    /// Reads every key and reports what is wrong with each, and with them together. Without a
+    /// place, which is an error already, only the keys themselves can be wrong.
+    pub(crate) fn read(arguments: &Arguments, place: Option<&Place>, errors: &mut Errors) -> Self {
+        let phase = place.map(|place| place.phase);
+        check_presence(arguments, phase, errors);
+        let mut reader = Reader {
+            arguments,
+            errors,
+            faulty: Vec::new(),
+        };
+        let mut spec = reader.spec(phase.unwrap_or(Phase::Decode));
+        if let Some(place) = place {
+            reader.contradictions(&spec);
+            if !arguments.has(&key::NAME) {
+                spec.name = default_name(place, errors);
+            }
+        }
+        spec
+    }
+}
+
+// Keys that are missing, that the phase does not have, or that stand beside another.
+fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Errors) {
+    for key in KEYS {
+        if key.default.is_none() && !arguments.has(key) {
+            errors.fault(
+                Span::call_site(),
+                key.name,
+                Fault::new("none", key.accepted)
+                    .hint(format!("write `{} = {}`", key.name, key.example)),
+            );
+        }
+        if key.decode_only && phase == Some(Phase::Prefill) && arguments.has(key) {
+            errors.fault(
+                arguments.span(key),
+                key.name,
+                Fault::new("a value on `impl PrefillBackend`", "none")
+                    .hint("only a decode backend reads the cache: remove the key"),
+            );
+        }
+    }
+    if arguments.has(&key::REQUIRES_R1) && arguments.has(&key::DIMS) {
+        errors.fault(
+            arguments.span(&key::REQUIRES_R1),
+            key::REQUIRES_R1.name,
+            Fault::new("a value beside `dims`", "one of the two")
+                .hint("`requires_r1 = true` is short for `dims = \"(128,64,128)\"`"),
+        );
+    }
+}
+
+fn default_name(place: &Place, errors: &mut Errors) -> String {
+    let given = match place.default_name() {
+        Some(name) if is_upper_snake(&name) => return name,
+        Some(name) => format!("none, and the type's name gives {}", quoted(&name)),
+        None => format!(
+            "none, and `{}` is not the name of one type",
+            place.self_type.to_token_stream()
+        ),
+    };
+    let fault = Fault::new(given, key::NAME.accepted);
+    let hint = format!("write `{} = {}`", key::NAME.name, key::NAME.example);
+    errors.fault(place.self_type.span(), key::NAME.name, fault.hint(hint));
+    String::new()
+}
+
+// Reads the values of one attribute, key by key.
+struct Reader<'a> {
+    arguments: &'a Arguments,
+    errors: &'a mut Errors,
+    // Keys whose values were reported: what contradicts them would only be noise.
+    faulty: Vec<Key>,
+}
+
+impl Reader<'_> {
+    fn spec(&mut self, phase: Phase) -> Spec {
+        let dtypes = self.names(&key::DTYPES, "f16,bf16", vocabulary::DTYPES);
+        let unquantised: Vec<&str> = dtypes.iter().map(|dtype| dtype.text).collect();
+        let decode = phase == Phase::Decode;
+        let query_len = self.name(&key::QUERY_LEN, "single", vocabulary::QUERY_LENS);
+        let kv = match self.arguments.text(&key::KV) {
+            None if unquantised.is_empty() => Vec::new(),
+            _ => self.names(&key::KV, &unquantised.join(","), vocabulary::KV_FORMATS),
+        };
+        Spec {
+            name: self.text(&key::NAME, "UNNAMED", name),
+            provider: self.text(&key::PROVIDER, "native", provider),
+            phase,
+            sm: self.text(&key::SM, "any", capability::sm),
+            dtypes,
+            dims: match self.arguments.flag(&key::REQUIRES_R1) {
+                Some(true) => Some(vec![R1]),
+                _ => self.text(&key::DIMS, "any", dims::head),
+            },
+            cache_dims: self.text(&key::CACHE_DIMS, "any", dims::cache),
+            heads: self.text(&key::HEADS, "any", dims::heads),
+            kv: if decode { kv } else { Vec::new() },
+            page_sizes: self.text(&key::PAGE_SIZES, "any", dims::page_sizes),
+            query_len: if decode {
+                query_len
+            } else {
+                vocabulary::RAGGED
+            },
+            graphs: self.name(&key::GRAPHS, "never", vocabulary::GRAPHS),
+            lse: self.name(&key::LSE, "ln", vocabulary::LSES),
+            quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
+            sparse: self.name(&key::SPARSE, "never", vocabulary::SPARSE),
+            features: match self.arguments.text(&key::FEATURES) {
+                Some(_) => self.names(&key::FEATURES, "", vocabulary::FEATURES),
+                None => Vec::new(),
+            },
+            priority: self.text(&key::PRIORITY, "0", priority::parse),
+        }
+    }
+
+    fn contradictions(&mut self, spec: &Spec) {
+        for Contradiction { key, beside, fault } in contradiction::find(spec) {
+            if self.reads_well(&key) && self.reads_well(&beside) {
+                self.errors
+                    .fault(self.arguments.span(&key), key.name, fault);
+            }
+        }
+    }
+
+    fn reads_well(&self, key: &Key) -> bool {
+        !self.faulty.contains(key) && self.arguments.reads_well(key)
+    }
+
+    /// What `parse` makes of the key's text or, where there is none, of `default`.
+    fn text<T>(
+        &mut self,
+        key: &Key,
+        default: &str,
+        parse: impl FnOnce(&str, &mut Vec<Fault>) -> T,
+    ) -> T {
+        let mut faults = Vec::new();
+        let value = parse(self.arguments.text(key).unwrap_or(default), &mut faults);
+        if !faults.is_empty() {
+            self.faulty.push(*key);
+        }
+        for fault in faults {
+            self.errors.fault(self.arguments.span(key), key.name, fault);
+        }
+        value
+    }
+
+    fn names(&mut self, key: &Key, default: &str, names: &[Name]) -> Vec<Name> {
+        self.text(key, default, |text, faults| {
+            list::distinct(text, key.accepted, faults, |element| {
+                list::name(element, names, key.accepted)
+            })
+        })
+    }
+
+    fn name(&mut self, key: &Key, default: &str, names: &[Name]) -> Name {
+        self.text(key, default, |text, faults| {
+            list::only(text, names, key.accepted, faults)
+        })
+    }
+}
+
+fn name(text: &str, faults: &mut Vec<Fault>) -> String {
+    if !is_upper_snake(text) {
+        let meant = text.to_shouty_snake_case();
+        let meant = is_upper_snake(&meant).then_some(meant);
+        faults.push(Fault::new(quoted(text), key::NAME.accepted).meant(meant));
+    }
+    text.to_owned()
+}
+
+fn is_upper_snake(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_uppercase())
+        && text.split('_').all(|word| {
+            !word.is_empty()
+                && word
+                    .bytes()
+                    .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
+        })
+}
+
+fn provider(text: &str, faults: &mut Vec<Fault>) -> String {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if text.is_empty() || !text.bytes().all(fits) {
+        faults.push(Fault::new(quoted(text), key::PROVIDER.accepted));
+    }
+    text.to_owned()
+}

@@ -1,0 +1,110 @@
+//! The support table in a backend's documentation.
+
+use crate::capability::Capabilities;
+use crate::dims::{Heads, PageSizes};
+use crate::place::Phase;
+use crate::spec::Spec;
+use crate::vocabulary::Name;
+
+/// What the spec says, as a table of two columns.
+pub(crate) fn markdown(spec: &Spec) -> String {
+    let decode = spec.phase == Phase::Decode;
+    let mut rows = vec![
+        ("phase", spec.phase.variant().to_lowercase()),
+        ("provider", spec.provider.clone()),
+        ("capability", join(&spec.sm, |set| dotted(*set))),
+        ("dtype", names(&spec.dtypes)),
+        (
+            "dims (P,R,V)",
+            any_or(&spec.dims, |[p, r, v]| format!("({p},{r},{v})")),
+        ),
+        ("heads", heads(&spec.heads)),
+    ];
+    if decode {
+        rows.extend([
+            (
+                "cache row (L,R)",
+                any_or(&spec.cache_dims, |[l, r]| format!("({l},{r})")),
+            ),
+            ("kv format", names(&spec.kv)),
+            ("page size", page_sizes(&spec.page_sizes)),
+            ("query lengths", spec.query_len.text.to_owned()),
+            ("sparse", spec.sparse.text.to_owned()),
+        ]);
+    }
+    rows.extend([
+        ("CUDA graphs", spec.graphs.text.to_owned()),
+        ("log-sum-exp", spec.lse.text.to_owned()),
+        (
+            "quantised output",
+            if spec.quant_output { "yes" } else { "no" }.to_owned(),
+        ),
+        ("features", names(&spec.features)),
+        ("priority", priority(spec)),
+    ]);
+    // An empty line first: the author's own documentation may stand before the table.
+    let mut table = format!("\n| backend | `{}` |\n|---|---|\n", spec.name);
+    for (name, value) in rows {
+        table += &format!("| {name} | {value} |\n");
+    }
+    table
+}
+
+fn join<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+fn names(names: &[Name]) -> String {
+    join(names, |name| name.text.to_owned())
+}
+
+fn any_or<T: Copy>(list: &Option<Vec<T>>, text: impl Fn(T) -> String) -> String {
+    match list {
+        None => "any".to_owned(),
+        Some(list) => join(list, |item| text(*item)),
+    }
+}
+
+fn heads(heads: &Heads) -> String {
+    match heads {
+        Heads::Any => "any".to_owned(),
+        Heads::Range(least, most) => format!("{least} to {most}"),
+        Heads::List(counts) => join(counts, u32::to_string),
+    }
+}
+
+fn page_sizes(sizes: &PageSizes) -> String {
+    match sizes {
+        PageSizes::Any => "any".to_owned(),
+        PageSizes::MultipleOf(unit) => format!("multiples of {unit}"),
+        PageSizes::List(sizes) => join(sizes, u32::to_string),
+    }
+}
+
+fn priority(spec: &Spec) -> String {
+    let otherwise = spec.priority.otherwise.unwrap_or(0);
+    let mut parts: Vec<String> = spec
+        .priority
+        .by_capability
+        .iter()
+        .map(|(set, priority)| format!("{priority} on {}", dotted(*set)))
+        .collect();
+    parts.push(match parts.as_slice() {
+        [] => otherwise.to_string(),
+        _ => format!("{otherwise} elsewhere"),
+    });
+    parts.join(", ")
+}
+
+// As the command line and reasons write capabilities.
+fn dotted(set: Capabilities) -> String {
+    match set {
+        Capabilities::Any => "any".to_owned(),
+        Capabilities::Exact(only) => format!("{}.{}", only.major, only.minor),
+        Capabilities::Family(major) => format!("{major}.x"),
+        Capabilities::Floor(least) => format!("{}.{}+", least.major, least.minor),
+    }
+}

@@ -1,0 +1,64 @@
+//! The names that stand for variants of the runtime's enums.
+//!
+//! A test of the runtime compares these tables with the enums themselves: a variant that is added
+//! there and not here fails it.
+
+/// A name as it stands in an attribute, and the variant it means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Name {
+    pub(crate) text: &'static str,
+    pub(crate) variant: &'static str,
+}
+
+const fn name(text: &'static str, variant: &'static str) -> Name {
+    Name { text, variant }
+}
+
+/// `dtype::DType`.
+pub(crate) const DTYPES: &[Name] = &[name("f32", "F32"), name("f16", "F16"), name("bf16", "BF16")];
+
+/// `kv_format::KvFormat`. The unquantised formats have the names and variants of their dtypes.
+pub(crate) const KV_FORMATS: &[Name] = &[
+    name("f32", "F32"),
+    name("f16", "F16"),
+    name("bf16", "BF16"),
+    name("fp8", "Fp8"),
+    name("fp8_ds_mla", "Fp8DsMla"),
+];
+
+/// `spec::QueryLen`, each level including the ones before it.
+pub(crate) const QUERY_LENS: &[Name] =
+    &[name("single", "Single"), name("uniform", "Uniform"), RAGGED];
+
+/// Any number of query tokens for each request: what prefill always is.
+pub(crate) const RAGGED: Name = name("ragged", "Ragged");
+
+/// `spec::GraphSupport`, each level including the ones before it.
+pub(crate) const GRAPHS: &[Name] = &[
+    name("never", "Never"),
+    name("single_token", "SingleToken"),
+    name("uniform_batch", "UniformBatch"),
+    name("always", "Always"),
+];
+
+/// `spec::LseOutput`.
+pub(crate) const LSES: &[Name] = &[name("none", "None"), name("ln", "Ln"), name("log2", "Log2")];
+
+/// `spec::SparseSupport`.
+pub(crate) const SPARSE: &[Name] = &[
+    name("never", "Never"),
+    name("optional", "Optional"),
+    name("required", "Required"),
+];
+
+/// `feature::Feature`.
+pub(crate) const FEATURES: &[Name] = &[
+    name("alibi_slopes", "AlibiSlopes"),
+    name("sliding_window", "SlidingWindow"),
+    name("block_sparsity", "BlockSparsity"),
+    name("logits_soft_cap", "LogitsSoftCap"),
+    name("encoder_attention", "EncoderAttention"),
+    name("cross_attention", "CrossAttention"),
+    name("sinks", "Sinks"),
+    name("deterministic", "Deterministic"),
+];

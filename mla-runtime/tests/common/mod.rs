@@ -1,0 +1,138 @@
+//! A device that holds bytes and computes nothing, and a body for backends that are never called.
+
+use std::ops::Range;
+
+use mla_runtime::availability::Availability;
+use mla_runtime::cache::{CacheMut, CacheRef};
+use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
+
+/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities.
+#[derive(Clone)]
+pub struct Bytes;
+
+fn refused<T>() -> Result<T> {
+    Err(Error::argument("operation", "any", "none: the device only holds bytes"))
+}
+
+impl Device for Bytes {
+    const PLATFORM: Platform = Platform::Cuda;
+
+    type Buffer = Vec<u8>;
+    type Bytes<'a> = &'a [u8];
+    type BytesMut<'a> = &'a mut [u8];
+
+    fn availability() -> Availability {
+        Availability::Available
+    }
+
+    fn target(&self) -> Target {
+        Target::present_gpu(Capability::new(9, 0))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
+        Ok(vec![0; bytes])
+    }
+
+    fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_> {
+        buffer
+    }
+
+    fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_> {
+        buffer
+    }
+
+    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+        &bytes[range]
+    }
+
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+        bytes.split_at_mut(at)
+    }
+
+    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+        bytes
+    }
+
+    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+        bytes
+    }
+
+    fn upload(&self, _: &[u8], _: Self::BytesMut<'_>) -> Result<()> {
+        refused()
+    }
+
+    fn download(&self, _: Self::Bytes<'_>, _: &mut [u8]) -> Result<()> {
+        refused()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn gemm(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+
+    fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
+        refused()
+    }
+
+    fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
+        refused()
+    }
+
+    fn write_cache(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+
+    fn gather_cache(
+        &self,
+        _: CacheRef<'_, Self>,
+        _: GatherRows<'_, Self>,
+        _: TensorMut<'_, Self>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+
+    fn merge(
+        &self,
+        _: TensorMut<'_, Self>,
+        _: LseMut<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: LseRef<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+
+    fn convert_lse<C: LseConvention>(
+        &self,
+        _: LseRef<'_, Self, C>,
+        _: LseMut<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+}
