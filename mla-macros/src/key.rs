@@ -251,3 +251,36 @@ pub(crate) fn markdown() -> String {
     }
     table
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_table_is_this_one() {
+        crate::golden::check("keys.md", &markdown());
+    }
+
+    #[test]
+    fn lists_of_names_are_those_of_the_vocabulary() {
+        use crate::vocabulary;
+        for (key, names) in [
+            (DTYPES, vocabulary::DTYPES),
+            (KV, vocabulary::KV_FORMATS),
+            (QUERY_LEN, vocabulary::QUERY_LENS),
+            (GRAPHS, vocabulary::GRAPHS),
+            (LSE, vocabulary::LSES),
+            (SPARSE, vocabulary::SPARSE),
+            (FEATURES, vocabulary::FEATURES),
+        ] {
+            let words: Vec<&str> = key
+                .accepted
+                .trim_start_matches("a list of ")
+                .split([',', ' '])
+                .filter(|word| !word.is_empty() && *word != "or")
+                .collect();
+            let names: Vec<&str> = names.iter().map(|name| name.text).collect();
+            assert_eq!(words, names, "{}", key.name);
+        }
+    }
+}

@@ -8,6 +8,8 @@ mod contradiction;
 mod dims;
 mod errors;
 mod expansion;
+#[cfg(test)]
+mod golden;
 mod key;
 mod list;
 mod number;
@@ -19,7 +21,7 @@ mod vocabulary;
 
 /// Makes a backend of an `impl PrefillBackend for T` or `impl DecodeBackend for T` block.
 ///
-/// ```ignore
+/// ```text
 /// #[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
 /// impl PrefillBackend for FlashAttn { … }
 /// ```

@@ -12,10 +12,14 @@ use mla_runtime::{Error, Result};
 
 /// Claims to be an NVIDIA GPU, so that backends on it may name capabilities.
 #[derive(Clone)]
-pub struct Bytes;
+pub(crate) struct Bytes;
 
 fn refused<T>() -> Result<T> {
-    Err(Error::argument("operation", "any", "none: the device only holds bytes"))
+    Err(Error::argument(
+        "operation",
+        "any",
+        "none: the device only holds bytes",
+    ))
 }
 
 impl Device for Bytes {
@@ -135,4 +139,122 @@ impl Device for Bytes {
     ) -> Result<()> {
         refused()
     }
+}
+
+/// The items of an `impl PrefillBackend` that refuses every call. Absolute paths, so that it fits
+/// a module with any names in scope.
+#[allow(unused_macros)]
+macro_rules! prefill_body {
+    ($device:ty) => {
+        type Device = $device;
+        type State = ();
+        type Metadata = ();
+
+        fn new(
+            _: &$device,
+            _: &::mla_runtime::backend::LayerConfig,
+        ) -> ::mla_runtime::Result<Self> {
+            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
+        }
+
+        fn state(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::StepLimits,
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn metadata(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::StepLimits,
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn prepare(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::PrefillBatch<'_>,
+            _: &mut (),
+            _: &mut (),
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn new_tokens(
+            &self,
+            _: &$device,
+            _: ::mla_runtime::backend::PrefillCall<'_, $device>,
+            _: &mut (),
+            _: &(),
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
+        }
+
+        fn context_chunk(
+            &self,
+            _: &$device,
+            _: ::mla_runtime::backend::Chunk<'_>,
+            _: ::mla_runtime::backend::PrefillCall<'_, $device>,
+            _: &mut (),
+            _: &(),
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
+        }
+    };
+}
+
+/// As `prefill_body!`, of an `impl DecodeBackend`.
+#[allow(unused_macros)]
+macro_rules! decode_body {
+    ($device:ty) => {
+        type Device = $device;
+        type State = ();
+        type Metadata = ();
+
+        fn new(
+            _: &$device,
+            _: &::mla_runtime::backend::LayerConfig,
+        ) -> ::mla_runtime::Result<Self> {
+            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
+        }
+
+        fn state(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::StepLimits,
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn metadata(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::StepLimits,
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn prepare(
+            &self,
+            _: &$device,
+            _: &::mla_runtime::backend::DecodeBatch<'_, $device>,
+            _: &mut (),
+            _: &mut (),
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Ok(())
+        }
+
+        fn decode(
+            &self,
+            _: &$device,
+            _: ::mla_runtime::backend::DecodeCall<'_, $device>,
+            _: &mut (),
+            _: &(),
+        ) -> ::mla_runtime::Result<()> {
+            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
+        }
+    };
 }

@@ -1,0 +1,198 @@
+//! What `#[mla_backend]` writes, seen from the code that uses it.
+
+#[macro_use]
+mod common;
+
+use mla_runtime::backend::{DecodeBackend, LINKED, PrefillBackend};
+use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
+use mla_runtime::dims::HeadDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::mla_backend;
+use mla_runtime::spec::{
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority,
+    QueryLen, SparseSupport,
+};
+
+struct FlashAttn;
+
+#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
+impl PrefillBackend for FlashAttn {
+    prefill_body!(common::Bytes);
+}
+
+const SM90: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
+const SM100: CapabilityMatch = CapabilityMatch::Exact(Capability::new(10, 0));
+
+#[test]
+fn the_literal_form_gives_the_spec_it_says() {
+    const EXPECTED: BackendSpec = BackendSpec {
+        name: "FLASH_ATTN",
+        provider: "native",
+        phase: Phase::Prefill,
+        platform: Platform::Cuda,
+        capabilities: &[SM90, SM100],
+        dtypes: &[DType::F16, DType::BF16],
+        dims: Some(&[HeadDims::new(128, 64, 128)]),
+        cache_dims: None,
+        heads: HeadCounts::Any,
+        kv_formats: &[],
+        page_sizes: PageSizes::Any,
+        query_len: QueryLen::Ragged,
+        graphs: GraphSupport::Never,
+        lse: LseOutput::Ln,
+        quant_output: false,
+        sparse: SparseSupport::Never,
+        features: FeatureSet::NONE,
+        priority: Priority::everywhere(0),
+    };
+    assert_eq!(FlashAttn::SPEC, EXPECTED);
+}
+
+struct EveryKey;
+
+#[mla_backend(
+    sm = "9.0 | 10x | 120+",
+    dtypes = "f16|bf16",
+    dims = "(128,64,128) | (192, 64, 256)",
+    cache_dims = "(512,64)",
+    heads = "1..=128",
+    kv = "f16,bf16,fp8,fp8_ds_mla",
+    page_sizes = "x16",
+    query_len = "ragged",
+    graphs = "always",
+    lse = "log2",
+    quant_output = true,
+    sparse = "optional",
+    features = "sinks,deterministic",
+    name = "EVERY_KEY_2",
+    provider = "elsewhere",
+    priority = "90:100, 10x:-50, *:7",
+    crate = ::mla_runtime,
+)]
+impl mla_runtime::backend::DecodeBackend for EveryKey {
+    decode_body!(common::Bytes);
+}
+
+#[test]
+fn every_key_reaches_its_field() {
+    const EXPECTED: BackendSpec = BackendSpec {
+        name: "EVERY_KEY_2",
+        provider: "elsewhere",
+        phase: Phase::Decode,
+        platform: Platform::Cuda,
+        capabilities: &[
+            SM90,
+            CapabilityMatch::Family(10),
+            CapabilityMatch::Floor(Capability::new(12, 0)),
+        ],
+        dtypes: &[DType::F16, DType::BF16],
+        dims: Some(&[HeadDims::new(128, 64, 128), HeadDims::new(192, 64, 256)]),
+        cache_dims: Some(&[CacheDims::R1]),
+        heads: HeadCounts::Range(1, 128),
+        kv_formats: &[
+            KvFormat::F16,
+            KvFormat::BF16,
+            KvFormat::Fp8,
+            KvFormat::Fp8DsMla,
+        ],
+        page_sizes: PageSizes::MultipleOf(16),
+        query_len: QueryLen::Ragged,
+        graphs: GraphSupport::Always,
+        lse: LseOutput::Log2,
+        quant_output: true,
+        sparse: SparseSupport::Optional,
+        features: FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]),
+        priority: Priority {
+            by_capability: &[(SM90, 100), (CapabilityMatch::Family(10), -50)],
+            otherwise: 7,
+        },
+    };
+    assert_eq!(EveryKey::SPEC, EXPECTED);
+}
+
+mod inner {
+    pub(crate) struct Decode;
+}
+
+#[mla_backend(sm = "any", dtypes = "f32,bf16", page_sizes = 64, heads = "16|64", priority = -3)]
+impl DecodeBackend for inner::Decode {
+    decode_body!(common::Bytes);
+}
+
+#[test]
+fn defaults_are_those_of_the_phase() {
+    let spec = <inner::Decode as DecodeBackend>::SPEC;
+    let least = BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda);
+    assert_eq!(
+        spec,
+        BackendSpec {
+            dtypes: &[DType::F32, DType::BF16],
+            kv_formats: &[KvFormat::F32, KvFormat::BF16],
+            page_sizes: PageSizes::List(&[64]),
+            heads: HeadCounts::List(&[16, 64]),
+            priority: Priority::everywhere(-3),
+            ..least
+        }
+    );
+}
+
+#[test]
+fn a_block_may_stand_in_a_function() {
+    struct Local;
+
+    #[mla_backend(sm = "90", dtypes = "bf16")]
+    impl DecodeBackend for Local {
+        decode_body!(common::Bytes);
+    }
+
+    assert_eq!(Local::SPEC.name, "LOCAL");
+    assert!(linked().contains(&"LOCAL"));
+}
+
+// `cfg` below the attribute holds for what the attribute writes as well.
+#[mla_backend(sm = "90", dtypes = "bf16")]
+#[cfg(any())]
+impl DecodeBackend for Missing {}
+
+macro_rules! backend {
+    ($ty:ident, $sm:literal, $flag:expr) => {
+        struct $ty;
+
+        #[mla_backend(sm = $sm, dtypes = "bf16", requires_r1 = $flag)]
+        impl DecodeBackend for $ty {
+            decode_body!(common::Bytes);
+        }
+    };
+}
+
+backend!(FromMacro, "80+", true);
+
+#[test]
+fn values_may_come_from_a_macro() {
+    assert_eq!(FromMacro::SPEC.name, "FROM_MACRO");
+    assert_eq!(FromMacro::SPEC.dims, Some(&[HeadDims::R1][..]));
+}
+
+fn linked() -> Vec<&'static str> {
+    LINKED.iter().map(|entry| entry.spec.name).collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "the linker section is not there: run without miri")]
+fn every_block_is_linked_once() {
+    let linked = linked();
+    for name in ["FLASH_ATTN", "EVERY_KEY_2", "DECODE", "LOCAL", "FROM_MACRO"] {
+        assert_eq!(
+            linked.iter().filter(|it| **it == name).count(),
+            1,
+            "{linked:?}"
+        );
+    }
+    assert!(
+        LINKED
+            .iter()
+            .all(mla_runtime::backend::Entry::is_implemented)
+    );
+}

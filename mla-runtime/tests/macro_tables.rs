@@ -1,0 +1,37 @@
+//! The attribute's names are the runtime's.
+
+// The macro crate can export nothing but macros, so its table of names is read as a module.
+#[path = "../../mla-macros/src/vocabulary.rs"]
+mod vocabulary;
+
+use std::fmt::Debug;
+
+use mla_runtime::dtype::DType;
+use mla_runtime::feature::Feature;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::spec::{GraphSupport, LseOutput, QueryLen, SparseSupport};
+use vocabulary::Name;
+
+fn check<T: Copy + Debug>(names: &[Name], all: &[T], name: fn(T) -> &'static str) {
+    let ours: Vec<_> = names
+        .iter()
+        .map(|name| (name.text, name.variant.to_owned()))
+        .collect();
+    let theirs: Vec<_> = all
+        .iter()
+        .map(|item| (name(*item), format!("{item:?}")))
+        .collect();
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn names_are_those_of_the_enums() {
+    check(vocabulary::DTYPES, DType::ALL, DType::name);
+    check(vocabulary::KV_FORMATS, KvFormat::ALL, KvFormat::name);
+    check(vocabulary::QUERY_LENS, QueryLen::ALL, QueryLen::name);
+    check(vocabulary::GRAPHS, GraphSupport::ALL, GraphSupport::name);
+    check(vocabulary::LSES, LseOutput::ALL, LseOutput::name);
+    check(vocabulary::SPARSE, SparseSupport::ALL, SparseSupport::name);
+    check(vocabulary::FEATURES, Feature::ALL, Feature::name);
+    assert_eq!(vocabulary::RAGGED.text, QueryLen::Ragged.name());
+}
