@@ -1,1 +1,38 @@
-//! Compiles CUDA sources with nvcc from a Cargo build script.
+//! Compiles CUDA kernels from a Cargo build script: nvcc for the sources, bindgen for the header, one
+//! static library at the end.
+//!
+//! ```no_run
+//! fn main() -> Result<(), mla_build::Error> {
+//!     mla_build::Kernels::new().sources("cuda/**/*.cu").header("cuda/include/mla.h").compile("mla")?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! An object is compiled once: it is kept in a cache of the user, under a key of what it is made of and
+//! never of where or when. Another checkout, another profile, another target folder find it there.
+//! `docs/kernel-build.md` tells how it works; [`Kernels`] is where to start.
+
+mod architecture;
+#[cfg(feature = "bindings")]
+mod bindings;
+mod cache;
+mod compiler;
+mod depfile;
+mod diagnostic;
+mod error;
+mod hasher;
+mod kernels;
+mod memory;
+mod process;
+pub mod progress;
+mod ptxas;
+pub mod report;
+mod roles;
+mod schedule;
+pub mod toolkit;
+mod unit;
+
+pub use architecture::Architecture::{self, Sm90, Sm100};
+pub use diagnostic::{Failure, Failures};
+pub use error::Error;
+pub use kernels::{Built, Kernels};

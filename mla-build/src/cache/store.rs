@@ -1,0 +1,326 @@
+//! The files of the cache.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{Entry, Key, Manifest, Meta};
+
+/// A folder of the cache, which may be missing, read-only or full: then reading what there is still
+/// works, nothing is kept, and [`notes`](Self::notes) says why.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+    notes: Mutex<Vec<String>>,
+    /// Once writing has failed it is not tried again in this build.
+    writable: Mutex<bool>,
+}
+
+/// What a look-up of an object comes to.
+#[derive(Debug)]
+pub(crate) enum Loaded {
+    Whole(Entry),
+    Missing,
+    /// What is there is not what was stored.
+    Corrupted,
+}
+
+/// The lock of a unit, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Guard(#[allow(dead_code, reason = "its drop is its use")] Option<File>);
+
+/// Of the last compilation of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Estimate {
+    pub(crate) seconds: f64,
+    /// Bytes.
+    pub(crate) peak: u64,
+}
+
+impl Cache {
+    pub(crate) fn open(folder: PathBuf) -> Self {
+        let cache = Self { folder, notes: Mutex::default(), writable: Mutex::new(true) };
+        let staging = cache.folder.join("staging");
+        let opened = fs::create_dir_all(&staging)
+            .and_then(|()| fs::create_dir_all(cache.folder.join("locks")))
+            // Only a file that is written tells whether files can be written.
+            .and_then(|()| tempfile::NamedTempFile::new_in(&staging).map(drop));
+        if let Err(error) = opened {
+            cache.give_up(&error);
+        }
+        cache
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the user should know, in the order in which it happened.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        lock(&self.notes).clone()
+    }
+
+    pub(crate) fn is_writable(&self) -> bool {
+        *lock(&self.writable)
+    }
+
+    /// Waits until no other process or thread compiles the unit.
+    pub(crate) fn lock(&self, key: Key) -> Guard {
+        if !self.is_writable() {
+            return Guard(None);
+        }
+        // A file for each unit would pile up, and a lock's file cannot be removed safely. Two units
+        // that share one merely wait for each other.
+        let path = self.folder.join("locks").join(&key.hex()[..3]);
+        let locked = OpenOptions::new().create(true).truncate(false).write(true).open(path).and_then(|file| {
+            file.lock()?;
+            Ok(file)
+        });
+        match locked {
+            Ok(file) => Guard(Some(file)),
+            Err(error) => {
+                self.give_up(&error);
+                Guard(None)
+            }
+        }
+    }
+
+    pub(crate) fn manifest(&self, key: Key) -> Manifest {
+        self.read_json(&self.place("manifests", &key.hex(), ".json")).unwrap_or_default()
+    }
+
+    pub(crate) fn load(&self, key: Key) -> Loaded {
+        let path = self.object(key);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Loaded::Missing,
+            Err(error) => {
+                self.note(format!("cache entry {} cannot be read ({error})", path.display()));
+                return Loaded::Missing;
+            }
+        };
+        match unpack(&bytes) {
+            Some(entry) => {
+                // The time of last use decides what is thrown away first. It decides nothing else, and
+                // a cache that cannot be written does without.
+                let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+                Loaded::Whole(entry)
+            }
+            None => {
+                self.note(format!("cache entry {} is corrupted; it is thrown away", path.display()));
+                let _ = fs::remove_file(&path);
+                Loaded::Corrupted
+            }
+        }
+    }
+
+    /// Keeps an object. The caller holds the unit's lock.
+    pub(crate) fn keep(&self, first: Key, set: super::DependencySet, entry: &Entry) {
+        if !self.is_writable() {
+            return;
+        }
+        // The object goes first: a manifest may name an object that is not there, and then it is
+        // compiled; the other way round it would never be found.
+        let second = first.with_dependencies(&set);
+        let kept = pack(entry).and_then(|bytes| self.publish(&self.object(second), &bytes)).and_then(|()| {
+            let mut manifest = self.manifest(first);
+            manifest.remember(set);
+            let bytes = serde_json::to_vec(&manifest)?;
+            self.publish(&self.place("manifests", &first.hex(), ".json"), &bytes)
+        });
+        if let Err(error) = kept {
+            self.give_up(&error);
+        }
+    }
+
+    pub(crate) fn estimate(&self, unit: Key) -> Option<Estimate> {
+        self.read_json(&self.place("estimates", &unit.hex(), ".json"))
+    }
+
+    pub(crate) fn keep_estimate(&self, unit: Key, estimate: Estimate) {
+        if !self.is_writable() {
+            return;
+        }
+        let bytes = serde_json::to_vec(&estimate).unwrap_or_default();
+        if let Err(error) = self.publish(&self.place("estimates", &unit.hex(), ".json"), &bytes) {
+            self.give_up(&error);
+        }
+    }
+
+    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what a
+    /// killed build left in `staging`.
+    pub(crate) fn shrink(&self, bound: u64) {
+        const STALE: Duration = Duration::from_secs(24 * 60 * 60);
+        let files = |folder: &str| {
+            walkdir::WalkDir::new(self.folder.join(folder))
+                .into_iter()
+                .filter_map(|entry| {
+                    let entry = entry.ok().filter(|entry| entry.file_type().is_file())?;
+                    let data = entry.metadata().ok()?;
+                    Some((data.modified().ok()?, data.len(), entry.into_path()))
+                })
+                .collect::<Vec<_>>()
+        };
+        for (modified, _, path) in files("staging") {
+            if modified.elapsed().is_ok_and(|age| age > STALE) {
+                let _ = fs::remove_file(path);
+            }
+        }
+        let mut kept: Vec<_> = ["objects", "manifests", "estimates"].into_iter().flat_map(files).collect();
+        let mut total: u64 = kept.iter().map(|(_, length, _)| length).sum();
+        kept.sort();
+        for (_, length, path) in kept {
+            if total <= bound {
+                break;
+            }
+            if fs::remove_file(path).is_ok() {
+                total -= length;
+            }
+        }
+    }
+
+    fn object(&self, key: Key) -> PathBuf {
+        self.place("objects", &key.hex(), "")
+    }
+
+    fn place(&self, kind: &str, hex: &str, extension: &str) -> PathBuf {
+        self.folder.join(kind).join(&hex[..2]).join(format!("{hex}{extension}"))
+    }
+
+    fn read_json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
+        let bytes = fs::read(path).ok()?;
+        match serde_json::from_slice(&bytes) {
+            Ok(value) => Some(value),
+            Err(_) => {
+                self.note(format!("cache entry {} is corrupted; it is thrown away", path.display()));
+                let _ = fs::remove_file(path);
+                None
+            }
+        }
+    }
+
+    /// Writes a file that is either whole or not there.
+    fn publish(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.folder);
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(self.folder.join("staging"))?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        // The new name is on disk only when its folder is.
+        File::open(folder)?.sync_all()
+    }
+
+    fn give_up(&self, error: &io::Error) {
+        let mut writable = lock(&self.writable);
+        if std::mem::take(&mut *writable) {
+            self.note(format!(
+                "the cache at {} cannot be written ({error}); what this build compiles is not kept. \
+                 MLA_BUILD_CACHE names another folder",
+                self.folder.display()
+            ));
+        }
+    }
+
+    fn note(&self, text: String) {
+        lock(&self.notes).push(text);
+    }
+}
+
+/// The hash of all that follows, the length of the description, the description, the object.
+fn pack(entry: &Entry) -> io::Result<Vec<u8>> {
+    let meta = serde_json::to_vec(&entry.meta)?;
+    let mut body = Vec::with_capacity(8 + meta.len() + entry.object.len());
+    body.extend((meta.len() as u64).to_le_bytes());
+    body.extend(meta);
+    body.extend(&entry.object);
+    let mut bytes = blake3::hash(&body).as_bytes().to_vec();
+    bytes.append(&mut body);
+    Ok(bytes)
+}
+
+/// `None` where the bytes are not what was packed.
+fn unpack(bytes: &[u8]) -> Option<Entry> {
+    let (hash, body) = bytes.split_at_checked(blake3::OUT_LEN)?;
+    if blake3::hash(body).as_bytes() != hash {
+        return None;
+    }
+    let (length, rest) = body.split_first_chunk::<8>()?;
+    let (meta, object) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    let meta: Meta = serde_json::from_slice(meta).ok()?;
+    Some(Entry { meta, object: object.to_vec() })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Each value is replaced whole, so a panic elsewhere leaves it sound.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::DependencySet;
+
+    fn entry(object: &[u8]) -> Entry {
+        Entry { meta: Meta { seconds: 1.5, peak: 7, log: "said".into() }, object: object.to_vec() }
+    }
+
+    fn no_dependencies() -> DependencySet {
+        DependencySet { files: Vec::new(), shadows: Default::default() }
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let bytes = pack(&entry(b"object")).unwrap();
+        assert_eq!(unpack(&bytes).unwrap().object, b"object");
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            assert!(unpack(&flipped).is_none(), "byte {at}");
+            assert!(unpack(&bytes[..at]).is_none(), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path().to_owned());
+        let key = |n: u8| Key::new([[n].as_slice()]);
+        for n in 0..4 {
+            cache.keep(key(n), no_dependencies(), &entry(&[n; 100_000]));
+            let path = cache.object(key(n).with_dependencies(&no_dependencies()));
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + u64::from(n));
+            File::open(path).unwrap().set_modified(time).unwrap();
+        }
+        // Using the oldest makes it the youngest.
+        let load = |n| cache.load(key(n).with_dependencies(&no_dependencies()));
+        assert!(matches!(load(0), Loaded::Whole(_)));
+        cache.shrink(250_000);
+        assert!(matches!(load(0), Loaded::Whole(_)));
+        assert!(matches!(load(1), Loaded::Missing));
+        assert!(matches!(load(2), Loaded::Missing));
+        assert!(matches!(load(3), Loaded::Whole(_)));
+        assert!(cache.notes().is_empty(), "{:?}", cache.notes());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_noted_once_and_breaks_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let cache = Cache::open(file.join("cache"));
+        let key = Key::new([b"x".as_slice()]);
+        let _guard = cache.lock(key);
+        cache.keep(key, no_dependencies(), &entry(b"o"));
+        assert!(matches!(cache.load(key), Loaded::Missing | Loaded::Corrupted));
+        let notes = cache.notes();
+        assert!(notes[0].contains("cannot be written") && notes[0].contains("MLA_BUILD_CACHE"), "{notes:?}");
+        assert_eq!(notes.iter().filter(|note| note.contains("cannot be written")).count(), 1);
+    }
+}

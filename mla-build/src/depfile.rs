@@ -1,0 +1,74 @@
+//! The dependencies that nvcc writes with `-MD -MF`: one Make rule.
+
+use std::path::PathBuf;
+
+/// The prerequisites of the rule, in order, without its target.
+///
+/// A backslash escapes a space, a hash and itself before a space; one at the end of a line continues
+/// it; `$$` is a dollar.
+pub(crate) fn parse(text: &str) -> Vec<PathBuf> {
+    // The rule's colon is the first one that a space or the end of the line follows: a target may
+    // itself hold colons.
+    let Some(body) = text.match_indices(':').find_map(|(at, _)| {
+        let rest = &text[at + 1..];
+        rest.starts_with([' ', '\t', '\n', '\r', '\\']).then_some(rest)
+    }) else {
+        return Vec::new();
+    };
+    let mut paths = Vec::new();
+    let mut word = String::new();
+    let mut characters = body.chars().peekable();
+    while let Some(c) = characters.next() {
+        match (c, characters.peek()) {
+            ('\\', Some('\n')) => {
+                characters.next();
+                finish(&mut word, &mut paths);
+            }
+            ('\\', Some('\r')) => {
+                characters.next();
+                characters.next_if_eq(&'\n');
+                finish(&mut word, &mut paths);
+            }
+            ('\\', Some(' ' | '#')) => word.extend(characters.next()),
+            ('$', Some('$')) => word.extend(characters.next()),
+            (' ' | '\t' | '\n' | '\r', _) => finish(&mut word, &mut paths),
+            _ => word.push(c),
+        }
+    }
+    finish(&mut word, &mut paths);
+    paths
+}
+
+fn finish(word: &mut String, paths: &mut Vec<PathBuf>) {
+    if !word.is_empty() {
+        paths.push(std::mem::take(word).into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_of_nvcc_is_read() {
+        let text = "a.o : cuda/a.cu \\\n    /usr/include/stdc-predef.h \\\n    /t/bin/..//include/cuda_runtime.h\n";
+        let paths = parse(text);
+        assert_eq!(
+            paths,
+            ["cuda/a.cu", "/usr/include/stdc-predef.h", "/t/bin/..//include/cuda_runtime.h"].map(PathBuf::from)
+        );
+    }
+
+    #[test]
+    fn escapes_are_undone() {
+        let paths = parse("out dir/a.o: my\\ kernel.cu price$$.h \\#odd.h \\\r\n tab.h\n");
+        assert_eq!(paths, ["my kernel.cu", "price$.h", "#odd.h", "tab.h"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn text_that_is_no_rule_has_no_dependencies() {
+        assert!(parse("").is_empty());
+        assert!(parse("no rule here").is_empty());
+        assert!(parse("a.o:\n").is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! Everything that can go wrong, in words that say what was given and what is accepted.
+
+use std::{fmt, io, path::PathBuf};
+
+use crate::{Architecture, diagnostic::Failures, toolkit::{NotFound, Version}};
+
+/// Why a build stopped.
+///
+/// `Debug` prints what `Display` prints: a build script that ends with
+/// `fn main() -> Result<(), mla_build::Error>` shows its error through `Debug`, and the message is
+/// written for a person.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A feature, folder or argument names an architecture that does not exist here.
+    #[error("architecture: given {given:?}, accepted: {}", names())]
+    UnknownArchitecture {
+        /// As it was spelled.
+        given: String,
+    },
+
+    /// No architecture was turned on, neither by a feature nor by a call.
+    #[error(
+        "architecture: none is turned on; enable a feature of this package named one of {} \
+         (cargo build --features sm90), or call Kernels::architecture", names()
+    )]
+    NoArchitecture,
+
+    /// A source lies where its architecture cannot be told, or where no source belongs.
+    #[error("{}: {problem}", source_file.display())]
+    SourcePlace {
+        /// The source, relative to the package.
+        source_file: PathBuf,
+        /// What is wrong with its place, and where it would be accepted.
+        problem: String,
+    },
+
+    /// The toolkit's nvcc does not know a target yet.
+    #[error(
+        "architecture {architecture} ({}) needs CUDA {needed} or newer; given CUDA {found}, nvcc at {}",
+        architecture.target(), nvcc.display()
+    )]
+    ToolkitTooOld {
+        /// The architecture that asks for it.
+        architecture: Architecture,
+        /// The first release that would do.
+        needed: Version,
+        /// The release that was found.
+        found: Version,
+        /// Its compiler.
+        nvcc: PathBuf,
+    },
+
+    /// A part of the toolkit is missing everywhere.
+    #[error(transparent)]
+    ToolkitNotFound(#[from] NotFound),
+
+    /// An environment variable or a setter has a value that is not accepted.
+    #[error("{field}: given {given:?}, accepted: {accepted}")]
+    Setting {
+        /// The variable or setter.
+        field: String,
+        /// Its value.
+        given: String,
+        /// What it may be.
+        accepted: String,
+    },
+
+    /// The globs given to [`Kernels::sources`](crate::Kernels::sources) match nothing that is compiled
+    /// for the enabled architectures.
+    #[error("sources: no source for {architectures} among {globs}, in {}", root.display())]
+    NoSources {
+        /// The enabled architectures.
+        architectures: String,
+        /// The globs, as given.
+        globs: String,
+        /// The folder that they are relative to.
+        root: PathBuf,
+    },
+
+    /// nvcc refused at least one unit. The others are in the cache.
+    #[error("{0}")]
+    Compile(Failures),
+
+    /// bindgen could not wrap the header.
+    #[error("bindings of {}: {message}", header.display())]
+    Bindings {
+        /// The header.
+        header: PathBuf,
+        /// What bindgen or clang said.
+        message: String,
+    },
+
+    /// A tool that the build needs did not start or ended badly.
+    #[error("{program}: {message}")]
+    Tool {
+        /// The program.
+        program: String,
+        /// What happened.
+        message: String,
+    },
+
+    /// A file or folder that the build itself needs could not be used. The cache never causes this:
+    /// where it cannot be used, the build goes on without it and says so.
+    #[error("cannot {action} {}: {source}{}", path.display(), full(source))]
+    File {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { action, path, source }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn names() -> String {
+    Architecture::ALL.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+}
+
+fn full(error: &io::Error) -> &'static str {
+    if error.kind() == io::ErrorKind::StorageFull {
+        "; free some space, or move the target folder with CARGO_TARGET_DIR"
+    } else {
+        ""
+    }
+}

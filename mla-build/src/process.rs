@@ -1,0 +1,66 @@
+//! Running a compiler: its output in the order in which it was printed, its time and its peak memory.
+
+use std::{
+    io::{self, Read},
+    os::unix::process::ExitStatusExt,
+    process::{Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use wait4::Wait4;
+
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) status: ExitStatus,
+    /// Standard output and standard error as one stream.
+    pub(crate) log: String,
+    pub(crate) elapsed: Duration,
+    /// The largest resident set of any one process among the compiler and all that it ran, in bytes.
+    /// nvcc runs its passes one after another, so this is the unit's peak.
+    pub(crate) peak: u64,
+}
+
+impl Finished {
+    pub(crate) fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+}
+
+pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
+    let started = Instant::now();
+    let (mut reader, writer) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let child = command.spawn()?;
+    // The command holds the writing ends; they must go, or the reader never sees the end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes)?;
+    let used = child.wait4()?;
+    Ok(Finished {
+        status: used.status,
+        log: String::from_utf8_lossy(&bytes).into_owned(),
+        elapsed: started.elapsed(),
+        peak: used.rusage.maxrss,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_keeps_its_order_and_the_peak_is_measured() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo one; echo two >&2; echo three; head -c 30000000 /dev/zero | sort >/dev/null; exit 3"]);
+        let finished = run(&mut shell).unwrap();
+        assert_eq!(finished.log, "one\ntwo\nthree\n");
+        assert_eq!(finished.status.code(), Some(3));
+        assert!(finished.peak > 1 << 20 && finished.peak < 1 << 34, "{}", finished.peak);
+    }
+
+    #[test]
+    fn a_signal_is_told() {
+        let finished = run(Command::new("sh").args(["-c", "kill -9 $$"])).unwrap();
+        assert_eq!(finished.signal(), Some(9));
+    }
+}

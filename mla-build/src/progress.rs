@@ -1,0 +1,105 @@
+//! What happens while a build runs, as it happens.
+//!
+//! Cargo shows a build script's output only when it has ended, so a driver that wants to show progress
+//! names a file in [`VARIABLE`]; one JSON [`Event`] is appended per line. Without a driver the same is
+//! printed on standard error, where `cargo build -vv` shows it.
+
+use std::{
+    env,
+    fs::{File, OpenOptions},
+    io::Write,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::report::Outcome;
+
+/// The environment variable that names the file. It is no reason to build again.
+pub const VARIABLE: &str = "MLA_BUILD_PROGRESS";
+
+/// Something happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// The build knows what it has to do.
+    Planned {
+        /// The package that is built.
+        package: String,
+        /// How many units there are.
+        units: usize,
+        /// How many of them the cache holds.
+        cached: usize,
+    },
+    /// A compiler starts.
+    Started {
+        /// The unit.
+        unit: String,
+        /// Why it is compiled.
+        reason: String,
+    },
+    /// A unit is done.
+    Finished {
+        /// The unit.
+        unit: String,
+        /// How.
+        outcome: Outcome,
+        /// Seconds that it took now.
+        seconds: f64,
+        /// Bytes at its peak.
+        peak: u64,
+        /// The compiler's first error, of a unit that failed.
+        error: Option<String>,
+    },
+    /// Something that the user should know.
+    Noted {
+        /// It.
+        text: String,
+    },
+}
+
+/// Where events go.
+pub(crate) struct Progress {
+    file: Option<File>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        let file = env::var_os(VARIABLE).filter(|name| !name.is_empty()).and_then(|name| {
+            // A driver that cannot be told must not stop the build.
+            OpenOptions::new().append(true).create(true).open(name).ok()
+        });
+        Self { file }
+    }
+
+    pub(crate) fn tell(&self, event: &Event) {
+        if let Some(mut file) = self.file.as_ref()
+            && let Ok(mut line) = serde_json::to_string(event)
+        {
+            line.push('\n');
+            // One write per line: appending is atomic between threads and processes.
+            let _ = file.write_all(line.as_bytes());
+        }
+        eprintln!("{}", sentence(event));
+    }
+}
+
+/// The event in one line.
+pub fn sentence(event: &Event) -> String {
+    match event {
+        Event::Planned { package, units, cached } => {
+            format!("{package}: {units} units, {cached} cached, {} to compile", units - cached)
+        }
+        Event::Started { unit, reason } => format!("compiling {unit}: {reason}"),
+        Event::Finished { unit, outcome: Outcome::Cached, .. } => format!("cached    {unit}"),
+        Event::Finished { unit, outcome, seconds, peak, error } => {
+            let mut line = format!("{outcome:<9} {unit} in {seconds:.1} s, {} MiB", peak >> 20);
+            if let Some(error) = error {
+                line.push('\n');
+                line.push_str(error);
+            }
+            line
+        }
+        Event::Noted { text } => format!("note: {text}"),
+    }
+}

@@ -1,0 +1,178 @@
+//! What `ptxas -v` says about each kernel.
+
+use serde::{Deserialize, Serialize};
+
+/// What one kernel uses on one target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// As the linker knows it.
+    pub symbol: String,
+    /// As its author wrote it.
+    pub name: String,
+    /// The target, as ptxas spells it: `sm_90a`.
+    pub target: String,
+    /// Per thread.
+    pub registers: u32,
+    /// Per thread, in bytes.
+    pub stack: u32,
+    /// Stored to local memory for want of registers, in bytes per thread.
+    pub spill_stores: u32,
+    /// Loaded from there.
+    pub spill_loads: u32,
+    /// Static shared memory per block, in bytes. What is asked for at launch is not in it.
+    pub shared: u32,
+    /// Constant bank 0: the parameters, in bytes. Not printed by every release.
+    pub constant: u32,
+    /// Named barriers per block.
+    pub barriers: u32,
+    /// What ptxas warns about, for example that it serialised `wgmma` instructions.
+    pub warnings: Vec<String>,
+}
+
+/// Reads the kernels from a compiler's output, in the order in which they were compiled.
+pub(crate) fn parse(log: &str) -> Vec<Kernel> {
+    let mut kernels: Vec<Kernel> = Vec::new();
+    // Functions that were not inlined report their properties too; only those of the kernel that is
+    // being compiled are its own.
+    let mut function = String::new();
+    let mut waiting: Vec<(String, String)> = Vec::new();
+    for line in log.lines() {
+        let Some((_, text)) = line.split_once(" : ").filter(|_| line.starts_with("ptxas")) else {
+            if let Some(kernel) = kernels.last_mut().filter(|kernel| kernel.symbol == function) {
+                properties(line, kernel);
+            }
+            continue;
+        };
+        let text = text.trim();
+        if let Some(rest) = text.strip_prefix("Compiling entry function ") {
+            let mut quoted = rest.split('\'');
+            let symbol = quoted.nth(1).unwrap_or_default().to_owned();
+            let target = quoted.nth(1).unwrap_or_default().to_owned();
+            function.clone_from(&symbol);
+            let mut kernel = Kernel { name: demangled(&symbol), symbol, target, ..Kernel::default() };
+            waiting.retain(|(of, warning)| {
+                let is_ours = *of == kernel.symbol;
+                if is_ours {
+                    kernel.warnings.push(warning.clone());
+                }
+                !is_ours
+            });
+            kernels.push(kernel);
+        } else if let Some(rest) = text.strip_prefix("Function properties for ") {
+            function = rest.trim().to_owned();
+        } else if let Some(rest) = text.strip_prefix("Used ") {
+            // Printed once per kernel, after the properties of all functions in it.
+            if let Some(kernel) = kernels.last_mut() {
+                resources(rest, kernel);
+            }
+        } else if !line.starts_with("ptxas info") || text.starts_with("(C") {
+            // A warning may stand before or after the kernel that it names.
+            let named = text.split('\'').skip(1).step_by(2).map(str::to_owned).next().unwrap_or_default();
+            match kernels.iter_mut().rev().find(|kernel| kernel.symbol == named) {
+                Some(kernel) => kernel.warnings.push(text.to_owned()),
+                None => waiting.push((named, text.to_owned())),
+            }
+        }
+    }
+    kernels
+}
+
+/// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`
+fn properties(line: &str, kernel: &mut Kernel) {
+    for part in line.split(',') {
+        let Some((number, what)) = part.trim().split_once(" bytes ") else { continue };
+        let Ok(number) = number.parse() else { continue };
+        match what.trim() {
+            "stack frame" => kernel.stack = number,
+            "spill stores" => kernel.spill_stores = number,
+            "spill loads" => kernel.spill_loads = number,
+            _ => {}
+        }
+    }
+}
+
+/// `24 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out `used`
+/// before the barriers and print `1024+16 bytes smem`.
+fn resources(text: &str, kernel: &mut Kernel) {
+    for part in text.split(',') {
+        let part = part.trim().trim_start_matches("used ");
+        let Some((number, what)) = part.split_once(' ') else { continue };
+        let Some(number) = number.split('+').map(|n| n.parse::<u32>().ok()).sum::<Option<u32>>() else { continue };
+        match what {
+            "registers" => kernel.registers = number,
+            "barriers" => kernel.barriers = number,
+            "bytes smem" => kernel.shared = number,
+            "bytes cmem[0]" => kernel.constant = number,
+            "bytes cumulative stack size" => kernel.stack = kernel.stack.max(number),
+            _ => {}
+        }
+    }
+}
+
+fn demangled(symbol: &str) -> String {
+    cpp_demangle::Symbol::new(symbol)
+        .ok()
+        .and_then(|symbol| symbol.demangle().ok())
+        .unwrap_or_else(|| symbol.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nvcc_13_prints_is_read() {
+        let log = "\
+ptxas info    : 37 bytes gmem
+ptxas info    : Compiling entry function '_Z1kPfi' for 'sm_90a'
+ptxas info    : Function properties for _Z1kPfi
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 24 registers, used 1 barriers, 1024 bytes smem
+ptxas info    : Compile time = 3.707 ms
+ptxas info    : Compiling entry function 'plain' for 'sm_100a'
+ptxas info    : Function properties for plain
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for _Z6helperv
+    64 bytes stack frame, 64 bytes spill stores, 64 bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers, 64 bytes cumulative stack size, 400 bytes cmem[0]
+";
+        let kernels = parse(log);
+        assert_eq!(kernels.len(), 2);
+        assert_eq!(
+            kernels[0],
+            Kernel {
+                symbol: "_Z1kPfi".into(),
+                name: "k(float*, int)".into(),
+                target: "sm_90a".into(),
+                registers: 24,
+                stack: 16,
+                spill_stores: 8,
+                spill_loads: 12,
+                shared: 1024,
+                barriers: 1,
+                ..Kernel::default()
+            }
+        );
+        assert_eq!(
+            (kernels[1].registers, kernels[1].barriers, kernels[1].constant, kernels[1].stack),
+            (168, 16, 400, 64)
+        );
+        assert_eq!(kernels[1].spill_stores, 0, "the spills of a called function are not the kernel's");
+    }
+
+    #[test]
+    fn a_warning_goes_to_the_kernel_that_it_names() {
+        let log = "\
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in function 'a'
+ptxas info    : Compiling entry function 'a' for 'sm_90a'
+ptxas info    : Used 24 registers
+ptxas info    : Compiling entry function 'b' for 'sm_90a'
+ptxas info    : Used 24 registers
+ptxas warning : Value of threads per SM for entry b is out of range 'b'
+";
+        let kernels = parse(log);
+        assert!(kernels[0].warnings[0].contains("C7510"));
+        assert_eq!(kernels[0].warnings.len(), 1);
+        assert_eq!(kernels[1].warnings.len(), 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! What a build did and what came out of it.
+//!
+//! Every build writes its report, as JSON, to `OUT_DIR/<library>.report.json` and to
+//! `<target folder>/mla-build/<package>-<library>.json`; [`newest`] finds the latter, [`table`] shows
+//! it.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+pub use crate::ptxas::Kernel;
+use crate::{Error, toolkit::Found};
+
+/// A build of one library.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The package that was built.
+    pub package: String,
+    /// The library: `mla` for `libmla.a`.
+    pub library: String,
+    /// When it ended, in seconds since 1970.
+    pub finished: f64,
+    /// The targets, as the compiler spells them.
+    pub targets: Vec<String>,
+    /// What was found of the toolkit, where, and which version.
+    pub toolkit: Vec<Found>,
+    /// The C++ compiler and its version.
+    pub host_compiler: (PathBuf, String),
+    /// The cache's folder.
+    pub cache: PathBuf,
+    /// Everything that the user should know.
+    pub notes: Vec<String>,
+    /// Seconds that the whole took.
+    pub seconds: f64,
+    /// Size of the library, in bytes.
+    pub library_bytes: u64,
+    /// The units, in the order of their sources.
+    pub units: Vec<Unit>,
+}
+
+/// One source, compiled for one or more targets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Unit {
+    /// Relative to the package.
+    pub source: String,
+    /// The targets, as the compiler spells them.
+    pub targets: Vec<String>,
+    /// Where the object came from.
+    pub outcome: Outcome,
+    /// Why it was compiled; empty for one that was not.
+    pub reason: String,
+    /// Seconds that its compilation took, now or when it was compiled.
+    pub compile_seconds: f64,
+    /// Peak resident memory of its largest compiler process, in bytes.
+    pub peak: u64,
+    /// Size of its object, in bytes.
+    pub object_bytes: u64,
+    /// Of that, code for the GPU.
+    pub device_bytes: u64,
+    /// Its kernels, per target.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Where an object came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// From the cache.
+    Cached,
+    /// From the compiler.
+    Compiled,
+    /// There is none.
+    Failed,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Cached => "cached",
+            Self::Compiled => "compiled",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+impl Report {
+    /// Reads a report.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is no report.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(Error::file("read", path))?;
+        serde_json::from_slice(&bytes).map_err(|error| Error::File {
+            action: "understand",
+            path: path.to_owned(),
+            source: error.into(),
+        })
+    }
+
+    pub(crate) fn save(&self, path: &Path) -> Result<(), Error> {
+        let write = || {
+            let folder = path.parent().unwrap_or(Path::new("."));
+            fs::create_dir_all(folder)?;
+            let file = tempfile::NamedTempFile::new_in(folder)?;
+            serde_json::to_writer_pretty(&file, self)?;
+            file.persist(path).map_err(|error| error.error)?;
+            Ok(())
+        };
+        write().map_err(Error::file("write", path))
+    }
+
+    /// How many units came from where.
+    pub fn count(&self, outcome: Outcome) -> usize {
+        self.units.iter().filter(|unit| unit.outcome == outcome).count()
+    }
+}
+
+/// The folder of the reports within a target folder.
+pub fn folder(target: &Path) -> PathBuf {
+    target.join("mla-build")
+}
+
+/// The report of the latest build in a target folder (`target`, or what `CARGO_TARGET_DIR` names).
+///
+/// # Errors
+///
+/// No build of kernels has ended there, or its report cannot be read.
+pub fn newest(target: &Path) -> Result<Report, Error> {
+    let folder = folder(target);
+    let entries = fs::read_dir(&folder).map_err(Error::file("find the report of a build in", &folder))?;
+    let mut newest: Option<Report> = None;
+    for entry in entries {
+        let path = entry.map_err(Error::file("read", &folder))?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let report = Report::load(&path)?;
+            if newest.as_ref().is_none_or(|known| known.finished < report.finished) {
+                newest = Some(report);
+            }
+        }
+    }
+    newest.ok_or_else(|| Error::File {
+        action: "find the report of a build in",
+        path: folder,
+        source: std::io::ErrorKind::NotFound.into(),
+    })
+}
+
+/// The report as text: the toolkit, a table of the units, a table of the kernels, and the notes.
+pub fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let mut line = |l: String| {
+        text.push_str(&l);
+        text.push('\n');
+    };
+    line(format!("{} {} for {}", report.package, report.library, report.targets.join(", ")));
+    for found in &report.toolkit {
+        let version = found.version.as_deref().unwrap_or("of unknown version");
+        line(format!("{} {version} at {} (found by {})", found.part, found.path.display(), found.place));
+    }
+    line(format!("host compiler {} at {}", report.host_compiler.1, report.host_compiler.0.display()));
+    line(format!("cache at {}", report.cache.display()));
+    line(format!(
+        "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",
+        report.units.len(),
+        report.count(Outcome::Cached),
+        report.count(Outcome::Compiled),
+        report.count(Outcome::Failed),
+        report.seconds,
+        size(report.library_bytes),
+    ));
+    line(units_table(report).to_string());
+    line(kernels_table(report).to_string());
+    for warned in report.units.iter().flat_map(|unit| &unit.kernels).filter(|kernel| !kernel.warnings.is_empty()) {
+        for warning in &warned.warnings {
+            line(format!("warning: {}: {warning}", short(&warned.name)));
+        }
+    }
+    for note in &report.notes {
+        line(format!("note: {note}"));
+    }
+    text
+}
+
+fn units_table(report: &Report) -> Table {
+    let mut table = started(&["unit", "targets", "object", "why", "compile s", "peak", "size", "device code"]);
+    for unit in &report.units {
+        table.add_row(vec![
+            Cell::new(&unit.source),
+            Cell::new(unit.targets.join(" ")),
+            Cell::new(unit.outcome),
+            Cell::new(&unit.reason),
+            right(format!("{:.1}", unit.compile_seconds)),
+            right(size(unit.peak)),
+            right(size(unit.object_bytes)),
+            right(size(unit.device_bytes)),
+        ]);
+    }
+    table
+}
+
+fn kernels_table(report: &Report) -> Table {
+    let mut table =
+        started(&["kernel", "target", "registers", "spilled stores", "spilled loads", "stack", "static shared", "barriers"]);
+    for kernel in report.units.iter().flat_map(|unit| &unit.kernels) {
+        table.add_row(vec![
+            Cell::new(short(&kernel.name)),
+            Cell::new(&kernel.target),
+            right(kernel.registers),
+            right(kernel.spill_stores),
+            right(kernel.spill_loads),
+            right(kernel.stack),
+            right(kernel.shared),
+            right(kernel.barriers),
+        ]);
+    }
+    table
+}
+
+fn started(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    table
+}
+
+fn right(value: impl ToString) -> Cell {
+    Cell::new(value.to_string()).set_alignment(CellAlignment::Right)
+}
+
+/// A size for people: `12.3 MiB`.
+pub fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} GiB")
+}
+
+/// The name of a kernel without its parameters: template arguments tell instantiations apart,
+/// parameters only make the line long.
+pub fn short(name: &str) -> &str {
+    let mut depth = 0_i32;
+    for (at, c) in name.char_indices() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth -= 1,
+            '(' if depth == 0 && at > 0 && !name[at..].starts_with("(anonymous namespace)") => return &name[..at],
+            _ => {}
+        }
+    }
+    name
+}

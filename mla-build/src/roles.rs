@@ -1,0 +1,116 @@
+//! Names for folders that do not depend on where they lie.
+//!
+//! The cache is shared by checkouts and machines, so nothing in it may hang on an absolute path. A
+//! dependency is known by the role of the folder that holds it (the package, the CUDA headers, CUTLASS,
+//! the second include root) and its path within; only what lies in none of them, the system's own
+//! headers, keeps its absolute path. Content is always hashed: a role says where to look, never what
+//! to expect.
+
+use std::{
+    collections::HashMap,
+    path::{Component, Path, PathBuf},
+    sync::Mutex,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// A file by the role of its folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct RolePath {
+    /// Empty for a file that belongs to no role; then `path` is absolute.
+    pub(crate) role: String,
+    pub(crate) path: String,
+}
+
+/// The folders of one build.
+#[derive(Debug)]
+pub(crate) struct Roles {
+    /// Role, folder as given, and the folder that its links lead to.
+    folders: Vec<(String, PathBuf, PathBuf)>,
+    parents: Mutex<HashMap<PathBuf, PathBuf>>,
+}
+
+impl Roles {
+    /// Folders are absolute. Where one lies within another, the more deeply nested comes first.
+    pub(crate) fn new(folders: impl IntoIterator<Item = (String, PathBuf)>) -> Self {
+        let mut folders: Vec<_> = folders
+            .into_iter()
+            .map(|(role, folder)| {
+                let real = folder.canonicalize().unwrap_or_else(|_| folder.clone());
+                (role, folder, real)
+            })
+            .collect();
+        folders.sort_by_key(|(_, folder, _)| std::cmp::Reverse(folder.components().count()));
+        Self { folders, parents: Mutex::default() }
+    }
+
+    /// Names an absolute path.
+    pub(crate) fn name(&self, path: &Path) -> RolePath {
+        let real = self.without_links(path);
+        for path in [path, &real] {
+            // A path with `..` in it may only seem to lie in a folder.
+            if path.components().any(|part| part == Component::ParentDir) {
+                continue;
+            }
+            for (role, folder, real_folder) in &self.folders {
+                for folder in [folder, real_folder] {
+                    if let Ok(rest) = path.strip_prefix(folder) {
+                        return RolePath { role: role.clone(), path: rest.to_string_lossy().into_owned() };
+                    }
+                }
+            }
+        }
+        RolePath { role: String::new(), path: real.to_string_lossy().into_owned() }
+    }
+
+    /// The absolute path of a named file; `None` for a role that this build does not have.
+    pub(crate) fn locate(&self, name: &RolePath) -> Option<PathBuf> {
+        if name.role.is_empty() {
+            return Some(name.path.clone().into());
+        }
+        self.folders.iter().find(|(role, ..)| *role == name.role).map(|(_, folder, _)| folder.join(&name.path))
+    }
+
+    /// The path with its folder's links and `..` resolved; the file itself may be a link, and keeps its
+    /// name.
+    fn without_links(&self, path: &Path) -> PathBuf {
+        let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else { return path.to_owned() };
+        let mut parents = self.parents.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        parents
+            .entry(parent.to_owned())
+            .or_insert_with(|| parent.canonicalize().unwrap_or_else(|_| parent.to_owned()))
+            .join(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_the_innermost_role_whichever_way_it_is_spelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |p: &str| folder.path().join(p);
+        for f in ["real/bin", "real/include/cute", "package/cuda"] {
+            std::fs::create_dir_all(at(f)).unwrap();
+        }
+        std::os::unix::fs::symlink(at("real"), at("link")).unwrap();
+        let roles = Roles::new([
+            ("package".to_owned(), at("package")),
+            ("cuda".to_owned(), at("link/include")),
+            ("home".to_owned(), at("link")),
+        ]);
+        let expected = RolePath { role: "cuda".into(), path: "cute/tensor.hpp".into() };
+        for spelling in [
+            "link/include/cute/tensor.hpp",
+            "real/include/cute/tensor.hpp",
+            "link/bin/..//include/cute/tensor.hpp",
+            "package/cuda/../../real/include/cute/tensor.hpp",
+        ] {
+            assert_eq!(roles.name(&at(spelling)), expected, "{spelling}");
+        }
+        assert_eq!(roles.locate(&expected), Some(at("link/include/cute/tensor.hpp")));
+        assert_eq!(roles.name(Path::new("/usr/include/stdio.h")).role, "");
+        assert_eq!(roles.locate(&RolePath { role: "gone".into(), path: "x".into() }), None);
+    }
+}

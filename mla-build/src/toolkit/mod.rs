@@ -1,0 +1,325 @@
+//! Finding nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang, in a fixed order and
+//! without a network:
+//!
+//! 1. the explicit environment: `MLA_CUDA_HOME` or `NVCC`, `MLA_CUTLASS`, `LIBCLANG_PATH`; a value
+//!    that does not hold what it should is an error, never a reason to look elsewhere;
+//! 2. `CUDA_HOME`, `CUDA_PATH`;
+//! 3. `PATH`;
+//! 4. the usual folders;
+//! 5. Python's site-packages (the active environment's, the user's, the system's), in the layout of
+//!    NVIDIA's wheels (`nvidia/cu13`);
+//! 6. the toolkit folder of this crate, which `cargo xtask toolkit` fills.
+//!
+//! nvcc, headers and runtime library are taken from one place together: mixing releases compiles, and
+//! fails later.
+
+mod pins;
+mod search;
+mod version;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde::{Deserialize, Serialize};
+
+pub use pins::Pins;
+pub use version::Version;
+
+use crate::Error;
+use search::Search;
+
+/// One part of the toolkit: where it was found, its version, and which place of the order held it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// What it is: `CUDA`, `CUTLASS`, `libclang`.
+    pub part: String,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Its version, where it tells one.
+    pub version: Option<String>,
+    /// Which place of the order held it.
+    pub place: String,
+}
+
+/// nvcc with the headers and the runtime library of the same release.
+#[derive(Clone, Debug)]
+pub(crate) struct Cuda {
+    pub(crate) found: Found,
+    pub(crate) nvcc: PathBuf,
+    pub(crate) include: PathBuf,
+    pub(crate) library: PathBuf,
+    pub(crate) version: Version,
+    /// All that `nvcc --version` prints: part of every cache key.
+    pub(crate) version_text: String,
+}
+
+/// A part that was found nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotFound {
+    /// What is missing.
+    pub part: &'static str,
+    /// Every place that was looked at, in order, and what it lacked.
+    pub looked: Vec<String>,
+    /// The one command that fixes it.
+    pub command: String,
+}
+
+impl std::error::Error for NotFound {}
+
+impl fmt::Display for NotFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} is nowhere to be found. Looked, in this order, at:", self.part)?;
+        for place in &self.looked {
+            writeln!(f, "  {place}")?;
+        }
+        write!(f, "To install it, run:\n  {}", self.command)
+    }
+}
+
+/// The CUDA of a folder that the caller names.
+pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
+    match layout(root) {
+        Ok(_) => describe(root, None, "Kernels::cuda_home"),
+        Err(lacks) => Err(unusable("cuda_home", root.as_os_str(), &lacks)),
+    }
+}
+
+/// Finds CUDA.
+pub(crate) fn cuda(install: &str) -> Result<Cuda, Error> {
+    cuda_in(&Search::new(), install)
+}
+
+fn cuda_in(search: &Search, install: &str) -> Result<Cuda, Error> {
+    let mut looked = Vec::new();
+    if let Some(given) = search.variable("NVCC") {
+        let nvcc = PathBuf::from(&given);
+        let root = root_of(&nvcc);
+        return match root.as_deref().map(layout) {
+            Some(Ok(_)) => describe(root.as_deref().unwrap_or(&nvcc), Some(nvcc.clone()), "NVCC"),
+            Some(Err(lacks)) => Err(unusable("NVCC", &given, &lacks)),
+            None => Err(unusable("NVCC", &given, "a folder above it")),
+        };
+    }
+    if let Some(given) = search.variable("MLA_CUDA_HOME") {
+        let root = PathBuf::from(&given);
+        return match layout(&root) {
+            Ok(_) => describe(&root, None, "MLA_CUDA_HOME"),
+            Err(lacks) => Err(unusable("MLA_CUDA_HOME", &given, &lacks)),
+        };
+    }
+    for (place, root) in search.cuda_roots(&mut looked) {
+        match layout(&root) {
+            Ok(_) => return describe(&root, None, &place),
+            Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", root.display())),
+        }
+    }
+    // The slow places are asked last: each question to Python starts an interpreter.
+    for (place, folder) in search.site_packages(&mut looked) {
+        let mut roots = search::children(&folder.join("nvidia"), "cu");
+        roots.reverse();
+        if roots.is_empty() {
+            looked.push(format!("{place}: {} has no nvidia/cu*", folder.display()));
+        }
+        for root in roots {
+            match layout(&root) {
+                Ok(_) => return describe(&root, None, &place),
+                Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", root.display())),
+            }
+        }
+    }
+    Err(NotFound { part: "CUDA (nvcc, its headers and libcudart_static.a)", looked, command: install.to_owned() }.into())
+}
+
+/// Finds the CUTLASS headers: the folder that holds `cutlass/cutlass.h`.
+pub(crate) fn cutlass(install: &str) -> Result<Found, Error> {
+    cutlass_in(&Search::new(), install)
+}
+
+fn cutlass_in(search: &Search, install: &str) -> Result<Found, Error> {
+    const HEADER: &str = "cutlass/cutlass.h";
+    let found = |path: PathBuf, place: &str| Found {
+        part: "CUTLASS".into(),
+        version: cutlass_version(&path),
+        path,
+        place: place.to_owned(),
+    };
+    if let Some(given) = search.variable("MLA_CUTLASS") {
+        let root = PathBuf::from(&given);
+        for folder in [root.clone(), root.join("include")] {
+            if folder.join(HEADER).is_file() {
+                return Ok(found(folder, "MLA_CUTLASS"));
+            }
+        }
+        return Err(unusable("MLA_CUTLASS", &given, HEADER));
+    }
+    let mut looked = Vec::new();
+    let mut places = search.cutlass_roots(&mut looked);
+    for (place, root) in places.drain(..) {
+        for folder in [root.join("include"), root.clone()] {
+            if folder.join(HEADER).is_file() {
+                return Ok(found(folder, &place));
+            }
+        }
+        looked.push(format!("{place}: {} lacks include/{HEADER}", root.display()));
+    }
+    for (place, folder) in search.site_packages(&mut looked) {
+        let include = folder.join("cutlass_library/source/include");
+        if include.join(HEADER).is_file() {
+            return Ok(found(include, &place));
+        }
+        looked.push(format!("{place}: {} lacks cutlass_library/source/include", folder.display()));
+    }
+    Err(NotFound { part: "CUTLASS (its headers)", looked, command: install.to_owned() }.into())
+}
+
+/// Finds libclang: the folder that holds the shared library.
+#[cfg_attr(not(feature = "bindings"), allow(dead_code))]
+pub(crate) fn libclang(install: &str) -> Result<Found, Error> {
+    libclang_in(&Search::new(), install)
+}
+
+fn libclang_in(search: &Search, install: &str) -> Result<Found, Error> {
+    let found = |library: &Path, place: &str| Found {
+        part: "libclang".into(),
+        path: library.to_owned(),
+        version: libclang_version(library),
+        place: place.to_owned(),
+    };
+    if let Some(given) = search.variable("LIBCLANG_PATH") {
+        let path = PathBuf::from(&given);
+        return if path.is_file() {
+            Ok(found(&path, "LIBCLANG_PATH"))
+        } else if let Some(library) = search::libclang_in_folder(&path) {
+            Ok(found(&library, "LIBCLANG_PATH"))
+        } else {
+            Err(unusable("LIBCLANG_PATH", &given, "libclang.so"))
+        };
+    }
+    let mut looked = Vec::new();
+    for (place, folder) in search.libclang_folders() {
+        if let Some(library) = search::libclang_in_folder(&folder) {
+            return Ok(found(&library, &place));
+        }
+        looked.push(format!("{place}: {} lacks libclang.so", folder.display()));
+    }
+    for (place, folder) in search.site_packages(&mut looked) {
+        if let Some(library) = search::libclang_in_folder(&folder.join("clang/native")) {
+            return Ok(found(&library, &place));
+        }
+        looked.push(format!("{place}: {} lacks clang/native/libclang.so", folder.display()));
+    }
+    Err(NotFound { part: "libclang (for bindgen)", looked, command: install.to_owned() }.into())
+}
+
+/// The environment variables that the search reads: a change of one asks for another build.
+pub(crate) const VARIABLES: &[&str] = &[
+    "NVCC",
+    "MLA_CUDA_HOME",
+    "MLA_CUTLASS",
+    "MLA_TOOLKIT",
+    "LIBCLANG_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+];
+
+fn unusable(field: &str, given: &std::ffi::OsStr, lacks: &str) -> Error {
+    Error::Setting {
+        field: field.to_owned(),
+        given: given.to_string_lossy().into_owned(),
+        accepted: format!("a place that holds {lacks}; unset it to search elsewhere"),
+    }
+}
+
+/// The root of the toolkit that an nvcc belongs to: the folder above `bin`, of the path as given where
+/// that holds a toolkit, and otherwise of what its links lead to (`/usr/bin/nvcc` may be one).
+fn root_of(nvcc: &Path) -> Option<PathBuf> {
+    let above = |path: &Path| Some(path.parent()?.parent()?.to_owned());
+    let given = above(nvcc)?;
+    if layout(&given).is_ok() {
+        return Some(given);
+    }
+    above(&nvcc.canonicalize().ok()?).or(Some(given))
+}
+
+/// The parts of a toolkit root, or what it lacks.
+fn layout(root: &Path) -> Result<(PathBuf, PathBuf, PathBuf), String> {
+    let nvcc = root.join("bin/nvcc");
+    if !nvcc.is_file() {
+        return Err("bin/nvcc".into());
+    }
+    let include = ["include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"]
+        .map(|folder| root.join(folder))
+        .into_iter()
+        .find(|folder| folder.join("cuda_runtime.h").is_file())
+        .ok_or("include/cuda_runtime.h")?;
+    let library = [
+        "lib64",
+        "lib",
+        "targets/x86_64-linux/lib",
+        "targets/sbsa-linux/lib",
+        "lib/x86_64-linux-gnu",
+        "lib/aarch64-linux-gnu",
+    ]
+    .map(|folder| root.join(folder))
+    .into_iter()
+    .find(|folder| folder.join("libcudart_static.a").is_file())
+    .ok_or("libcudart_static.a in lib or lib64")?;
+    Ok((nvcc, include, library))
+}
+
+/// Asks nvcc for its version.
+fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Error> {
+    let (of_root, include, library) = layout(root).map_err(|lacks| Error::Tool {
+        program: root.display().to_string(),
+        message: format!("the toolkit lacks {lacks}"),
+    })?;
+    let nvcc = nvcc.unwrap_or(of_root);
+    let tool = |message| Error::Tool { program: nvcc.display().to_string(), message };
+    let output = Command::new(&nvcc).arg("--version").output().map_err(|e| tool(e.to_string()))?;
+    let version_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        return Err(tool(format!("--version: {}: {}", output.status, String::from_utf8_lossy(&output.stderr))));
+    }
+    let version = Version::from_nvcc(&version_text)
+        .ok_or_else(|| tool(format!("--version names no release: {version_text:?}")))?;
+    let full = version_text.split(", V").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let found = Found {
+        part: "CUDA".into(),
+        path: root.to_owned(),
+        version: Some(full.map_or_else(|| version.to_string(), str::to_owned)),
+        place: place.to_owned(),
+    };
+    Ok(Cuda { found, nvcc, include, library, version, version_text })
+}
+
+fn cutlass_version(include: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(include.join("cutlass/version.h")).ok()?;
+    let number = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name)?.trim().parse::<u32>().ok())
+    };
+    Some(format!("{}.{}.{}", number("CUTLASS_MAJOR")?, number("CUTLASS_MINOR")?, number("CUTLASS_PATCH")?))
+}
+
+/// From the library's own name (`libclang-18.so`), the folder's (`llvm-18`), or the wheel's.
+fn libclang_version(library: &Path) -> Option<String> {
+    if let Some(site) = library.ancestors().nth(3) {
+        let wheel = search::children(site, "libclang-").into_iter().next_back();
+        if let Some(name) = wheel.as_deref().and_then(Path::file_name).and_then(|n| n.to_str()) {
+            return Some(name.trim_start_matches("libclang-").trim_end_matches(".dist-info").to_owned());
+        }
+    }
+    library.iter().rev().find_map(|part| {
+        let part = part.to_str()?;
+        let rest = part.strip_prefix("llvm-").or_else(|| part.strip_prefix("libclang-"))?;
+        let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+        Some(digits.trim_matches('.').to_owned()).filter(|digits| !digits.is_empty())
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! A CUDA release, as `nvcc --version` tells it.
+
+use std::fmt;
+
+/// A CUDA release: 13.0, 12.8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// Before the dot.
+    pub major: u32,
+    /// After it.
+    pub minor: u32,
+}
+
+impl Version {
+    /// Reads the release from the output of `nvcc --version`.
+    pub(crate) fn from_nvcc(text: &str) -> Option<Self> {
+        let rest = text.split("release ").nth(1)?;
+        let (major, rest) = rest.split_once('.')?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        Some(Self { major: major.parse().ok()?, minor: rest[..digits].parse().ok()? })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_read_from_what_nvcc_prints() {
+        let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.8, V12.8.93\n";
+        assert_eq!(Version::from_nvcc(text), Some(Version { major: 12, minor: 8 }));
+        assert_eq!(Version::from_nvcc("gcc (Debian) 12.2.0"), None);
+        assert!(Version { major: 12, minor: 8 } < Version { major: 13, minor: 0 });
+    }
+}
