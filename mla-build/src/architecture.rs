@@ -49,8 +49,14 @@ impl Architecture {
     /// The first toolkit whose nvcc has the target.
     pub const fn needs_toolkit(self) -> Version {
         match self {
-            Self::Sm90 => Version { major: 12, minor: 0 },
-            Self::Sm100 => Version { major: 12, minor: 8 },
+            Self::Sm90 => Version {
+                major: 12,
+                minor: 0,
+            },
+            Self::Sm100 => Version {
+                major: 12,
+                minor: 8,
+            },
         }
     }
 
@@ -63,7 +69,10 @@ impl Architecture {
     pub fn from_features() -> Result<BTreeSet<Self>, Error> {
         let mut found = BTreeSet::new();
         for (key, _) in env::vars_os() {
-            let Some(feature) = key.to_str().and_then(|key| key.strip_prefix("CARGO_FEATURE_")) else {
+            let Some(feature) = key
+                .to_str()
+                .and_then(|key| key.strip_prefix("CARGO_FEATURE_"))
+            else {
                 continue;
             };
             let feature = feature.to_ascii_lowercase();
@@ -98,7 +107,9 @@ impl FromStr for Architecture {
             .iter()
             .copied()
             .find(|architecture| architecture.name() == text)
-            .ok_or_else(|| Error::UnknownArchitecture { given: text.to_owned() })
+            .ok_or_else(|| Error::UnknownArchitecture {
+                given: text.to_owned(),
+            })
     }
 }
 
@@ -109,7 +120,10 @@ mod tests {
     #[test]
     fn each_name_parses_to_itself_and_a_typo_names_what_is_accepted() {
         for &architecture in Architecture::ALL {
-            assert_eq!(architecture.name().parse::<Architecture>().unwrap(), architecture);
+            assert_eq!(
+                architecture.name().parse::<Architecture>().unwrap(),
+                architecture
+            );
         }
         for typo in ["sm91", "sm_90a", "SM90", "sm90a", "hopper", ""] {
             let message = typo.parse::<Architecture>().unwrap_err().to_string();
@@ -121,7 +135,10 @@ mod tests {
     #[test]
     fn the_tool_spells_the_target() {
         assert_eq!(Architecture::Sm90.gencode(), "arch=compute_90a,code=sm_90a");
-        assert_eq!(Architecture::Sm100.gencode(), "arch=compute_100a,code=sm_100a");
+        assert_eq!(
+            Architecture::Sm100.gencode(),
+            "arch=compute_100a,code=sm_100a"
+        );
     }
 
     #[test]

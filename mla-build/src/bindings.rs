@@ -17,7 +17,10 @@ pub(crate) fn write(
     libclang: &Found,
     host: &Host,
 ) -> Result<Vec<PathBuf>, Error> {
-    let failed = |message: String| Error::Bindings { header: header.to_owned(), message };
+    let failed = |message: String| Error::Bindings {
+        header: header.to_owned(),
+        message,
+    };
     if !header.is_file() {
         return Err(failed("no such file".into()));
     }
@@ -43,7 +46,10 @@ pub(crate) fn write(
         .formatter(bindgen::Formatter::Prettyplease);
     // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
     if let Some(builtin) = builtin_headers(host) {
-        builder = builder.clang_args(["-isystem".to_owned(), builtin.to_string_lossy().into_owned()]);
+        builder = builder.clang_args([
+            "-isystem".to_owned(),
+            builtin.to_string_lossy().into_owned(),
+        ]);
     }
     for folder in includes {
         builder = builder.clang_arg(format!("-I{}", folder.display()));
@@ -52,17 +58,25 @@ pub(crate) fn write(
     let bindings = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()))
         .map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
-            failed(text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default())
+            failed(
+                text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                    .unwrap_or_default(),
+            )
         })?
         .map_err(|error| failed(error.to_string()))?;
-    bindings.write_to_file(output).map_err(Error::file("write", output))?;
+    bindings
+        .write_to_file(output)
+        .map_err(Error::file("write", output))?;
     let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
     Ok(crate::depfile::parse(&rule))
 }
 
 /// The folder of the host compiler's `stddef.h`.
 fn builtin_headers(host: &Host) -> Option<PathBuf> {
-    let output = Command::new(&host.path).arg("-print-file-name=include").output().ok()?;
+    let output = Command::new(&host.path)
+        .arg("-print-file-name=include")
+        .output()
+        .ok()?;
     let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     (folder.is_absolute() && folder.is_dir()).then_some(folder)
 }

@@ -29,25 +29,43 @@ pub(crate) const VARIABLES: &[&str] = &[
 ];
 
 /// Of those, the ones whose text is in the key. The others name a host compiler, whose version is.
-const KEYED: &[&str] =
-    &["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
+const KEYED: &[&str] = &[
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+];
 
 impl Host {
     /// `NVCC_CCBIN`, then what the `cc` crate would take for C++ (`CXX` and its kin, the system's).
     pub(crate) fn find(given: Option<&Path>) -> Result<Self, Error> {
-        let path = match given.map(Path::to_owned).or_else(|| env::var_os("NVCC_CCBIN").map(PathBuf::from)) {
+        let path = match given
+            .map(Path::to_owned)
+            .or_else(|| env::var_os("NVCC_CCBIN").map(PathBuf::from))
+        {
             // nvcc takes a folder too.
             Some(path) if path.is_dir() => path.join("g++"),
             Some(path) => path,
-            None => tools().try_get_compiler().map_err(|e| tool("C++ compiler", e))?.path().to_owned(),
+            None => tools()
+                .try_get_compiler()
+                .map_err(|e| tool("C++ compiler", e))?
+                .path()
+                .to_owned(),
         };
         let program = path.display().to_string();
-        let output = Command::new(&path).arg("--version").output().map_err(|e| tool(&program, e))?;
+        let output = Command::new(&path)
+            .arg("--version")
+            .output()
+            .map_err(|e| tool(&program, e))?;
         if !output.status.success() {
             return Err(tool(&program, format!("--version: {}", output.status)));
         }
         let text = String::from_utf8_lossy(&output.stdout);
-        let version_text = text.split_once(' ').map_or(text.as_ref(), |(_, rest)| rest).to_owned();
+        let version_text = text
+            .split_once(' ')
+            .map_or(text.as_ref(), |(_, rest)| rest)
+            .to_owned();
         Ok(Self { path, version_text })
     }
 
@@ -60,7 +78,12 @@ impl Host {
 /// The `cc` crate's knowledge of this machine's tools, also outside a build script.
 pub(crate) fn tools() -> cc::Build {
     let mut build = cc::Build::new();
-    build.cpp(true).cargo_metadata(false).cargo_warnings(false).opt_level(3).debug(false);
+    build
+        .cpp(true)
+        .cargo_metadata(false)
+        .cargo_warnings(false)
+        .opt_level(3)
+        .debug(false);
     if env::var_os("TARGET").is_none() {
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         build.target(&triple).host(&triple);
@@ -69,7 +92,10 @@ pub(crate) fn tools() -> cc::Build {
 }
 
 fn tool(program: &str, message: impl ToString) -> Error {
-    Error::Tool { program: program.to_owned(), message: message.to_string() }
+    Error::Tool {
+        program: program.to_owned(),
+        message: message.to_string(),
+    }
 }
 
 /// What is the same for all units of a build.
@@ -97,7 +123,11 @@ impl Compiler {
         ]
         .map(str::to_owned)
         .into();
-        arguments.extend(unit.architectures.iter().map(|a| format!("-gencode={}", a.gencode())));
+        arguments.extend(
+            unit.architectures
+                .iter()
+                .map(|a| format!("-gencode={}", a.gencode())),
+        );
         arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
         arguments.extend(self.flags.iter().cloned());
         arguments
@@ -141,7 +171,13 @@ impl Compiler {
 
     /// Compiles a unit and writes its dependencies; `temporary` takes what the passes leave between
     /// them.
-    pub(crate) fn command(&self, unit: &Unit, object: &Path, depfile: &Path, temporary: &Path) -> Command {
+    pub(crate) fn command(
+        &self,
+        unit: &Unit,
+        object: &Path,
+        depfile: &Path,
+        temporary: &Path,
+    ) -> Command {
         let mut command = Command::new(&self.cuda.nvcc);
         command
             .current_dir(&self.root)
@@ -160,25 +196,44 @@ impl Compiler {
 /// Refuses a flag that the tool itself sets, with what to call in its place.
 pub(crate) fn check_flag(flag: &str) -> Result<(), Error> {
     let name = flag.trim_start_matches('-');
-    let in_place = if ["arch", "gencode", "gpu-architecture", "gpu-code", "generate-code", "code"]
-        .iter()
-        .any(|own| name == *own || name.starts_with(&format!("{own}=")))
+    let in_place = if [
+        "arch",
+        "gencode",
+        "gpu-architecture",
+        "gpu-code",
+        "generate-code",
+        "code",
+    ]
+    .iter()
+    .any(|own| name == *own || name.starts_with(&format!("{own}=")))
     {
         "Kernels::architecture, or a feature such as sm90"
-    } else if flag.starts_with("-I") || ["isystem", "include-path", "system-include"].iter().any(|own| name.starts_with(own)) {
+    } else if flag.starts_with("-I")
+        || ["isystem", "include-path", "system-include"]
+            .iter()
+            .any(|own| name.starts_with(own))
+    {
         "Kernels::include"
     } else if flag.starts_with("-D") {
         "Kernels::define"
     } else if name.starts_with("ccbin") || name.starts_with("compiler-bindir") {
         "the environment variable NVCC_CCBIN"
-    } else if matches!(flag, "-c" | "-o" | "-dc" | "-dlink" | "-lib" | "-run" | "-E" | "-ptx" | "-cubin") || flag.starts_with("-M") {
+    } else if matches!(
+        flag,
+        "-c" | "-o" | "-dc" | "-dlink" | "-lib" | "-run" | "-E" | "-ptx" | "-cubin"
+    ) || flag.starts_with("-M")
+    {
         "a flag that does not say what is made, or where"
     } else if !flag.starts_with('-') {
         "one flag with its value in one text, such as -maxrregcount=128"
     } else {
         return Ok(());
     };
-    Err(Error::Setting { field: "flag".into(), given: flag.to_owned(), accepted: in_place.to_owned() })
+    Err(Error::Setting {
+        field: "flag".into(),
+        given: flag.to_owned(),
+        accepted: in_place.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -199,9 +254,17 @@ mod tests {
             ("main.cu", "one flag"),
         ] {
             let message = check_flag(flag).unwrap_err().to_string();
-            assert!(message.contains(word) && message.contains(flag), "{flag}: {message}");
+            assert!(
+                message.contains(word) && message.contains(flag),
+                "{flag}: {message}"
+            );
         }
-        for flag in ["-lineinfo", "--use_fast_math", "-maxrregcount=128", "-Xptxas=-O2"] {
+        for flag in [
+            "-lineinfo",
+            "--use_fast_math",
+            "-maxrregcount=128",
+            "-Xptxas=-O2",
+        ] {
             check_flag(flag).unwrap();
         }
     }

@@ -11,7 +11,8 @@ pub(crate) fn parse(text: &str) -> Vec<PathBuf> {
     // itself hold colons.
     let Some(body) = text.match_indices(':').find_map(|(at, _)| {
         let rest = &text[at + 1..];
-        rest.starts_with([' ', '\t', '\n', '\r', '\\']).then_some(rest)
+        rest.starts_with([' ', '\t', '\n', '\r', '\\'])
+            .then_some(rest)
     }) else {
         return Vec::new();
     };
@@ -55,14 +56,22 @@ mod tests {
         let paths = parse(text);
         assert_eq!(
             paths,
-            ["cuda/a.cu", "/usr/include/stdc-predef.h", "/t/bin/..//include/cuda_runtime.h"].map(PathBuf::from)
+            [
+                "cuda/a.cu",
+                "/usr/include/stdc-predef.h",
+                "/t/bin/..//include/cuda_runtime.h"
+            ]
+            .map(PathBuf::from)
         );
     }
 
     #[test]
     fn escapes_are_undone() {
         let paths = parse("out dir/a.o: my\\ kernel.cu price$$.h \\#odd.h \\\r\n tab.h\n");
-        assert_eq!(paths, ["my kernel.cu", "price$.h", "#odd.h", "tab.h"].map(PathBuf::from));
+        assert_eq!(
+            paths,
+            ["my kernel.cu", "price$.h", "#odd.h", "tab.h"].map(PathBuf::from)
+        );
     }
 
     #[test]

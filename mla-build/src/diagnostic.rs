@@ -29,16 +29,28 @@ pub struct Failures {
 
 impl fmt::Display for Failures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((first, others)) = self.units.split_first() else { return Ok(()) };
+        let Some((first, others)) = self.units.split_first() else {
+            return Ok(());
+        };
         writeln!(f, "{}", first.first_error)?;
         if let Some(hint) = &first.hint {
             writeln!(f, "hint: {hint}")?;
         }
-        writeln!(f, "in {}; all of its output is in {}", first.unit, first.log.display())?;
+        writeln!(
+            f,
+            "in {}; all of its output is in {}",
+            first.unit,
+            first.log.display()
+        )?;
         if !others.is_empty() {
             writeln!(f, "also failed:")?;
             for failure in others {
-                writeln!(f, "  {}: {}", failure.unit, failure.first_error.lines().next().unwrap_or_default())?;
+                writeln!(
+                    f,
+                    "  {}: {}",
+                    failure.unit,
+                    failure.first_error.lines().next().unwrap_or_default()
+                )?;
             }
         }
         write!(
@@ -58,25 +70,46 @@ pub(crate) fn first_error(log: &str, status: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let Some(start) = lines.iter().position(|line| is_error(line)) else {
         // Without an error line the last words are the best there is; an empty text is never an answer.
-        let last: Vec<_> = lines.iter().rev().filter(|line| !line.trim().is_empty()).take(MOST_LINES).collect();
+        let last: Vec<_> = lines
+            .iter()
+            .rev()
+            .filter(|line| !line.trim().is_empty())
+            .take(MOST_LINES)
+            .collect();
         let last: Vec<_> = last.into_iter().rev().copied().collect();
         return if last.is_empty() {
             format!("nvcc ended with {status} and printed nothing")
         } else {
-            format!("nvcc ended with {status}; its last words:\n{}", last.join("\n"))
+            format!(
+                "nvcc ended with {status}; its last words:\n{}",
+                last.join("\n")
+            )
         };
     };
     let more = lines[start + 1..]
         .iter()
         .take(MOST_LINES)
         .take_while(|line| !line.trim().is_empty() && !is_error(line) && !line.contains("warning"));
-    std::iter::once(&lines[start]).chain(more).copied().collect::<Vec<_>>().join("\n")
+    std::iter::once(&lines[start])
+        .chain(more)
+        .copied()
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn is_error(line: &str) -> bool {
-    [": error", ": fatal error", ": catastrophic error", " fatal   :", " error   :", ": Killed", "Internal error", "internal compiler error"]
-        .iter()
-        .any(|mark| line.contains(mark))
+    [
+        ": error",
+        ": fatal error",
+        ": catastrophic error",
+        " fatal   :",
+        " error   :",
+        ": Killed",
+        "Internal error",
+        "internal compiler error",
+    ]
+    .iter()
+    .any(|mark| line.contains(mark))
         || line.starts_with("error:")
 }
 
@@ -84,25 +117,41 @@ fn is_error(line: &str) -> bool {
 pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     let missing = log.lines().find_map(|line| {
         let rest = line.split("fatal error: ").nth(1)?;
-        rest.strip_suffix(": No such file or directory").map(str::to_owned)
+        rest.strip_suffix(": No such file or directory")
+            .map(str::to_owned)
     });
     if let Some(header) = missing {
         let first = header.split('/').next().unwrap_or_default();
         return Some(if matches!(first, "cutlass" | "cute") {
             format!("{header} belongs to CUTLASS: call Kernels::cutlass in the build script")
         } else {
-            format!("no include root holds {header}: add the folder that does with Kernels::include")
+            format!(
+                "no include root holds {header}: add the folder that does with Kernels::include"
+            )
         });
     }
     if log.contains("unsupported GNU version") || log.contains("unsupported clang version") {
-        return Some("this nvcc does not take a host compiler that new: name an older one in NVCC_CCBIN".into());
+        return Some(
+            "this nvcc does not take a host compiler that new: name an older one in NVCC_CCBIN"
+                .into(),
+        );
     }
-    let exhausted = ["out of memory", "bad_alloc", "Cannot allocate memory", "memory exhausted", ": Killed", "died due to signal 9"];
+    let exhausted = [
+        "out of memory",
+        "bad_alloc",
+        "Cannot allocate memory",
+        "memory exhausted",
+        ": Killed",
+        "died due to signal 9",
+    ];
     if signal == Some(9) || exhausted.iter().any(|mark| log.contains(mark)) {
         return Some("the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or split the unit".into());
     }
     if log.contains("No space left on device") {
-        return Some("the disk is full: free some space, or move the target folder with CARGO_TARGET_DIR".into());
+        return Some(
+            "the disk is full: free some space, or move the target folder with CARGO_TARGET_DIR"
+                .into(),
+        );
     }
     if log.contains("not supported on .target") || log.contains("requires .target") {
         return Some("the instruction needs another architecture: the source belongs into that architecture's folder".into());
@@ -133,7 +182,10 @@ mod tests {
 
     #[test]
     fn the_message_is_never_empty() {
-        assert_eq!(first_error("", "exit status: 1"), "nvcc ended with exit status: 1 and printed nothing");
+        assert_eq!(
+            first_error("", "exit status: 1"),
+            "nvcc ended with exit status: 1 and printed nothing"
+        );
         assert!(first_error("strange\n", "signal: 11").contains("strange"));
     }
 
@@ -143,12 +195,32 @@ mod tests {
             let hint = hint(log, signal).unwrap_or_default();
             assert!(hint.contains(word), "{log}: {hint}");
         };
-        hinted("a.cu:1:10: fatal error: cute/tensor.hpp: No such file or directory", None, "Kernels::cutlass");
-        hinted("a.cu:1:10: fatal error: mine.h: No such file or directory", None, "Kernels::include");
-        hinted("#error -- unsupported GNU version! gcc versions later than 15 are not supported!", None, "NVCC_CCBIN");
+        hinted(
+            "a.cu:1:10: fatal error: cute/tensor.hpp: No such file or directory",
+            None,
+            "Kernels::cutlass",
+        );
+        hinted(
+            "a.cu:1:10: fatal error: mine.h: No such file or directory",
+            None,
+            "Kernels::include",
+        );
+        hinted(
+            "#error -- unsupported GNU version! gcc versions later than 15 are not supported!",
+            None,
+            "NVCC_CCBIN",
+        );
         hinted("", Some(9), "fewer jobs");
-        hinted("cc1plus: out of memory allocating 65536 bytes", None, "fewer jobs");
-        hinted("ptxas: Instruction 'wgmma' not supported on .target 'sm_80'", None, "folder");
+        hinted(
+            "cc1plus: out of memory allocating 65536 bytes",
+            None,
+            "fewer jobs",
+        );
+        hinted(
+            "ptxas: Instruction 'wgmma' not supported on .target 'sm_80'",
+            None,
+            "folder",
+        );
         assert_eq!(hint("cuda/a.cu(12): error: expected a \";\"", None), None);
     }
 }

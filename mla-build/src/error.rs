@@ -2,7 +2,11 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::{Architecture, diagnostic::Failures, toolkit::{NotFound, Version}};
+use crate::{
+    Architecture,
+    diagnostic::Failures,
+    toolkit::{NotFound, Version},
+};
 
 /// Why a build stopped.
 ///
@@ -22,7 +26,8 @@ pub enum Error {
     /// No architecture was turned on, neither by a feature nor by a call.
     #[error(
         "architecture: none is turned on; enable a feature of this package named one of {} \
-         (cargo build --features sm90), or call Kernels::architecture", names()
+         (cargo build --features sm90), or call Kernels::architecture",
+        names()
     )]
     NoArchitecture,
 
@@ -114,9 +119,16 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn file(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::File { action, path, source }
+        move |source| Self::File {
+            action,
+            path,
+            source,
+        }
     }
 }
 
@@ -127,7 +139,11 @@ impl fmt::Debug for Error {
 }
 
 fn names() -> String {
-    Architecture::ALL.iter().map(|a| a.name()).collect::<Vec<_>>().join(", ")
+    Architecture::ALL
+        .iter()
+        .map(|a| a.name())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn full(error: &io::Error) -> &'static str {

@@ -1,6 +1,11 @@
 //! The content of files, read once per build.
 
-use std::{collections::HashMap, fs, io, path::{Path, PathBuf}, sync::Mutex};
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
 
 /// Hashes of file contents, and which files exist, as they were when first asked for.
 #[derive(Debug, Default)]
@@ -42,5 +47,7 @@ pub(crate) fn content_now(path: &Path) -> io::Result<blake3::Hash> {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // The maps hold whole entries at every moment, so a panic elsewhere leaves them sound.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

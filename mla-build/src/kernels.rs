@@ -185,7 +185,10 @@ impl Kernels {
     /// See [`Error`]. When a unit fails, all others are compiled and kept first.
     pub fn compile(self, library: &str) -> Result<Built, Error> {
         let started = Instant::now();
-        let limits = Limits::new(self.jobs).map_err(Error::file("open the jobserver of", env::current_dir().unwrap_or_default()))?;
+        let limits = Limits::new(self.jobs).map_err(Error::file(
+            "open the jobserver of",
+            env::current_dir().unwrap_or_default(),
+        ))?;
         let plan = Plan::new(self, library)?;
         plan.run(started, &limits)
     }
@@ -230,7 +233,11 @@ struct Done {
 
 impl Plan {
     fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
-        if library.is_empty() || !library.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
+        if library.is_empty()
+            || !library
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+        {
             return Err(Error::Setting {
                 field: "library".into(),
                 given: library.to_owned(),
@@ -248,20 +255,29 @@ impl Plan {
             })
         };
         let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
-        let root = root.canonicalize().map_err(Error::file("open the package's folder", &root))?;
+        let root = root
+            .canonicalize()
+            .map_err(Error::file("open the package's folder", &root))?;
         let for_cargo = kernels.out_dir.is_none();
         let out_dir = folder(kernels.out_dir, "OUT_DIR")?;
         fs::create_dir_all(&out_dir).map_err(Error::file("make", &out_dir))?;
-        let out_dir = out_dir.canonicalize().map_err(Error::file("open", &out_dir))?;
+        let out_dir = out_dir
+            .canonicalize()
+            .map_err(Error::file("open", &out_dir))?;
 
-        let architectures =
-            if kernels.architectures.is_empty() { Architecture::from_features()? } else { kernels.architectures };
+        let architectures = if kernels.architectures.is_empty() {
+            Architecture::from_features()?
+        } else {
+            kernels.architectures
+        };
         if architectures.is_empty() {
             return Err(Error::NoArchitecture);
         }
         let units = unit::discover(&root, &kernels.sources, &architectures)?;
 
-        let install_command = kernels.install_command.unwrap_or_else(|| Pins::current().command());
+        let install_command = kernels
+            .install_command
+            .unwrap_or_else(|| Pins::current().command());
         let cuda = match &kernels.cuda_home {
             Some(home) => toolkit::cuda_at(home)?,
             None => toolkit::cuda(&install_command)?,
@@ -281,7 +297,11 @@ impl Plan {
 
         // The order of the search, and the role of each folder.
         let header = kernels.header.map(|header| root.join(header));
-        let mut own: Vec<PathBuf> = header.iter().filter_map(|h| h.parent()).map(Path::to_owned).collect();
+        let mut own: Vec<PathBuf> = header
+            .iter()
+            .filter_map(|h| h.parent())
+            .map(Path::to_owned)
+            .collect();
         for include in kernels.includes {
             let folder = root.join(&include);
             if !folder.is_dir() {
@@ -316,12 +336,19 @@ impl Plan {
             found.push(cutlass);
         }
         roles.push(("cuda".to_owned(), cuda.include.clone()));
-        let roots: Vec<_> =
-            includes.iter().map(|(_, folder)| folder.clone()).chain([cuda.include.clone()]).collect();
+        let roots: Vec<_> = includes
+            .iter()
+            .map(|(_, folder)| folder.clone())
+            .chain([cuda.include.clone()])
+            .collect();
 
         let cache = kernels
             .cache
-            .or_else(|| env::var_os("MLA_BUILD_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from))
+            .or_else(|| {
+                env::var_os("MLA_BUILD_CACHE")
+                    .filter(|v| !v.is_empty())
+                    .map(PathBuf::from)
+            })
             .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
             // Without a home there is still a build, whose cache lives and dies with its target folder.
             .unwrap_or_else(|| out_dir.join("mla-build-cache"));
@@ -333,14 +360,23 @@ impl Plan {
             .to_owned();
         let compile_commands = kernels
             .compile_commands
-            .or_else(|| env::var_os("MLA_BUILD_COMPILE_COMMANDS").filter(|v| !v.is_empty()).map(PathBuf::from))
+            .or_else(|| {
+                env::var_os("MLA_BUILD_COMPILE_COMMANDS")
+                    .filter(|v| !v.is_empty())
+                    .map(PathBuf::from)
+            })
             .map(|path| root.join(path));
         Ok(Self {
             library: library.to_owned(),
             package: env::var("CARGO_PKG_NAME")
                 .ok()
                 .filter(|_| for_cargo)
-                .unwrap_or_else(|| root.file_name().unwrap_or_default().to_string_lossy().into_owned()),
+                .unwrap_or_else(|| {
+                    root.file_name()
+                        .unwrap_or_default()
+                        .to_string_lossy()
+                        .into_owned()
+                }),
             objects: out_dir.join(format!("{library}-objects")),
             out_dir,
             target_dir,
@@ -349,7 +385,14 @@ impl Plan {
             header,
             architectures,
             units,
-            compiler: Compiler { cuda, host, root, includes, defines: kernels.defines, flags: kernels.flags },
+            compiler: Compiler {
+                cuda,
+                host,
+                root,
+                includes,
+                defines: kernels.defines,
+                flags: kernels.flags,
+            },
             found,
             roles: Roles::new(roles),
             roots,
@@ -373,7 +416,11 @@ impl Plan {
         // Objects of units that are gone must not linger.
         match fs::remove_dir_all(&self.objects) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::File { action: "empty", path: self.objects, source: error });
+                return Err(Error::File {
+                    action: "empty",
+                    path: self.objects,
+                    source: error,
+                });
             }
             _ => fs::create_dir_all(&self.objects).map_err(Error::file("make", &self.objects))?,
         }
@@ -382,12 +429,17 @@ impl Plan {
         let done = self.compile_units(limits, &progress)?;
         self.cache.shrink(self.cache_bound);
 
-        let failures: Vec<_> = done.iter().filter_map(|done| done.failure.clone()).collect();
+        let failures: Vec<_> = done
+            .iter()
+            .filter_map(|done| done.failure.clone())
+            .collect();
         let mut library_bytes = 0;
         let library = self.out_dir.join(format!("lib{}.a", self.library));
         if failures.is_empty() {
             self.archive(&library)?;
-            library_bytes = fs::metadata(&library).map_err(Error::file("read", &library))?.len();
+            library_bytes = fs::metadata(&library)
+                .map_err(Error::file("read", &library))?
+                .len();
         }
         for note in self.cache.notes() {
             progress.tell(&Event::Noted { text: note });
@@ -396,23 +448,36 @@ impl Plan {
         let report = self.report(done, started, library_bytes);
         report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
         if self.target_dir != self.out_dir {
-            report.save(&report::folder(&self.target_dir).join(format!("{}-{}.json", self.package, self.library)))?;
+            report.save(
+                &report::folder(&self.target_dir)
+                    .join(format!("{}-{}.json", self.package, self.library)),
+            )?;
         }
         if !failures.is_empty() {
-            return Err(Error::Compile(Failures { units: failures, total: self.units.len() }));
+            return Err(Error::Compile(Failures {
+                units: failures,
+                total: self.units.len(),
+            }));
         }
         if self.for_cargo {
             self.tell_cargo(watched);
         }
-        Ok(Built { library, bindings, report })
+        Ok(Built {
+            library,
+            bindings,
+            report,
+        })
     }
 
     #[cfg(feature = "bindings")]
     fn bind(&mut self, watched: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
-        let Some(header) = &self.header else { return Ok(None) };
+        let Some(header) = &self.header else {
+            return Ok(None);
+        };
         let libclang = toolkit::libclang(&self.install_command)?;
         let output = self.out_dir.join(format!("{}.rs", self.library));
-        let files = crate::bindings::write(header, &output, &self.roots, &libclang, &self.compiler.host)?;
+        let files =
+            crate::bindings::write(header, &output, &self.roots, &libclang, &self.compiler.host)?;
         watched.extend(files);
         self.found.push(libclang);
         Ok(Some(output))
@@ -424,7 +489,10 @@ impl Plan {
             None => Ok(None),
             Some(header) => Err(Error::Bindings {
                 header: header.clone(),
-                message: format!("mla-build was built without its feature `bindings` ({})", self.install_command),
+                message: format!(
+                    "mla-build was built without its feature `bindings` ({})",
+                    self.install_command
+                ),
             }),
         }
     }
@@ -445,12 +513,19 @@ impl Plan {
                     done.push(self.take(index, entry, files, Outcome::Cached, String::new()));
                 }
                 Err(reason) => {
-                    let estimate = self.cache.estimate(self.unit_key(unit)).unwrap_or(Estimate {
-                        seconds: 30.0,
-                        // A unit that includes CUTLASS needs a few, a small one half of one.
-                        peak: 2 << 30,
+                    let estimate = self
+                        .cache
+                        .estimate(self.unit_key(unit))
+                        .unwrap_or(Estimate {
+                            seconds: 30.0,
+                            // A unit that includes CUTLASS needs a few, a small one half of one.
+                            peak: 2 << 30,
+                        });
+                    jobs.push(Job {
+                        work: (index, first, reason),
+                        memory: estimate.peak,
+                        seconds: estimate.seconds,
                     });
-                    jobs.push(Job { work: (index, first, reason), memory: estimate.peak, seconds: estimate.seconds });
                 }
             }
         }
@@ -475,7 +550,10 @@ impl Plan {
             });
             done
         })
-        .map_err(Error::file("take a token of the jobserver for", &self.out_dir))?;
+        .map_err(Error::file(
+            "take a token of the jobserver for",
+            &self.out_dir,
+        ))?;
         done.extend(compiled);
         done.sort_by_key(|done| done.index);
         match done.iter_mut().find_map(|done| done.error.take()) {
@@ -489,7 +567,11 @@ impl Plan {
         let content = hasher
             .content(&source)
             .ok_or(io::ErrorKind::NotFound)
-            .map_err(|kind| Error::File { action: "read", path: source, source: kind.into() })?;
+            .map_err(|kind| Error::File {
+                action: "read",
+                path: source,
+                source: kind.into(),
+            })?;
         let canonical = self.compiler.canonical(unit);
         // The place within the package is part of it: a quoted include starts from there.
         let mut parts: Vec<&[u8]> = vec![
@@ -505,7 +587,11 @@ impl Plan {
     /// Of the unit whatever its content: what its last compilation needed is kept under it.
     fn unit_key(&self, unit: &Unit) -> Key {
         let targets = unit.targets().join(" ");
-        Key::new([self.package.as_bytes(), unit.source.as_bytes(), targets.as_bytes()])
+        Key::new([
+            self.package.as_bytes(),
+            unit.source.as_bytes(),
+            targets.as_bytes(),
+        ])
     }
 
     /// The object and the files that it was made of, or why it has to be compiled.
@@ -515,8 +601,12 @@ impl Plan {
             match set.check(&self.roles, &self.roots, hasher) {
                 Ok(files) => match self.cache.load(first.with_dependencies(set)) {
                     Loaded::Whole(entry) => return Ok((entry, files)),
-                    Loaded::Missing => reason = reason.or(Some("its object is gone from the cache".to_owned())),
-                    Loaded::Corrupted => reason = reason.or(Some("its object in the cache is corrupted".to_owned())),
+                    Loaded::Missing => {
+                        reason = reason.or(Some("its object is gone from the cache".to_owned()))
+                    }
+                    Loaded::Corrupted => {
+                        reason = reason.or(Some("its object in the cache is corrupted".to_owned()))
+                    }
                 },
                 // The latest set comes first, and what changed against it is what the user wants to know.
                 Err(changed) => reason = reason.or(Some(changed)),
@@ -540,7 +630,10 @@ impl Plan {
         if let Ok((entry, files)) = self.look_up(first, hasher) {
             return self.take(index, entry, files, Outcome::Cached, String::new());
         }
-        progress.tell(&Event::Started { unit: unit.to_string(), reason: reason.clone() });
+        progress.tell(&Event::Started {
+            unit: unit.to_string(),
+            reason: reason.clone(),
+        });
         let failed = |failure, error| Done {
             index,
             outcome: Outcome::Failed,
@@ -550,16 +643,31 @@ impl Plan {
             failure,
             error,
         };
-        let temporary = match tempfile::Builder::new().prefix("nvcc-").tempdir_in(&self.out_dir) {
+        let temporary = match tempfile::Builder::new()
+            .prefix("nvcc-")
+            .tempdir_in(&self.out_dir)
+        {
             Ok(folder) => folder,
-            Err(error) => return failed(None, Some(Error::file("make a folder in", &self.out_dir)(error))),
+            Err(error) => {
+                return failed(
+                    None,
+                    Some(Error::file("make a folder in", &self.out_dir)(error)),
+                );
+            }
         };
         let object = temporary.path().join("unit.o");
         let rule = temporary.path().join("unit.d");
-        let mut command = self.compiler.command(unit, &object, &rule, temporary.path());
+        let mut command = self
+            .compiler
+            .command(unit, &object, &rule, temporary.path());
         let finished = match process::run(&mut command) {
             Ok(finished) => finished,
-            Err(error) => return failed(None, Some(Error::file("run", &self.compiler.cuda.nvcc)(error))),
+            Err(error) => {
+                return failed(
+                    None,
+                    Some(Error::file("run", &self.compiler.cuda.nvcc)(error)),
+                );
+            }
         };
         let log = self.objects.join(format!("{}.log", unit.file_stem()));
         // Said to the user as the place of the whole output; without it the first error is still shown.
@@ -573,7 +681,8 @@ impl Plan {
             };
             return failed(Some(failure), None);
         }
-        let read = |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
+        let read =
+            |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
         let (bytes, rule) = match read(&object).and_then(|bytes| Ok((bytes, read(&rule)?))) {
             Ok(both) => both,
             Err(error) => return failed(None, Some(error)),
@@ -582,16 +691,26 @@ impl Plan {
             .into_iter()
             .map(|path| self.compiler.root.join(path))
             .collect();
-        let estimate = Estimate { seconds: finished.elapsed.as_secs_f64(), peak: finished.peak };
+        let estimate = Estimate {
+            seconds: finished.elapsed.as_secs_f64(),
+            peak: finished.peak,
+        };
         let entry = Entry {
-            meta: Meta { seconds: estimate.seconds, peak: estimate.peak, log: finished.log },
+            meta: Meta {
+                seconds: estimate.seconds,
+                peak: estimate.peak,
+                log: finished.log,
+            },
             object: bytes,
         };
         self.cache.keep_estimate(self.unit_key(unit), estimate);
         match self.dependencies(unit, &files, trusted, hasher) {
             Ok(set) => self.cache.keep(first, set, &entry),
             Err(path) => progress.tell(&Event::Noted {
-                text: format!("{unit} is not kept: {} changed while it was compiled", path.display()),
+                text: format!(
+                    "{unit} is not kept: {} changed while it was compiled",
+                    path.display()
+                ),
             }),
         }
         self.take(index, entry, files, Outcome::Compiled, reason)
@@ -610,12 +729,17 @@ impl Plan {
         let source = self.compiler.root.join(&unit.source);
         let mut all = vec![source];
         all.extend_from_slice(files);
-        let trusted = trusted.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let trusted = trusted
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         for path in &all {
             // The time of the last change of the file's data or name, which, unlike the time of
             // modification, nobody can set.
-            let Ok(data) = fs::metadata(path) else { return Err(path.clone()) };
-            let changed = Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
+            let Ok(data) = fs::metadata(path) else {
+                return Err(path.clone());
+            };
+            let changed =
+                Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
             if changed >= trusted && content_now(path).ok() != hasher.known(path) {
                 return Err(path.clone());
             }
@@ -624,10 +748,27 @@ impl Plan {
     }
 
     /// Puts an object where the archiver takes it.
-    fn take(&self, index: usize, entry: Entry, files: Vec<PathBuf>, outcome: Outcome, reason: String) -> Done {
+    fn take(
+        &self,
+        index: usize,
+        entry: Entry,
+        files: Vec<PathBuf>,
+        outcome: Outcome,
+        reason: String,
+    ) -> Done {
         let path = self.object(&self.units[index]);
-        let error = fs::write(&path, &entry.object).map_err(Error::file("write", &path)).err();
-        Done { index, outcome, reason, entry: Some(entry), files, failure: None, error }
+        let error = fs::write(&path, &entry.object)
+            .map_err(Error::file("write", &path))
+            .err();
+        Done {
+            index,
+            outcome,
+            reason,
+            entry: Some(entry),
+            files,
+            failure: None,
+            error,
+        }
     }
 
     fn object(&self, unit: &Unit) -> PathBuf {
@@ -638,22 +779,37 @@ impl Plan {
         // The archiver adds to what there is, and what there is may hold units that are gone.
         match fs::remove_file(library) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::File { action: "replace", path: library.to_owned(), source: error });
+                return Err(Error::File {
+                    action: "replace",
+                    path: library.to_owned(),
+                    source: error,
+                });
             }
             _ => {}
         }
         let mut archiver = compiler::tools()
             .try_get_archiver()
-            .map_err(|error| Error::Tool { program: "ar".into(), message: error.to_string() })?;
+            .map_err(|error| Error::Tool {
+                program: "ar".into(),
+                message: error.to_string(),
+            })?;
         let program = archiver.get_program().to_string_lossy().into_owned();
         // D: no times and owners, so that equal objects make an equal library.
-        archiver.arg("crsD").arg(library).args(self.units.iter().map(|unit| self.object(unit)));
-        let finished = process::run(&mut archiver)
-            .map_err(|error| Error::Tool { program: program.clone(), message: error.to_string() })?;
+        archiver
+            .arg("crsD")
+            .arg(library)
+            .args(self.units.iter().map(|unit| self.object(unit)));
+        let finished = process::run(&mut archiver).map_err(|error| Error::Tool {
+            program: program.clone(),
+            message: error.to_string(),
+        })?;
         if finished.status.success() {
             Ok(())
         } else {
-            Err(Error::Tool { program, message: format!("{}: {}", finished.status, finished.log.trim()) })
+            Err(Error::Tool {
+                program,
+                message: format!("{}: {}", finished.status, finished.log.trim()),
+            })
         }
     }
 
@@ -662,7 +818,10 @@ impl Plan {
             .into_iter()
             .map(|done| {
                 let unit = &self.units[done.index];
-                let entry = done.entry.unwrap_or(Entry { meta: Meta::default(), object: Vec::new() });
+                let entry = done.entry.unwrap_or(Entry {
+                    meta: Meta::default(),
+                    object: Vec::new(),
+                });
                 report::Unit {
                     source: unit.source.clone(),
                     targets: unit.targets(),
@@ -679,10 +838,20 @@ impl Plan {
         Report {
             package: self.package.clone(),
             library: self.library.clone(),
-            finished: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-            targets: self.architectures.iter().map(|a| a.target().to_owned()).collect(),
+            finished: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64(),
+            targets: self
+                .architectures
+                .iter()
+                .map(|a| a.target().to_owned())
+                .collect(),
             toolkit: self.found.clone(),
-            host_compiler: (self.compiler.host.path.clone(), self.compiler.host.version().to_owned()),
+            host_compiler: (
+                self.compiler.host.path.clone(),
+                self.compiler.host.version().to_owned(),
+            ),
             cache: self.cache.folder().to_owned(),
             notes: self.cache.notes(),
             seconds: started.elapsed().as_secs_f64(),
@@ -697,13 +866,38 @@ impl Plan {
             .iter()
             .map(|unit| {
                 // clangd speaks clang's dialect of CUDA, not nvcc's.
-                let mut arguments: Vec<String> =
-                    ["clang++", "-x", "cuda", "-std=c++17", "-nocudalib", "-Wno-unknown-cuda-version"].map(str::to_owned).into();
-                let architecture = unit.architectures.iter().next_back().map(|a| a.target()).unwrap_or_default();
+                let mut arguments: Vec<String> = [
+                    "clang++",
+                    "-x",
+                    "cuda",
+                    "-std=c++17",
+                    "-nocudalib",
+                    "-Wno-unknown-cuda-version",
+                ]
+                .map(str::to_owned)
+                .into();
+                let architecture = unit
+                    .architectures
+                    .iter()
+                    .next_back()
+                    .map(|a| a.target())
+                    .unwrap_or_default();
                 arguments.push(format!("--cuda-gpu-arch={architecture}"));
-                arguments.push(format!("--cuda-path={}", self.compiler.cuda.found.path.display()));
-                arguments.extend(self.roots.iter().map(|folder| format!("-I{}", folder.display())));
-                arguments.extend(self.compiler.defines.iter().map(|define| format!("-D{define}")));
+                arguments.push(format!(
+                    "--cuda-path={}",
+                    self.compiler.cuda.found.path.display()
+                ));
+                arguments.extend(
+                    self.roots
+                        .iter()
+                        .map(|folder| format!("-I{}", folder.display())),
+                );
+                arguments.extend(
+                    self.compiler
+                        .defines
+                        .iter()
+                        .map(|define| format!("-D{define}")),
+                );
                 arguments.extend(["-c".to_owned(), unit.source.clone()]);
                 serde_json::json!({
                     "directory": self.compiler.root,
@@ -717,8 +911,16 @@ impl Plan {
     }
 
     fn watch_settings(&self) {
-        let build = ["MLA_BUILD_CACHE", "MLA_BUILD_CACHE_SIZE", "MLA_BUILD_COMPILE_COMMANDS"];
-        for name in toolkit::VARIABLES.iter().chain(compiler::VARIABLES).chain(&build) {
+        let build = [
+            "MLA_BUILD_CACHE",
+            "MLA_BUILD_CACHE_SIZE",
+            "MLA_BUILD_COMPILE_COMMANDS",
+        ];
+        for name in toolkit::VARIABLES
+            .iter()
+            .chain(compiler::VARIABLES)
+            .chain(&build)
+        {
             println!("cargo::rerun-if-env-changed={name}");
         }
         if self.found.iter().any(|found| found.place == "PATH") {
@@ -726,11 +928,20 @@ impl Plan {
         }
         for glob in &self.globs {
             // A folder stands for all that is in it, so a new source is noticed.
-            println!("cargo::rerun-if-changed={}", unit::fixed_part(glob).display());
+            println!(
+                "cargo::rerun-if-changed={}",
+                unit::fixed_part(glob).display()
+            );
         }
-        println!("cargo::rerun-if-changed={}", self.compiler.cuda.nvcc.display());
+        println!(
+            "cargo::rerun-if-changed={}",
+            self.compiler.cuda.nvcc.display()
+        );
         if self.compiler.host.path.is_absolute() {
-            println!("cargo::rerun-if-changed={}", self.compiler.host.path.display());
+            println!(
+                "cargo::rerun-if-changed={}",
+                self.compiler.host.path.display()
+            );
         } else if let Ok(path) = which::which(&self.compiler.host.path) {
             println!("cargo::rerun-if-changed={}", path.display());
         }
@@ -746,7 +957,10 @@ impl Plan {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         println!("cargo::rustc-link-search=native={}", self.out_dir.display());
-        println!("cargo::rustc-link-search=native={}", self.compiler.cuda.library.display());
+        println!(
+            "cargo::rustc-link-search=native={}",
+            self.compiler.cuda.library.display()
+        );
         println!("cargo::rustc-link-lib=static={}", self.library);
         // The runtime is linked in whole, and itself looks for the driver when it is first called: a
         // program with kernels starts on a machine without one.
@@ -759,7 +973,10 @@ impl Plan {
 
 /// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
 fn cache_bound() -> Result<u64, Error> {
-    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE").ok().filter(|v| !v.is_empty()) else {
+    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE")
+        .ok()
+        .filter(|v| !v.is_empty())
+    else {
         return Ok(10 << 30);
     };
     parse_size(&given).ok_or_else(|| Error::Setting {

@@ -6,7 +6,9 @@ use std::fs;
 /// the system's estimate, or what is left of the control group's limit where that is less. `None` where
 /// the system tells neither.
 pub(crate) fn available() -> Option<u64> {
-    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| mem_available(&text));
+    let system = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| mem_available(&text));
     let group = group_left();
     match (system, group) {
         (Some(system), Some(group)) => Some(system.min(group)),
@@ -15,7 +17,9 @@ pub(crate) fn available() -> Option<u64> {
 }
 
 fn mem_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -23,20 +27,32 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 /// Of the control groups (version 2) above this process, the least that one has left.
 fn group_left() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = text.lines().find_map(|line| line.strip_prefix("0::"))?.trim_start_matches('/');
+    let own = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))?
+        .trim_start_matches('/');
     let root = std::path::Path::new("/sys/fs/cgroup");
     root.join(own)
         .ancestors()
         .take_while(|folder| folder.starts_with(root))
         .filter_map(|folder| {
-            let number = |name| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+            let number = |name| {
+                fs::read_to_string(folder.join(name))
+                    .ok()?
+                    .trim()
+                    .parse::<u64>()
+                    .ok()
+            };
             // An unlimited group says `max`, which is no number.
             let limit = number("memory.max")?;
             // Pages of files can be dropped, and a build reads many files.
             let used = number("memory.current")?;
             let files = fs::read_to_string(folder.join("memory.stat"))
                 .ok()
-                .and_then(|text| text.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok()))
+                .and_then(|text| {
+                    text.lines()
+                        .find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok())
+                })
                 .unwrap_or(0);
             Some(limit.saturating_sub(used.saturating_sub(files)))
         })

@@ -29,7 +29,10 @@ impl Finished {
 pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
     let started = Instant::now();
     let (mut reader, writer) = io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
     let child = command.spawn()?;
     // The command holds the writing ends; they must go, or the reader never sees the end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -55,7 +58,11 @@ mod tests {
         let finished = run(&mut shell).unwrap();
         assert_eq!(finished.log, "one\ntwo\nthree\n");
         assert_eq!(finished.status.code(), Some(3));
-        assert!(finished.peak > 1 << 20 && finished.peak < 1 << 34, "{}", finished.peak);
+        assert!(
+            finished.peak > 1 << 20 && finished.peak < 1 << 34,
+            "{}",
+            finished.peak
+        );
     }
 
     #[test]

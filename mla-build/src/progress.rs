@@ -65,10 +65,12 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        let file = env::var_os(VARIABLE).filter(|name| !name.is_empty()).and_then(|name| {
-            // A driver that cannot be told must not stop the build.
-            OpenOptions::new().append(true).create(true).open(name).ok()
-        });
+        let file = env::var_os(VARIABLE)
+            .filter(|name| !name.is_empty())
+            .and_then(|name| {
+                // A driver that cannot be told must not stop the build.
+                OpenOptions::new().append(true).create(true).open(name).ok()
+            });
         Self { file }
     }
 
@@ -87,12 +89,29 @@ impl Progress {
 /// The event in one line.
 pub fn sentence(event: &Event) -> String {
     match event {
-        Event::Planned { package, units, cached } => {
-            format!("{package}: {units} units, {cached} cached, {} to compile", units - cached)
+        Event::Planned {
+            package,
+            units,
+            cached,
+        } => {
+            format!(
+                "{package}: {units} units, {cached} cached, {} to compile",
+                units - cached
+            )
         }
         Event::Started { unit, reason } => format!("compiling {unit}: {reason}"),
-        Event::Finished { unit, outcome: Outcome::Cached, .. } => format!("cached    {unit}"),
-        Event::Finished { unit, outcome, seconds, peak, error } => {
+        Event::Finished {
+            unit,
+            outcome: Outcome::Cached,
+            ..
+        } => format!("cached    {unit}"),
+        Event::Finished {
+            unit,
+            outcome,
+            seconds,
+            peak,
+            error,
+        } => {
             let mut line = format!("{outcome:<9} {unit} in {seconds:.1} s, {} MiB", peak >> 20);
             if let Some(error) = error {
                 line.push('\n');

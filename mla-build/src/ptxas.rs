@@ -38,7 +38,10 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
     let mut waiting: Vec<(String, String)> = Vec::new();
     for line in log.lines() {
         let Some((_, text)) = line.split_once(" : ").filter(|_| line.starts_with("ptxas")) else {
-            if let Some(kernel) = kernels.last_mut().filter(|kernel| kernel.symbol == function) {
+            if let Some(kernel) = kernels
+                .last_mut()
+                .filter(|kernel| kernel.symbol == function)
+            {
                 properties(line, kernel);
             }
             continue;
@@ -49,7 +52,12 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
             let symbol = quoted.nth(1).unwrap_or_default().to_owned();
             let target = quoted.nth(1).unwrap_or_default().to_owned();
             function.clone_from(&symbol);
-            let mut kernel = Kernel { name: demangled(&symbol), symbol, target, ..Kernel::default() };
+            let mut kernel = Kernel {
+                name: demangled(&symbol),
+                symbol,
+                target,
+                ..Kernel::default()
+            };
             waiting.retain(|(of, warning)| {
                 let is_ours = *of == kernel.symbol;
                 if is_ours {
@@ -67,8 +75,18 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
             }
         } else if !line.starts_with("ptxas info") || text.starts_with("(C") {
             // A warning may stand before or after the kernel that it names.
-            let named = text.split('\'').skip(1).step_by(2).map(str::to_owned).next().unwrap_or_default();
-            match kernels.iter_mut().rev().find(|kernel| kernel.symbol == named) {
+            let named = text
+                .split('\'')
+                .skip(1)
+                .step_by(2)
+                .map(str::to_owned)
+                .next()
+                .unwrap_or_default();
+            match kernels
+                .iter_mut()
+                .rev()
+                .find(|kernel| kernel.symbol == named)
+            {
                 Some(kernel) => kernel.warnings.push(text.to_owned()),
                 None => waiting.push((named, text.to_owned())),
             }
@@ -80,7 +98,9 @@ pub(crate) fn parse(log: &str) -> Vec<Kernel> {
 /// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`
 fn properties(line: &str, kernel: &mut Kernel) {
     for part in line.split(',') {
-        let Some((number, what)) = part.trim().split_once(" bytes ") else { continue };
+        let Some((number, what)) = part.trim().split_once(" bytes ") else {
+            continue;
+        };
         let Ok(number) = number.parse() else { continue };
         match what.trim() {
             "stack frame" => kernel.stack = number,
@@ -96,8 +116,16 @@ fn properties(line: &str, kernel: &mut Kernel) {
 fn resources(text: &str, kernel: &mut Kernel) {
     for part in text.split(',') {
         let part = part.trim().trim_start_matches("used ");
-        let Some((number, what)) = part.split_once(' ') else { continue };
-        let Some(number) = number.split('+').map(|n| n.parse::<u32>().ok()).sum::<Option<u32>>() else { continue };
+        let Some((number, what)) = part.split_once(' ') else {
+            continue;
+        };
+        let Some(number) = number
+            .split('+')
+            .map(|n| n.parse::<u32>().ok())
+            .sum::<Option<u32>>()
+        else {
+            continue;
+        };
         match what {
             "registers" => kernel.registers = number,
             "barriers" => kernel.barriers = number,
@@ -154,10 +182,18 @@ ptxas info    : Used 168 registers, used 16 barriers, 64 bytes cumulative stack 
             }
         );
         assert_eq!(
-            (kernels[1].registers, kernels[1].barriers, kernels[1].constant, kernels[1].stack),
+            (
+                kernels[1].registers,
+                kernels[1].barriers,
+                kernels[1].constant,
+                kernels[1].stack
+            ),
             (168, 16, 400, 64)
         );
-        assert_eq!(kernels[1].spill_stores, 0, "the spills of a called function are not the kernel's");
+        assert_eq!(
+            kernels[1].spill_stores, 0,
+            "the spills of a called function are not the kernel's"
+        );
     }
 
     #[test]

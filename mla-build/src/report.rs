@@ -118,7 +118,10 @@ impl Report {
 
     /// How many units came from where.
     pub fn count(&self, outcome: Outcome) -> usize {
-        self.units.iter().filter(|unit| unit.outcome == outcome).count()
+        self.units
+            .iter()
+            .filter(|unit| unit.outcome == outcome)
+            .count()
     }
 }
 
@@ -134,13 +137,20 @@ pub fn folder(target: &Path) -> PathBuf {
 /// No build of kernels has ended there, or its report cannot be read.
 pub fn newest(target: &Path) -> Result<Report, Error> {
     let folder = folder(target);
-    let entries = fs::read_dir(&folder).map_err(Error::file("find the report of a build in", &folder))?;
+    let entries =
+        fs::read_dir(&folder).map_err(Error::file("find the report of a build in", &folder))?;
     let mut newest: Option<Report> = None;
     for entry in entries {
         let path = entry.map_err(Error::file("read", &folder))?.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
             let report = Report::load(&path)?;
-            if newest.as_ref().is_none_or(|known| known.finished < report.finished) {
+            if newest
+                .as_ref()
+                .is_none_or(|known| known.finished < report.finished)
+            {
                 newest = Some(report);
             }
         }
@@ -159,12 +169,26 @@ pub fn table(report: &Report) -> String {
         text.push_str(&l);
         text.push('\n');
     };
-    line(format!("{} {} for {}", report.package, report.library, report.targets.join(", ")));
+    line(format!(
+        "{} {} for {}",
+        report.package,
+        report.library,
+        report.targets.join(", ")
+    ));
     for found in &report.toolkit {
         let version = found.version.as_deref().unwrap_or("of unknown version");
-        line(format!("{} {version} at {} (found by {})", found.part, found.path.display(), found.place));
+        line(format!(
+            "{} {version} at {} (found by {})",
+            found.part,
+            found.path.display(),
+            found.place
+        ));
     }
-    line(format!("host compiler {} at {}", report.host_compiler.1, report.host_compiler.0.display()));
+    line(format!(
+        "host compiler {} at {}",
+        report.host_compiler.1,
+        report.host_compiler.0.display()
+    ));
     line(format!("cache at {}", report.cache.display()));
     line(format!(
         "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",
@@ -177,7 +201,12 @@ pub fn table(report: &Report) -> String {
     ));
     line(units_table(report).to_string());
     line(kernels_table(report).to_string());
-    for warned in report.units.iter().flat_map(|unit| &unit.kernels).filter(|kernel| !kernel.warnings.is_empty()) {
+    for warned in report
+        .units
+        .iter()
+        .flat_map(|unit| &unit.kernels)
+        .filter(|kernel| !kernel.warnings.is_empty())
+    {
         for warning in &warned.warnings {
             line(format!("warning: {}: {warning}", short(&warned.name)));
         }
@@ -189,7 +218,16 @@ pub fn table(report: &Report) -> String {
 }
 
 fn units_table(report: &Report) -> Table {
-    let mut table = started(&["unit", "targets", "object", "why", "compile s", "peak", "size", "device code"]);
+    let mut table = started(&[
+        "unit",
+        "targets",
+        "object",
+        "why",
+        "compile s",
+        "peak",
+        "size",
+        "device code",
+    ]);
     for unit in &report.units {
         table.add_row(vec![
             Cell::new(&unit.source),
@@ -206,8 +244,16 @@ fn units_table(report: &Report) -> Table {
 }
 
 fn kernels_table(report: &Report) -> Table {
-    let mut table =
-        started(&["kernel", "target", "registers", "spilled stores", "spilled loads", "stack", "static shared", "barriers"]);
+    let mut table = started(&[
+        "kernel",
+        "target",
+        "registers",
+        "spilled stores",
+        "spilled loads",
+        "stack",
+        "static shared",
+        "barriers",
+    ]);
     for kernel in report.units.iter().flat_map(|unit| &unit.kernels) {
         table.add_row(vec![
             Cell::new(short(&kernel.name)),
@@ -225,7 +271,9 @@ fn kernels_table(report: &Report) -> Table {
 
 fn started(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(header);
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header(header);
     table
 }
 
@@ -238,7 +286,11 @@ pub fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB"] {
         if value < 1024.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+            return if unit == "B" {
+                format!("{bytes} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
         }
         value /= 1024.0;
     }
@@ -253,7 +305,9 @@ pub fn short(name: &str) -> &str {
         match c {
             '<' => depth += 1,
             '>' => depth -= 1,
-            '(' if depth == 0 && at > 0 && !name[at..].starts_with("(anonymous namespace)") => return &name[..at],
+            '(' if depth == 0 && at > 0 && !name[at..].starts_with("(anonymous namespace)") => {
+                return &name[..at];
+            }
             _ => {}
         }
     }

@@ -41,7 +41,10 @@ impl Roles {
             })
             .collect();
         folders.sort_by_key(|(_, folder, _)| std::cmp::Reverse(folder.components().count()));
-        Self { folders, parents: Mutex::default() }
+        Self {
+            folders,
+            parents: Mutex::default(),
+        }
     }
 
     /// Names an absolute path.
@@ -55,12 +58,18 @@ impl Roles {
             for (role, folder, real_folder) in &self.folders {
                 for folder in [folder, real_folder] {
                     if let Ok(rest) = path.strip_prefix(folder) {
-                        return RolePath { role: role.clone(), path: rest.to_string_lossy().into_owned() };
+                        return RolePath {
+                            role: role.clone(),
+                            path: rest.to_string_lossy().into_owned(),
+                        };
                     }
                 }
             }
         }
-        RolePath { role: String::new(), path: real.to_string_lossy().into_owned() }
+        RolePath {
+            role: String::new(),
+            path: real.to_string_lossy().into_owned(),
+        }
     }
 
     /// The absolute path of a named file; `None` for a role that this build does not have.
@@ -68,14 +77,22 @@ impl Roles {
         if name.role.is_empty() {
             return Some(name.path.clone().into());
         }
-        self.folders.iter().find(|(role, ..)| *role == name.role).map(|(_, folder, _)| folder.join(&name.path))
+        self.folders
+            .iter()
+            .find(|(role, ..)| *role == name.role)
+            .map(|(_, folder, _)| folder.join(&name.path))
     }
 
     /// The path with its folder's links and `..` resolved; the file itself may be a link, and keeps its
     /// name.
     fn without_links(&self, path: &Path) -> PathBuf {
-        let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else { return path.to_owned() };
-        let mut parents = self.parents.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else {
+            return path.to_owned();
+        };
+        let mut parents = self
+            .parents
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         parents
             .entry(parent.to_owned())
             .or_insert_with(|| parent.canonicalize().unwrap_or_else(|_| parent.to_owned()))
@@ -100,7 +117,10 @@ mod tests {
             ("cuda".to_owned(), at("link/include")),
             ("home".to_owned(), at("link")),
         ]);
-        let expected = RolePath { role: "cuda".into(), path: "cute/tensor.hpp".into() };
+        let expected = RolePath {
+            role: "cuda".into(),
+            path: "cute/tensor.hpp".into(),
+        };
         for spelling in [
             "link/include/cute/tensor.hpp",
             "real/include/cute/tensor.hpp",
@@ -109,8 +129,17 @@ mod tests {
         ] {
             assert_eq!(roles.name(&at(spelling)), expected, "{spelling}");
         }
-        assert_eq!(roles.locate(&expected), Some(at("link/include/cute/tensor.hpp")));
+        assert_eq!(
+            roles.locate(&expected),
+            Some(at("link/include/cute/tensor.hpp"))
+        );
         assert_eq!(roles.name(Path::new("/usr/include/stdio.h")).role, "");
-        assert_eq!(roles.locate(&RolePath { role: "gone".into(), path: "x".into() }), None);
+        assert_eq!(
+            roles.locate(&RolePath {
+                role: "gone".into(),
+                path: "x".into()
+            }),
+            None
+        );
     }
 }

@@ -5,11 +5,7 @@
 //! when its expected peak fits into what the machine has left, or when nothing else runs here, so that
 //! a build on a small machine is slow and not dead.
 
-use std::{
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::{sync::mpsc, thread, time::Duration};
 
 use crate::memory;
 
@@ -36,22 +32,33 @@ impl Limits {
         // SAFETY: the descriptors that the environment names were opened by Cargo for this process,
         // and nothing else in this crate takes or closes them; it is called before any file of the
         // build is opened that could have taken their numbers.
-        let inherited = if jobs.is_none() { unsafe { jobserver::Client::from_env() } } else { None };
+        let inherited = if jobs.is_none() {
+            unsafe { jobserver::Client::from_env() }
+        } else {
+            None
+        };
         let jobserver = match inherited {
             Some(client) => client,
             None => {
-                let jobs = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+                let jobs =
+                    jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
                 jobserver::Client::new(jobs.saturating_sub(1))?
             }
         };
-        Ok(Self { jobserver, available: memory::available })
+        Ok(Self {
+            jobserver,
+            available: memory::available,
+        })
     }
 }
 
-struct Done<R> {
-    memory: u64,
-    own_token: bool,
-    result: R,
+enum Event<R> {
+    Token(std::io::Result<jobserver::Acquired>),
+    Done {
+        memory: u64,
+        own_token: bool,
+        result: R,
+    },
 }
 
 /// The first job, from the longest on, that may start now.
@@ -64,7 +71,7 @@ fn fitting<T>(jobs: &[Job<T>], running: usize, unpromised: u64, limits: &Limits)
 }
 
 /// Runs every job on a thread of its own, and returns the results in the order in which they ended.
-pub(crate) fn run<T: Send, R: Send>(
+pub(crate) fn run<T: Send, R: Send + 'static>(
     mut jobs: Vec<Job<T>>,
     limits: &Limits,
     work: impl Fn(T) -> R + Sync,
@@ -76,10 +83,10 @@ pub(crate) fn run<T: Send, R: Send>(
     jobs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let mut results = Vec::with_capacity(jobs.len());
     let (sender, events) = mpsc::channel();
-    let (token_sender, tokens) = mpsc::channel();
+    let token_sender = sender.clone();
     let helper = limits.jobserver.clone().into_helper_thread(move |token| {
         // The receiver is gone only when nothing waits for tokens any more.
-        let _ = token_sender.send(token);
+        let _ = token_sender.send(Event::Token(token));
     })?;
 
     // What the running jobs may still come to need counts against what there was when none ran.
@@ -92,7 +99,8 @@ pub(crate) fn run<T: Send, R: Send>(
 
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
-            while let Some(next) = fitting(&jobs, running, budget.saturating_sub(promised), limits) {
+            while let Some(next) = fitting(&jobs, running, budget.saturating_sub(promised), limits)
+            {
                 let own_token = own_token_free;
                 let token = if own_token {
                     own_token_free = false;
@@ -113,7 +121,11 @@ pub(crate) fn run<T: Send, R: Send>(
                 scope.spawn(move || {
                     let result = work(job.work);
                     drop(token);
-                    let _ = sender.send(Done { memory: job.memory, own_token, result });
+                    let _ = sender.send(Event::Done {
+                        memory: job.memory,
+                        own_token,
+                        result,
+                    });
                 });
             }
             // A token that nothing here can use, for want of memory, is somebody else's.
@@ -121,20 +133,26 @@ pub(crate) fn run<T: Send, R: Send>(
             if running == 0 && jobs.is_empty() {
                 return Ok(());
             }
-            if let Ok(token) = tokens.try_recv() {
-                asked = false;
-                spare = Some(token?);
-                continue;
-            }
-            // Tokens and memory come free elsewhere too, so the wait for our own jobs is short.
-            if let Ok(done) = events.recv_timeout(Duration::from_millis(20)) {
-                results.push(done.result);
-                running -= 1;
-                promised = promised.saturating_sub(done.memory);
-                own_token_free |= done.own_token;
-                if running == 0 {
-                    budget = (limits.available)().unwrap_or(u64::MAX);
+            // Memory comes free elsewhere too, so it is looked at again before a job ends.
+            match events.recv_timeout(Duration::from_millis(200)) {
+                Ok(Event::Token(token)) => {
+                    asked = false;
+                    spare = Some(token?);
                 }
+                Ok(Event::Done {
+                    memory,
+                    own_token,
+                    result,
+                }) => {
+                    results.push(result);
+                    running -= 1;
+                    promised = promised.saturating_sub(memory);
+                    own_token_free |= own_token;
+                    if running == 0 {
+                        budget = (limits.available)().unwrap_or(u64::MAX);
+                    }
+                }
+                Err(_) => {}
             }
         }
     })?;
@@ -149,9 +167,18 @@ mod tests {
 
     /// The most jobs that ran at once.
     fn most_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
-        let limits = Limits { jobserver: jobserver::Client::new(tokens).unwrap(), available };
+        let limits = Limits {
+            jobserver: jobserver::Client::new(tokens).unwrap(),
+            available,
+        };
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let jobs = (0..6).map(|work| Job { work, memory, seconds: 1.0 }).collect();
+        let jobs = (0..6)
+            .map(|work| Job {
+                work,
+                memory,
+                seconds: 1.0,
+            })
+            .collect();
         let results = run(jobs, &limits, |number: usize| {
             most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
             thread::sleep(Duration::from_millis(60));
@@ -176,20 +203,43 @@ mod tests {
     fn memory_bounds_how_many_run_and_never_stops_the_last() {
         assert_eq!(most_at_once(4, 5, || Some(9)), 2);
         assert_eq!(most_at_once(4, 5, || Some(100)), 6);
-        assert_eq!(most_at_once(4, 5, || Some(1)), 1, "one runs even where it does not fit");
+        assert_eq!(
+            most_at_once(4, 5, || Some(1)),
+            1,
+            "one runs even where it does not fit"
+        );
     }
 
     #[test]
     fn the_longest_starts_first() {
-        let limits = Limits { jobserver: jobserver::Client::new(0).unwrap(), available: || None };
-        let jobs = [1.0, 3.0, 2.0].map(|seconds| Job { work: seconds, memory: 0, seconds });
-        assert_eq!(run(jobs.into(), &limits, |seconds| seconds).unwrap(), [3.0, 2.0, 1.0]);
+        let limits = Limits {
+            jobserver: jobserver::Client::new(0).unwrap(),
+            available: || None,
+        };
+        let jobs = [1.0, 3.0, 2.0].map(|seconds| Job {
+            work: seconds,
+            memory: 0,
+            seconds,
+        });
+        assert_eq!(
+            run(jobs.into(), &limits, |seconds| seconds).unwrap(),
+            [3.0, 2.0, 1.0]
+        );
     }
 
     #[test]
     fn tokens_are_given_back() {
-        let limits = Limits { jobserver: jobserver::Client::new(2).unwrap(), available: || None };
-        let jobs = (0..4).map(|work| Job { work, memory: 0, seconds: 0.0 }).collect();
+        let limits = Limits {
+            jobserver: jobserver::Client::new(2).unwrap(),
+            available: || None,
+        };
+        let jobs = (0..4)
+            .map(|work| Job {
+                work,
+                memory: 0,
+                seconds: 0.0,
+            })
+            .collect();
         run(jobs, &limits, |_: i32| ()).unwrap();
         for _ in 0..2 {
             std::mem::forget(limits.jobserver.acquire().unwrap());

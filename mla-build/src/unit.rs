@@ -22,13 +22,20 @@ pub(crate) struct Unit {
 impl Unit {
     /// A file name for what is made of it, of the name of its source and of its whole path.
     pub(crate) fn file_stem(&self) -> String {
-        let stem = Path::new(&self.source).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = Path::new(&self.source)
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let hash = blake3::hash(self.source.as_bytes()).to_hex();
         format!("{stem}-{}", &hash[..8])
     }
 
     pub(crate) fn targets(&self) -> Vec<String> {
-        self.architectures.iter().map(|a| a.target().to_owned()).collect()
+        self.architectures
+            .iter()
+            .map(|a| a.target().to_owned())
+            .collect()
     }
 }
 
@@ -60,13 +67,25 @@ pub(crate) fn discover(
             let entry = match entry {
                 Ok(entry) => entry,
                 // A folder that does not exist matches nothing, and that is an error of its own below.
-                Err(error) if error.io_error().is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound) => continue,
+                Err(error)
+                    if error
+                        .io_error()
+                        .is_some_and(|e| e.kind() == std::io::ErrorKind::NotFound) =>
+                {
+                    continue;
+                }
                 Err(error) => {
                     let path = error.path().unwrap_or(&base).to_owned();
-                    return Err(Error::File { action: "read", path, source: error.into() });
+                    return Err(Error::File {
+                        action: "read",
+                        path,
+                        source: error.into(),
+                    });
                 }
             };
-            let Ok(relative) = entry.path().strip_prefix(root) else { continue };
+            let Ok(relative) = entry.path().strip_prefix(root) else {
+                continue;
+            };
             if entry.file_type().is_file() && matcher.is_match(relative) {
                 let architectures = of_path(relative, enabled)?;
                 sources.insert(relative.to_string_lossy().replace('\\', "/"), architectures);
@@ -76,11 +95,18 @@ pub(crate) fn discover(
     let units: Vec<_> = sources
         .into_iter()
         .filter(|(_, architectures)| !architectures.is_empty())
-        .map(|(source, architectures)| Unit { source, architectures: architectures.into_iter().collect() })
+        .map(|(source, architectures)| Unit {
+            source,
+            architectures: architectures.into_iter().collect(),
+        })
         .collect();
     if units.is_empty() {
         return Err(Error::NoSources {
-            architectures: enabled.iter().map(|a| a.name()).collect::<Vec<_>>().join(", "),
+            architectures: enabled
+                .iter()
+                .map(|a| a.name())
+                .collect::<Vec<_>>()
+                .join(", "),
             globs: globs.join(", "),
             root: root.to_owned(),
         });
@@ -93,9 +119,18 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     let path = Path::new(glob);
     let fixed: PathBuf = path
         .components()
-        .take_while(|part| !part.as_os_str().to_string_lossy().contains(['*', '?', '[', '{']))
+        .take_while(|part| {
+            !part
+                .as_os_str()
+                .to_string_lossy()
+                .contains(['*', '?', '[', '{'])
+        })
         .collect();
-    if fixed == path { fixed.parent().map(Path::to_owned).unwrap_or_default() } else { fixed }
+    if fixed == path {
+        fixed.parent().map(Path::to_owned).unwrap_or_default()
+    } else {
+        fixed
+    }
 }
 
 /// What the folders of a source say about it: `sm90` and the like mean that architecture, `all` means
@@ -104,12 +139,20 @@ fn of_path(
     source: &Path,
     enabled: &BTreeSet<Architecture>,
 ) -> Result<BTreeSet<Architecture>, Error> {
-    let place = |problem: String| Error::SourcePlace { source_file: source.to_owned(), problem };
+    let place = |problem: String| Error::SourcePlace {
+        source_file: source.to_owned(),
+        problem,
+    };
     for part in source.parent().into_iter().flat_map(Path::components) {
-        let Component::Normal(name) = part else { continue };
+        let Component::Normal(name) = part else {
+            continue;
+        };
         let name = name.to_string_lossy();
         if name == "common" {
-            return Err(place("common/ holds headers; a source that every architecture compiles goes into all/".into()));
+            return Err(place(
+                "common/ holds headers; a source that every architecture compiles goes into all/"
+                    .into(),
+            ));
         }
         if name == "all" {
             return Ok(enabled.clone());
@@ -117,9 +160,15 @@ fn of_path(
         if architecture::looks_like_one(&name) {
             let architecture: Architecture = name.parse().map_err(|_| {
                 let accepted: Vec<_> = Architecture::ALL.iter().map(|a| a.name()).collect();
-                place(format!("given the architecture folder {name:?}, accepted: {}, all", accepted.join(", ")))
+                place(format!(
+                    "given the architecture folder {name:?}, accepted: {}, all",
+                    accepted.join(", ")
+                ))
             })?;
-            return Ok(enabled.intersection(&[architecture].into()).copied().collect());
+            return Ok(enabled
+                .intersection(&[architecture].into())
+                .copied()
+                .collect());
         }
     }
     Ok(enabled.clone())
@@ -142,9 +191,21 @@ mod tests {
         folder
     }
 
-    fn found(root: &Path, enabled: &[Architecture]) -> Result<Vec<(String, Vec<Architecture>)>, Error> {
-        discover(root, &["cuda/**/*.cu".into()], &enabled.iter().copied().collect())
-            .map(|units| units.into_iter().map(|unit| (unit.source, unit.architectures)).collect())
+    fn found(
+        root: &Path,
+        enabled: &[Architecture],
+    ) -> Result<Vec<(String, Vec<Architecture>)>, Error> {
+        discover(
+            root,
+            &["cuda/**/*.cu".into()],
+            &enabled.iter().copied().collect(),
+        )
+        .map(|units| {
+            units
+                .into_iter()
+                .map(|unit| (unit.source, unit.architectures))
+                .collect()
+        })
     }
 
     #[test]
@@ -171,22 +232,34 @@ mod tests {
 
     #[test]
     fn a_source_in_a_wrong_place_is_an_error_that_names_it() {
-        let message = found(tree(&["cuda/sm91/a.cu"]).path(), &[Sm90]).unwrap_err().to_string();
+        let message = found(tree(&["cuda/sm91/a.cu"]).path(), &[Sm90])
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             message,
             "cuda/sm91/a.cu: given the architecture folder \"sm91\", accepted: sm90, sm100, all"
         );
-        let message = found(tree(&["cuda/common/a.cu"]).path(), &[Sm90]).unwrap_err().to_string();
-        assert!(message.contains("cuda/common/a.cu") && message.contains("all/"), "{message}");
+        let message = found(tree(&["cuda/common/a.cu"]).path(), &[Sm90])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            message.contains("cuda/common/a.cu") && message.contains("all/"),
+            "{message}"
+        );
     }
 
     #[test]
     fn globs_that_match_nothing_are_an_error() {
         for files in [&["src/lib.rs"][..], &["cuda/sm100/a.cu"][..]] {
             let message = found(tree(files).path(), &[Sm90]).unwrap_err().to_string();
-            assert!(message.contains("no source for sm90 among cuda/**/*.cu"), "{message}");
+            assert!(
+                message.contains("no source for sm90 among cuda/**/*.cu"),
+                "{message}"
+            );
         }
-        let bad = discover(Path::new("/"), &["cuda/[".into()], &[Sm90].into()).unwrap_err().to_string();
+        let bad = discover(Path::new("/"), &["cuda/[".into()], &[Sm90].into())
+            .unwrap_err()
+            .to_string();
         assert!(bad.starts_with("sources: given \"cuda/[\""), "{bad}");
     }
 
@@ -199,8 +272,14 @@ mod tests {
 
     #[test]
     fn units_of_one_name_have_files_of_their_own() {
-        let unit = |source: &str| Unit { source: source.into(), architectures: vec![Sm90] };
-        assert_ne!(unit("cuda/sm90/decode/bf16.cu").file_stem(), unit("cuda/sm90/prefill/bf16.cu").file_stem());
+        let unit = |source: &str| Unit {
+            source: source.into(),
+            architectures: vec![Sm90],
+        };
+        assert_ne!(
+            unit("cuda/sm90/decode/bf16.cu").file_stem(),
+            unit("cuda/sm90/prefill/bf16.cu").file_stem()
+        );
         assert_eq!(unit("cuda/a.cu").to_string(), "cuda/a.cu (sm_90a)");
     }
 }

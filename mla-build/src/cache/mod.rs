@@ -28,7 +28,10 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use store::{Cache, Estimate, Loaded};
 
-use crate::{hasher::Hasher, roles::{RolePath, Roles}};
+use crate::{
+    hasher::Hasher,
+    roles::{RolePath, Roles},
+};
 
 /// Raised when what the files of the cache mean changes: entries of another format are never looked at.
 const FORMAT: &str = "mla-build 1";
@@ -104,26 +107,51 @@ pub(crate) struct Dependency {
 
 impl DependencySet {
     /// Takes the files of a depfile; `Err` names one that cannot be read.
-    pub(crate) fn new(files: &[PathBuf], roles: &Roles, roots: &[PathBuf], hasher: &Hasher) -> Result<Self, PathBuf> {
+    pub(crate) fn new(
+        files: &[PathBuf],
+        roles: &Roles,
+        roots: &[PathBuf],
+        hasher: &Hasher,
+    ) -> Result<Self, PathBuf> {
         let mut dependencies = Vec::new();
         for path in files {
-            let hash = hasher.content(path).ok_or_else(|| path.clone())?.to_hex().to_string();
-            dependencies.push(Dependency { file: roles.name(path), hash });
+            let hash = hasher
+                .content(path)
+                .ok_or_else(|| path.clone())?
+                .to_hex()
+                .to_string();
+            dependencies.push(Dependency {
+                file: roles.name(path),
+                hash,
+            });
         }
         dependencies.sort_by(|a, b| a.file.cmp(&b.file));
         dependencies.dedup();
-        let located: Vec<_> = dependencies.iter().filter_map(|d| roles.locate(&d.file)).collect();
-        Ok(Self { shadows: shadows(&located, roles, roots, hasher), files: dependencies })
+        let located: Vec<_> = dependencies
+            .iter()
+            .filter_map(|d| roles.locate(&d.file))
+            .collect();
+        Ok(Self {
+            shadows: shadows(&located, roles, roots, hasher),
+            files: dependencies,
+        })
     }
 
     /// The files as they lie in this build, or what has changed.
-    pub(crate) fn check(&self, roles: &Roles, roots: &[PathBuf], hasher: &Hasher) -> Result<Vec<PathBuf>, String> {
+    pub(crate) fn check(
+        &self,
+        roles: &Roles,
+        roots: &[PathBuf],
+        hasher: &Hasher,
+    ) -> Result<Vec<PathBuf>, String> {
         let mut paths = Vec::with_capacity(self.files.len());
         for dependency in &self.files {
             let path = roles.locate(&dependency.file);
             let hash = path.as_deref().and_then(|path| hasher.content(path));
             match (path, hash) {
-                (Some(path), Some(hash)) if hash.to_hex().as_str() == dependency.hash => paths.push(path),
+                (Some(path), Some(hash)) if hash.to_hex().as_str() == dependency.hash => {
+                    paths.push(path)
+                }
                 (_, Some(_)) => return Err(format!("{} changed", dependency.file.path)),
                 _ => return Err(format!("{} is gone", dependency.file.path)),
             }
@@ -131,7 +159,10 @@ impl DependencySet {
         let now = shadows(&paths, roles, roots, hasher);
         match now.symmetric_difference(&self.shadows).next() {
             None => Ok(paths),
-            Some(file) => Err(format!("{} came or went, and an include may mean it", file.path)),
+            Some(file) => Err(format!(
+                "{} came or went, and an include may mean it",
+                file.path
+            )),
         }
     }
 }
@@ -139,7 +170,12 @@ impl DependencySet {
 /// The files that exist and that an include of a dependency would mean if it were spelled relative to
 /// an earlier include root, or to a folder of the package that holds a dependency (where quoted
 /// includes look first).
-fn shadows(files: &[PathBuf], roles: &Roles, roots: &[PathBuf], hasher: &Hasher) -> BTreeSet<RolePath> {
+fn shadows(
+    files: &[PathBuf],
+    roles: &Roles,
+    roots: &[PathBuf],
+    hasher: &Hasher,
+) -> BTreeSet<RolePath> {
     let own: BTreeSet<&Path> = files
         .iter()
         .filter(|file| roles.name(file).role == PACKAGE)
@@ -147,12 +183,18 @@ fn shadows(files: &[PathBuf], roles: &Roles, roots: &[PathBuf], hasher: &Hasher)
         .collect();
     let mut found = BTreeSet::new();
     for file in files {
-        let Some((at, spelled)) =
-            roots.iter().enumerate().find_map(|(at, root)| Some((at, file.strip_prefix(root).ok()?)))
+        let Some((at, spelled)) = roots
+            .iter()
+            .enumerate()
+            .find_map(|(at, root)| Some((at, file.strip_prefix(root).ok()?)))
         else {
             continue;
         };
-        for folder in roots[..at].iter().map(PathBuf::as_path).chain(own.iter().copied()) {
+        for folder in roots[..at]
+            .iter()
+            .map(PathBuf::as_path)
+            .chain(own.iter().copied())
+        {
             let candidate = folder.join(spelled);
             if candidate != *file && hasher.exists(&candidate) {
                 found.insert(roles.name(&candidate));

@@ -45,7 +45,11 @@ pub(crate) struct Estimate {
 
 impl Cache {
     pub(crate) fn open(folder: PathBuf) -> Self {
-        let cache = Self { folder, notes: Mutex::default(), writable: Mutex::new(true) };
+        let cache = Self {
+            folder,
+            notes: Mutex::default(),
+            writable: Mutex::new(true),
+        };
         let staging = cache.folder.join("staging");
         let opened = fs::create_dir_all(&staging)
             .and_then(|()| fs::create_dir_all(cache.folder.join("locks")))
@@ -78,10 +82,15 @@ impl Cache {
         // A file for each unit would pile up, and a lock's file cannot be removed safely. Two units
         // that share one merely wait for each other.
         let path = self.folder.join("locks").join(&key.hex()[..3]);
-        let locked = OpenOptions::new().create(true).truncate(false).write(true).open(path).and_then(|file| {
-            file.lock()?;
-            Ok(file)
-        });
+        let locked = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path)
+            .and_then(|file| {
+                file.lock()?;
+                Ok(file)
+            });
         match locked {
             Ok(file) => Guard(Some(file)),
             Err(error) => {
@@ -92,7 +101,8 @@ impl Cache {
     }
 
     pub(crate) fn manifest(&self, key: Key) -> Manifest {
-        self.read_json(&self.place("manifests", &key.hex(), ".json")).unwrap_or_default()
+        self.read_json(&self.place("manifests", &key.hex(), ".json"))
+            .unwrap_or_default()
     }
 
     pub(crate) fn load(&self, key: Key) -> Loaded {
@@ -101,7 +111,10 @@ impl Cache {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Loaded::Missing,
             Err(error) => {
-                self.note(format!("cache entry {} cannot be read ({error})", path.display()));
+                self.note(format!(
+                    "cache entry {} cannot be read ({error})",
+                    path.display()
+                ));
                 return Loaded::Missing;
             }
         };
@@ -113,7 +126,10 @@ impl Cache {
                 Loaded::Whole(entry)
             }
             None => {
-                self.note(format!("cache entry {} is corrupted; it is thrown away", path.display()));
+                self.note(format!(
+                    "cache entry {} is corrupted; it is thrown away",
+                    path.display()
+                ));
                 let _ = fs::remove_file(&path);
                 Loaded::Corrupted
             }
@@ -128,12 +144,14 @@ impl Cache {
         // The object goes first: a manifest may name an object that is not there, and then it is
         // compiled; the other way round it would never be found.
         let second = first.with_dependencies(&set);
-        let kept = pack(entry).and_then(|bytes| self.publish(&self.object(second), &bytes)).and_then(|()| {
-            let mut manifest = self.manifest(first);
-            manifest.remember(set);
-            let bytes = serde_json::to_vec(&manifest)?;
-            self.publish(&self.place("manifests", &first.hex(), ".json"), &bytes)
-        });
+        let kept = pack(entry)
+            .and_then(|bytes| self.publish(&self.object(second), &bytes))
+            .and_then(|()| {
+                let mut manifest = self.manifest(first);
+                manifest.remember(set);
+                let bytes = serde_json::to_vec(&manifest)?;
+                self.publish(&self.place("manifests", &first.hex(), ".json"), &bytes)
+            });
         if let Err(error) = kept {
             self.give_up(&error);
         }
@@ -172,7 +190,10 @@ impl Cache {
                 let _ = fs::remove_file(path);
             }
         }
-        let mut kept: Vec<_> = ["objects", "manifests", "estimates"].into_iter().flat_map(files).collect();
+        let mut kept: Vec<_> = ["objects", "manifests", "estimates"]
+            .into_iter()
+            .flat_map(files)
+            .collect();
         let mut total: u64 = kept.iter().map(|(_, length, _)| length).sum();
         kept.sort();
         for (_, length, path) in kept {
@@ -190,7 +211,10 @@ impl Cache {
     }
 
     fn place(&self, kind: &str, hex: &str, extension: &str) -> PathBuf {
-        self.folder.join(kind).join(&hex[..2]).join(format!("{hex}{extension}"))
+        self.folder
+            .join(kind)
+            .join(&hex[..2])
+            .join(format!("{hex}{extension}"))
     }
 
     fn read_json<T: DeserializeOwned>(&self, path: &Path) -> Option<T> {
@@ -198,7 +222,10 @@ impl Cache {
         match serde_json::from_slice(&bytes) {
             Ok(value) => Some(value),
             Err(_) => {
-                self.note(format!("cache entry {} is corrupted; it is thrown away", path.display()));
+                self.note(format!(
+                    "cache entry {} is corrupted; it is thrown away",
+                    path.display()
+                ));
                 let _ = fs::remove_file(path);
                 None
             }
@@ -252,14 +279,20 @@ fn unpack(bytes: &[u8]) -> Option<Entry> {
         return None;
     }
     let (length, rest) = body.split_first_chunk::<8>()?;
-    let (meta, object) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    let (meta, object) =
+        rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
     let meta: Meta = serde_json::from_slice(meta).ok()?;
-    Some(Entry { meta, object: object.to_vec() })
+    Some(Entry {
+        meta,
+        object: object.to_vec(),
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     // Each value is replaced whole, so a panic elsewhere leaves it sound.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]
@@ -268,11 +301,21 @@ mod tests {
     use crate::cache::DependencySet;
 
     fn entry(object: &[u8]) -> Entry {
-        Entry { meta: Meta { seconds: 1.5, peak: 7, log: "said".into() }, object: object.to_vec() }
+        Entry {
+            meta: Meta {
+                seconds: 1.5,
+                peak: 7,
+                log: "said".into(),
+            },
+            object: object.to_vec(),
+        }
     }
 
     fn no_dependencies() -> DependencySet {
-        DependencySet { files: Vec::new(), shadows: Default::default() }
+        DependencySet {
+            files: Vec::new(),
+            shadows: Default::default(),
+        }
     }
 
     #[test]
@@ -318,9 +361,21 @@ mod tests {
         let key = Key::new([b"x".as_slice()]);
         let _guard = cache.lock(key);
         cache.keep(key, no_dependencies(), &entry(b"o"));
-        assert!(matches!(cache.load(key), Loaded::Missing | Loaded::Corrupted));
+        assert!(matches!(
+            cache.load(key),
+            Loaded::Missing | Loaded::Corrupted
+        ));
         let notes = cache.notes();
-        assert!(notes[0].contains("cannot be written") && notes[0].contains("MLA_BUILD_CACHE"), "{notes:?}");
-        assert_eq!(notes.iter().filter(|note| note.contains("cannot be written")).count(), 1);
+        assert!(
+            notes[0].contains("cannot be written") && notes[0].contains("MLA_BUILD_CACHE"),
+            "{notes:?}"
+        );
+        assert_eq!(
+            notes
+                .iter()
+                .filter(|note| note.contains("cannot be written"))
+                .count(),
+            1
+        );
     }
 }

@@ -71,7 +71,11 @@ impl std::error::Error for NotFound {}
 
 impl fmt::Display for NotFound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} is nowhere to be found. Looked, in this order, at:", self.part)?;
+        writeln!(
+            f,
+            "{} is nowhere to be found. Looked, in this order, at:",
+            self.part
+        )?;
         for place in &self.looked {
             writeln!(f, "  {place}")?;
         }
@@ -130,7 +134,12 @@ fn cuda_in(search: &Search, install: &str) -> Result<Cuda, Error> {
             }
         }
     }
-    Err(NotFound { part: "CUDA (nvcc, its headers and libcudart_static.a)", looked, command: install.to_owned() }.into())
+    Err(NotFound {
+        part: "CUDA (nvcc, its headers and libcudart_static.a)",
+        looked,
+        command: install.to_owned(),
+    }
+    .into())
 }
 
 /// Finds the CUTLASS headers: the folder that holds `cutlass/cutlass.h`.
@@ -163,16 +172,27 @@ fn cutlass_in(search: &Search, install: &str) -> Result<Found, Error> {
                 return Ok(found(folder, &place));
             }
         }
-        looked.push(format!("{place}: {} lacks include/{HEADER}", root.display()));
+        looked.push(format!(
+            "{place}: {} lacks include/{HEADER}",
+            root.display()
+        ));
     }
     for (place, folder) in search.site_packages(&mut looked) {
         let include = folder.join("cutlass_library/source/include");
         if include.join(HEADER).is_file() {
             return Ok(found(include, &place));
         }
-        looked.push(format!("{place}: {} lacks cutlass_library/source/include", folder.display()));
+        looked.push(format!(
+            "{place}: {} lacks cutlass_library/source/include",
+            folder.display()
+        ));
     }
-    Err(NotFound { part: "CUTLASS (its headers)", looked, command: install.to_owned() }.into())
+    Err(NotFound {
+        part: "CUTLASS (its headers)",
+        looked,
+        command: install.to_owned(),
+    }
+    .into())
 }
 
 /// Finds libclang: the folder that holds the shared library.
@@ -209,9 +229,17 @@ fn libclang_in(search: &Search, install: &str) -> Result<Found, Error> {
         if let Some(library) = search::libclang_in_folder(&folder.join("clang/native")) {
             return Ok(found(&library, &place));
         }
-        looked.push(format!("{place}: {} lacks clang/native/libclang.so", folder.display()));
+        looked.push(format!(
+            "{place}: {} lacks clang/native/libclang.so",
+            folder.display()
+        ));
     }
-    Err(NotFound { part: "libclang (for bindgen)", looked, command: install.to_owned() }.into())
+    Err(NotFound {
+        part: "libclang (for bindgen)",
+        looked,
+        command: install.to_owned(),
+    }
+    .into())
 }
 
 /// The environment variables that the search reads: a change of one asks for another build.
@@ -252,11 +280,15 @@ fn layout(root: &Path) -> Result<(PathBuf, PathBuf, PathBuf), String> {
     if !nvcc.is_file() {
         return Err("bin/nvcc".into());
     }
-    let include = ["include", "targets/x86_64-linux/include", "targets/sbsa-linux/include"]
-        .map(|folder| root.join(folder))
-        .into_iter()
-        .find(|folder| folder.join("cuda_runtime.h").is_file())
-        .ok_or("include/cuda_runtime.h")?;
+    let include = [
+        "include",
+        "targets/x86_64-linux/include",
+        "targets/sbsa-linux/include",
+    ]
+    .map(|folder| root.join(folder))
+    .into_iter()
+    .find(|folder| folder.join("cuda_runtime.h").is_file())
+    .ok_or("include/cuda_runtime.h")?;
     let library = [
         "lib64",
         "lib",
@@ -279,44 +311,88 @@ fn describe(root: &Path, nvcc: Option<PathBuf>, place: &str) -> Result<Cuda, Err
         message: format!("the toolkit lacks {lacks}"),
     })?;
     let nvcc = nvcc.unwrap_or(of_root);
-    let tool = |message| Error::Tool { program: nvcc.display().to_string(), message };
-    let output = Command::new(&nvcc).arg("--version").output().map_err(|e| tool(e.to_string()))?;
+    let tool = |message| Error::Tool {
+        program: nvcc.display().to_string(),
+        message,
+    };
+    let output = Command::new(&nvcc)
+        .arg("--version")
+        .output()
+        .map_err(|e| tool(e.to_string()))?;
     let version_text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        return Err(tool(format!("--version: {}: {}", output.status, String::from_utf8_lossy(&output.stderr))));
+        return Err(tool(format!(
+            "--version: {}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )));
     }
     let version = Version::from_nvcc(&version_text)
         .ok_or_else(|| tool(format!("--version names no release: {version_text:?}")))?;
-    let full = version_text.split(", V").nth(1).and_then(|rest| rest.split_whitespace().next());
+    let full = version_text
+        .split(", V")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
     let found = Found {
         part: "CUDA".into(),
         path: root.to_owned(),
         version: Some(full.map_or_else(|| version.to_string(), str::to_owned)),
         place: place.to_owned(),
     };
-    Ok(Cuda { found, nvcc, include, library, version, version_text })
+    Ok(Cuda {
+        found,
+        nvcc,
+        include,
+        library,
+        version,
+        version_text,
+    })
 }
 
 fn cutlass_version(include: &Path) -> Option<String> {
     let text = std::fs::read_to_string(include.join("cutlass/version.h")).ok()?;
     let number = |name: &str| {
-        text.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name)?.trim().parse::<u32>().ok())
+        text.lines().find_map(|line| {
+            line.strip_prefix("#define ")?
+                .strip_prefix(name)?
+                .trim()
+                .parse::<u32>()
+                .ok()
+        })
     };
-    Some(format!("{}.{}.{}", number("CUTLASS_MAJOR")?, number("CUTLASS_MINOR")?, number("CUTLASS_PATCH")?))
+    Some(format!(
+        "{}.{}.{}",
+        number("CUTLASS_MAJOR")?,
+        number("CUTLASS_MINOR")?,
+        number("CUTLASS_PATCH")?
+    ))
 }
 
 /// From the library's own name (`libclang-18.so`), the folder's (`llvm-18`), or the wheel's.
 fn libclang_version(library: &Path) -> Option<String> {
     if let Some(site) = library.ancestors().nth(3) {
         let wheel = search::children(site, "libclang-").into_iter().next_back();
-        if let Some(name) = wheel.as_deref().and_then(Path::file_name).and_then(|n| n.to_str()) {
-            return Some(name.trim_start_matches("libclang-").trim_end_matches(".dist-info").to_owned());
+        if let Some(name) = wheel
+            .as_deref()
+            .and_then(Path::file_name)
+            .and_then(|n| n.to_str())
+        {
+            return Some(
+                name.trim_start_matches("libclang-")
+                    .trim_end_matches(".dist-info")
+                    .to_owned(),
+            );
         }
     }
     library.iter().rev().find_map(|part| {
         let part = part.to_str()?;
-        let rest = part.strip_prefix("llvm-").or_else(|| part.strip_prefix("libclang-"))?;
-        let digits: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+        let rest = part
+            .strip_prefix("llvm-")
+            .or_else(|| part.strip_prefix("libclang-"))?;
+        let digits: String = rest
+            .chars()
+            .take_while(|c| c.is_ascii_digit() || *c == '.')
+            .collect();
         Some(digits.trim_matches('.').to_owned()).filter(|digits| !digits.is_empty())
     })
 }

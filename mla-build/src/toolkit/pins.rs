@@ -36,8 +36,14 @@ impl Pins {
 
     /// The command that installs them, for a package that has no chore of its own for it.
     pub fn command(&self) -> String {
-        let target = self.folder().map(|f| format!(" --target {}", f.display())).unwrap_or_default();
-        format!("python3 -m pip install --no-deps{target} {}", self.packages.join(" "))
+        let target = self
+            .folder()
+            .map(|f| format!(" --target {}", f.display()))
+            .unwrap_or_default();
+        format!(
+            "python3 -m pip install --no-deps{target} {}",
+            self.packages.join(" ")
+        )
     }
 }
 
@@ -48,10 +54,17 @@ mod tests {
     #[test]
     fn every_wheel_is_pinned_to_one_version() {
         let pins = Pins::current();
-        assert!(pins.packages.iter().any(|p| p.starts_with("nvidia-cuda-nvcc==")));
+        assert!(
+            pins.packages
+                .iter()
+                .any(|p| p.starts_with("nvidia-cuda-nvcc=="))
+        );
         for package in &pins.packages {
             let (name, version) = package.split_once("==").expect(package);
-            assert!(!name.is_empty() && version.starts_with(|c: char| c.is_ascii_digit()), "{package}");
+            assert!(
+                !name.is_empty() && version.starts_with(|c: char| c.is_ascii_digit()),
+                "{package}"
+            );
             assert!(pins.command().contains(package));
         }
     }

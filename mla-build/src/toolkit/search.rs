@@ -29,18 +29,37 @@ impl Search {
         let mut versions = children(Path::new("/usr/local"), "cuda-");
         versions.reverse();
         usual.extend(versions);
-        usual.extend(["/opt/cuda", "/usr/lib/cuda", "/usr/lib/nvidia-cuda-toolkit"].map(PathBuf::from));
+        usual.extend(
+            ["/opt/cuda", "/usr/lib/cuda", "/usr/lib/nvidia-cuda-toolkit"].map(PathBuf::from),
+        );
 
         let mut usual_libclang = children(Path::new("/usr/lib"), "llvm");
         usual_libclang.reverse();
-        let mut usual_libclang: Vec<_> = usual_libclang.into_iter().map(|folder| folder.join("lib")).collect();
+        let mut usual_libclang: Vec<_> = usual_libclang
+            .into_iter()
+            .map(|folder| folder.join("lib"))
+            .collect();
         usual_libclang.extend(
-            ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"]
-                .map(PathBuf::from),
+            [
+                "/usr/lib/x86_64-linux-gnu",
+                "/usr/lib/aarch64-linux-gnu",
+                "/usr/lib64",
+                "/usr/lib",
+                "/usr/local/lib",
+            ]
+            .map(PathBuf::from),
         );
 
-        let python = ["python3", "python"].into_iter().find_map(|name| which::which(name).ok());
-        Self { variables: std::env::vars_os().collect(), usual, usual_libclang, python, own: Pins::current().folder() }
+        let python = ["python3", "python"]
+            .into_iter()
+            .find_map(|name| which::which(name).ok());
+        Self {
+            variables: std::env::vars_os().collect(),
+            usual,
+            usual_libclang,
+            python,
+            own: Pins::current().folder(),
+        }
     }
 
     #[cfg(test)]
@@ -51,7 +70,10 @@ impl Search {
         own: Option<&Path>,
     ) -> Self {
         Self {
-            variables: variables.iter().map(|(k, v)| ((*k).into(), (*v).to_owned())).collect(),
+            variables: variables
+                .iter()
+                .map(|(k, v)| ((*k).into(), (*v).to_owned()))
+                .collect(),
             usual: usual.iter().map(|p| p.to_path_buf()).collect(),
             usual_libclang: usual.iter().map(|p| p.to_path_buf()).collect(),
             python: python.map(Path::to_owned),
@@ -61,7 +83,10 @@ impl Search {
 
     /// A variable that is set and not empty.
     pub(super) fn variable(&self, name: &str) -> Option<OsString> {
-        self.variables.get(OsStr::new(name)).filter(|value| !value.is_empty()).cloned()
+        self.variables
+            .get(OsStr::new(name))
+            .filter(|value| !value.is_empty())
+            .cloned()
     }
 
     /// Toolkit roots, up to the usual folders; says in `looked` which variables were not set.
@@ -69,27 +94,46 @@ impl Search {
         looked.push("NVCC, MLA_CUDA_HOME: not set".into());
         let mut roots = self.from_variables(&["CUDA_HOME", "CUDA_PATH"], looked);
         let on_path = self.variable("PATH").and_then(|path| {
-            which::which_in("nvcc", Some(path), "/").ok().and_then(|nvcc| root_of(&nvcc))
+            which::which_in("nvcc", Some(path), "/")
+                .ok()
+                .and_then(|nvcc| root_of(&nvcc))
         });
         match on_path {
             Some(root) => roots.push(("PATH".into(), root)),
             None => looked.push("PATH: no nvcc".into()),
         }
-        roots.extend(self.usual.iter().map(|root| ("usual folder".into(), root.clone())));
+        roots.extend(
+            self.usual
+                .iter()
+                .map(|root| ("usual folder".into(), root.clone())),
+        );
         roots
     }
 
     /// Folders that may hold CUTLASS, up to the usual ones.
     pub(super) fn cutlass_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("MLA_CUTLASS: not set".into());
-        let mut roots = self.from_variables(&["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"], looked);
-        roots.extend(self.usual.iter().map(|root| ("usual folder".into(), root.clone())));
-        roots.extend(["/usr/local/cutlass", "/opt/cutlass", "/usr"].map(|p| ("usual folder".into(), p.into())));
+        let mut roots = self.from_variables(
+            &["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"],
+            looked,
+        );
+        roots.extend(
+            self.usual
+                .iter()
+                .map(|root| ("usual folder".into(), root.clone())),
+        );
+        roots.extend(
+            ["/usr/local/cutlass", "/opt/cutlass", "/usr"]
+                .map(|p| ("usual folder".into(), p.into())),
+        );
         roots
     }
 
     pub(super) fn libclang_folders(&self) -> Vec<(String, PathBuf)> {
-        self.usual_libclang.iter().map(|folder| ("usual folder".into(), folder.clone())).collect()
+        self.usual_libclang
+            .iter()
+            .map(|folder| ("usual folder".into(), folder.clone()))
+            .collect()
     }
 
     /// The site-packages folders: of the active environment, of the user, of the system, and at last
@@ -102,7 +146,9 @@ impl Search {
             }
         };
         for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-            let Some(root) = self.variable(name) else { continue };
+            let Some(root) = self.variable(name) else {
+                continue;
+            };
             for python in children(&Path::new(&root).join("lib"), "python3") {
                 add(name, python.join("site-packages"));
             }
@@ -123,7 +169,8 @@ impl Search {
         }
         match &self.own {
             Some(folder) => add("toolkit folder", folder.clone()),
-            None => looked.push("toolkit folder: MLA_TOOLKIT, XDG_DATA_HOME and HOME are not set".into()),
+            None => looked
+                .push("toolkit folder: MLA_TOOLKIT, XDG_DATA_HOME and HOME are not set".into()),
         }
         folders
     }
@@ -143,14 +190,27 @@ impl Search {
 /// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in them,
 /// so that `cuda-9.2` comes before `cuda-12.8`.
 pub(super) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
     let mut found: Vec<_> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with(prefix)))
+        .filter(|path| {
+            path.file_name()
+                .and_then(OsStr::to_str)
+                .is_some_and(|name| name.starts_with(prefix))
+        })
         .collect();
     found.sort_by_key(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let numbers: Vec<u64> = name.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok()).collect();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let numbers: Vec<u64> = name
+            .split(|c: char| !c.is_ascii_digit())
+            .filter_map(|n| n.parse().ok())
+            .collect();
         (numbers, name)
     });
     found
@@ -163,7 +223,15 @@ pub(super) fn libclang_in_folder(folder: &Path) -> Option<PathBuf> {
         return Some(plain);
     }
     children(folder, "libclang").into_iter().rev().find(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        (name.starts_with("libclang-") && name.contains(".so")) || name.starts_with("libclang.so.")
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        // libclang-cpp is another library.
+        let versioned = name
+            .strip_prefix("libclang-")
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+        (versioned && name.contains(".so")) || name.starts_with("libclang.so.")
     })
 }

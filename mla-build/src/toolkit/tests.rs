@@ -10,12 +10,19 @@ fn fake(root: &Path, version: &str) {
     fs::write(root.join("include/cuda_runtime.h"), "").unwrap();
     fs::write(root.join("lib/libcudart_static.a"), "").unwrap();
     let nvcc = root.join("bin/nvcc");
-    fs::write(&nvcc, format!("#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.1'\n")).unwrap();
+    fs::write(
+        &nvcc,
+        format!("#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.1'\n"),
+    )
+    .unwrap();
     fs::set_permissions(nvcc, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 fn python(path: &Path, folders: &[&Path]) {
-    let lines: Vec<_> = folders.iter().map(|f| format!("echo {}", f.display())).collect();
+    let lines: Vec<_> = folders
+        .iter()
+        .map(|f| format!("echo {}", f.display()))
+        .collect();
     fs::write(path, format!("#!/bin/sh\n{}\n", lines.join("\n"))).unwrap();
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
@@ -24,9 +31,15 @@ fn python(path: &Path, folders: &[&Path]) {
 fn the_first_place_of_the_order_that_is_whole_wins() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    for (name, version) in
-        [("explicit", "13.6"), ("home", "13.5"), ("path", "13.4"), ("usual", "13.3"), ("venv/lib/python3.12/site-packages/nvidia/cu13", "13.2"), ("site/nvidia/cu13", "13.1"), ("own/nvidia/cu13", "13.0")]
-    {
+    for (name, version) in [
+        ("explicit", "13.6"),
+        ("home", "13.5"),
+        ("path", "13.4"),
+        ("usual", "13.3"),
+        ("venv/lib/python3.12/site-packages/nvidia/cu13", "13.2"),
+        ("site/nvidia/cu13", "13.1"),
+        ("own/nvidia/cu13", "13.0"),
+    ] {
         fake(&at(name), version);
     }
     let interpreter = at("python3");
@@ -41,21 +54,43 @@ fn the_first_place_of_the_order_that_is_whole_wins() {
     let usual = at("usual");
     let own = at("own");
     let look = |variables: &[(&str, &std::ffi::OsStr)], usual: &[&Path], python: Option<&Path>| {
-        let cuda = cuda_in(&Search::for_test(variables, usual, python, Some(&own)), "install").unwrap();
+        let cuda = cuda_in(
+            &Search::for_test(variables, usual, python, Some(&own)),
+            "install",
+        )
+        .unwrap();
         (cuda.found.place, cuda.version.minor)
     };
     let all: &[&Path] = &[&usual];
-    assert_eq!(look(&variables, all, Some(&interpreter)), ("MLA_CUDA_HOME".into(), 6));
+    assert_eq!(
+        look(&variables, all, Some(&interpreter)),
+        ("MLA_CUDA_HOME".into(), 6)
+    );
     variables.remove(0);
-    assert_eq!(look(&variables, all, Some(&interpreter)), ("CUDA_HOME".into(), 5));
+    assert_eq!(
+        look(&variables, all, Some(&interpreter)),
+        ("CUDA_HOME".into(), 5)
+    );
     variables.remove(0);
-    assert_eq!(look(&variables, all, Some(&interpreter)), ("PATH".into(), 4));
+    assert_eq!(
+        look(&variables, all, Some(&interpreter)),
+        ("PATH".into(), 4)
+    );
     variables.remove(0);
     variables.push(("VIRTUAL_ENV", venv.as_os_str()));
-    assert_eq!(look(&variables, all, Some(&interpreter)), ("usual folder".into(), 3));
-    assert_eq!(look(&variables, &[], Some(&interpreter)), ("VIRTUAL_ENV".into(), 2));
+    assert_eq!(
+        look(&variables, all, Some(&interpreter)),
+        ("usual folder".into(), 3)
+    );
+    assert_eq!(
+        look(&variables, &[], Some(&interpreter)),
+        ("VIRTUAL_ENV".into(), 2)
+    );
     variables.clear();
-    assert_eq!(look(&variables, &[], Some(&interpreter)), ("Python site-packages".into(), 1));
+    assert_eq!(
+        look(&variables, &[], Some(&interpreter)),
+        ("Python site-packages".into(), 1)
+    );
     assert_eq!(look(&variables, &[], None), ("toolkit folder".into(), 0));
 }
 
@@ -66,9 +101,22 @@ fn a_toolkit_without_its_headers_is_passed_over_and_named() {
     fake(&half, "12.8");
     fs::remove_file(half.join("include/cuda_runtime.h")).unwrap();
     let search = Search::for_test(&[("CUDA_HOME", half.as_os_str())], &[], None, Some(&own));
-    let message = cuda_in(&search, "cargo xtask toolkit").unwrap_err().to_string();
-    assert!(message.contains(&format!("CUDA_HOME: {} lacks include/cuda_runtime.h", half.display())), "{message}");
-    for expected in ["CUDA_PATH: not set", "PATH: no nvcc", "toolkit folder:", "cargo xtask toolkit"] {
+    let message = cuda_in(&search, "cargo xtask toolkit")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.contains(&format!(
+            "CUDA_HOME: {} lacks include/cuda_runtime.h",
+            half.display()
+        )),
+        "{message}"
+    );
+    for expected in [
+        "CUDA_PATH: not set",
+        "PATH: no nvcc",
+        "toolkit folder:",
+        "cargo xtask toolkit",
+    ] {
         assert!(message.contains(expected), "{expected}: {message}");
     }
 }
@@ -80,14 +128,35 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
     fake(&good, "13.0");
     for variable in ["NVCC", "MLA_CUDA_HOME"] {
         let wrong = folder.path().join("wrong/bin/nvcc");
-        let search = Search::for_test(&[(variable, wrong.as_os_str()), ("CUDA_HOME", good.as_os_str())], &[], None, None);
+        let search = Search::for_test(
+            &[
+                (variable, wrong.as_os_str()),
+                ("CUDA_HOME", good.as_os_str()),
+            ],
+            &[],
+            None,
+            None,
+        );
         let message = cuda_in(&search, "").unwrap_err().to_string();
-        assert!(message.starts_with(&format!("{variable}: given")), "{message}");
+        assert!(
+            message.starts_with(&format!("{variable}: given")),
+            "{message}"
+        );
     }
     let search = Search::for_test(&[("LIBCLANG_PATH", good.as_os_str())], &[], None, None);
-    assert!(libclang_in(&search, "").unwrap_err().to_string().starts_with("LIBCLANG_PATH: given"));
+    assert!(
+        libclang_in(&search, "")
+            .unwrap_err()
+            .to_string()
+            .starts_with("LIBCLANG_PATH: given")
+    );
     let search = Search::for_test(&[("MLA_CUTLASS", good.as_os_str())], &[], None, None);
-    assert!(cutlass_in(&search, "").unwrap_err().to_string().starts_with("MLA_CUTLASS: given"));
+    assert!(
+        cutlass_in(&search, "")
+            .unwrap_err()
+            .to_string()
+            .starts_with("MLA_CUTLASS: given")
+    );
 }
 
 #[test]
@@ -106,7 +175,10 @@ fn cutlass_and_libclang_are_found_in_a_wheel_with_their_versions() {
     fs::write(folder.path().join("clang/native/libclang.so"), "").unwrap();
 
     let search = Search::for_test(&[], &[], None, Some(folder.path()));
-    assert_eq!(cutlass_in(&search, "").unwrap().version.as_deref(), Some("4.2.0"));
+    assert_eq!(
+        cutlass_in(&search, "").unwrap().version.as_deref(),
+        Some("4.2.0")
+    );
     let libclang = libclang_in(&search, "").unwrap();
     assert_eq!(libclang.version.as_deref(), Some("18.1.1"));
     assert!(libclang.path.ends_with("clang/native/libclang.so"));
@@ -123,4 +195,24 @@ fn releases_sort_by_number() {
         .map(|p| p.file_name().unwrap().to_string_lossy().into_owned())
         .collect();
     assert_eq!(names, ["cuda-9.2", "cuda-12.8", "cuda-12.10", "cuda-13.0"]);
+}
+
+#[test]
+fn the_other_library_of_that_name_is_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["libclang-cpp.so.14", "libclang-cpp.so.20"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    assert_eq!(search::libclang_in_folder(folder.path()), None);
+    for (name, best) in [
+        ("libclang-9.so", "libclang-9.so"),
+        ("libclang-18.so.1", "libclang-18.so.1"),
+        ("libclang.so", "libclang.so"),
+    ] {
+        fs::write(folder.path().join(name), "").unwrap();
+        assert_eq!(
+            search::libclang_in_folder(folder.path()),
+            Some(folder.path().join(best))
+        );
+    }
 }

@@ -16,8 +16,13 @@ impl Version {
     pub(crate) fn from_nvcc(text: &str) -> Option<Self> {
         let rest = text.split("release ").nth(1)?;
         let (major, rest) = rest.split_once('.')?;
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        Some(Self { major: major.parse().ok()?, minor: rest[..digits].parse().ok()? })
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        Some(Self {
+            major: major.parse().ok()?,
+            minor: rest[..digits].parse().ok()?,
+        })
     }
 }
 
@@ -34,8 +39,22 @@ mod tests {
     #[test]
     fn the_release_is_read_from_what_nvcc_prints() {
         let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.8, V12.8.93\n";
-        assert_eq!(Version::from_nvcc(text), Some(Version { major: 12, minor: 8 }));
+        assert_eq!(
+            Version::from_nvcc(text),
+            Some(Version {
+                major: 12,
+                minor: 8
+            })
+        );
         assert_eq!(Version::from_nvcc("gcc (Debian) 12.2.0"), None);
-        assert!(Version { major: 12, minor: 8 } < Version { major: 13, minor: 0 });
+        assert!(
+            Version {
+                major: 12,
+                minor: 8
+            } < Version {
+                major: 13,
+                minor: 0
+            }
+        );
     }
 }
