@@ -12,13 +12,17 @@ pub mod device;
 pub mod dims;
 pub mod dtype;
 pub mod error;
+pub mod explain;
 pub mod feature;
+pub mod known;
 pub mod kv_format;
 pub mod lse;
 pub mod model;
 pub mod plan;
 pub mod problem;
 pub mod reason;
+pub mod registry;
+pub mod selection;
 pub mod spec;
 pub mod tensor;
 

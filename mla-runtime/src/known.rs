@@ -1,0 +1,256 @@
+//! The backends that are known by name, whether or not this version implements them.
+//!
+//! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
+//! true constraints, and that it is not built in this version. So the support matrix is complete,
+//! and its gaps can be seen. Where a backend of the same name is linked, it takes the known one's
+//! place; [`Registry`](crate::registry::Registry) says how.
+//!
+//! # Order
+//!
+//! Where a reference order exists, it is kept: prefill on generation 10 tries FLASH_ATTN,
+//! TRTLLM_RAGGED and FLASHINFER, in this order, and everywhere else FLASH_ATTN first. All others
+//! follow in the order of the constants below, and so do the decode backends, for which there is no
+//! reference order.
+
+use crate::backend::{Entry, not_built, not_registered};
+use crate::capability::{Capability, CapabilityMatch, Platform};
+use crate::dims::HeadDims;
+use crate::dtype::DType;
+use crate::kv_format::KvFormat;
+use crate::spec::{
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority,
+    QueryLen, SparseSupport,
+};
+
+const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
+const BLACKWELL: CapabilityMatch = CapabilityMatch::Family(10);
+
+// Head dimensions beside R1's that one or the other prefill kernel is built for.
+const GLM_5: HeadDims = HeadDims::new(192, 64, 256);
+
+const F16_BF16: &[KvFormat] = &[KvFormat::F16, KvFormat::BF16];
+const F16_BF16_FP8: &[KvFormat] = &[KvFormat::F16, KvFormat::BF16, KvFormat::Fp8];
+
+const fn prefill(name: &'static str, provider: &'static str) -> BackendSpec {
+    BackendSpec {
+        provider,
+        ..BackendSpec::new(name, Phase::Prefill, Platform::Cuda)
+    }
+}
+
+const fn decode(name: &'static str, provider: &'static str) -> BackendSpec {
+    BackendSpec {
+        provider,
+        ..BackendSpec::new(name, Phase::Decode, Platform::Cuda)
+    }
+}
+
+/// FlashAttention: version 3 on 9.0, 4 on 10.x, 2 elsewhere.
+pub const FLASH_ATTN: BackendSpec = BackendSpec {
+    dims: Some(&[
+        HeadDims::R1,
+        GLM_5,
+        HeadDims::new(64, 64, 128),
+        HeadDims::new(256, 0, 256),
+    ]),
+    priority: Priority::everywhere(100),
+    ..prefill("FLASH_ATTN", "flash-attention")
+}
+.checked();
+
+/// FlashInfer's ragged prefill.
+pub const FLASHINFER: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    dims: Some(&[HeadDims::R1]),
+    lse: LseOutput::Log2,
+    priority: Priority {
+        by_capability: &[(BLACKWELL, 80)],
+        otherwise: 90,
+    },
+    ..prefill("FLASHINFER", "flashinfer")
+}
+.checked();
+
+/// TensorRT-LLM's ragged prefill.
+pub const TRTLLM_RAGGED: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    dims: Some(&[HeadDims::R1, GLM_5]),
+    lse: LseOutput::Log2,
+    priority: Priority {
+        by_capability: &[(BLACKWELL, 90)],
+        otherwise: 80,
+    },
+    ..prefill("TRTLLM_RAGGED", "tensorrt-llm")
+}
+.checked();
+
+/// TokenSpeed's prefill.
+pub const TOKENSPEED_MLA_PREFILL: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    dims: Some(&[HeadDims::R1]),
+    priority: Priority::everywhere(70),
+    ..prefill("TOKENSPEED_MLA", "tokenspeed")
+}
+.checked();
+
+/// AITER's FlashAttention for AMD GPUs of the MI3xx series.
+pub const ROCM_AITER_FA: BackendSpec = BackendSpec {
+    platform: Platform::Rocm,
+    priority: Priority::everywhere(60),
+    ..prefill("ROCM_AITER_FA", "aiter")
+}
+.checked();
+
+/// cuDNN's attention.
+pub const CUDNN: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER, BLACKWELL],
+    dims: Some(&[HeadDims::R1]),
+    priority: Priority::everywhere(50),
+    ..prefill("CUDNN", "cudnn")
+}
+.checked();
+
+// The name `CUSTOM` is kept for a backend from elsewhere. Until one is registered nothing is known
+// of it, so nothing is refused but that it is absent, whatever the kind of device.
+const fn custom(platform: Platform) -> BackendSpec {
+    BackendSpec {
+        platform,
+        dtypes: DType::ALL,
+        ..prefill("CUSTOM", "third party")
+    }
+    .checked()
+}
+
+/// FlashMLA's dense kernel.
+pub const FLASHMLA: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER],
+    cache_dims: Some(&[CacheDims::R1]),
+    kv_formats: F16_BF16_FP8,
+    page_sizes: PageSizes::List(&[64]),
+    query_len: QueryLen::Uniform,
+    graphs: GraphSupport::UniformBatch,
+    priority: Priority::everywhere(100),
+    ..decode("FLASHMLA", "flashmla")
+}
+.checked();
+
+/// FlashAttention 3 on the cache's rows.
+pub const FLASH_ATTN_MLA: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER],
+    kv_formats: F16_BF16,
+    page_sizes: PageSizes::MultipleOf(16),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::UniformBatch,
+    priority: Priority::everywhere(90),
+    ..decode("FLASH_ATTN_MLA", "flash-attention")
+}
+.checked();
+
+/// FlashInfer's batch decode.
+pub const FLASHINFER_MLA: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    kv_formats: F16_BF16_FP8,
+    page_sizes: PageSizes::List(&[32, 64]),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::Always,
+    priority: Priority::everywhere(80),
+    ..decode("FLASHINFER_MLA", "flashinfer")
+}
+.checked();
+
+/// TokenSpeed's decode.
+pub const TOKENSPEED_MLA_DECODE: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    kv_formats: &[KvFormat::Fp8],
+    page_sizes: PageSizes::List(&[32, 64]),
+    query_len: QueryLen::Uniform,
+    graphs: GraphSupport::UniformBatch,
+    lse: LseOutput::Log2,
+    priority: Priority::everywhere(70),
+    ..decode("TOKENSPEED_MLA", "tokenspeed")
+}
+.checked();
+
+/// CUTLASS's MLA example kernel, which pads queries to 128 heads.
+pub const CUTLASS_MLA: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    heads: HeadCounts::Range(1, 128),
+    kv_formats: F16_BF16_FP8,
+    page_sizes: PageSizes::List(&[128]),
+    query_len: QueryLen::Single,
+    graphs: GraphSupport::SingleToken,
+    priority: Priority::everywhere(60),
+    ..decode("CUTLASS_MLA", "cutlass")
+}
+.checked();
+
+/// Triton's decode, for every capability.
+pub const TRITON_MLA: BackendSpec = BackendSpec {
+    kv_formats: F16_BF16_FP8,
+    page_sizes: PageSizes::MultipleOf(16),
+    query_len: QueryLen::Uniform,
+    graphs: GraphSupport::UniformBatch,
+    priority: Priority::everywhere(50),
+    ..decode("TRITON_MLA", "triton")
+}
+.checked();
+
+/// FlashMLA's sparse kernel, which pads queries to 64 or 128 heads. The list of slots is per query
+/// token, so that query lengths may differ.
+pub const FLASHMLA_SPARSE: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER, BLACKWELL],
+    dtypes: &[DType::BF16],
+    cache_dims: Some(&[CacheDims::R1]),
+    heads: HeadCounts::Range(1, 128),
+    kv_formats: &[KvFormat::BF16, KvFormat::Fp8DsMla],
+    page_sizes: PageSizes::List(&[64]),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::UniformBatch,
+    sparse: SparseSupport::Required,
+    priority: Priority::everywhere(40),
+    ..decode("FLASHMLA_SPARSE", "flashmla")
+}
+.checked();
+
+/// FlashInfer's sparse decode.
+pub const FLASHINFER_MLA_SPARSE: BackendSpec = BackendSpec {
+    capabilities: &[BLACKWELL],
+    kv_formats: &[KvFormat::BF16, KvFormat::Fp8],
+    page_sizes: PageSizes::MultipleOf(32),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::UniformBatch,
+    lse: LseOutput::Log2,
+    sparse: SparseSupport::Required,
+    priority: Priority::everywhere(30),
+    ..decode("FLASHINFER_MLA_SPARSE", "flashinfer")
+}
+.checked();
+
+const fn unbuilt(spec: BackendSpec) -> Entry {
+    Entry::known(spec, not_built)
+}
+
+const fn unregistered(spec: BackendSpec) -> Entry {
+    Entry::known(spec, not_registered)
+}
+
+/// Every known backend. A name may occur more than once, for different kinds of devices.
+pub static KNOWN: &[Entry] = &[
+    unbuilt(FLASH_ATTN),
+    unbuilt(FLASHINFER),
+    unbuilt(TRTLLM_RAGGED),
+    unbuilt(TOKENSPEED_MLA_PREFILL),
+    unbuilt(ROCM_AITER_FA),
+    unbuilt(CUDNN),
+    unregistered(custom(Platform::Cuda)),
+    unregistered(custom(Platform::Rocm)),
+    unregistered(custom(Platform::Cpu)),
+    unbuilt(FLASHMLA),
+    unbuilt(FLASH_ATTN_MLA),
+    unbuilt(FLASHINFER_MLA),
+    unbuilt(TOKENSPEED_MLA_DECODE),
+    unbuilt(CUTLASS_MLA),
+    unbuilt(TRITON_MLA),
+    unbuilt(FLASHMLA_SPARSE),
+    unbuilt(FLASHINFER_MLA_SPARSE),
+];

@@ -1,0 +1,374 @@
+//! The backends that a selection chooses from, by phase and name.
+
+use std::fmt;
+
+#[cfg(not(miri))]
+use crate::backend::LINKED;
+use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
+use crate::capability::{Platform, Target};
+use crate::device::Device;
+use crate::known::KNOWN;
+use crate::problem::Problem;
+use crate::reason::Reasons;
+use crate::selection::SelectionError;
+use crate::spec::{BackendSpec, Phase};
+
+/// How a program gets backends; part of every error that comes of having none.
+pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or add a backend's ENTRY with \
+     `Registry::add`";
+
+// Longer than every name, and short enough that comparing a name with all others takes no time.
+const LONGEST_COMPARED: usize = 64;
+
+/// A set of backends: a value of its own, without global state.
+///
+/// [`Registry::linked`] is what most programs want. An entry has one of three ranks, of which the
+/// first that a name has decides:
+///
+/// 1. an override, by [`replace`](Self::replace), until [`reset`](Self::reset);
+/// 2. an entry that was linked, or added by [`add`](Self::add);
+/// 3. a known name without an implementation ([`known`](crate::known)).
+///
+/// A linked entry takes the place of the known one only on hardware that it accepts: where the
+/// known backend accepts it and the linked one does not, the known one stays, because its reason
+/// ("not built in this version") is the truer one. An override was asked for by name, so it takes
+/// the name's place everywhere.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    // Each holds a phase and name at most once. There are a few dozen: searching them in line is
+    // as fast as any map.
+    overrides: Vec<Entry>,
+    entries: Vec<Entry>,
+    known: &'static [Entry],
+}
+
+fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
+    entry.spec.phase == phase && entry.spec.name == name
+}
+
+/// Why a registry refused an entry or a name.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// Two backends of one phase claim one name.
+    #[error(
+        "name: {phase} backend {name} is given twice, by provider `{first}` and by provider \
+         `{second}`; accepted: one claim to a name. Rename one, or override explicitly with \
+         `Registry::replace`"
+    )]
+    Duplicate {
+        /// The phase.
+        phase: Phase,
+        /// The name.
+        name: &'static str,
+        /// The provider of the entry that was there.
+        first: &'static str,
+        /// The provider of the entry that came.
+        second: &'static str,
+    },
+    /// There is no backend of this name.
+    #[error(
+        "{phase}: given {given:?}, accepted {}{}",
+        accepted_names(existing),
+        suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
+    )]
+    Unknown {
+        /// The phase.
+        phase: Phase,
+        /// The name as given, cut where it is very long.
+        given: String,
+        /// The names of the phase.
+        existing: Vec<&'static str>,
+        /// The name that is most similar, if one is similar.
+        suggestion: Option<&'static str>,
+    },
+}
+
+fn accepted_names(existing: &[&str]) -> String {
+    if existing.is_empty() {
+        format!("none, because the registry is empty: {HOW_TO_LINK}")
+    } else {
+        existing.join(", ")
+    }
+}
+
+impl Registry {
+    /// Nothing, not even known names.
+    pub const fn empty() -> Self {
+        Self {
+            overrides: Vec::new(),
+            entries: Vec::new(),
+            known: &[],
+        }
+    }
+
+    /// The known names, none of them implemented.
+    pub const fn known() -> Self {
+        Self {
+            overrides: Vec::new(),
+            entries: Vec::new(),
+            known: KNOWN,
+        }
+    }
+
+    /// The known names, and every backend that `#[mla_backend]` linked into this program. (Under
+    /// Miri, which does not link, there are none.)
+    ///
+    /// # Errors
+    ///
+    /// Where two linked backends of one phase claim one name.
+    pub fn linked() -> Result<Self, RegistryError> {
+        #[cfg_attr(miri, allow(unused_mut))]
+        let mut registry = Self::known();
+        #[cfg(not(miri))]
+        for entry in LINKED {
+            registry.add(*entry)?;
+        }
+        Ok(registry)
+    }
+
+    /// Adds a backend under a new name, or under a known one that has no implementation.
+    ///
+    /// # Errors
+    ///
+    /// Where a backend of this phase and name was linked or added before.
+    pub fn add(&mut self, entry: Entry) -> Result<(), RegistryError> {
+        let (phase, name) = (entry.spec.phase, entry.spec.name);
+        if let Some(first) = self.entries.iter().find(|first| is(first, phase, name)) {
+            return Err(RegistryError::Duplicate {
+                phase,
+                name,
+                first: first.spec.provider,
+                second: entry.spec.provider,
+            });
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Puts `entry` in the place of the backend of its phase and name, until
+    /// [`reset`](Self::reset). An earlier override is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such name to override.
+    pub fn replace(&mut self, entry: Entry) -> Result<(), RegistryError> {
+        self.reset(entry.spec.phase, entry.spec.name)?;
+        self.overrides.push(entry);
+        Ok(())
+    }
+
+    /// Undoes [`replace`](Self::replace), and says whether there was anything to undo.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such name.
+    pub fn reset(&mut self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
+        let overridden = self.is_overridden(phase, name)?;
+        self.overrides.retain(|entry| !is(entry, phase, name));
+        Ok(overridden)
+    }
+
+    /// Whether the name stands for an override.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such name.
+    pub fn is_overridden(&self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
+        self.get(phase, name)?;
+        Ok(self.overrides.iter().any(|entry| is(entry, phase, name)))
+    }
+
+    /// The backend of this name, whatever the hardware.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such name; the error lists those that exist and suggests a similar one.
+    pub fn get(&self, phase: Phase, name: &str) -> Result<&Entry, RegistryError> {
+        self.resolve(phase, name, |_| true)
+    }
+
+    /// The backend that the name stands for on this hardware.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn get_on(
+        &self,
+        target: Target,
+        phase: Phase,
+        name: &str,
+    ) -> Result<&Entry, RegistryError> {
+        self.resolve(phase, name, |entry| runs_on(entry, target))
+    }
+
+    /// What every name stands for, prefill first, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        [Phase::Prefill, Phase::Decode]
+            .into_iter()
+            .flat_map(|phase| self.names(phase).into_iter().map(move |name| (phase, name)))
+            .filter_map(|(phase, name)| self.get(phase, name).ok())
+    }
+
+    /// What every name of `phase` stands for on this hardware, by name.
+    pub fn iter_on(&self, target: Target, phase: Phase) -> impl Iterator<Item = &Entry> {
+        self.names(phase)
+            .into_iter()
+            .filter_map(move |name| self.get_on(target, phase, name).ok())
+    }
+
+    /// The names of a phase, in order.
+    pub fn names(&self, phase: Phase) -> Vec<&'static str> {
+        let mut names: Vec<_> = self
+            .overrides
+            .iter()
+            .chain(&self.entries)
+            .chain(self.known)
+            .filter(|entry| entry.spec.phase == phase)
+            .map(|entry| entry.spec.name)
+            .collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Whether any backend has an implementation in this program.
+    pub fn is_implemented(&self) -> bool {
+        self.iter().any(Entry::is_implemented)
+    }
+
+    /// Everything that speaks against `entry` for `problem` on `target`, whether it can run there
+    /// included.
+    pub(crate) fn reasons_against(entry: &Entry, target: Target, problem: &Problem) -> Reasons {
+        let reasons = entry.spec.validate(target, problem);
+        match BackendSpec::unavailable(entry.availability(), target) {
+            Some(reason) => reasons.with(reason),
+            None => reasons,
+        }
+    }
+
+    /// Makes the prefill backend of this name for one layer on `device`: call it through the
+    /// result, which is one pointer.
+    ///
+    /// # Errors
+    ///
+    /// Where the name is unknown, anything speaks against the backend for this layer on this
+    /// device, it is made for devices of another type, or making it fails.
+    pub fn instantiate_prefill<D: Device>(
+        &self,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<SelectedPrefill<D>, SelectionError> {
+        let entry = self.validated(Phase::Prefill, name, device, config)?;
+        match entry.make_prefill(device, config) {
+            Some(made) => Ok(made?),
+            None => Err(other_device::<D>(entry)),
+        }
+    }
+
+    /// Makes the decode backend of this name for one layer on `device`: call it through the
+    /// result, which is one pointer.
+    ///
+    /// # Errors
+    ///
+    /// As [`instantiate_prefill`](Self::instantiate_prefill).
+    pub fn instantiate_decode<D: Device>(
+        &self,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<SelectedDecode<D>, SelectionError> {
+        let entry = self.validated(Phase::Decode, name, device, config)?;
+        match entry.make_decode(device, config) {
+            Some(made) => Ok(made?),
+            None => Err(other_device::<D>(entry)),
+        }
+    }
+
+    fn validated<D: Device>(
+        &self,
+        phase: Phase,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<&Entry, SelectionError> {
+        let target = device.target();
+        let entry = self.get_on(target, phase, name)?;
+        let reasons = Self::reasons_against(entry, target, &config.problem);
+        if reasons.is_empty() {
+            Ok(entry)
+        } else {
+            Err(SelectionError::Refused {
+                phase,
+                name: entry.spec.name,
+                target,
+                reasons: Box::new(reasons),
+            })
+        }
+    }
+
+    // The entry of the highest rank that `fits`; where none does, that of the highest rank.
+    fn resolve(
+        &self,
+        phase: Phase,
+        name: &str,
+        fits: impl Fn(&Entry) -> bool,
+    ) -> Result<&Entry, RegistryError> {
+        let named = |entry: &&Entry| is(entry, phase, name);
+        if let Some(entry) = self.overrides.iter().find(named) {
+            return Ok(entry);
+        }
+        let ranked = || self.entries.iter().chain(self.known).filter(named);
+        ranked()
+            .find(|entry| fits(entry))
+            .or_else(|| ranked().next())
+            .ok_or_else(|| self.unknown(phase, name))
+    }
+
+    #[cold]
+    fn unknown(&self, phase: Phase, name: &str) -> RegistryError {
+        let existing = self.names(phase);
+        let upper = (name.len() <= LONGEST_COMPARED).then(|| name.to_uppercase());
+        let suggestion = upper.and_then(|upper| {
+            existing
+                .iter()
+                .map(|existing| (strsim::jaro_winkler(&upper, existing), *existing))
+                .filter(|(similarity, _)| *similarity > 0.8)
+                .max_by(|a, b| a.0.total_cmp(&b.0))
+                .map(|(_, existing)| existing)
+        });
+        RegistryError::Unknown {
+            phase,
+            given: name.chars().take(LONGEST_COMPARED).collect(),
+            existing,
+            suggestion,
+        }
+    }
+}
+
+// Whether the hardware alone speaks for the entry: what decides between a linked and a known one.
+fn runs_on(entry: &Entry, target: Target) -> bool {
+    entry.spec.platform == target.platform
+        && (target.platform == Platform::Cpu || entry.spec.accepts_capability(target))
+}
+
+#[cold]
+fn other_device<D: Device>(entry: &Entry) -> SelectionError {
+    SelectionError::OtherDevice {
+        phase: entry.spec.phase,
+        name: entry.spec.name,
+        given: std::any::type_name::<D>(),
+    }
+}
+
+impl fmt::Display for Registry {
+    /// One line per phase: its names.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for phase in [Phase::Prefill, Phase::Decode] {
+            let names = self.names(phase);
+            writeln!(f, "{phase}: {}", accepted_names(&names))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,555 @@
+//! The rules of selection and of the registry, on entries made up for the purpose.
+
+use mla_runtime::availability::{Availability, Cause};
+use mla_runtime::backend::Entry;
+use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::registry::{Registry, RegistryError};
+use mla_runtime::selection::{Request, SelectionError, tried_before};
+use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
+
+const SM80: Target = Target::dry_run(Capability::new(8, 0));
+const SM90: Target = Target::dry_run(Capability::new(9, 0));
+const HERE: Target = Target::present_gpu(Capability::new(9, 0));
+
+fn available() -> Availability {
+    Availability::Available
+}
+
+fn no_driver() -> Availability {
+    Availability::Unavailable(Cause::NoDriver)
+}
+
+fn feature_off() -> Availability {
+    Availability::Unavailable(Cause::FeatureOff("sm90"))
+}
+
+const fn prefill(name: &'static str) -> BackendSpec {
+    BackendSpec::new(name, Phase::Prefill, Platform::Cuda)
+}
+
+const fn decode(name: &'static str, priority: i32) -> BackendSpec {
+    BackendSpec {
+        priority: Priority::everywhere(priority),
+        ..BackendSpec::new(name, Phase::Decode, Platform::Cuda)
+    }
+}
+
+fn registry(specs: &[BackendSpec]) -> Registry {
+    let mut registry = Registry::empty();
+    for spec in specs {
+        registry.add(Entry::known(*spec, available)).unwrap();
+    }
+    registry
+}
+
+fn request(target: Target) -> Request {
+    Request::new(target, MlaDims::R1, 16, DType::BF16)
+}
+
+fn selected_decode(registry: &Registry, request: &Request) -> Option<&'static str> {
+    let explanation = registry.explain(request).unwrap();
+    explanation.decode.selected().map(|c| c.spec.name)
+}
+
+fn order(registry: &Registry, request: &Request) -> Vec<&'static str> {
+    let explanation = registry.explain(request).unwrap();
+    let candidates = explanation.decode.candidates.iter();
+    candidates.map(|candidate| candidate.spec.name).collect()
+}
+
+#[test]
+fn priority_decides_and_names_break_ties_whatever_the_order_of_linking() {
+    let mut specs = [
+        decode("B", 1),
+        decode("A", 1),
+        decode("AB", 1),
+        decode("Z", 2),
+    ];
+    for _ in 0..specs.len() {
+        specs.rotate_left(1);
+        assert_eq!(
+            order(&registry(&specs), &request(SM90)),
+            ["Z", "A", "AB", "B"]
+        );
+    }
+}
+
+#[test]
+fn priority_is_that_of_the_target() {
+    const SPECS: [BackendSpec; 2] = [
+        BackendSpec {
+            priority: Priority {
+                by_capability: &[(CapabilityMatch::Exact(Capability::new(9, 0)), 5)],
+                otherwise: -5,
+            },
+            ..decode("HOPPER", 0)
+        },
+        decode("PLAIN", 0),
+    ];
+    let registry = registry(&SPECS);
+    assert_eq!(order(&registry, &request(SM90)), ["HOPPER", "PLAIN"]);
+    assert_eq!(order(&registry, &request(SM80)), ["PLAIN", "HOPPER"]);
+}
+
+// What the compiler chooses by is what a selection at run time chooses by.
+#[test]
+fn the_order_can_be_evaluated_by_the_compiler() {
+    const FIRST: bool = tried_before(&decode("A", 1), &decode("B", 0), SM90);
+    const TIE: bool = tried_before(&decode("A", 0), &decode("AB", 0), SM90);
+    const { assert!(FIRST && TIE) };
+    assert!(!tried_before(&decode("B", 0), &decode("A", 0), SM90));
+    assert!(!tried_before(&decode("A", 0), &decode("A", 0), SM90));
+}
+
+#[test]
+fn candidates_that_do_not_apply_come_last_in_the_same_order() {
+    const ONLY_80: BackendSpec = BackendSpec {
+        capabilities: &[CapabilityMatch::Exact(Capability::new(8, 0))],
+        ..decode("C", 9)
+    };
+    let mut registry = registry(&[ONLY_80, decode("B", 1), decode("A", 0)]);
+    let off = Entry::known(decode("OFF", 5), feature_off);
+    registry.add(off).unwrap();
+    // What is merely not there still applies: it is tried, and found missing.
+    assert_eq!(order(&registry, &request(SM90)), ["OFF", "B", "A", "C"]);
+    assert_eq!(selected_decode(&registry, &request(SM90)), Some("B"));
+}
+
+#[test]
+fn causes_of_this_machine_do_not_count_in_a_dry_run() {
+    let mut registry = registry(&[prefill("P")]);
+    registry
+        .add(Entry::known(decode("D", 0), no_driver))
+        .unwrap();
+    assert_eq!(selected_decode(&registry, &request(SM90)), Some("D"));
+    assert_eq!(selected_decode(&registry, &request(HERE)), None);
+    let explanation = registry.explain(&request(HERE)).unwrap();
+    assert_eq!(
+        explanation.decode.candidates[0].reasons.to_string(),
+        "no driver on this machine; install the driver"
+    );
+    // A feature that is off is missing from the program, wherever it is run.
+    let mut registry = Registry::empty();
+    registry
+        .add(Entry::known(decode("D", 0), feature_off))
+        .unwrap();
+    assert_eq!(selected_decode(&registry, &request(SM90)), None);
+}
+
+#[test]
+fn an_unknown_capability_is_reported_and_not_guessed() {
+    let target = Target {
+        capability: None,
+        ..HERE
+    };
+    let registry = registry(&[decode("D", 0)]);
+    let explanation = registry.explain(&request(target)).unwrap();
+    assert_eq!(
+        explanation.decode.candidates[0].reasons.to_string(),
+        "capability: given unknown, accepted any"
+    );
+}
+
+#[test]
+fn a_cpu_backend_is_no_fallback_for_a_gpu() {
+    const CPU: BackendSpec = BackendSpec {
+        platform: Platform::Cpu,
+        ..decode("CPU", 1000)
+    };
+    let registry = registry(&[CPU, decode("D", 0)]);
+    assert_eq!(selected_decode(&registry, &request(SM90)), Some("D"));
+    assert_eq!(
+        selected_decode(&registry, &request(Target::CPU)),
+        Some("CPU")
+    );
+    let asked = Request {
+        decode: Some("CPU".to_owned()),
+        ..request(SM90)
+    };
+    let reasons = registry.explain(&asked).unwrap().decode;
+    assert_eq!(
+        reasons.preferred().unwrap().reasons.to_string(),
+        "platform: given cuda, accepted cpu"
+    );
+}
+
+#[test]
+fn cache_formats_are_tried_in_the_order_of_the_request() {
+    const FP8: BackendSpec = BackendSpec {
+        kv_formats: &[KvFormat::Fp8],
+        ..decode("FP8", 9)
+    };
+    let registry = registry(&[prefill("P"), decode("PLAIN", 0), FP8]);
+    for (kv_formats, name, kv_format) in [
+        (vec![KvFormat::BF16, KvFormat::Fp8], "PLAIN", KvFormat::BF16),
+        (vec![KvFormat::Fp8, KvFormat::BF16], "FP8", KvFormat::Fp8),
+        (
+            vec![KvFormat::Fp8DsMla, KvFormat::BF16],
+            "PLAIN",
+            KvFormat::BF16,
+        ),
+    ] {
+        let request = Request {
+            kv_formats,
+            ..request(SM90)
+        };
+        let selection = registry.select(&request).unwrap();
+        assert_eq!(
+            (selection.decode.name, selection.problem.kv_format),
+            (name, kv_format)
+        );
+        assert_eq!(selection.config(0.5).problem, selection.problem);
+    }
+    // A name that was asked for takes part: its formats decide.
+    let request = Request {
+        kv_formats: vec![KvFormat::BF16, KvFormat::Fp8],
+        decode: Some("FP8".to_owned()),
+        ..request(SM90)
+    };
+    assert_eq!(
+        registry.select(&request).unwrap().problem.kv_format,
+        KvFormat::Fp8
+    );
+}
+
+#[test]
+fn a_format_counts_only_where_both_phases_have_a_backend() {
+    let registry = registry(&[decode("D", 0)]);
+    let request = Request {
+        kv_formats: vec![KvFormat::Fp8, KvFormat::BF16],
+        ..request(SM90)
+    };
+    // Without prefill neither format will do, so it is the first that is explained.
+    let explanation = registry.explain(&request).unwrap();
+    assert!(!explanation.fits());
+    assert_eq!(explanation.problem.kv_format, KvFormat::Fp8);
+    assert_eq!(explanation.decode.candidates[0].reasons.len(), 1);
+}
+
+#[test]
+fn the_page_size_with_the_best_decode_backend_is_taken() {
+    const PAGE_128: BackendSpec = BackendSpec {
+        page_sizes: PageSizes::List(&[128]),
+        ..decode("PAGE_128", 5)
+    };
+    const PAGE_16: BackendSpec = BackendSpec {
+        page_sizes: PageSizes::MultipleOf(16),
+        ..decode("PAGE_16", 0)
+    };
+    let registry = registry(&[prefill("P"), PAGE_128, PAGE_16]);
+    for (page_sizes, name, page_size) in [
+        (vec![64, 128], "PAGE_128", 128),
+        (vec![16, 64], "PAGE_16", 16),
+        (vec![64, 16], "PAGE_16", 64),
+        (vec![7, 48], "PAGE_16", 48),
+    ] {
+        let request = Request {
+            page_sizes,
+            ..request(SM90)
+        };
+        let selection = registry.select(&request).unwrap();
+        assert_eq!(
+            (selection.decode.name, selection.problem.page_size),
+            (name, page_size)
+        );
+    }
+    let none = Request {
+        page_sizes: vec![7, 9],
+        ..request(SM90)
+    };
+    assert_eq!(registry.explain(&none).unwrap().problem.page_size, 7);
+}
+
+#[test]
+fn a_request_that_nobody_could_serve_is_an_error() {
+    let registry = registry(&[prefill("P"), decode("D", 0)]);
+    let odd = MlaDims::new(100, MlaDims::R1.head);
+    for (request, message) in [
+        (
+            Request {
+                heads: 0,
+                ..request(SM90)
+            },
+            "heads: given 0, accepted 1 and up",
+        ),
+        (
+            Request {
+                kv_formats: vec![],
+                ..request(SM90)
+            },
+            "kv_formats: given an empty list, accepted at least one format",
+        ),
+        (
+            Request {
+                page_sizes: vec![],
+                ..request(SM90)
+            },
+            "page_sizes: given an empty list, accepted at least one size",
+        ),
+        (
+            Request {
+                page_sizes: vec![64, 0],
+                ..request(SM90)
+            },
+            "page_sizes: given 0, accepted 1 and up",
+        ),
+        (
+            Request {
+                dims: odd,
+                kv_formats: vec![KvFormat::Fp8DsMla],
+                ..request(SM90)
+            },
+            "kv_formats: given fp8_ds_mla for a latent of 100, accepted fp8_ds_mla for a latent \
+             that is a multiple of 128",
+        ),
+    ] {
+        assert_eq!(registry.explain(&request).unwrap_err().to_string(), message);
+        assert_eq!(registry.select(&request).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn two_claims_to_a_name_are_an_error_that_names_both() {
+    let mut registry = registry(&[decode("D", 0)]);
+    const OTHER: BackendSpec = BackendSpec {
+        provider: "elsewhere",
+        ..decode("D", 1)
+    };
+    let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "name: decode backend D is given twice, by provider `native` and by provider `elsewhere`; \
+         accepted: one claim to a name. Rename one, or override explicitly with `Registry::replace`"
+    );
+    // The first is untouched, and the same name in the other phase is another name.
+    assert_eq!(
+        registry.get(Phase::Decode, "D").unwrap().spec.provider,
+        "native"
+    );
+    registry.add(Entry::known(prefill("D"), available)).unwrap();
+}
+
+#[test]
+fn an_override_takes_the_name_until_it_is_reset() {
+    const OTHER: BackendSpec = BackendSpec {
+        provider: "elsewhere",
+        capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
+        ..decode("TRITON_MLA", 1)
+    };
+    let mut registry = Registry::known();
+    registry
+        .add(Entry::known(decode("TRITON_MLA", 0), available))
+        .unwrap();
+    let provider = |registry: &Registry, target| {
+        let entry = registry.get_on(target, Phase::Decode, "TRITON_MLA");
+        entry.unwrap().spec.provider
+    };
+    assert_eq!(
+        registry.is_overridden(Phase::Decode, "TRITON_MLA"),
+        Ok(false)
+    );
+    registry.replace(Entry::known(OTHER, available)).unwrap();
+    assert_eq!(
+        registry.is_overridden(Phase::Decode, "TRITON_MLA"),
+        Ok(true)
+    );
+    // Everywhere, also where what it replaces would run and it does not.
+    assert_eq!(provider(&registry, SM90), "elsewhere");
+    assert_eq!(provider(&registry, SM80), "elsewhere");
+    // Overriding again forgets the first override, not the original.
+    registry.replace(Entry::known(OTHER, no_driver)).unwrap();
+    assert_eq!(registry.reset(Phase::Decode, "TRITON_MLA"), Ok(true));
+    assert_eq!(
+        registry.is_overridden(Phase::Decode, "TRITON_MLA"),
+        Ok(false)
+    );
+    assert_eq!(provider(&registry, SM90), "native");
+    assert_eq!(registry.reset(Phase::Decode, "TRITON_MLA"), Ok(false));
+
+    // A known name without an implementation can be overridden, a name that does not exist cannot.
+    registry
+        .replace(Entry::known(decode("FLASHMLA", 0), available))
+        .unwrap();
+    assert_eq!(selected_decode(&registry, &request(SM80)), Some("FLASHMLA"));
+    registry.reset(Phase::Decode, "FLASHMLA").unwrap();
+    let error = registry.replace(Entry::known(decode("NEW", 0), available));
+    assert!(matches!(error, Err(RegistryError::Unknown { .. })));
+    assert!(registry.is_overridden(Phase::Decode, "NEW").is_err());
+    assert!(registry.reset(Phase::Decode, "NEW").is_err());
+}
+
+#[test]
+fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
+    const NATIVE: BackendSpec = BackendSpec {
+        capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
+        ..prefill("FLASH_ATTN")
+    };
+    let mut registry = Registry::known();
+    registry.add(Entry::known(NATIVE, available)).unwrap();
+    let row = |target| {
+        let explanation = registry.explain(&request(target)).unwrap();
+        let mut candidates = explanation.prefill.candidates.into_iter();
+        let row = candidates.find(|c| c.spec.name == "FLASH_ATTN").unwrap();
+        (row.spec.provider, row.reasons.to_string())
+    };
+    assert_eq!(row(SM90), ("native", String::new()));
+    assert_eq!(
+        row(SM80),
+        (
+            "flash-attention",
+            "not built in this version; choose a backend that this version implements".to_owned()
+        )
+    );
+    // Where neither runs, the linked one stands for the name.
+    assert_eq!(
+        row(Target::CPU),
+        ("native", "platform: given cpu, accepted cuda".to_owned())
+    );
+}
+
+#[test]
+fn an_unknown_name_lists_those_of_its_phase_and_suggests_one() {
+    let registry = Registry::known();
+    let error = |phase, name: &str| {
+        let request = match phase {
+            Phase::Prefill => Request {
+                prefill: Some(name.to_owned()),
+                ..request(SM90)
+            },
+            Phase::Decode => Request {
+                decode: Some(name.to_owned()),
+                ..request(SM90)
+            },
+        };
+        let error = registry.explain(&request).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            registry.get(phase, name).unwrap_err().to_string()
+        );
+        error.to_string()
+    };
+    assert_eq!(
+        error(Phase::Prefill, "flash_atn"),
+        "prefill: given \"flash_atn\", accepted CUDNN, CUSTOM, FLASHINFER, FLASH_ATTN, \
+         ROCM_AITER_FA, TOKENSPEED_MLA, TRTLLM_RAGGED; did you mean FLASH_ATTN?"
+    );
+    // FLASHMLA exists, but in the other phase.
+    assert!(
+        error(Phase::Prefill, "FLASHMLA").starts_with("prefill: given \"FLASHMLA\", accepted ")
+    );
+    assert!(!error(Phase::Decode, "\n").contains('\n'));
+    assert!(!error(Phase::Decode, "zzz").contains("did you mean"));
+    assert!(error(Phase::Decode, &"x".repeat(1 << 20)).len() < 400);
+}
+
+#[test]
+fn nothing_linked_says_how_to_link() {
+    for registry in [Registry::empty(), Registry::known()] {
+        let error = registry.select(&request(SM90)).unwrap_err();
+        assert!(matches!(error, SelectionError::NothingLinked));
+        assert_eq!(
+            error.to_string(),
+            "no backend is linked into this program; link a backend crate, such as \
+             `use mla_kernels as _;`, or add a backend's ENTRY with `Registry::add`"
+        );
+    }
+    let explanation = Registry::empty().explain(&request(SM90)).unwrap();
+    assert!(explanation.to_string().contains("use mla_kernels as _;"));
+    let error = Registry::empty()
+        .get(Phase::Decode, "FLASHMLA")
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("use mla_kernels as _;"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_refused_preference_is_an_error_with_its_reasons() {
+    let registry = Registry::known();
+    let request = Request {
+        decode: Some("FLASHMLA".to_owned()),
+        page_sizes: vec![16],
+        ..request(Target::dry_run(Capability::new(10, 0)))
+    };
+    let explanation = registry.explain(&request).unwrap();
+    assert!(explanation.decode.selected().is_none());
+    assert_eq!(
+        explanation.decode.preferred().unwrap().spec.name,
+        "FLASHMLA"
+    );
+    let mut registry = registry;
+    registry.add(Entry::known(prefill("P"), available)).unwrap();
+    assert_eq!(
+        registry.select(&request).unwrap_err().to_string(),
+        "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
+         accepted 9.0; page_size: given 16, accepted 64; not built in this version; choose a \
+         backend that this version implements"
+    );
+}
+
+#[test]
+fn a_selection_reads_as_sentences() {
+    let mut registry = registry(&[prefill("P"), decode("D", 3)]);
+    registry
+        .add(Entry::known(decode("OFF", 5), feature_off))
+        .unwrap();
+    let selection = registry.select(&request(SM90)).unwrap();
+    assert_eq!(
+        selection.explanation.to_string(),
+        "On sm 9.0, for L=512 (P,R,V)=(128,64,128), 16 heads, bf16, a bf16 cache in pages of 64:\n\
+         prefill: P, the first that fits (priority 0)\n  \
+           P (native) fits\n\
+         decode: D, the first that fits (priority 3)\n  \
+           OFF (native) does not: feature `sm90` is off; build with `--features sm90`\n  \
+           D (native) fits"
+    );
+}
+
+#[test]
+fn a_selection_serialises_with_what_was_given_and_accepted() {
+    let mut registry = registry(&[prefill("P"), decode("D", 3)]);
+    registry
+        .add(Entry::known(decode("OFF", 5), feature_off))
+        .unwrap();
+    let request = Request {
+        dtype: DType::F32,
+        ..request(SM90)
+    };
+    let json = serde_json::to_value(registry.explain(&request).unwrap()).unwrap();
+    assert_eq!(json["target"]["capability"], "9.0");
+    assert_eq!(json["decode"]["selected"], serde_json::Value::Null);
+    assert_eq!(
+        json["decode"]["candidates"][0],
+        serde_json::json!({
+            "name": "OFF",
+            "provider": "native",
+            "priority": 5,
+            "valid": false,
+            "reasons": [
+                {
+                    "field": "dtype",
+                    "given": "f32",
+                    "accepted": "f16, bf16",
+                    "message": "dtype: given f32, accepted f16, bf16"
+                },
+                {
+                    "field": "kv_format",
+                    "given": "bf16",
+                    "accepted": "f32 (the dtype's own), or a quantised format",
+                    "message": "kv_format: given bf16, accepted f32 (the dtype's own), or a \
+                                quantised format"
+                },
+                {
+                    "field": "availability",
+                    "given": "feature `sm90` is off",
+                    "accepted": "build with `--features sm90`",
+                    "message": "feature `sm90` is off; build with `--features sm90`"
+                },
+            ]
+        })
+    );
+}

@@ -1,0 +1,493 @@
+//! Selection among the known backends gives what is published of them, for every capability, dtype,
+//! cache format, page size, dims and preference.
+//!
+//! The expectation below is written as the published tables are, in words, and read by rules of
+//! its own: it shares nothing with the specs that it checks but the names.
+
+use mla_runtime::availability::Availability;
+use mla_runtime::backend::Entry;
+use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::explain::PhaseExplanation;
+use mla_runtime::known::KNOWN;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::spec::{GraphSupport, LseOutput, Phase, QueryLen};
+
+// Name, capability, dims as (P,R,V), log-sum-exp as produced.
+const PREFILL: &[[&str; 4]] = &[
+    [
+        "FLASH_ATTN",
+        "any",
+        "(128,64,128) (192,64,256) (64,64,128) (256,0,256)",
+        "ln",
+    ],
+    ["FLASHINFER", "10.x", "(128,64,128)", "log2"],
+    ["TRTLLM_RAGGED", "10.x", "(128,64,128) (192,64,256)", "log2"],
+    ["TOKENSPEED_MLA", "10.x", "(128,64,128)", "ln"],
+    ["ROCM_AITER_FA", "AMD", "any", "ln"],
+    ["CUDNN", "9.0 10.x", "(128,64,128)", "ln"],
+    ["CUSTOM", "any", "any", "ln"],
+];
+
+// Name, capability, cache formats, page sizes, log-sum-exp, graphs, query lengths, and what else:
+// `row` where only cache rows of 512 + 64 will do, `sparse` where it needs lists of slots, `128`
+// where it takes at most 128 heads, `bf16` where it takes no f16.
+const DECODE: &[[&str; 8]] = &[
+    [
+        "FLASHMLA",
+        "9.0",
+        "f16 bf16 fp8",
+        "64",
+        "ln",
+        "uniform_batch",
+        "uniform",
+        "row",
+    ],
+    [
+        "FLASH_ATTN_MLA",
+        "9.0",
+        "f16 bf16",
+        "x16",
+        "ln",
+        "uniform_batch",
+        "ragged",
+        "",
+    ],
+    [
+        "FLASHINFER_MLA",
+        "10.x",
+        "f16 bf16 fp8",
+        "32 64",
+        "ln",
+        "always",
+        "ragged",
+        "",
+    ],
+    [
+        "TOKENSPEED_MLA",
+        "10.x",
+        "fp8",
+        "32 64",
+        "log2",
+        "uniform_batch",
+        "uniform",
+        "",
+    ],
+    [
+        "CUTLASS_MLA",
+        "10.x",
+        "f16 bf16 fp8",
+        "128",
+        "ln",
+        "single_token",
+        "single",
+        "128",
+    ],
+    [
+        "TRITON_MLA",
+        "any",
+        "f16 bf16 fp8",
+        "x16",
+        "ln",
+        "uniform_batch",
+        "uniform",
+        "",
+    ],
+    [
+        "FLASHMLA_SPARSE",
+        "9.0 10.x",
+        "bf16 fp8_ds_mla",
+        "64",
+        "ln",
+        "",
+        "",
+        "row sparse 128 bf16",
+    ],
+    [
+        "FLASHINFER_MLA_SPARSE",
+        "10.x",
+        "bf16 fp8",
+        "x32",
+        "log2",
+        "",
+        "",
+        "sparse",
+    ],
+];
+
+// The published order of prefill, completed by that of the table.
+const PREFILL_ORDER_10: &[&str] = &[
+    "FLASH_ATTN",
+    "TRTLLM_RAGGED",
+    "FLASHINFER",
+    "TOKENSPEED_MLA",
+    "ROCM_AITER_FA",
+    "CUDNN",
+    "CUSTOM",
+];
+const PREFILL_ORDER_ELSEWHERE: &[&str] = &[
+    "FLASH_ATTN",
+    "FLASHINFER",
+    "TRTLLM_RAGGED",
+    "TOKENSPEED_MLA",
+    "ROCM_AITER_FA",
+    "CUDNN",
+    "CUSTOM",
+];
+
+const CAPABILITIES: &[&str] = &["8.0", "8.9", "9.0", "10.0", "10.3", "12.0"];
+
+// R1, GLM-5, MiniCPM3.
+const DIMS: &[MlaDims] = &[
+    MlaDims::R1,
+    MlaDims::new(512, HeadDims::new(192, 64, 256)),
+    MlaDims::new(256, HeadDims::new(64, 32, 64)),
+];
+
+fn has(cell: &str, word: &str) -> bool {
+    cell.split(' ').any(|part| part == word)
+}
+
+fn capability_fits(cell: &str, capability: &str) -> bool {
+    let family = format!("{}.x", capability.split('.').next().unwrap());
+    has(cell, "any") || has(cell, capability) || has(cell, &family)
+}
+
+fn page_fits(cell: &str, page: u32) -> bool {
+    match cell.strip_prefix('x') {
+        Some(unit) => page.is_multiple_of(unit.parse().unwrap()),
+        None => has(cell, &page.to_string()),
+    }
+}
+
+// What one case asks for, in the tables' words.
+struct Case<'a> {
+    capability: &'a str,
+    dtype: DType,
+    dims: MlaDims,
+    heads: u32,
+    kv: KvFormat,
+    page: u32,
+    sparse: bool,
+}
+
+impl Case<'_> {
+    fn request(&self) -> Request {
+        let target = Target::dry_run(self.capability.parse().unwrap());
+        Request {
+            kv_formats: vec![self.kv],
+            page_sizes: vec![self.page],
+            sparse: self.sparse,
+            ..Request::new(target, self.dims, self.heads, self.dtype)
+        }
+    }
+
+    // The fields that speak against each backend, in the order in which backends are tried and
+    // without what is missing of them.
+    fn prefill(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let order = if self.capability.starts_with("10.") {
+            PREFILL_ORDER_10
+        } else {
+            PREFILL_ORDER_ELSEWHERE
+        };
+        order
+            .iter()
+            .map(|name| {
+                let [_, capability, dims, _] = PREFILL.iter().find(|row| row[0] == *name).unwrap();
+                let mut fields = Vec::new();
+                if *capability == "AMD" {
+                    fields.push("platform");
+                } else if !capability_fits(capability, self.capability) {
+                    fields.push("capability");
+                }
+                if self.dtype == DType::F32 && *name != "CUSTOM" {
+                    fields.push("dtype");
+                }
+                if *dims != "any" && !has(dims, &self.dims.head.to_string()) {
+                    fields.push("dims");
+                }
+                (*name, fields)
+            })
+            .collect()
+    }
+
+    fn decode(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        DECODE
+            .iter()
+            .map(|[name, capability, kv, pages, _, _, _, notes]| {
+                let mut fields = Vec::new();
+                if !capability_fits(capability, self.capability) {
+                    fields.push("capability");
+                }
+                if self.dtype == DType::F32 || (has(notes, "bf16") && self.dtype == DType::F16) {
+                    fields.push("dtype");
+                }
+                if has(notes, "row") && (self.dims.latent, self.dims.head.rope) != (512, 64) {
+                    fields.push("cache_dims");
+                }
+                if has(notes, "128") && self.heads > 128 {
+                    fields.push("heads");
+                }
+                let quantised = matches!(self.kv, KvFormat::Fp8 | KvFormat::Fp8DsMla);
+                if !has(kv, self.kv.name()) || !quantised && self.kv.name() != self.dtype.name() {
+                    fields.push("kv_format");
+                }
+                if !page_fits(pages, self.page) {
+                    fields.push("page_size");
+                }
+                if has(notes, "sparse") != self.sparse {
+                    fields.push("sparse");
+                }
+                (*name, fields)
+            })
+            .collect()
+    }
+}
+
+// Every combination; `check` sees each.
+fn for_every_case(mut check: impl FnMut(&Case)) {
+    let mut cases = 0;
+    for capability in CAPABILITIES {
+        for dtype in DType::ALL {
+            for dims in DIMS {
+                for kv in KvFormat::ALL {
+                    for page in [1, 16, 32, 64, 128] {
+                        for (heads, sparse) in [(16, false), (128, true), (192, false)] {
+                            cases += 1;
+                            check(&Case {
+                                capability,
+                                dtype: *dtype,
+                                dims: *dims,
+                                heads,
+                                kv: *kv,
+                                page,
+                                sparse,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(cases, 6 * 3 * 3 * 5 * 5 * 3);
+}
+
+// Those that apply first, each with its fields and `missing` behind them.
+fn ordered(
+    tried: Vec<(&'static str, Vec<&'static str>)>,
+    missing: &'static [&'static str],
+) -> Vec<(&'static str, Vec<&'static str>)> {
+    let (apply, rest): (Vec<_>, Vec<_>) = tried.into_iter().partition(|(_, f)| f.is_empty());
+    apply
+        .into_iter()
+        .chain(rest)
+        .map(|(name, fields)| (name, [&fields[..], missing].concat()))
+        .collect()
+}
+
+fn found(phase: &PhaseExplanation) -> Vec<(&'static str, Vec<&'static str>)> {
+    phase
+        .candidates
+        .iter()
+        .map(|candidate| {
+            let fields = candidate.reasons.iter().map(|reason| reason.field.name());
+            (candidate.spec.name, fields.collect())
+        })
+        .collect()
+}
+
+// The known backends as if each were built, so that one of them is selected.
+fn all_built() -> Registry {
+    let mut registry = Registry::known();
+    for entry in KNOWN {
+        // CUSTOM is known for every kind of device, but can be registered only once.
+        if entry.spec.name != "CUSTOM" || entry.spec.platform == Platform::Cuda {
+            let built = Entry::known(entry.spec, || Availability::Available);
+            registry.add(built).unwrap();
+        }
+    }
+    registry
+}
+
+#[test]
+fn every_gap_is_listed_with_all_that_speaks_against_it() {
+    let registry = Registry::known();
+    for_every_case(|case| {
+        let request = case.request();
+        let explanation = registry.explain(&request).unwrap();
+        let missing = &["availability"];
+        assert_eq!(
+            found(&explanation.prefill),
+            ordered(case.prefill(), missing),
+            "{request:?}"
+        );
+        assert_eq!(
+            found(&explanation.decode),
+            ordered(case.decode(), missing),
+            "{request:?}"
+        );
+        assert!(explanation.prefill.selected().is_none());
+        assert!(explanation.decode.selected().is_none());
+    });
+}
+
+#[test]
+fn the_first_that_the_tables_allow_is_selected() {
+    let registry = all_built();
+    let mut selected = std::collections::BTreeSet::new();
+    for_every_case(|case| {
+        let request = case.request();
+        let explanation = registry.explain(&request).unwrap();
+        for (phase, tried) in [
+            (&explanation.prefill, case.prefill()),
+            (&explanation.decode, case.decode()),
+        ] {
+            let first = tried.iter().find(|(_, fields)| fields.is_empty());
+            let chosen = phase.selected().map(|candidate| candidate.spec.name);
+            assert_eq!(chosen, first.map(|(name, _)| *name), "{request:?}");
+            assert_eq!(found(phase), ordered(tried, &[]), "{request:?}");
+            selected.extend(chosen.map(|name| (phase.phase, name)));
+        }
+    });
+    // The cases cover what can come first at all. The others are behind one that takes whatever
+    // they take.
+    let names = |phase| {
+        let of_phase = selected.iter().filter(move |(p, _)| *p == phase);
+        of_phase.map(|(_, name)| *name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(Phase::Prefill), ["CUSTOM", "FLASH_ATTN"]);
+    assert_eq!(
+        names(Phase::Decode),
+        [
+            "CUTLASS_MLA",
+            "FLASHINFER_MLA",
+            "FLASHINFER_MLA_SPARSE",
+            "FLASHMLA",
+            "FLASHMLA_SPARSE",
+            "FLASH_ATTN_MLA",
+            "TRITON_MLA",
+        ]
+    );
+}
+
+#[test]
+fn a_preference_is_obeyed_or_refused_and_never_replaced() {
+    let registry = all_built();
+    for_every_case(|case| {
+        let automatic = registry.explain(&case.request()).unwrap();
+        for (name, fields) in case.decode() {
+            let request = Request {
+                decode: Some(name.to_owned()),
+                ..case.request()
+            };
+            let explanation = registry.explain(&request).unwrap();
+            assert_eq!(explanation.decode.preferred().unwrap().spec.name, name);
+            assert_eq!(explanation.decode.candidates, automatic.decode.candidates);
+            assert_eq!(explanation.prefill, automatic.prefill);
+            let chosen = explanation.decode.selected().map(|c| c.spec.name);
+            assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
+        }
+        for (name, fields) in case.prefill() {
+            let request = Request {
+                prefill: Some(name.to_owned()),
+                ..case.request()
+            };
+            let explanation = registry.explain(&request).unwrap();
+            let chosen = explanation.prefill.selected().map(|c| c.spec.name);
+            assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
+            match registry.select(&request) {
+                Ok(selection) => assert_eq!(selection.prefill.name, name),
+                Err(SelectionError::Refused {
+                    phase: Phase::Prefill,
+                    name: refused,
+                    reasons,
+                    ..
+                }) => {
+                    assert_eq!(refused, name);
+                    let given: Vec<_> = reasons.iter().map(|r| r.field.name()).collect();
+                    assert_eq!(given, fields);
+                }
+                // Prefill is as asked for, but nothing fits the decode phase, and nothing here can
+                // be called.
+                Err(SelectionError::NothingLinked) => {
+                    assert!(fields.is_empty());
+                    assert!(case.decode().iter().all(|(_, fields)| !fields.is_empty()));
+                }
+                Err(other) => panic!("{request:?}: {other}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
+    let registry = Registry::known();
+    let lse = |cell: &str| {
+        if cell == "log2" {
+            LseOutput::Log2
+        } else {
+            LseOutput::Ln
+        }
+    };
+    for [name, _, _, produced] in PREFILL {
+        let spec = registry.get(Phase::Prefill, name).unwrap().spec;
+        assert_eq!(spec.lse, lse(produced), "{name}");
+    }
+    for [name, _, _, _, produced, graphs, lens, _] in DECODE {
+        let spec = registry.get(Phase::Decode, name).unwrap().spec;
+        assert_eq!(spec.lse, lse(produced), "{name}");
+        // Where the tables are silent there is nothing to compare.
+        if !graphs.is_empty() {
+            assert_eq!(spec.graphs.name(), *graphs, "{name}");
+            assert_eq!(spec.query_len.name(), *lens, "{name}");
+        }
+    }
+    assert_eq!(registry.names(Phase::Prefill).len(), PREFILL.len());
+    assert_eq!(registry.names(Phase::Decode).len(), DECODE.len());
+}
+
+#[test]
+fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
+    let registry = all_built();
+    let sm100 = Target::dry_run(Capability::new(10, 0));
+    let fields = |request: &Request, name: &str| {
+        let decode = registry.explain(request).unwrap().decode;
+        let (_, fields) = found(&decode)
+            .into_iter()
+            .find(|(n, _)| *n == name)
+            .unwrap();
+        fields
+    };
+    let plain = Request::new(sm100, MlaDims::R1, 128, DType::BF16);
+    let ragged = Request {
+        query_len: QueryLen::Ragged,
+        ..plain.clone()
+    };
+    assert_eq!(fields(&ragged, "FLASHINFER_MLA"), Vec::<&str>::new());
+    assert_eq!(fields(&ragged, "TRITON_MLA"), ["query_len"]);
+    assert_eq!(fields(&ragged, "CUTLASS_MLA"), ["page_size", "query_len"]);
+    let captured = Request {
+        graphs: GraphSupport::Always,
+        ..plain
+    };
+    assert_eq!(fields(&captured, "FLASHINFER_MLA"), Vec::<&str>::new());
+    assert_eq!(fields(&captured, "TRITON_MLA"), ["graphs"]);
+}
+
+#[test]
+fn no_known_backend_serves_another_kind_of_device() {
+    let request = Request::new(Target::CPU, MlaDims::R1, 16, DType::F32);
+    let explanation = Registry::known().explain(&request).unwrap();
+    for (name, fields) in [found(&explanation.prefill), found(&explanation.decode)].concat() {
+        // Whatever is registered as CUSTOM may well run on a processor.
+        let expected = if name == "CUSTOM" {
+            "availability"
+        } else {
+            "platform"
+        };
+        assert_eq!(fields.first(), Some(&expected), "{name}");
+    }
+}
