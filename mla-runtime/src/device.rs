@@ -78,6 +78,10 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Where there are fewer than `at` bytes, as splitting a slice does.
     fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>);
 
+    /// The same bytes for a shorter time. The compiler does not do it by itself for a type that a
+    /// trait names; every implementation is `bytes`.
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short>;
+
     /// The same bytes for a shorter time.
     fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a>;
 

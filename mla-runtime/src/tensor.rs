@@ -149,6 +149,17 @@ impl<'a, D: Device> TensorRef<'a, D> {
         self.layout.dtype
     }
 
+    /// The same view for a shorter time.
+    pub fn shorten<'short>(&self) -> TensorRef<'short, D>
+    where
+        'a: 'short,
+    {
+        TensorRef {
+            bytes: D::shorten(self.bytes),
+            layout: self.layout,
+        }
+    }
+
     /// The part with `range` along `axis`.
     ///
     /// # Errors
@@ -368,6 +379,18 @@ impl<'a, D: Device, T: Index> ArrayRef<'a, D, T> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The same array for a shorter time.
+    pub fn shorten<'short>(&self) -> ArrayRef<'short, D, T>
+    where
+        'a: 'short,
+    {
+        ArrayRef {
+            bytes: D::shorten(self.bytes),
+            len: self.len,
+            element: PhantomData,
+        }
     }
 
     /// The elements of `range`.
