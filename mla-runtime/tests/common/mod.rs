@@ -65,6 +65,10 @@ impl Device for Bytes {
         bytes.split_at_mut(at)
     }
 
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+        bytes
+    }
+
     fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
         bytes
     }
