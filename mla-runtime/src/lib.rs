@@ -16,6 +16,7 @@ pub mod explain;
 pub mod feature;
 pub mod known;
 pub mod kv_format;
+pub mod layer;
 pub mod lse;
 pub mod model;
 pub mod plan;

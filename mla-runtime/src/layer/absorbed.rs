@@ -1,0 +1,92 @@
+//! The absorbed path: every head attends to the cache's own rows.
+
+use super::arena::Arena;
+use super::{LayerCall, MlaLayer, Workspace};
+use crate::backend::{
+    DecodeCall, DecodeStage, Output, PrefillStage, Query, QueryFormat, SlotLists,
+};
+use crate::device::Device;
+use crate::error::Result;
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    pub(super) fn enqueue_absorbed(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        let step = &workspace.step;
+        let tokens = step.absorbed_tokens();
+        if tokens == 0 {
+            return Ok(());
+        }
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, nope] =
+            [problem.heads, dims.latent, dims.head.rope, dims.head.nope].map(|n| n as usize);
+
+        let regions = &workspace.regions;
+        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
+        let queries = arena.take(&regions.absorbed_queries);
+        let outputs = arena.take(&regions.absorbed_outputs);
+
+        // q_lat = q_nope · W_UK, one product per head.
+        let query = call.query.shorten().narrow(0, 0..tokens)?;
+        let query_nope = query.narrow(2, 0..nope)?;
+        let query_rope = query.narrow(2, nope..nope + rope)?;
+        let format = self.decode.query_format();
+        let width = match format {
+            QueryFormat::Concatenated => latent + rope,
+            QueryFormat::Split => latent,
+        };
+        let mut absorbed = self.tensor(queries, [tokens, heads, width])?;
+        self.device.gemm(
+            query_nope.transpose(0, 1),
+            call.weights.queries,
+            absorbed.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
+        )?;
+        let query = match format {
+            QueryFormat::Concatenated => {
+                let beside = absorbed.reborrow().narrow(2, latent..width)?;
+                self.device.copy(query_rope, beside)?;
+                Query::Concatenated(absorbed.as_ref())
+            }
+            QueryFormat::Split => Query::Split {
+                latent: absorbed.as_ref(),
+                rope: query_rope,
+            },
+        };
+
+        let mut attended = self.tensor(outputs, [tokens, heads, latent])?;
+        let lse = match &mut call.lse {
+            Some(lse) => Some(lse.reborrow().tokens(0..tokens)?),
+            None => None,
+        };
+        let slots = match &call.slot_lists {
+            Some(lists) => Some(SlotLists {
+                slots: lists.slots.shorten().range(0..tokens * lists.width)?,
+                width: lists.width,
+            }),
+            None => None,
+        };
+        self.decode.decode(
+            &self.device,
+            DecodeCall {
+                query,
+                cache: call.cache.as_ref(),
+                batch: step.decode_batch(P::Device::bytes(&workspace.arrays))?,
+                out: Output::Plain(attended.reborrow()),
+                lse,
+                slots,
+            },
+            &mut workspace.decode_state,
+            &workspace.decode_metadata,
+        )?;
+
+        // out = o_lat · W_UV, one product per head.
+        self.device.gemm(
+            attended.as_ref().transpose(0, 1),
+            call.weights.values,
+            call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),
+        )
+    }
+}

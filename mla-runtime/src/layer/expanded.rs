@@ -1,0 +1,272 @@
+//! The expanded path: keys and values per head, of the new tokens and of chunks of their context.
+
+use super::arena::Arena;
+use super::{LayerCall, MlaLayer, Weights, Workspace};
+use crate::backend::{DecodeStage, KeyLayout, Keys, Output, PrefillCall, PrefillStage};
+use crate::device::Device;
+use crate::error::Result;
+use crate::lse::{LseLayout, LseMut};
+use crate::tensor::{Layout, TensorRef};
+
+/// Where expanded keys and values are put.
+///
+/// A backend that takes a head's own key and its values as they come gets two views of one product
+/// with the whole of `W_kv_b`. For one that wants keys packed or values padded, the product is done
+/// in two parts, each of which writes its columns where the backend will read them: so nothing is
+/// copied afterwards but the rotary part, which every head's packed key repeats.
+enum Room<'a, D: Device> {
+    Together(D::BytesMut<'a>),
+    Apart {
+        keys: D::BytesMut<'a>,
+        values: D::BytesMut<'a>,
+    },
+}
+
+/// Keys and values.
+type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    pub(super) fn enqueue_expanded(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        let step = &workspace.step;
+        let tokens = step.expanded_tokens();
+        if tokens == 0 {
+            return Ok(());
+        }
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, v] =
+            [problem.heads, dims.latent, dims.head.rope, dims.head.v].map(|n| n as usize);
+        let values_width = self.values_width();
+        let padded = values_width > v;
+
+        let regions = &workspace.regions;
+        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
+        let mut context_latent = arena.take(&regions.context_latent);
+        let mut context_rope = arena.take(&regions.context_rope);
+        let together = arena.take(&regions.expanded_kv);
+        let keys = arena.take(&regions.expanded_keys);
+        let values = arena.take(&regions.expanded_values);
+        let mut partial = arena.take(&regions.partial_outputs);
+        let mut partial_lse = arena.take(&regions.partial_lse);
+        let own_lse = arena.take(&regions.expanded_lse);
+        let mut room = if padded || self.packed_keys() {
+            Room::Apart { keys, values }
+        } else {
+            Room::Together(together)
+        };
+
+        let first = step.absorbed_tokens();
+        let all = first..first + tokens;
+        let query = call.query.shorten().narrow(0, all.clone())?;
+        let mut out = call.out.reborrow().narrow(0, all.clone())?;
+        let mut lse = match &mut call.lse {
+            Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
+            // Without context there is one partial result, and nothing to merge it with.
+            None if step.context().chunks.is_empty() => None,
+            None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
+        };
+
+        // The new tokens among themselves.
+        {
+            let (keys, values) = self.expand(
+                &call.weights,
+                call.latent.shorten().narrow(0, all.clone())?,
+                call.rope.shorten().narrow(0, all)?,
+                &mut room,
+            )?;
+            let bytes = P::Device::reborrow(&mut partial);
+            let mut wide = match padded {
+                true => Some(self.tensor(bytes, [tokens, heads, values_width])?),
+                false => None,
+            };
+            let starts = step.expanded_starts(P::Device::bytes(&workspace.arrays))?;
+            let longest = step.max_expanded_query_len();
+            self.prefill.new_tokens(
+                &self.device,
+                PrefillCall {
+                    query: query.shorten(),
+                    keys,
+                    values,
+                    out: Output::Plain(match &mut wide {
+                        Some(wide) => wide.reborrow(),
+                        None => out.reborrow(),
+                    }),
+                    lse: lse.as_mut().map(LseMut::reborrow),
+                    query_starts: starts,
+                    key_starts: starts,
+                    max_query_len: longest,
+                    max_key_len: longest,
+                },
+                &mut workspace.prefill_state,
+                &workspace.prefill_metadata,
+            )?;
+            if let Some(wide) = &wide {
+                self.device
+                    .copy(wide.as_ref().narrow(2, 0..v)?, out.reborrow())?;
+            }
+        }
+
+        // Their context, chunk by chunk.
+        let Some(lse) = &mut lse else { return Ok(()) };
+        for index in 0..step.context().chunks.len() {
+            let chunk = step.chunk::<P::Device>(index, P::Device::bytes(&workspace.arrays))?;
+            let shape = |width| [chunk.rows, 1, width];
+            let bytes = P::Device::reborrow(&mut context_latent);
+            let mut rows_latent = self.tensor(bytes, shape(latent))?;
+            let bytes = P::Device::reborrow(&mut context_rope);
+            let mut rows_rope = self.tensor(bytes, shape(rope))?;
+            self.device.gather_cache(
+                call.cache.as_ref(),
+                chunk.gather,
+                rows_latent.reborrow(),
+                rows_rope.reborrow(),
+            )?;
+            let (keys, values) = self.expand(
+                &call.weights,
+                rows_latent.as_ref(),
+                rows_rope.as_ref(),
+                &mut room,
+            )?;
+            let count = chunk.tokens.len();
+            let bytes = P::Device::reborrow(&mut partial);
+            let mut chunk_out = self.tensor(bytes, [count, heads, values_width])?;
+            let bytes = P::Device::reborrow(&mut partial_lse);
+            let mut chunk_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
+            self.prefill.context_chunk(
+                &self.device,
+                chunk.chunk,
+                PrefillCall {
+                    query: query.shorten().narrow(0, chunk.tokens.clone())?,
+                    keys,
+                    values,
+                    out: Output::Plain(chunk_out.reborrow()),
+                    lse: Some(chunk_lse.reborrow()),
+                    query_starts: chunk.query_starts,
+                    key_starts: chunk.key_starts,
+                    max_query_len: chunk.max_query_len,
+                    max_key_len: chunk.max_key_len,
+                },
+                &mut workspace.prefill_state,
+                &workspace.prefill_metadata,
+            )?;
+            self.device.merge(
+                out.reborrow().narrow(0, chunk.tokens.clone())?,
+                lse.reborrow().tokens(chunk.tokens.clone())?,
+                chunk_out.as_ref().narrow(2, 0..v)?,
+                chunk_lse.as_ref(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the backend
+    /// wants them.
+    fn expand<'a>(
+        &self,
+        weights: &Weights<'_, P::Device>,
+        latent: TensorRef<'_, P::Device>,
+        rope: TensorRef<'a, P::Device>,
+        room: &'a mut Room<'_, P::Device>,
+    ) -> Result<Expansion<'a, P::Device>> {
+        let rows = latent.shape()[0];
+        self.write_expansion(weights, latent, rope, room)?;
+        self.read_expansion(rows, rope, room)
+    }
+
+    fn write_expansion(
+        &self,
+        weights: &Weights<'_, P::Device>,
+        latent: TensorRef<'_, P::Device>,
+        rope: TensorRef<'_, P::Device>,
+        room: &mut Room<'_, P::Device>,
+    ) -> Result<()> {
+        let problem = &self.config.problem;
+        let head = problem.dims.head;
+        let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
+        // As [1, N, L].
+        let latent = latent.transpose(0, 1);
+        let rows = latent.shape()[1];
+        match room {
+            Room::Together(bytes) => {
+                let shape = [1, rows, heads * (nope + v)];
+                let product = self.tensor(P::Device::reborrow(bytes), shape)?;
+                self.device.gemm(latent, weights.kv, product)
+            }
+            Room::Apart { keys, values } => {
+                let latent = latent.broadcast(0, heads)?;
+                let width = self.keys_width();
+                let mut keys = self.tensor(P::Device::reborrow(keys), [rows, heads, width])?;
+                let own = keys.reborrow().narrow(2, 0..nope)?;
+                self.device
+                    .gemm(latent, weights.keys, own.transpose(0, 1))?;
+                if width > nope {
+                    let shared = keys.narrow(2, nope..width)?;
+                    self.device.copy(rope.broadcast(1, heads)?, shared)?;
+                }
+                let width = self.values_width();
+                let mut values = self.tensor(P::Device::reborrow(values), [rows, heads, width])?;
+                let own = values.reborrow().narrow(2, 0..v)?;
+                self.device
+                    .gemm(latent, weights.values, own.transpose(0, 1))?;
+                if width > v {
+                    self.device.clear(values.narrow(2, v..width)?)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn read_expansion<'a>(
+        &self,
+        rows: usize,
+        rope: TensorRef<'a, P::Device>,
+        room: &'a Room<'_, P::Device>,
+    ) -> Result<Expansion<'a, P::Device>> {
+        let problem = &self.config.problem;
+        let head = problem.dims.head;
+        let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
+        let tensor = |bytes, width| {
+            let layout = Layout::contiguous(problem.dtype, [rows, heads, width]);
+            TensorRef::<P::Device>::new(P::Device::freeze(bytes), layout)
+        };
+        let (keys, values) = match room {
+            Room::Together(bytes) => {
+                let both = tensor(bytes, nope + v)?;
+                (both.narrow(2, 0..nope)?, both.narrow(2, nope..nope + v)?)
+            }
+            Room::Apart { keys, values } => (
+                tensor(keys, self.keys_width())?,
+                tensor(values, self.values_width())?,
+            ),
+        };
+        let keys = match self.prefill.key_layout() {
+            KeyLayout::Packed => Keys::Packed(keys),
+            KeyLayout::Split => Keys::Split { nope: keys, rope },
+        };
+        Ok((keys, values))
+    }
+
+    /// The width of a head's key as the backend takes it.
+    fn keys_width(&self) -> usize {
+        let head = self.config.problem.dims.head;
+        let width = match self.prefill.key_layout() {
+            KeyLayout::Packed => head.qk(),
+            KeyLayout::Split => head.nope,
+        };
+        width as usize
+    }
+
+    /// The width of values and outputs as the backend takes them.
+    fn values_width(&self) -> usize {
+        let head = self.config.problem.dims.head;
+        let width = match self.prefill.requires_padded_values() {
+            true => head.qk().max(head.v),
+            false => head.v,
+        };
+        width as usize
+    }
+}

@@ -1,0 +1,503 @@
+//! The MLA layer: from queries and new latent rows to attention outputs, on any device with any
+//! backends.
+//!
+//! A step's tokens take one of two paths. With q = [q_nope | q_rope] and a cache row [c | k_pe]:
+//!
+//! ```text
+//! both        cache[slot]  ← [c | k_pe] of every new token
+//!
+//! absorbed    q_lat        = q_nope · W_UK                        per head, [T, H, L]
+//! (few new    o_lat        = attention([q_lat | q_rope], cache)   one key and value head
+//!  tokens)    out          = o_lat · W_UV                         per head, [T, H, V]
+//!
+//! expanded    [k_nope | v] = c · W_kv_b                           of the new tokens
+//! (many new   out, lse     = causal attention(q, [k_nope | k_pe], v)
+//!  tokens)    for each chunk of cached context:
+//!                 c, k_pe      = gather(cache)
+//!                 [k_nope | v] = c · W_kv_b
+//!                 out, lse     = merge((out, lse), attention(q, [k_nope | k_pe], v))
+//! ```
+//!
+//! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
+//! cache holds them, that is quantised where the cache is.
+//!
+//! Three objects, by how long they live:
+//!
+//! | object | made | holds |
+//! |---|---|---|
+//! | [`MlaLayer`] | once per layer | the backends' implementations |
+//! | [`Workspace`] | once per engine, [prepared](Workspace::prepare) once per step | all memory: scratch, step arrays, the backends' states and metadata |
+//! | [`LayerCall`] | per layer and step | views of the engine's own tensors: weights, queries, new rows, cache, outputs |
+//!
+//! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
+//! back. What it enqueues depends on the prepared step's counts alone (tokens and requests of the
+//! absorbed path, chunks); lengths, pages and slots are read on the device from arrays that never
+//! move. So a step of decodes can be captured into a graph and replayed after another
+//! [`prepare`](Workspace::prepare) of as many requests with as many tokens, those that are missing
+//! being padding.
+//!
+//! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
+//! ([`SelectedPrefill`](crate::backend::SelectedPrefill) and
+//! [`SelectedDecode`](crate::backend::SelectedDecode) in [`MlaLayer::new`]).
+
+mod absorbed;
+mod arena;
+mod expanded;
+mod step;
+mod weights;
+mod workspace;
+
+pub use step::StepBatch;
+pub use weights::Weights;
+pub use workspace::Workspace;
+
+use crate::backend::{
+    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage, QueryFormat,
+    SlotLists, StepLimits,
+};
+use crate::cache::CacheMut;
+use crate::capability::Platform;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::lse::LseMut;
+use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
+use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
+use crate::plan::parallel::ContextParallel;
+use crate::spec::{BackendSpec, QueryLen};
+use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
+
+/// What regions of the workspace are aligned to: enough for every vector access and for the
+/// granularity in which GPUs read memory.
+const ALIGNMENT: u64 = 256;
+
+/// One layer's attention with its backends.
+pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
+    device: P::Device,
+    config: LayerConfig,
+    prefill: P,
+    decode: D,
+}
+
+/// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
+pub struct LayerCall<'a, D: Device> {
+    /// The layer's weights.
+    pub weights: Weights<'a, D>,
+    /// `[T, H, P+R]`, the rotary part already rotated.
+    pub query: TensorRef<'a, D>,
+    /// The new tokens' normalised latents, `[T, 1, L]`.
+    pub latent: TensorRef<'a, D>,
+    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated.
+    pub rope: TensorRef<'a, D>,
+    /// The layer's cache.
+    pub cache: CacheMut<'a, D>,
+    /// `[T, H, V]`.
+    pub out: TensorMut<'a, D>,
+    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
+    pub lse: Option<LseMut<'a, D>>,
+    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    pub slot_lists: Option<SlotLists<'a, D>>,
+}
+
+impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
+    /// With backends chosen by type.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`], or where a backend cannot be made.
+    pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
+        check_backend(&P::SPEC, device, config)?;
+        check_backend(&D::SPEC, device, config)?;
+        Self::new(
+            device,
+            config,
+            P::new(device, config)?,
+            D::new(device, config)?,
+        )
+    }
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// With backends that were made for this configuration, by type or by selection.
+    ///
+    /// # Errors
+    ///
+    /// Where a backend does not fit the device or the problem, with every reason; where the problem
+    /// contradicts itself or wants what the layer does not do.
+    pub fn new(device: &P::Device, config: &LayerConfig, prefill: P, decode: D) -> Result<Self> {
+        check_backend(prefill.spec(), device, config)?;
+        check_backend(decode.spec(), device, config)?;
+        let problem = &config.problem;
+        for (field, given) in [
+            ("heads", problem.heads),
+            ("page size", problem.page_size),
+            ("kv_lora_rank", problem.dims.latent),
+            ("qk_nope_head_dim", problem.dims.head.nope),
+            ("v_head_dim", problem.dims.head.v),
+        ] {
+            if given == 0 {
+                return Err(Error::argument(field, 0, "1 and up"));
+            }
+        }
+        if !problem.kv_format.holds(problem.dims) {
+            return Err(Error::argument(
+                "kv format",
+                format!("{} with {}", problem.kv_format, problem.dims),
+                "a format that holds the model's rows",
+            ));
+        }
+        if problem.quant_output {
+            return Err(Error::argument(
+                "quantised output",
+                "wanted",
+                "not wanted: the layer's output has the problem's dtype",
+            ));
+        }
+        if problem.context_parallel {
+            return Err(Error::argument(
+                "context parallelism",
+                "wanted",
+                "a cache on one device",
+            ));
+        }
+        if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
+            return Err(Error::argument(
+                "softmax scale",
+                config.softmax_scale,
+                "a finite number above 0",
+            ));
+        }
+        Ok(Self {
+            device: device.clone(),
+            config: *config,
+            prefill,
+            decode,
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &P::Device {
+        &self.device
+    }
+
+    /// What the layer was made for.
+    pub fn config(&self) -> &LayerConfig {
+        &self.config
+    }
+
+    /// The prefill backend.
+    pub fn prefill(&self) -> &P {
+        &self.prefill
+    }
+
+    /// The decode backend.
+    pub fn decode(&self) -> &D {
+        &self.decode
+    }
+
+    /// The memory that `layers` such layers need for steps within `limits` on caches of `pages`
+    /// pages each: what [`Self::workspace`] and the backends allocate, and the caches.
+    ///
+    /// # Errors
+    ///
+    /// Where a limit or size is out of range.
+    pub fn memory_plan(&self, limits: &StepLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
+        Ok(memory::plan(&self.memory_needs(limits, layers, pages)?)?)
+    }
+
+    /// What [`Self::memory_plan`] plans for, as [`memory::max_rows`] and [`memory::max_pages`] take
+    /// it.
+    ///
+    /// # Errors
+    ///
+    /// Where a limit is out of range.
+    pub fn memory_needs(
+        &self,
+        limits: &StepLimits,
+        layers: u32,
+        pages: u64,
+    ) -> Result<MemoryNeeds> {
+        let problem = &self.config.problem;
+        let arrays = step::ArrayLayout::new(limits, problem.page_size)?;
+        let absorbed = match problem.sparse {
+            true => limits.tokens,
+            false => limits
+                .tokens
+                .min(limits.requests.saturating_mul(limits.decode_query_len)),
+        };
+        let expanded = if problem.sparse { 0 } else { limits.tokens };
+        let rows = if problem.sparse {
+            0
+        } else {
+            limits.context_rows
+        };
+        // The array layout refuses limits of more than 31 bits.
+        let count = |count: usize| count as u32;
+        Ok(MemoryNeeds {
+            dims: problem.dims,
+            heads: problem.heads,
+            element_bytes: problem.dtype.bytes() as u32,
+            row_bytes: problem.kv_format.row_bytes(problem.dims) as u32,
+            page_size: problem.page_size,
+            pages,
+            layers,
+            absorbed_tokens: count(absorbed),
+            expanded_tokens: count(expanded),
+            rows: count(rows),
+            parallel: ContextParallel::SINGLE,
+            concatenated_queries: self.decode.query_format() == QueryFormat::Concatenated,
+            packed_keys: self.packed_keys(),
+            padded_values: self.prefill.requires_padded_values(),
+            step_bytes: arrays.bytes() as u64,
+            decode_workspace: self.decode.workspace_bytes(limits),
+            prefill_workspace: self.prefill.workspace_bytes(limits),
+            alignment: ALIGNMENT,
+        })
+    }
+
+    /// The most new tokens of a request for which the absorbed path is the cheaper one, within
+    /// `limits`: by the [crossover](crate::plan::crossover) of a long context, counting the memory
+    /// traffic of the expansion where the device is a GPU.
+    pub fn threshold(&self, limits: &StepLimits) -> u32 {
+        let problem = &self.config.problem;
+        let machine = match P::Device::PLATFORM {
+            // A CPU keeps what it expands in its caches.
+            Platform::Cpu => Machine::ARITHMETIC_ONLY,
+            _ => Machine::H200,
+        };
+        let traffic = ExpansionTraffic {
+            element_bytes: problem.dtype.bytes() as u32,
+            packed_keys: self.packed_keys(),
+        };
+        let most = match problem.query_len {
+            QueryLen::Single => 1,
+            _ => u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX),
+        };
+        threshold(problem.dims, None, traffic, machine).min(most)
+    }
+
+    /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
+    /// problem and backends.
+    ///
+    /// # Errors
+    ///
+    /// Where a limit is out of range, or the device has not as much memory left.
+    pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace<P, D>> {
+        Workspace::new(self, limits)
+    }
+
+    /// Runs the layer for the prepared step: writes the cache, then attends on both paths. Only
+    /// enqueues.
+    ///
+    /// # Errors
+    ///
+    /// Where the call does not fit the prepared step, or the device or a backend fails.
+    pub fn forward(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        mut call: LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check(workspace, &call)?;
+        self.enqueue_cache_write(workspace, &mut call)?;
+        self.enqueue_absorbed(workspace, &mut call)?;
+        self.enqueue_expanded(workspace, &mut call)
+    }
+
+    /// The first part of [`Self::forward`]: writes the new tokens' rows to the cache. The other two
+    /// parts come after it, in any order.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::forward`].
+    pub fn write_cache(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check(workspace, call)?;
+        self.enqueue_cache_write(workspace, call)
+    }
+
+    /// The part of [`Self::forward`] for the tokens on the absorbed path.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::forward`].
+    pub fn attend_absorbed(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check(workspace, call)?;
+        self.enqueue_absorbed(workspace, call)
+    }
+
+    /// The part of [`Self::forward`] for the tokens on the expanded path.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::forward`].
+    pub fn attend_expanded(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check(workspace, call)?;
+        self.enqueue_expanded(workspace, call)
+    }
+
+    fn enqueue_cache_write(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        if workspace.step.tokens() == 0 {
+            return Ok(());
+        }
+        let slots = workspace.step.slots(P::Device::bytes(&workspace.arrays))?;
+        self.device
+            .write_cache(call.latent, call.rope, slots, call.cache.reborrow())
+    }
+
+    fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        workspace.check(self)?;
+        let step = &workspace.step;
+        step.check_prepared()?;
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, qk, v] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.v,
+        ]
+        .map(|extent| extent as usize);
+        let tokens = step.tokens();
+        for (field, layout, shape) in [
+            ("query", call.query.layout(), [tokens, heads, qk]),
+            ("latent", call.latent.layout(), [tokens, 1, latent]),
+            ("rope", call.rope.layout(), [tokens, 1, rope]),
+            ("out", call.out.layout(), [tokens, heads, v]),
+        ] {
+            self.check_layout(field, layout, shape)?;
+        }
+        // A view made for another configuration.
+        let kv = call.weights.kv.layout();
+        let columns = heads * dims.head.kv_b() as usize;
+        self.check_layout("W_kv_b", kv, [1, latent, columns])?;
+        if let Some(lse) = &call.lse
+            && (lse.layout().heads, lse.layout().tokens) != (heads, tokens)
+        {
+            return Err(Error::argument(
+                "lse",
+                format!("{:?}", lse.layout()),
+                format!("{heads} heads and {tokens} tokens"),
+            ));
+        }
+        let cache = call.cache.layout();
+        let row = (cache.dims.latent, cache.dims.head.rope);
+        if row != (dims.latent, dims.head.rope)
+            || cache.format != problem.kv_format
+            || cache.page_size != problem.page_size as usize
+        {
+            return Err(Error::argument(
+                "cache",
+                format!(
+                    "{} rows of {row:?} in pages of {}",
+                    cache.format, cache.page_size
+                ),
+                format!(
+                    "{} rows of {:?} in pages of {}",
+                    problem.kv_format,
+                    (dims.latent, dims.head.rope),
+                    problem.page_size
+                ),
+            ));
+        }
+        if step.pages_end() > cache.pages {
+            return Err(Error::argument(
+                "block_tables",
+                format!("page {}", step.pages_end() - 1),
+                format!("below the cache's {} pages", cache.pages),
+            ));
+        }
+        if step.slots_end() > cache.slots() {
+            return Err(Error::argument(
+                "slots",
+                format!("slot {}", step.slots_end() - 1),
+                format!("below the cache's {} slots", cache.slots()),
+            ));
+        }
+        match (&call.slot_lists, problem.sparse) {
+            (Some(lists), true) => {
+                let needed = lists.width.checked_mul(tokens);
+                if needed.is_none_or(|needed| lists.slots.len() < needed) {
+                    return Err(Error::argument(
+                        "slot_lists",
+                        format!("{} entries", lists.slots.len()),
+                        format!("{} for each of {tokens} tokens", lists.width),
+                    ));
+                }
+                Ok(())
+            }
+            (None, false) => Ok(()),
+            (Some(_), false) => Err(Error::argument(
+                "slot_lists",
+                "present",
+                "absent, as the problem is not sparse",
+            )),
+            (None, true) => Err(Error::argument(
+                "slot_lists",
+                "absent",
+                "present, as the problem is sparse",
+            )),
+        }
+    }
+
+    fn check_layout(&self, field: &'static str, layout: &Layout, shape: Shape) -> Result<()> {
+        let dtype = self.config.problem.dtype;
+        if layout.shape == shape && layout.dtype == dtype {
+            return Ok(());
+        }
+        Err(Error::argument(
+            field,
+            format!("{} {:?}", layout.dtype, layout.shape),
+            format!("{dtype} {shape:?}"),
+        ))
+    }
+
+    fn packed_keys(&self) -> bool {
+        self.prefill.key_layout() == KeyLayout::Packed
+    }
+
+    /// A row-major tensor at the beginning of `bytes`, in the problem's dtype.
+    fn tensor<'a>(
+        &self,
+        bytes: <P::Device as Device>::BytesMut<'a>,
+        shape: Shape,
+    ) -> Result<TensorMut<'a, P::Device>> {
+        TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))
+    }
+}
+
+fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig) -> Result<()> {
+    let reasons = spec.validate(device.target(), &config.problem);
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    let field = match spec.phase {
+        crate::spec::Phase::Prefill => "prefill backend",
+        crate::spec::Phase::Decode => "decode backend",
+    };
+    Err(Error::argument(
+        field,
+        spec.name,
+        format!("one that fits the problem; this one does not: {reasons}"),
+    ))
+}
+
+/// A planned size as an allocation's.
+fn device_plan(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes)
+        .map_err(|_| Error::argument("limits", format!("{bytes} bytes"), "what memory can hold"))
+}

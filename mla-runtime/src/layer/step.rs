@@ -1,0 +1,651 @@
+//! A step: which requests it has, which path they take, and the arrays that say so to the device.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::backend::{Chunk, DecodeBatch, PrefillBatch, StepLimits};
+use crate::batch::Request;
+use crate::cache::BlockTable;
+use crate::device::{Device, GatherRows};
+use crate::error::{Error, Result};
+use crate::plan::context::{ChunkLimits, ContextPlan, MAX_CHUNKS, plan_chunks};
+use crate::plan::slots::{BlockTables, SKIPPED};
+use crate::problem::Problem;
+use crate::spec::QueryLen;
+use crate::tensor::ArrayRef;
+
+/// What one step brings.
+///
+/// The requests stand in the order that [`plan::split`](crate::plan::split) gives, and so do their
+/// tokens, one request's after the other's. The first requests with at most the threshold's number
+/// of new tokens take the absorbed path, all from the first longer one on the expanded path.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBatch<'a> {
+    /// The requests. One with q new tokens and a kv of 0 is padding: its tokens attend to nothing,
+    /// and their outputs are 0. One with a q of 0 is skipped.
+    pub requests: &'a [Request],
+    /// The pages of each request, row i being that of request i.
+    pub block_tables: BlockTables<'a>,
+    /// Where each new token's row is written; [`SKIPPED`] where it is not.
+    pub slots: &'a [i64],
+    /// The most new tokens of a request on the absorbed path; `None`: the workspace's
+    /// [threshold](super::Workspace::threshold). More than
+    /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
+    pub threshold: Option<u32>,
+    /// The most tokens that a request on the absorbed path will have while this step is replayed
+    /// from a graph with other lengths; `None`: the most that one has now.
+    pub max_len: Option<u32>,
+}
+
+/// Where each array lies in the buffer of a step, in bytes. The places depend on the limits alone,
+/// so a graph that was captured with them stays valid from step to step.
+#[derive(Clone, Debug)]
+pub(super) struct ArrayLayout {
+    /// `[tokens]` i64.
+    slots: Range<usize>,
+    /// `[requests]` i32.
+    seq_lens: Range<usize>,
+    /// `[requests + 1]` i32.
+    absorbed_starts: Range<usize>,
+    /// `[requests + 1]` i32.
+    expanded_starts: Range<usize>,
+    /// For each chunk its query starts, key starts and token starts, one behind the other, i32.
+    chunks: Range<usize>,
+    /// `[requests, pages_per_request]` i32.
+    block_table: Range<usize>,
+}
+
+impl ArrayLayout {
+    /// For steps within `limits` on pages of `page_size`.
+    pub(super) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
+        let page = page_size as usize;
+        let too_large =
+            |field, given: usize, accepted: String| Err(Error::argument(field, given, accepted));
+        // Lengths and starts are 32-bit signed integers on the device.
+        let most = i32::MAX as usize;
+        for (field, given) in [
+            ("limits.requests", limits.requests),
+            ("limits.tokens", limits.tokens),
+            ("limits.context_rows", limits.context_rows),
+        ] {
+            if given >= most {
+                return too_large(field, given, format!("less than {most}"));
+            }
+        }
+        if limits.pages_per_request > most / page {
+            let accepted = format!("at most {} pages of {page} tokens", most / page);
+            return too_large(
+                "limits.pages_per_request",
+                limits.pages_per_request,
+                accepted,
+            );
+        }
+        if (1..page).contains(&limits.context_rows) {
+            let accepted = format!("0, or at least a page of {page} tokens");
+            return too_large("limits.context_rows", limits.context_rows, accepted);
+        }
+        let pieces = most_pieces(limits, page);
+        if pieces > MAX_CHUNKS {
+            let accepted = format!(
+                "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
+            );
+            return too_large("limits.context_rows", limits.context_rows, accepted);
+        }
+        let mut end = 0usize;
+        let mut array = |elements: usize, bytes: usize| {
+            let start = end;
+            let len = elements * bytes;
+            end = (start + len).next_multiple_of(256);
+            start..start + len
+        };
+        let table = limits
+            .requests
+            .checked_mul(limits.pages_per_request)
+            .filter(|entries| *entries < most);
+        let Some(table) = table else {
+            let accepted = format!("less than {most} entries in the whole block table");
+            return too_large(
+                "limits.pages_per_request",
+                limits.pages_per_request,
+                accepted,
+            );
+        };
+        Ok(Self {
+            slots: array(limits.tokens, 8),
+            seq_lens: array(limits.requests, 4),
+            absorbed_starts: array(limits.requests + 1, 4),
+            expanded_starts: array(limits.requests + 1, 4),
+            // Of each piece a start of queries, keys and tokens; of each chunk two ends.
+            chunks: array(5 * pieces, 4),
+            block_table: array(table, 4),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.block_table.end
+    }
+}
+
+/// The most segments of all chunks of a step: a request is cut at most once where it begins in a
+/// chunk that others have filled in part, and then whenever it fills a whole one.
+fn most_pieces(limits: &StepLimits, page: usize) -> usize {
+    if limits.context_rows == 0 {
+        return 0;
+    }
+    let longest_cut = limits.context_rows - limits.context_rows % page;
+    let pieces = 2 + limits.pages_per_request * page / longest_cut;
+    limits.requests.min(limits.tokens).saturating_mul(pieces)
+}
+
+/// A step as the host knows it, and the bytes that tell the device.
+pub(super) struct Step {
+    limits: StepLimits,
+    layout: ArrayLayout,
+    staging: Vec<u8>,
+    prepared: bool,
+    tokens: usize,
+    /// The requests on the absorbed path come first.
+    absorbed_requests: usize,
+    absorbed_tokens: usize,
+    max_absorbed_query_len: usize,
+    max_seq_len: usize,
+    requests: usize,
+    /// The new tokens of each request on the expanded path, and where they begin among them.
+    expanded_query_lens: Vec<u32>,
+    expanded_starts: Vec<usize>,
+    context: ContextPlan,
+    /// Where each chunk's numbers begin in the array of chunks, and the end of the last.
+    chunk_starts: Vec<usize>,
+    /// One past the largest slot and page that the step names: what the cache must have.
+    slots_end: usize,
+    pages_end: usize,
+}
+
+impl Step {
+    pub(super) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
+        let layout = ArrayLayout::new(limits, page_size)?;
+        Ok(Self {
+            limits: *limits,
+            staging: vec![0; layout.bytes()],
+            layout,
+            prepared: false,
+            tokens: 0,
+            absorbed_requests: 0,
+            absorbed_tokens: 0,
+            max_absorbed_query_len: 0,
+            max_seq_len: 0,
+            requests: 0,
+            expanded_query_lens: Vec::with_capacity(limits.requests),
+            expanded_starts: Vec::with_capacity(limits.requests + 1),
+            context: ContextPlan { chunks: Vec::new() },
+            chunk_starts: vec![0],
+            slots_end: 0,
+            pages_end: 0,
+        })
+    }
+
+    /// Checks a batch, decides which request takes which path, and writes the arrays.
+    pub(super) fn plan(
+        &mut self,
+        problem: &Problem,
+        threshold: u32,
+        batch: &StepBatch<'_>,
+    ) -> Result<()> {
+        self.prepared = false;
+        self.check(problem, batch)?;
+        self.split(problem, threshold, batch)?;
+        self.plan_context(problem, batch)?;
+        self.stage(problem, batch);
+        self.prepared = true;
+        Ok(())
+    }
+
+    fn check(&mut self, problem: &Problem, batch: &StepBatch<'_>) -> Result<()> {
+        let limits = self.limits;
+        if batch.requests.len() > limits.requests {
+            return Err(Error::argument(
+                "requests",
+                batch.requests.len(),
+                format!("at most the limit of {}", limits.requests),
+            ));
+        }
+        let tables = batch.block_tables;
+        if tables.page_size() != problem.page_size {
+            return Err(Error::argument(
+                "block_tables.page_size",
+                tables.page_size(),
+                format!("the problem's, {}", problem.page_size),
+            ));
+        }
+        if tables.requests() < batch.requests.len() {
+            return Err(Error::argument(
+                "block_tables",
+                format!("{} rows", tables.requests()),
+                format!("a row for each of {} requests", batch.requests.len()),
+            ));
+        }
+        let page = problem.page_size as usize;
+        let longest = limits.pages_per_request.min(tables.max_pages()) * page;
+        let (mut tokens, mut pages_end) = (0usize, 0usize);
+        for (index, (request, row)) in batch
+            .requests
+            .iter()
+            .zip(tables.entries().chunks(tables.max_pages()))
+            .enumerate()
+        {
+            let accepted = if request.kv as usize > longest {
+                Some(format!(
+                    "at most {longest} tokens, which the block table has room for"
+                ))
+            } else if request.kv < request.q && request.kv > 0 {
+                Some(format!(
+                    "at least its {} new tokens, or 0 for padding",
+                    request.q
+                ))
+            } else {
+                None
+            };
+            if let Some(accepted) = accepted {
+                let given = format!("{} of request {index}", request.kv);
+                return Err(Error::argument("requests.kv", given, accepted));
+            }
+            tokens = tokens.saturating_add(request.q as usize);
+            for (place, &entry) in row[..(request.kv as usize).div_ceil(page)]
+                .iter()
+                .enumerate()
+            {
+                let Ok(entry) = usize::try_from(entry) else {
+                    let given = format!("{entry} at [{index}][{place}]");
+                    return Err(Error::argument("block_tables", given, "a page, 0 or above"));
+                };
+                pages_end = pages_end.max(entry + 1);
+            }
+        }
+        if tokens > limits.tokens {
+            return Err(Error::argument(
+                "new tokens",
+                tokens,
+                format!("at most the limit of {}", limits.tokens),
+            ));
+        }
+        if batch.slots.len() != tokens {
+            return Err(Error::argument(
+                "slots",
+                format!("{} entries", batch.slots.len()),
+                format!("one for each of {tokens} new tokens"),
+            ));
+        }
+        let mut slots_end = 0usize;
+        for (index, &slot) in batch.slots.iter().enumerate() {
+            match usize::try_from(slot) {
+                Ok(slot) => slots_end = slots_end.max(slot.saturating_add(1)),
+                Err(_) if slot == SKIPPED => {}
+                Err(_) => {
+                    let given = format!("{slot} of token {index}");
+                    return Err(Error::argument("slots", given, "−1, or 0 and above"));
+                }
+            }
+        }
+        self.tokens = tokens;
+        self.requests = batch.requests.len();
+        (self.slots_end, self.pages_end) = (slots_end, pages_end);
+        Ok(())
+    }
+
+    fn split(&mut self, problem: &Problem, threshold: u32, batch: &StepBatch<'_>) -> Result<()> {
+        let limit = u32::try_from(self.limits.decode_query_len).unwrap_or(u32::MAX);
+        let threshold = match (problem.sparse, problem.query_len) {
+            // The expanded form has no lists of slots.
+            (true, _) => u32::MAX,
+            (false, QueryLen::Single) => batch.threshold.unwrap_or(threshold).min(limit).min(1),
+            (false, _) => batch.threshold.unwrap_or(threshold).min(limit),
+        };
+        let first_len = batch.requests.first().map_or(0, |request| request.q);
+        let is_absorbed = |request: &Request| {
+            // Padding has no expanded form, which knows no tokens that attend to nothing.
+            let short = request.q <= threshold || (request.kv == 0 && request.q <= limit);
+            match problem.query_len {
+                QueryLen::Single => short && request.q == 1,
+                QueryLen::Uniform => short && request.q == first_len && request.q > 0,
+                QueryLen::Ragged => short,
+            }
+        };
+        let absorbed = batch
+            .requests
+            .iter()
+            .position(|request| !is_absorbed(request))
+            .unwrap_or(batch.requests.len());
+        let (absorbed, expanded) = batch.requests.split_at(absorbed);
+        self.absorbed_requests = absorbed.len();
+        self.absorbed_tokens = absorbed.iter().map(|r| r.q as usize).sum();
+        self.max_absorbed_query_len = absorbed.iter().map(|r| r.q as usize).max().unwrap_or(0);
+        let longest = absorbed.iter().map(|r| r.kv).max().unwrap_or(0);
+        self.max_seq_len = longest.max(batch.max_len.unwrap_or(0)) as usize;
+        if problem.sparse && self.max_absorbed_query_len > self.limits.decode_query_len {
+            return Err(Error::argument(
+                "requests.q",
+                self.max_absorbed_query_len,
+                format!(
+                    "at most limits.decode_query_len = {}: sparse attention has the absorbed form \
+                     only",
+                    self.limits.decode_query_len
+                ),
+            ));
+        }
+        self.expanded_query_lens.clear();
+        self.expanded_starts.clear();
+        let mut start = 0;
+        for (index, request) in expanded.iter().enumerate() {
+            if request.kv == 0 && request.q > 0 {
+                let given = format!("0 of request {}", absorbed.len() + index);
+                let accepted = format!(
+                    "at least its {} new tokens: padding stands first, and has the query length \
+                     of the absorbed path",
+                    request.q
+                );
+                return Err(Error::argument("requests.kv", given, accepted));
+            }
+            self.expanded_query_lens.push(request.q);
+            self.expanded_starts.push(start);
+            start += request.q as usize;
+        }
+        self.expanded_starts.push(start);
+        if problem.sparse && start > 0 {
+            return Err(Error::argument(
+                "requests.q",
+                format!("{} of request {}", expanded[0].q, absorbed.len()),
+                format!(
+                    "{} query lengths: sparse attention has the absorbed form only",
+                    problem.query_len
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn plan_context(&mut self, problem: &Problem, batch: &StepBatch<'_>) -> Result<()> {
+        // A request without new tokens needs none of its context.
+        let context_len = |request: &Request| match request.q {
+            0 => 0,
+            _ => request.context_len(),
+        };
+        let expanded = &batch.requests[self.absorbed_requests..];
+        self.context.chunks.clear();
+        if expanded.iter().all(|request| context_len(request) == 0) {
+            return Ok(());
+        }
+        if self.limits.context_rows == 0 {
+            return Err(Error::argument(
+                "limits.context_rows",
+                0,
+                "at least a page, for requests with context on the expanded path",
+            ));
+        }
+        let lens: Vec<u32> = expanded.iter().map(context_len).collect();
+        self.context = plan_chunks(
+            &lens,
+            &ChunkLimits {
+                // Less than 2³¹, as checked with the limits.
+                rows: self.limits.context_rows as u32,
+                align: problem.page_size,
+                max_chunk: None,
+                parallel: None,
+            },
+        )?;
+        Ok(())
+    }
+
+    // Every number below fits its array's integers, by the checks of the limits and the batch.
+    fn stage(&mut self, problem: &Problem, batch: &StepBatch<'_>) {
+        let (layout, staging) = (&self.layout, &mut self.staging);
+        let requests = batch.requests;
+        let absorbed = &requests[..self.absorbed_requests];
+        write(staging, &layout.slots, batch.slots.iter().copied());
+        write(
+            staging,
+            &layout.seq_lens,
+            requests.iter().map(|r| r.kv as i32),
+        );
+        let starts = starts(absorbed.iter().map(|r| r.q));
+        write(staging, &layout.absorbed_starts, starts);
+        let starts = self.expanded_starts.iter().map(|start| *start as i32);
+        write(staging, &layout.expanded_starts, starts);
+
+        self.chunk_starts.clear();
+        self.chunk_starts.push(0);
+        let mut end = 0;
+        let mut chunks = Writer::new(staging, &layout.chunks);
+        for chunk in &self.context.chunks {
+            end += chunk_elements(chunk.seq_lens.len());
+            self.chunk_starts.push(end);
+            let first = self.expanded_starts[chunk.request_start];
+            let ends = &self.expanded_starts[chunk.request_start..=chunk.request_end];
+            chunks.extend(ends.iter().map(|start| (start - first) as i32));
+            chunks.extend(self::starts(chunk.seq_lens.iter().copied()));
+            chunks.extend(chunk.starts.iter().map(|start| *start as i32));
+        }
+
+        let page = problem.page_size as usize;
+        let row_bytes = 4 * self.limits.pages_per_request;
+        let rows = batch
+            .block_tables
+            .entries()
+            .chunks(batch.block_tables.max_pages());
+        for (index, (request, row)) in requests.iter().zip(rows).enumerate() {
+            let start = layout.block_table.start + index * row_bytes;
+            let pages = &row[..(request.kv as usize).div_ceil(page)];
+            write(staging, &(start..start + row_bytes), pages.iter().copied());
+        }
+    }
+
+    /// Copies what this step uses of the arrays.
+    pub(super) fn upload<D: Device>(&self, device: &D, mut arrays: D::BytesMut<'_>) -> Result<()> {
+        let layout = &self.layout;
+        let chunk_bytes = 4 * self.chunk_starts.last().copied().unwrap_or(0);
+        let table_bytes = 4 * self.requests * self.limits.pages_per_request;
+        for range in [
+            0..layout.expanded_starts.end,
+            layout.chunks.start..layout.chunks.start + chunk_bytes,
+            layout.block_table.start..layout.block_table.start + table_bytes,
+        ] {
+            if !range.is_empty() {
+                let (_, to) = D::split_mut(D::reborrow(&mut arrays), range.start);
+                let (to, _) = D::split_mut(to, range.len());
+                device.upload(&self.staging[range], to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// That a step was prepared, for what `call` names.
+    pub(super) fn check_prepared(&self) -> Result<()> {
+        if self.prepared {
+            return Ok(());
+        }
+        Err(Error::argument(
+            "workspace",
+            "one without a prepared step",
+            "one whose last `prepare` succeeded",
+        ))
+    }
+
+    pub(super) fn invalidate(&mut self) {
+        self.prepared = false;
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    pub(super) fn absorbed_tokens(&self) -> usize {
+        self.absorbed_tokens
+    }
+
+    pub(super) fn absorbed_requests(&self) -> usize {
+        self.absorbed_requests
+    }
+
+    pub(super) fn expanded_tokens(&self) -> usize {
+        self.tokens - self.absorbed_tokens
+    }
+
+    pub(super) fn slots_end(&self) -> usize {
+        self.slots_end
+    }
+
+    pub(super) fn pages_end(&self) -> usize {
+        self.pages_end
+    }
+
+    pub(super) fn context(&self) -> &ContextPlan {
+        &self.context
+    }
+
+    pub(super) fn prefill_batch(&self) -> PrefillBatch<'_> {
+        PrefillBatch {
+            query_lens: &self.expanded_query_lens,
+            chunks: &self.context.chunks,
+        }
+    }
+
+    pub(super) fn max_expanded_query_len(&self) -> usize {
+        let longest = self.expanded_query_lens.iter().max();
+        longest.map_or(0, |len| *len as usize)
+    }
+
+    pub(super) fn slots<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<ArrayRef<'a, D, i64>> {
+        let bytes = D::byte_range(arrays, self.layout.slots.clone());
+        ArrayRef::new(bytes, self.tokens)
+    }
+
+    pub(super) fn expanded_starts<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<ArrayRef<'a, D, i32>> {
+        let bytes = D::byte_range(arrays, self.layout.expanded_starts.clone());
+        ArrayRef::new(bytes, self.expanded_starts.len())
+    }
+
+    fn block_table<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+        requests: Range<usize>,
+    ) -> Result<BlockTable<'a, D>> {
+        let bytes = D::byte_range(arrays, self.layout.block_table.clone());
+        let width = self.limits.pages_per_request;
+        let entries = ArrayRef::new(bytes, self.requests * width)?;
+        BlockTable::new(entries, self.requests, width)?.range(requests)
+    }
+
+    pub(super) fn decode_batch<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<DecodeBatch<'a, D>> {
+        let requests = self.absorbed_requests;
+        let array =
+            |range: &Range<usize>, len| ArrayRef::new(D::byte_range(arrays, range.clone()), len);
+        Ok(DecodeBatch {
+            block_table: self.block_table(arrays, 0..requests)?,
+            seq_lens: array(&self.layout.seq_lens, requests)?,
+            query_starts: array(&self.layout.absorbed_starts, requests + 1)?,
+            max_query_len: self.max_absorbed_query_len,
+            max_seq_len: self.max_seq_len,
+        })
+    }
+
+    /// A chunk, with what its call needs.
+    pub(super) fn chunk<'a, D: Device>(
+        &'a self,
+        index: usize,
+        arrays: D::Bytes<'a>,
+    ) -> Result<StepChunk<'a, D>> {
+        let chunk = &self.context.chunks[index];
+        let count = chunk.seq_lens.len();
+        let start = self.chunk_starts[index];
+        let end = start + chunk_elements(count);
+        let all = ArrayRef::new(D::byte_range(arrays, self.layout.chunks.clone()), end)?;
+        let key_starts = all.range(start + count + 1..start + 2 * count + 2)?;
+        let first = self.absorbed_requests;
+        let requests = chunk.request_start..chunk.request_end;
+        let lens = &self.expanded_query_lens[requests.clone()];
+        // At most `context_rows`.
+        let rows = chunk.rows() as usize;
+        Ok(StepChunk {
+            chunk: Chunk {
+                index,
+                key_lens: &chunk.seq_lens,
+            },
+            tokens: self.expanded_starts[requests.start]..self.expanded_starts[requests.end],
+            rows,
+            gather: GatherRows {
+                block_table: self
+                    .block_table(arrays, first + requests.start..first + requests.end)?,
+                token_starts: all.range(start + 2 * count + 2..end)?,
+                row_starts: key_starts,
+                rows,
+            },
+            query_starts: all.range(start..start + count + 1)?,
+            key_starts,
+            max_query_len: lens.iter().max().map_or(0, |len| *len as usize),
+            max_key_len: chunk.max_seq_len() as usize,
+        })
+    }
+}
+
+/// One chunk of a step, on the device.
+pub(super) struct StepChunk<'a, D: Device> {
+    pub(super) chunk: Chunk<'a>,
+    /// Its queries, among the tokens of the expanded path.
+    pub(super) tokens: Range<usize>,
+    pub(super) rows: usize,
+    pub(super) gather: GatherRows<'a, D>,
+    pub(super) query_starts: ArrayRef<'a, D, i32>,
+    pub(super) key_starts: ArrayRef<'a, D, i32>,
+    pub(super) max_query_len: usize,
+    pub(super) max_key_len: usize,
+}
+
+/// The array elements of a chunk with this many segments.
+fn chunk_elements(segments: usize) -> usize {
+    3 * segments + 2
+}
+
+/// Where parts of these lengths start one behind the other, and where the last ends.
+fn starts(lens: impl Iterator<Item = u32>) -> impl Iterator<Item = i32> {
+    let mut end = 0;
+    std::iter::once(0).chain(lens.map(move |len| {
+        end += len as i32;
+        end
+    }))
+}
+
+fn write<T: Pod>(staging: &mut [u8], range: &Range<usize>, values: impl Iterator<Item = T>) {
+    Writer::new(staging, range).extend(values);
+}
+
+/// Writes numbers one behind the other.
+struct Writer<'a> {
+    bytes: &'a mut [u8],
+    at: usize,
+}
+
+impl<'a> Writer<'a> {
+    fn new(staging: &'a mut [u8], range: &Range<usize>) -> Self {
+        Self {
+            bytes: &mut staging[range.clone()],
+            at: 0,
+        }
+    }
+
+    fn extend<T: Pod>(&mut self, values: impl Iterator<Item = T>) {
+        for value in values {
+            let end = self.at + size_of::<T>();
+            self.bytes[self.at..end].copy_from_slice(bytemuck::bytes_of(&value));
+            self.at = end;
+        }
+    }
+}

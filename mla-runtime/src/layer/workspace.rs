@@ -1,0 +1,185 @@
+//! What the layers of an engine share: memory, and the prepared step.
+
+use std::ops::Range;
+
+use super::step::{Step, StepBatch};
+use super::{MlaLayer, device_plan};
+use crate::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::plan::context::ContextPlan;
+use crate::plan::memory::MemoryPlan;
+
+/// The workspace of an engine's layers: made once, prepared once per step, used by one layer after
+/// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.
+pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
+    pub(super) config: LayerConfig,
+    pub(super) regions: Regions,
+    pub(super) scratch: Buffer<P>,
+    pub(super) arrays: Buffer<P>,
+    pub(super) prefill_state: P::State,
+    pub(super) prefill_metadata: P::Metadata,
+    pub(super) decode_state: D::State,
+    pub(super) decode_metadata: D::Metadata,
+    pub(super) step: Step,
+    limits: StepLimits,
+    threshold: u32,
+    plan: MemoryPlan,
+}
+
+type Buffer<P> = <<P as PrefillStage>::Device as Device>::Buffer;
+
+/// Where each tensor lies in the scratch buffer, in bytes; empty where the plan has none. In the
+/// order of the plan.
+pub(super) struct Regions {
+    pub(super) absorbed_queries: Range<usize>,
+    pub(super) absorbed_outputs: Range<usize>,
+    pub(super) context_latent: Range<usize>,
+    pub(super) context_rope: Range<usize>,
+    pub(super) expanded_kv: Range<usize>,
+    pub(super) expanded_keys: Range<usize>,
+    pub(super) expanded_values: Range<usize>,
+    pub(super) partial_outputs: Range<usize>,
+    pub(super) partial_lse: Range<usize>,
+    pub(super) expanded_lse: Range<usize>,
+}
+
+impl Regions {
+    fn new(plan: &MemoryPlan) -> Self {
+        // The whole plan fits the address space, as its allocation shows.
+        let range = |name| {
+            plan.region(name).map_or(0..0, |region| {
+                region.offset as usize..(region.offset + region.bytes) as usize
+            })
+        };
+        Self {
+            absorbed_queries: range("absorbed_queries"),
+            absorbed_outputs: range("absorbed_outputs"),
+            context_latent: range("context_latent"),
+            context_rope: range("context_rope"),
+            expanded_kv: range("expanded_kv"),
+            expanded_keys: range("expanded_keys"),
+            expanded_values: range("expanded_values"),
+            partial_outputs: range("partial_outputs"),
+            partial_lse: range("partial_lse"),
+            expanded_lse: range("expanded_lse"),
+        }
+    }
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
+    pub(super) fn new(layer: &MlaLayer<P, D>, limits: &StepLimits) -> Result<Self> {
+        let device = layer.device();
+        let config = layer.config();
+        let step = Step::new(limits, config.problem.page_size)?;
+        let plan = layer.memory_plan(limits, 1, 0)?;
+        Ok(Self {
+            config: *config,
+            regions: Regions::new(&plan),
+            scratch: device.allocate(device_plan(plan.workspace_bytes)?)?,
+            arrays: device.allocate(device_plan(plan.step_bytes)?)?,
+            prefill_state: layer.prefill().state(device, limits)?,
+            prefill_metadata: layer.prefill().metadata(device, limits)?,
+            decode_state: layer.decode().state(device, limits)?,
+            decode_metadata: layer.decode().metadata(device, limits)?,
+            step,
+            limits: *limits,
+            threshold: layer.threshold(limits),
+            plan,
+        })
+    }
+
+    /// Prepares a step: checks the batch, plans it, uploads its arrays, and lets the backends
+    /// prepare. `layer` is any of the layers that will run it.
+    ///
+    /// # Errors
+    ///
+    /// Where the batch contradicts itself or exceeds the limits, or the device or a backend fails.
+    /// No layer runs until a step has been prepared without error.
+    pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
+        self.check(layer)?;
+        let prepared = self.prepare_unchecked(layer, batch);
+        if prepared.is_err() {
+            self.step.invalidate();
+        }
+        prepared
+    }
+
+    fn prepare_unchecked(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
+        let device = layer.device();
+        self.step
+            .plan(&self.config.problem, self.threshold, batch)?;
+        self.step
+            .upload(device, P::Device::bytes_mut(&mut self.arrays))?;
+        if self.step.absorbed_tokens() > 0 {
+            let batch = self.step.decode_batch(P::Device::bytes(&self.arrays))?;
+            layer.decode().prepare(
+                device,
+                &batch,
+                &mut self.decode_state,
+                &mut self.decode_metadata,
+            )?;
+        }
+        if self.step.expanded_tokens() > 0 {
+            layer.prefill().prepare(
+                device,
+                &self.step.prefill_batch(),
+                &mut self.prefill_state,
+                &mut self.prefill_metadata,
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self, layer: &MlaLayer<P, D>) -> Result<()> {
+        if layer.config().problem == self.config.problem {
+            return Ok(());
+        }
+        Err(Error::argument(
+            "workspace",
+            format!("one for {:?}", self.config.problem),
+            format!("one for the layer's {:?}", layer.config().problem),
+        ))
+    }
+
+    /// The limits that it was made for.
+    pub fn limits(&self) -> &StepLimits {
+        &self.limits
+    }
+
+    /// The most new tokens of a request on the absorbed path, where a step does not say.
+    pub fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// What was allocated, without a cache.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.plan
+    }
+
+    /// The bytes of the two buffers that the layer itself allocated: the plan's `workspace_bytes`
+    /// and `step_bytes`.
+    pub fn allocated_bytes(&self) -> [usize; 2] {
+        [&self.scratch, &self.arrays].map(|buffer| P::Device::byte_len(P::Device::bytes(buffer)))
+    }
+
+    /// The new tokens of the prepared step.
+    pub fn tokens(&self) -> usize {
+        self.step.tokens()
+    }
+
+    /// Of these the first so many are on the absorbed path.
+    pub fn absorbed_tokens(&self) -> usize {
+        self.step.absorbed_tokens()
+    }
+
+    /// The requests of the prepared step on the absorbed path; they come first.
+    pub fn absorbed_requests(&self) -> usize {
+        self.step.absorbed_requests()
+    }
+
+    /// The context chunks of the prepared step.
+    pub fn context(&self) -> &ContextPlan {
+        self.step.context()
+    }
+}
