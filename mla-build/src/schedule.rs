@@ -29,10 +29,10 @@ pub(crate) struct Limits {
 impl Limits {
     /// Cargo's jobserver where this process was started by Cargo, otherwise one of `jobs` tokens.
     pub(crate) fn new(jobs: Option<usize>) -> std::io::Result<Self> {
-        // SAFETY: the descriptors that the environment names were opened by Cargo for this process,
-        // and nothing else in this crate takes or closes them; it is called before any file of the
-        // build is opened that could have taken their numbers.
         let inherited = if jobs.is_none() {
+            // SAFETY: the descriptors that the environment names were opened by Cargo for this
+            // process, and nothing else in this crate takes or closes them; it is called before any
+            // file of the build is opened that could have taken their numbers.
             unsafe { jobserver::Client::from_env() }
         } else {
             None

@@ -92,7 +92,7 @@ impl Search {
     /// Toolkit roots, up to the usual folders; says in `looked` which variables were not set.
     pub(super) fn cuda_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("NVCC, MLA_CUDA_HOME: not set".into());
-        let mut roots = self.from_variables(&["CUDA_HOME", "CUDA_PATH"], looked);
+        let mut roots = self.in_variables(&["CUDA_HOME", "CUDA_PATH"], looked);
         let on_path = self.variable("PATH").and_then(|path| {
             which::which_in("nvcc", Some(path), "/")
                 .ok()
@@ -113,7 +113,7 @@ impl Search {
     /// Folders that may hold CUTLASS, up to the usual ones.
     pub(super) fn cutlass_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("MLA_CUTLASS: not set".into());
-        let mut roots = self.from_variables(
+        let mut roots = self.in_variables(
             &["CUTLASS_PATH", "CUTLASS_HOME", "CUDA_HOME", "CUDA_PATH"],
             looked,
         );
@@ -175,7 +175,7 @@ impl Search {
         folders
     }
 
-    fn from_variables(&self, names: &[&str], looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
+    fn in_variables(&self, names: &[&str], looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         let mut roots = Vec::new();
         for &name in names {
             match self.variable(name) {

@@ -1,0 +1,55 @@
+//! Compiles the kernels below a folder without Cargo: the library is not bound to build scripts.
+//!
+//! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --architecture sm90`
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use mla_build::{Architecture, Kernels, report};
+
+/// Compile the CUDA kernels below a folder into a static library.
+#[derive(Parser)]
+struct Arguments {
+    /// The folder that sources and includes are relative to.
+    root: PathBuf,
+    /// Where the library goes.
+    output: PathBuf,
+    /// Globs of the sources.
+    #[arg(long, default_value = "cuda/**/*.cu")]
+    sources: Vec<String>,
+    /// Architectures, by the name of their feature.
+    #[arg(long, default_value = "sm90")]
+    architecture: Vec<Architecture>,
+    /// Include roots.
+    #[arg(long)]
+    include: Vec<PathBuf>,
+    /// The C++ compiler.
+    #[arg(long)]
+    host_compiler: Option<PathBuf>,
+    /// How many compilers run at once.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+fn main() -> Result<(), mla_build::Error> {
+    let arguments = Arguments::parse();
+    let mut kernels = Kernels::new()
+        .root(&arguments.root)
+        .out_dir(&arguments.output)
+        .jobs(arguments.jobs);
+    for glob in arguments.sources {
+        kernels = kernels.sources(glob);
+    }
+    for architecture in arguments.architecture {
+        kernels = kernels.architecture(architecture);
+    }
+    for folder in arguments.include {
+        kernels = kernels.include(folder);
+    }
+    if let Some(path) = arguments.host_compiler {
+        kernels = kernels.host_compiler(path);
+    }
+    let built = kernels.compile("kernels")?;
+    println!("{}", report::table(&built.report));
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! A package with kernels and a toolkit whose nvcc is a script, in a temporary folder.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use mla_build::{Built, Error, Kernels, Sm90, report::Outcome};
+
+pub(crate) struct World {
+    folder: tempfile::TempDir,
+}
+
+impl World {
+    /// A package of three units: `a` and `b` include `shared.h`, `b` and `c` include `cute/layout.hpp` of
+    /// the toolkit.
+    pub(crate) fn new() -> Self {
+        let world = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        world.write("toolkit/version", &version("13.0"));
+        world.program("toolkit/bin/nvcc", include_str!("nvcc.sh"));
+        world.write("toolkit/include/cuda_runtime.h", "");
+        world.write("toolkit/include/cute/layout.hpp", "layout-1\n");
+        world.write("toolkit/lib/libcudart_static.a", "!<arch>\n");
+        world.write("host-version", "(Stub) 12.2.0\n");
+        world.host("(Stub) 12.2.0");
+        world.write("package/cuda/common/shared.h", "shared-1\n");
+        world.write(
+            "package/cuda/sm90/a.cu",
+            "#include \"../common/shared.h\"\nbody-a\n",
+        );
+        world.write(
+            "package/cuda/sm90/b.cu",
+            "#include <common/shared.h>\n#include <cute/layout.hpp>\nbody-b\n// kernel: b_kernel 40 0\n",
+        );
+        world.write(
+            "package/cuda/all/c.cu",
+            "#include <cute/layout.hpp>\nbody-c\n",
+        );
+        world
+    }
+
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
+        self.folder.path().join(path)
+    }
+
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn program(&self, path: &str, text: &str) {
+        self.write(path, text);
+        fs::set_permissions(self.at(path), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Makes the host compiler tell this version.
+    pub(crate) fn host(&self, version: &str) {
+        self.program("host", &format!("#!/bin/sh\necho 'c++ {version}'\n"));
+    }
+
+    pub(crate) fn kernels(&self) -> Kernels {
+        self.kernels_of("package", "out")
+    }
+
+    pub(crate) fn kernels_of(&self, package: &str, out: &str) -> Kernels {
+        Kernels::new()
+            .sources("cuda/**/*.cu")
+            .include("cuda")
+            .architecture(Sm90)
+            .root(self.at(package))
+            .out_dir(self.at(out))
+            .cache(self.at("cache"))
+            .cuda_home(self.at("toolkit"))
+            .host_compiler(self.at("host"))
+            .jobs(2)
+    }
+
+    pub(crate) fn build(&self) -> Result<Built, Error> {
+        self.kernels().compile("kernels")
+    }
+
+    /// Builds, and returns the sources that the compiler was called for, sorted.
+    pub(crate) fn compiled(&self) -> Vec<String> {
+        self.compiled_by(self.kernels())
+    }
+
+    pub(crate) fn compiled_by(&self, kernels: Kernels) -> Vec<String> {
+        self.calls();
+        let built = kernels.compile("kernels").unwrap();
+        let calls = self.calls();
+        assert_eq!(
+            built.report.count(Outcome::Compiled),
+            calls.len(),
+            "the report tells what was compiled"
+        );
+        assert_eq!(
+            built.report.count(Outcome::Cached),
+            built.report.units.len() - calls.len()
+        );
+        calls
+    }
+
+    /// The sources of the calls since the last question, sorted.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        let path = self.at("toolkit/calls");
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        let mut sources: Vec<_> = text
+            .lines()
+            .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
+            .collect();
+        sources.sort();
+        sources
+    }
+
+    /// All that the library was made of.
+    pub(crate) fn library(&self, out: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.at(out).join("libkernels.a")).unwrap()).into_owned()
+    }
+
+    /// The same build in a process of its own.
+    pub(crate) fn command(&self, out: &str) -> Command {
+        let mut command = Command::new(driver());
+        command
+            .arg(self.at("package"))
+            .arg(self.at(out))
+            .arg("--include=cuda")
+            .arg("--host-compiler")
+            .arg(self.at("host"))
+            .env("MLA_CUDA_HOME", self.at("toolkit"))
+            .env("MLA_BUILD_CACHE", self.at("cache"));
+        command
+    }
+}
+
+pub(crate) const ALL: [&str; 3] = ["cuda/all/c.cu", "cuda/sm90/a.cu", "cuda/sm90/b.cu"];
+
+pub(crate) fn version(release: &str) -> String {
+    format!("nvcc: stub\nCuda compilation tools, release {release}, V{release}.88\n")
+}
+
+/// The example `compile`, which Cargo builds with the tests.
+fn driver() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let profile = tests.parent().and_then(Path::parent).unwrap();
+    let driver = profile.join("examples/compile");
+    assert!(driver.exists(), "run all tests of mla-build, or `cargo build -p mla-build --examples` before");
+    driver
+}

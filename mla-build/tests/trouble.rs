@@ -1,0 +1,372 @@
+//! What goes wrong, and what is left when it has.
+
+mod stub;
+
+use std::{
+    fs,
+    io::Read,
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use mla_build::{Error, Kernels, Sm100};
+use stub::{ALL, World, version};
+
+const NONE: [&str; 0] = [];
+
+#[test]
+fn one_bad_unit_leaves_the_others_stored_and_says_the_first_error() {
+    let world = World::new();
+    for number in 1..=4 {
+        world.write(
+            &format!("package/cuda/sm90/good{number}.cu"),
+            &format!("good-{number}\n"),
+        );
+    }
+    world.write(
+        "package/cuda/sm90/a.cu",
+        "// error: identifier \"x\" is undefined\n",
+    );
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.starts_with("cuda/sm90/a.cu(2): error: identifier \"x\" is undefined\n"),
+        "{message}"
+    );
+    assert!(message.contains("1 of 7 units failed"), "{message}");
+    assert_eq!(world.calls().len(), 7);
+
+    world.write("package/cuda/sm90/a.cu", "repaired\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/a.cu"]);
+}
+
+#[test]
+fn the_whole_output_of_a_failure_is_kept_where_the_message_says() {
+    let world = World::new();
+    world.write("package/cuda/sm90/a.cu", "// error: first\n");
+    world.write("package/cuda/sm90/b.cu", "// error: second\n");
+    let Err(Error::Compile(failures)) = world.build() else {
+        panic!("must fail")
+    };
+    assert_eq!(failures.units.len(), 2);
+    let log = fs::read_to_string(&failures.units[0].log).unwrap();
+    assert!(
+        log.contains("warning #177-D") && log.contains("error: first"),
+        "{log}"
+    );
+    let message = failures.to_string();
+    let (first, second) = (
+        message.find("error: first").unwrap(),
+        message.find("error: second").unwrap(),
+    );
+    assert!(
+        first < second && message.contains("also failed:"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_missing_header_comes_with_a_hint() {
+    let world = World::new();
+    world.write("package/cuda/sm90/a.cu", "#include <cute/tensor.hpp>\n");
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.contains("fatal error: cute/tensor.hpp: No such file"),
+        "{message}"
+    );
+    assert!(
+        message.contains("hint: cute/tensor.hpp belongs to CUTLASS"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_compiler_that_is_killed_is_told_from_one_that_refuses() {
+    let world = World::new();
+    world.program("toolkit/bin/nvcc", "#!/bin/sh\n[ \"$1\" = --version ] && exec cat \"$(dirname \"$0\")/../version\"\nkill -9 $$\n");
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.contains("signal: 9") && message.contains("ran out of memory"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_architecture_that_the_toolkit_does_not_know_says_which_release_does() {
+    let world = World::new();
+    world.write("toolkit/version", &version("12.4"));
+    let message = world
+        .kernels()
+        .architecture(Sm100)
+        .compile("kernels")
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "sm100 (sm_100a) needs CUDA 12.8",
+        "given CUDA 12.4",
+        "toolkit/bin/nvcc",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(world.calls(), NONE);
+    world.write("toolkit/version", &version("11.8"));
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.contains("sm90 (sm_90a) needs CUDA 12.0"),
+        "{message}"
+    );
+}
+
+#[test]
+fn wrong_settings_are_named() {
+    let world = World::new();
+    let says = |kernels: Kernels, expected: &str| {
+        let message = kernels.compile("kernels").unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    };
+    says(
+        world.kernels().flag("-arch=sm_80"),
+        "flag: given \"-arch=sm_80\", accepted: Kernels::architecture",
+    );
+    says(
+        world.kernels().include("no/such"),
+        "include: given \"no/such\"",
+    );
+    says(
+        world.kernels().cuda_home(world.at("cache")),
+        "cuda_home: given",
+    );
+    let message = world.kernels().compile("lib/x").unwrap_err().to_string();
+    assert!(message.contains("library: given \"lib/x\""), "{message}");
+    world.write("package/cuda/sm91/x.cu", "");
+    says(
+        world.kernels(),
+        "given the architecture folder \"sm91\", accepted: sm90, sm100, all",
+    );
+}
+
+#[test]
+fn a_killed_build_loses_only_what_was_being_compiled() {
+    let world = World::new();
+    world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
+    let mut build = world
+        .command("out")
+        .args(["--jobs=1"])
+        .process_group(0)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The longest waits last when nothing is known of any, so the others are stored by then.
+    let mut seen = String::new();
+    let mut stderr = build.stderr.take().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut buffer = [0; 4096];
+    while !seen.contains("compiling cuda/sm90/b.cu") {
+        assert!(Instant::now() < deadline, "{seen}");
+        let length = stderr.read(&mut buffer).unwrap();
+        assert!(length > 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
+    }
+    let finished: Vec<_> = seen
+        .lines()
+        .filter(|line| line.starts_with("compiled"))
+        .map(str::to_owned)
+        .collect();
+    let group = format!("-{}", build.id());
+    assert!(
+        Command::new("kill")
+            .args(["-9", "--", &group])
+            .status()
+            .unwrap()
+            .success()
+    );
+    build.wait().unwrap();
+    world.calls();
+
+    world.write("package/cuda/sm90/b.cu", "body-b\n");
+    let started = Instant::now();
+    let compiled = world.compiled();
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "nothing waits for the dead"
+    );
+    assert_eq!(compiled.len(), 3 - finished.len(), "{finished:?}");
+    assert!(compiled.contains(&"cuda/sm90/b.cu".to_owned()));
+    assert!(world.library("out").contains("body-a"));
+}
+
+#[test]
+fn two_builds_at_once_compile_each_unit_once() {
+    let world = World::new();
+    for number in 0..6 {
+        world.write(
+            &format!("package/cuda/sm90/unit{number}.cu"),
+            &format!("unit-{number}\n// sleep: 0.2\n"),
+        );
+    }
+    let builds: Vec<_> = (0..3)
+        .map(|number| {
+            world
+                .command(&format!("out-{number}"))
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for build in builds {
+        let output = build.wait_with_output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let calls = world.calls();
+    let mut once = calls.clone();
+    once.dedup();
+    assert_eq!(calls, once);
+    assert_eq!(calls.len(), 9);
+    for number in 0..3 {
+        let library = world.library(&format!("out-{number}"));
+        assert!((0..6).all(|unit| library.contains(&format!("unit-{unit}"))));
+    }
+}
+
+/// Every object in the cache.
+fn objects(world: &World) -> Vec<std::path::PathBuf> {
+    files(world, "objects")
+}
+
+fn files(world: &World, kind: &str) -> Vec<std::path::PathBuf> {
+    walkdir::WalkDir::new(world.at("cache").join(kind))
+        .into_iter()
+        .map(Result::unwrap)
+        .filter(|entry| entry.file_type().is_file())
+        .map(walkdir::DirEntry::into_path)
+        .collect()
+}
+
+#[test]
+fn a_corrupted_object_is_noticed_named_and_made_again() {
+    for damage in [
+        |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1,
+        |bytes: &mut Vec<u8>| bytes.truncate(bytes.len() / 2),
+        |bytes: &mut Vec<u8>| bytes.clear(),
+    ] {
+        let world = World::new();
+        world.compiled();
+        let good = world.library("out");
+        let victim = objects(&world).remove(0);
+        let mut bytes = fs::read(&victim).unwrap();
+        damage(&mut bytes);
+        fs::write(&victim, bytes).unwrap();
+
+        let built = world.build().unwrap();
+        assert_eq!(world.calls().len(), 1);
+        assert_eq!(built.report.notes.len(), 1);
+        let note = &built.report.notes[0];
+        assert!(
+            note.contains(&victim.display().to_string()) && note.contains("corrupted"),
+            "{note}"
+        );
+        assert_eq!(world.library("out"), good);
+        assert_eq!(world.compiled(), NONE, "and it is stored again");
+    }
+}
+
+#[test]
+fn a_corrupted_manifest_is_noticed_and_made_again() {
+    let world = World::new();
+    world.compiled();
+    for path in files(&world, "manifests") {
+        fs::write(path, "{\"sets\": [{").unwrap();
+    }
+    assert_eq!(world.compiled(), ALL);
+    assert_eq!(world.compiled(), NONE);
+}
+
+#[test]
+fn objects_exchanged_on_disk_do_not_pass_for_each_other_when_torn() {
+    let world = World::new();
+    world.compiled();
+    // A file of the right name whose head is from one object and whose tail is from another.
+    let all = objects(&world);
+    let (first, second) = (fs::read(&all[0]).unwrap(), fs::read(&all[1]).unwrap());
+    let torn: Vec<_> = first[..40].iter().chain(&second[40..]).copied().collect();
+    fs::write(&all[0], torn).unwrap();
+    assert_eq!(world.compiled().len(), 1);
+}
+
+#[test]
+fn a_cache_that_is_no_folder_is_told_and_the_build_goes_on() {
+    let world = World::new();
+    world.write("cache", "a file in its place");
+    let built = world.build().unwrap();
+    assert_eq!(world.calls(), ALL);
+    assert!(
+        built.report.notes[0].contains("cannot be written"),
+        "{:?}",
+        built.report.notes
+    );
+    assert!(world.library("out").contains("body-a"));
+}
+
+/// Runs the build where `setup` has changed what the cache's folder is, in a mount namespace of its own.
+fn in_namespace(world: &World, setup: &str, out: &str) -> std::process::Output {
+    let cache = world.at("cache");
+    fs::create_dir_all(&cache).unwrap();
+    let build = world.command(out);
+    let script = format!("{setup} && exec \"$@\"");
+    Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            &script,
+            "sh",
+        ])
+        .arg(build.get_program())
+        .args(build.get_args())
+        .env("CACHE", &cache)
+        .envs(build.get_envs().filter_map(|(k, v)| Some((k, v?))))
+        .output()
+        .unwrap()
+}
+
+#[test]
+#[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored cache"]
+fn a_read_only_cache_is_used_and_not_written() {
+    let world = World::new();
+    world.compiled();
+    world.write("package/cuda/sm90/a.cu", "body-a2\n");
+    let read_only = "mount --bind \"$CACHE\" \"$CACHE\" && mount -o remount,ro,bind \"$CACHE\"";
+    let output = in_namespace(&world, read_only, "out");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(world.calls(), ["cuda/sm90/a.cu"], "what is there is used");
+    assert!(
+        stderr.contains("cannot be written (Read-only file system"),
+        "{stderr}"
+    );
+    assert!(world.library("out").contains("body-a2"));
+}
+
+#[test]
+#[ignore = "needs unprivileged mount namespaces: cargo test -p mla-build -- --ignored cache"]
+fn a_full_disk_under_the_cache_is_told_and_the_build_goes_on() {
+    let world = World::new();
+    let big = format!("body-a\n{}\n", "x".repeat(400_000));
+    world.write("package/cuda/sm90/a.cu", &big);
+    let output = in_namespace(&world, "mount -t tmpfs -o size=128k none \"$CACHE\"", "out");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(world.calls(), ALL);
+    assert!(
+        stderr.contains("cannot be written (No space left on device"),
+        "{stderr}"
+    );
+    assert!(world.library("out").contains("body-a"));
+}
