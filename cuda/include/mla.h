@@ -50,7 +50,8 @@ enum {
     MLA_DTYPE_BF16 = 0,
     MLA_DTYPE_F16 = 1,
     /* e4m3 bytes with one scale per tensor: value = byte * scale. */
-    MLA_DTYPE_E4M3 = 2
+    MLA_DTYPE_E4M3 = 2,
+    MLA_DTYPE_F32 = 3
 };
 
 /*
@@ -132,6 +133,207 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams *params, size_t *bytes
 
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams *params, void *stream);
+
+/*
+ * The helpers around attention. They run on every architecture that the library was built for, and on any dimensions
+ * and strides: where pointers, strides (in bytes) and widths are multiples of 16 bytes (8 elements), every access is
+ * 16 bytes wide; elsewhere elements move one by one, which is several times slower. In this part `dtype` is one of
+ * MLA_DTYPE_BF16, MLA_DTYPE_F16 and MLA_DTYPE_F32, and rounding is to nearest, ties to even.
+ */
+
+/* How one token's row lies in the cache: the latent (L values), then the rotary key (R values). */
+enum {
+    /* L + R values of f32, f16 or bf16 */
+    MLA_CACHE_F32 = 0,
+    MLA_CACHE_F16 = 1,
+    MLA_CACHE_BF16 = 2,
+    /* L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale, saturated at 448 */
+    MLA_CACHE_FP8 = 3,
+    /* L bytes of e4m3, L/128 f32 scales (a power of two for each 128 values), then R values of bf16 */
+    MLA_CACHE_FP8_DS_MLA = 4
+};
+
+/* Which elements of a rotary vector form a pair. */
+enum {
+    /* 2i and 2i + 1 */
+    MLA_ROTARY_INTERLEAVED = 0,
+    /* i and i + R/2 */
+    MLA_ROTARY_HALVES = 1
+};
+
+/*
+ * Writes one cache row per token, and rotates what has not been rotated yet:
+ *
+ *   x'[a] = x[a] * cos[p, i] - x[b] * sin[p, i]      for pair i = (a, b) and p = positions[t]
+ *   x'[b] = x[b] * cos[p, i] + x[a] * sin[p, i]
+ *
+ * in f32, rounded to dtype, as if the rotation had been done in place beforehand.
+ */
+typedef struct MlaCacheWriteParams {
+    /* [tokens, latent_dim] of dtype */
+    const void *latent;
+    /* [tokens, rope_dim] of dtype: the rotary key; rotated already where positions is null */
+    const void *rope;
+    /* [tokens] int64: where each row goes; a slot below 0 or past the cache is skipped */
+    const int64_t *slots;
+    /* [pages, page_size] rows of cache_format */
+    void *cache;
+    /* [tokens] int64, or null: then nothing is rotated. A position outside the tables gives NaN. */
+    const int64_t *positions;
+    /* [positions_len, rope_dim / 2] f32 each */
+    const float *cos;
+    const float *sin;
+    /* [tokens, heads, rope_dim] of dtype, or null: queries to rotate, which needs positions */
+    const void *query_rope;
+    /* [tokens, heads, rope_dim] of dtype: may be query_rope itself with its strides; must not overlap it otherwise */
+    void *query_rope_out;
+
+    int64_t latent_token_stride;
+    int64_t rope_token_stride;
+    /* in bytes */
+    int64_t cache_page_stride;
+    int64_t cache_slot_stride;
+    int64_t table_stride;
+    int64_t query_token_stride;
+    int64_t query_head_stride;
+    int64_t query_out_token_stride;
+    int64_t query_out_head_stride;
+    int64_t pages;
+    /* rows of cos and sin */
+    int64_t positions_len;
+
+    int32_t tokens;
+    int32_t page_size;
+    /* of query_rope */
+    int32_t heads;
+    /* a multiple of 128 for MLA_CACHE_FP8_DS_MLA */
+    int32_t latent_dim;
+    /* even where something is rotated */
+    int32_t rope_dim;
+    int32_t dtype;
+    int32_t cache_format;
+    int32_t rotary_style;
+    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    float cache_scale;
+} MlaCacheWriteParams;
+
+/* Enqueues one kernel on `stream`; none where there are no tokens. */
+MlaStatus mla_cache_write(const MlaCacheWriteParams *params, void *stream);
+
+/*
+ * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the tokens of request i of
+ * the block table from token_starts[i] on. A page number outside the cache gives NaN.
+ */
+typedef struct MlaCacheGatherParams {
+    /* [pages, page_size] rows of cache_format */
+    const void *cache;
+    /* [segments, max_pages] int32 */
+    const int32_t *block_table;
+    /* [segments] int32 */
+    const int32_t *token_starts;
+    /* [segments + 1] int32, ascending from 0 to rows */
+    const int32_t *row_starts;
+    /* [rows, latent_dim] of dtype */
+    void *latent;
+    /* [rows, rope_dim] of dtype */
+    void *rope;
+
+    /* in bytes */
+    int64_t cache_page_stride;
+    int64_t cache_slot_stride;
+    int64_t block_table_stride;
+    int64_t latent_row_stride;
+    int64_t rope_row_stride;
+    int64_t pages;
+
+    int32_t rows;
+    int32_t segments;
+    int32_t max_pages;
+    int32_t page_size;
+    int32_t latent_dim;
+    int32_t rope_dim;
+    int32_t dtype;
+    int32_t cache_format;
+    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    float cache_scale;
+} MlaCacheGatherParams;
+
+/* Enqueues one kernel on `stream`; none where there are no rows. */
+MlaStatus mla_cache_gather(const MlaCacheGatherParams *params, void *stream);
+
+/*
+ * Merges a partial result into another over the same queries: with a = lse and b = other_lse per token and head,
+ * lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus infinity is taken as minus infinity; a
+ * part that weighs nothing may hold NaN; two parts that attended to nothing give 0 and minus infinity.
+ */
+typedef struct MlaMergeParams {
+    /* [tokens, heads, width] of dtype, read and written */
+    void *out;
+    /* [heads, tokens] f32, read and written */
+    float *lse;
+    /* [tokens, heads, width] of dtype */
+    const void *other;
+    /* [heads, tokens] f32 */
+    const float *other_lse;
+
+    int64_t out_token_stride;
+    int64_t out_head_stride;
+    int64_t other_token_stride;
+    int64_t other_head_stride;
+    int64_t lse_head_stride;
+    int64_t other_lse_head_stride;
+
+    int32_t tokens;
+    int32_t heads;
+    int32_t width;
+    int32_t dtype;
+} MlaMergeParams;
+
+/* Enqueues one kernel on `stream`; none where there is nothing to merge. */
+MlaStatus mla_merge(const MlaMergeParams *params, void *stream);
+
+/* Rewrites log-sum-exps as natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h, t] * unit. */
+typedef struct MlaLseParams {
+    /* [heads, tokens] f32 where heads_first, [tokens, heads] otherwise */
+    const float *from;
+    /* [heads, tokens] f32 */
+    float *to;
+
+    /* from one head to the next where heads_first, from one token to the next otherwise */
+    int64_t from_row_stride;
+    int64_t to_head_stride;
+
+    int32_t tokens;
+    int32_t heads;
+    int32_t heads_first;
+    /* what one unit is worth in natural logarithms: ln 2 for base 2 */
+    float unit;
+} MlaLseParams;
+
+/* Enqueues one kernel on `stream`; none where there is nothing to convert. */
+MlaStatus mla_lse_natural(const MlaLseParams *params, void *stream);
+
+/* Copies three axes of elements with any strides; a stride of 0 in `from` repeats. */
+typedef struct MlaCopyParams {
+    /* [shape] elements, or null: then zeros are written */
+    const void *from;
+    /* [shape] elements, no two at one address, none in `from` */
+    void *to;
+
+    int64_t shape[3];
+    int64_t from_strides[3];
+    int64_t to_strides[3];
+
+    /* 1, 2 or 4 */
+    int32_t element_bytes;
+} MlaCopyParams;
+
+/* Enqueues one kernel on `stream`; none where there are no elements. */
+MlaStatus mla_copy(const MlaCopyParams *params, void *stream);
+
+/* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel
+ * first takes milliseconds, and may not be possible while a graph is captured. */
+MlaStatus mla_load_helpers(void);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,168 @@
+// The C interface of cache writes and gathers: checks every argument, chooses the kernel, launches.
+
+#include "cache_gather.cuh"
+#include "cache_write.cuh"
+#include "helpers.cuh"
+
+namespace mla {
+namespace {
+
+constexpr const char* kDtypes = "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)";
+
+bool is_dtype(int dtype) { return dtype == MLA_DTYPE_BF16 || dtype == MLA_DTYPE_F16 || dtype == MLA_DTYPE_F32; }
+
+int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
+
+// What both directions ask of a cache.
+void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim, int64_t pages, int64_t page_size,
+                 int64_t page_stride, int64_t slot_stride, float scale) {
+    check.that(format >= MLA_CACHE_F32 && format <= MLA_CACHE_FP8_DS_MLA, "cache_format", format, "a value of MLA_CACHE_* (0..=4)")
+        .that(latent_dim >= 1 && latent_dim <= 65536, "latent_dim", latent_dim, "1..=65536")
+        .that(rope_dim >= 0 && rope_dim <= 65536, "rope_dim", rope_dim, "0..=65536")
+        .that(format != MLA_CACHE_FP8_DS_MLA || latent_dim % kScaleGroup == 0, "latent_dim", latent_dim, "a multiple of 128, for its scales")
+        .that(page_size >= 1, "page_size", page_size, "1 and up")
+        .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages, "at most 2147483647 slots")
+        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale", int64_t(scale), "2^-60 to 2^60");
+    if (check.failed() || pages == 0) return;
+    const RowShape row = row_shape(format, latent_dim, rope_dim);
+    check.pointer(cache, row.element_alignment, "cache")
+        .stride(slot_stride, "cache_slot_stride", row.bytes)
+        .that(slot_stride % row.element_alignment == 0, "cache_slot_stride", slot_stride, "a multiple of the widest element of a row")
+        .that(page_stride % row.element_alignment == 0, "cache_page_stride", page_stride, "a multiple of the widest element of a row");
+    if (pages > 1) check.stride(page_stride, "cache_page_stride", (page_size - 1) * slot_stride + row.bytes);
+}
+
+bool is_wide_cache(const void* cache, int format, int64_t latent_dim, int64_t rope_dim, int64_t page_stride, int64_t slot_stride) {
+    const RowShape row = row_shape(format, latent_dim, rope_dim);
+    const int64_t a = row.octet_alignment;
+    return latent_dim % kOctet == 0 && rope_dim % kOctet == 0 && is_aligned(cache, a) && page_stride % a == 0 && slot_stride % a == 0 &&
+           row.rope_offset % a == 0;
+}
+
+bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> strides) {
+    if (!is_aligned(pointer, 16)) return false;
+    for (const int64_t stride : strides)
+        if (stride * bytes % 16) return false;
+    return true;
+}
+
+CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide) {
+    switch (format) {
+        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide);
+        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide);
+        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide);
+        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide);
+        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide);
+    }
+}
+
+CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide) {
+    switch (format) {
+        case MLA_CACHE_F32: return CacheGather<MLA_CACHE_F32>::kernel(dtype, wide);
+        case MLA_CACHE_F16: return CacheGather<MLA_CACHE_F16>::kernel(dtype, wide);
+        case MLA_CACHE_BF16: return CacheGather<MLA_CACHE_BF16>::kernel(dtype, wide);
+        case MLA_CACHE_FP8: return CacheGather<MLA_CACHE_FP8>::kernel(dtype, wide);
+        default: return CacheGather<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide);
+    }
+}
+
+// Strides of an axis of one element are never used.
+int64_t used(int64_t stride, int64_t extent) { return extent > 1 ? stride : 0; }
+
+}  // namespace
+
+MlaStatus load_cache_kernels() {
+    for (int format = MLA_CACHE_F32; format <= MLA_CACHE_FP8_DS_MLA; ++format)
+        for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
+            for (const bool wide : {false, true}) {
+                MlaStatus status = load("cache write", write_kernel(format, dtype, wide));
+                if (status.code == MLA_OK) status = load("cache gather", gather_kernel(format, dtype, wide));
+                if (status.code != MLA_OK) return status;
+            }
+    return ok();
+}
+
+}  // namespace mla
+
+using namespace mla;
+
+extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaCacheWriteParams& p = *params;
+    Check check;
+    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes).that(p.tokens >= 0, "tokens", p.tokens, "0 and up");
+    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size, p.cache_page_stride, p.cache_slot_stride,
+                p.cache_scale);
+    if (check.failed() || p.tokens == 0) return check.status();
+
+    const int64_t bytes = dtype_bytes(p.dtype);
+    check.pointer(p.latent, bytes, "latent").pointer(p.slots, 8, "slots").stride(p.latent_token_stride, "latent_token_stride");
+    if (p.rope_dim) check.pointer(p.rope, bytes, "rope").stride(p.rope_token_stride, "rope_token_stride");
+    bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
+                is_wide(p.latent, bytes, {used(p.latent_token_stride, p.tokens)}) &&
+                (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_token_stride, p.tokens)}));
+    if (p.positions) {
+        check.pointer(p.positions, 8, "positions")
+            .pointer(p.cos, 4, "cos")
+            .pointer(p.sin, 4, "sin")
+            .stride(p.table_stride, "table_stride")
+            .that(p.positions_len >= 0, "positions_len", p.positions_len, "0 and up")
+            .that(p.rope_dim % 2 == 0, "rope_dim", p.rope_dim, "an even number, where something is rotated")
+            .that(p.rotary_style == MLA_ROTARY_INTERLEAVED || p.rotary_style == MLA_ROTARY_HALVES, "rotary_style", p.rotary_style,
+                  "MLA_ROTARY_INTERLEAVED (0) or MLA_ROTARY_HALVES (1)");
+        wide = wide && p.rope_dim % (2 * kOctet) == 0 && is_wide(p.cos, 4, {p.table_stride}) && is_wide(p.sin, 4, {p.table_stride});
+    }
+
+    const bool queries = p.query_rope && p.heads > 0 && p.rope_dim > 0;
+    if (queries) {
+        check.that(p.positions != nullptr, "positions", 0, "positions, since there are queries to rotate")
+            .pointer(p.query_rope, bytes, "query_rope")
+            .pointer(p.query_rope_out, bytes, "query_rope_out")
+            .stride(p.query_token_stride, "query_token_stride")
+            .stride(p.query_head_stride, "query_head_stride")
+            .stride(p.query_out_token_stride, "query_out_token_stride")
+            .stride(p.query_out_head_stride, "query_out_head_stride")
+            .that(p.heads <= 65536, "heads", p.heads, "at most 65536")
+            .that(p.query_rope != p.query_rope_out ||
+                      (used(p.query_token_stride, p.tokens) == used(p.query_out_token_stride, p.tokens) &&
+                       used(p.query_head_stride, p.heads) == used(p.query_out_head_stride, p.heads)),
+                  "query_rope_out", address(p.query_rope_out), "another tensor, or query_rope with the same strides");
+        wide = wide && is_wide(p.query_rope, bytes, {used(p.query_token_stride, p.tokens), used(p.query_head_stride, p.heads)}) &&
+               is_wide(p.query_rope_out, bytes, {used(p.query_out_token_stride, p.tokens), used(p.query_out_head_stride, p.heads)});
+    }
+
+    const int64_t row_blocks = ceil_div(p.tokens, kWriteWarps);
+    const int64_t per_token = queries ? ceil_div(int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)), kWriteThreads) : 1;
+    const int64_t blocks = row_blocks + (queries ? p.tokens * per_token : 0);
+    check.that(blocks <= INT32_MAX, "tokens", p.tokens, "fewer tokens times heads");
+    if (check.failed()) return check.status();
+    const WritePlan plan = {uint32_t(row_blocks), uint32_t(per_token), wide};
+    return launch("cache write", write_kernel(p.cache_format, p.dtype, wide), dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
+}
+
+extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaCacheGatherParams& p = *params;
+    Check check;
+    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes).that(p.rows >= 0, "rows", p.rows, "0 and up");
+    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size, p.cache_page_stride, p.cache_slot_stride,
+                p.cache_scale);
+    if (check.failed() || p.rows == 0) return check.status();
+
+    const int64_t bytes = dtype_bytes(p.dtype);
+    check.that(p.segments >= 1, "segments", p.segments, "1 and up, since there are rows")
+        .that(p.max_pages >= 0, "max_pages", p.max_pages, "0 and up")
+        .pointer(p.token_starts, 4, "token_starts")
+        .pointer(p.row_starts, 4, "row_starts")
+        .stride(p.block_table_stride, "block_table_stride", p.segments > 1 ? p.max_pages : 0)
+        .pointer(p.latent, bytes, "latent")
+        .stride(p.latent_row_stride, "latent_row_stride", p.rows > 1 ? p.latent_dim : 0);
+    if (p.max_pages) check.pointer(p.block_table, 4, "block_table");
+    if (p.rope_dim) check.pointer(p.rope, bytes, "rope").stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
+    if (check.failed()) return check.status();
+    const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
+                      is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
+                      (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
+    return launch("cache gather", gather_kernel(p.cache_format, p.dtype, wide), dim3(uint32_t(ceil_div(p.rows, kGatherWarps))),
+                  dim3(kGatherThreads), stream, p);
+}

@@ -1,0 +1,13 @@
+// The loaders of the helper kernels, one per file that has any.
+#pragma once
+
+#include "../common/status.cuh"
+
+namespace mla {
+
+MlaStatus load_cache_kernels();
+MlaStatus load_merge_kernels();
+MlaStatus load_lse_kernels();
+MlaStatus load_copy_kernels();
+
+}  // namespace mla

@@ -1,0 +1,117 @@
+// Rotary embedding: pairs of elements, turned by an angle per position and pair.
+#pragma once
+
+#include "../common/octet.cuh"
+#include "../include/mla.h"
+
+namespace mla {
+
+// The tables' rows of one token; a position outside them has none, and its vectors become NaN.
+struct Angles {
+    const float* cos;
+    const float* sin;
+
+    __device__ Angles(const MlaCacheWriteParams& p, int64_t token) : cos(nullptr), sin(nullptr) {
+        const int64_t position = p.positions[token];
+        if (position < 0 || position >= p.positions_len) return;
+        cos = p.cos + position * p.table_stride;
+        sin = p.sin + position * p.table_stride;
+    }
+};
+
+// `N` consecutive entries of a table from `first` on.
+template <bool Wide, int N>
+__device__ __forceinline__ Group<float, N> angle(const float* table, int first, int count) {
+    Group<float, N> to;
+    if (table) return load<Wide, float, N>(table + first, count);
+#pragma unroll
+    for (int i = 0; i < N; ++i) to.x[i] = __int_as_float(0x7fffffff);
+    return to;
+}
+
+// The products are rounded on their own, without fused multiply-adds: so any implementation in f32 gives the same bits.
+__device__ __forceinline__ float turned_first(float a, float b, float cos, float sin) {
+    return __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
+}
+
+__device__ __forceinline__ float turned_second(float a, float b, float cos, float sin) {
+    return __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
+}
+
+// Octet `octet` of a rotary vector after the turn, rounded to its type. `x` is the octet itself; its partners are read
+// from `vector` where they lie outside of it. With Wide and MLA_ROTARY_HALVES a half is whole octets.
+template <bool Wide, typename T>
+__device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet, const Angles& angles, int style, int rope_dim) {
+    const int first = octet * kOctet, half = rope_dim / 2;
+    Octet<T> to;
+    if (style == MLA_ROTARY_INTERLEAVED) {
+        constexpr int pairs = kOctet / 2;
+        const auto cos = angle<Wide, pairs>(angles.cos, first / 2, half - first / 2);
+        const auto sin = angle<Wide, pairs>(angles.sin, first / 2, half - first / 2);
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) {
+            const float a = to_float(x.x[2 * i]), b = to_float(x.x[2 * i + 1]);
+            to.x[2 * i] = from_float<T>(turned_first(a, b, cos.x[i], sin.x[i]));
+            to.x[2 * i + 1] = from_float<T>(turned_second(a, b, cos.x[i], sin.x[i]));
+        }
+        return to;
+    }
+    if constexpr (Wide) {
+        const bool second = first >= half;
+        const int pair = second ? first - half : first;
+        const auto partner = load<true>(vector + (second ? first - half : first + half), kOctet);
+        const auto cos = angle<true, kOctet>(angles.cos, pair, kOctet);
+        const auto sin = angle<true, kOctet>(angles.sin, pair, kOctet);
+#pragma unroll
+        for (int i = 0; i < kOctet; ++i) {
+            const float own = to_float(x.x[i]), other = to_float(partner.x[i]);
+            to.x[i] = from_float<T>(second ? turned_second(other, own, cos.x[i], sin.x[i]) : turned_first(own, other, cos.x[i], sin.x[i]));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kOctet; ++i) {
+            const int e = first + i;
+            if (e >= rope_dim) {
+                to.x[i] = T(0.f);
+                continue;
+            }
+            const bool second = e >= half;
+            const int pair = second ? e - half : e;
+            const float own = to_float(x.x[i]), other = to_float(vector[second ? pair : pair + half]);
+            const float cos = angle<false, 1>(angles.cos, pair, 1).x[0], sin = angle<false, 1>(angles.sin, pair, 1).x[0];
+            to.x[i] = from_float<T>(second ? turned_second(other, own, cos, sin) : turned_first(own, other, cos, sin));
+        }
+    }
+    return to;
+}
+
+// Turns `N` pairs of one vector from pair `first` on; the thread owns both sides of each pair, so the vector may be
+// turned in place.
+template <bool Wide, typename T, int N>
+__device__ __forceinline__ void turn_pairs(const T* from, T* to, int first, const Angles& angles, int style, int half) {
+    const auto cos = angle<Wide, N>(angles.cos, first, N);
+    const auto sin = angle<Wide, N>(angles.sin, first, N);
+    const bool interleaved = style == MLA_ROTARY_INTERLEAVED;
+    const int at = interleaved ? 2 * first : first;
+    const int beyond = interleaved ? at + N : at + half;
+    Group<T, N> low = load<Wide, T, N>(from + at, N), high = load<Wide, T, N>(from + beyond, N);
+    const auto turn = [&](T& a, T& b, int i) {
+        const float x = to_float(a), y = to_float(b);
+        a = from_float<T>(turned_first(x, y, cos.x[i], sin.x[i]));
+        b = from_float<T>(turned_second(x, y, cos.x[i], sin.x[i]));
+    };
+    if (!interleaved || N == 1) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) turn(low.x[i], high.x[i], i);
+    } else {
+#pragma unroll
+        for (int i = 0; i + 1 < N; i += 2) {
+            turn(low.x[i], low.x[i + 1], i / 2);
+            turn(high.x[i], high.x[i + 1], (i + N) / 2);
+        }
+    }
+    store<Wide, T, N>(to + at, low, N);
+    store<Wide, T, N>(to + beyond, high, N);
+}
+
+}  // namespace mla
