@@ -1,0 +1,277 @@
+//! Products through cuBLAS.
+//!
+//! cuBLAS counts columns first, so a row-major matrix is its transpose there, and
+//! `cᵀ = bᵀ · aᵀ` is what it computes: the operands change places. Each needs one axis whose
+//! neighbours are neighbours in memory; which one is cuBLAS's "transposed" flag.
+
+use std::sync::Arc;
+
+use cudarc::cublas::{result, sys};
+use cudarc::driver::CudaStream;
+use mla_runtime::dtype::DType;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Layout;
+
+use super::memory::{Buffer, Bytes};
+
+// What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so its
+// calls can be captured.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// A cuBLAS handle that is tied to one stream, or none where the library is missing.
+pub(super) struct Blas {
+    handle: Option<Handle>,
+}
+
+struct Handle {
+    raw: sys::cublasHandle_t,
+    // Freed after the handle, by the order of drops.
+    _workspace: Buffer,
+}
+
+// SAFETY: "the library is thread safe and its functions can be called from multiple host threads, even
+// with the same handle" (cuBLAS documentation), as long as its configuration does not change: stream
+// and workspace are set once, before anyone else has the handle.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle was created once and is destroyed once. There is nobody to tell of an error.
+        let _ = unsafe { result::destroy_handle(self.raw) };
+    }
+}
+
+impl Blas {
+    /// The context of `stream` must be current.
+    pub(super) fn new(stream: &Arc<CudaStream>) -> Result<Self> {
+        // SAFETY: this loads the library, whose initialisers are those that every user of it runs.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(Self { handle: None });
+        }
+        let mut workspace = Buffer::zeroed(stream, WORKSPACE_BYTES)?;
+        let raw = result::create_handle().map_err(failed)?;
+        // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type differently.
+        // The workspace outlives the handle. The stream comes first, since setting it resets the
+        // workspace.
+        unsafe {
+            result::set_stream(raw, stream.cu_stream().cast()).map_err(failed)?;
+            sys::cublasSetWorkspace_v2(
+                raw,
+                workspace.bytes_mut().address() as *mut _,
+                WORKSPACE_BYTES,
+            )
+            .result()
+            .map_err(failed)?;
+        }
+        Ok(Self {
+            handle: Some(Handle {
+                raw,
+                _workspace: workspace,
+            }),
+        })
+    }
+
+    /// `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says; extents and
+    /// dtypes agree, none of the extents is 0, and `c` is written by nobody else.
+    pub(super) fn gemm(
+        &self,
+        (a, a_layout): (Bytes<'_>, &Layout),
+        (b, b_layout): (Bytes<'_>, &Layout),
+        (c, c_layout): (u64, &Layout),
+    ) -> Result<()> {
+        let Some(handle) = &self.handle else {
+            return Err(Error::Device {
+                device: "cuda",
+                operation: "gemm",
+                message: "library cublas is missing; install it where the loader finds it"
+                    .to_owned(),
+            });
+        };
+        // A column-major output is the row-major output of the transposed product.
+        let (left, right, out) = if is_contiguous(c_layout, 2) {
+            ((a, *a_layout), (b, *b_layout), *c_layout)
+        } else {
+            (
+                (b, transposed(b_layout)),
+                (a, transposed(a_layout)),
+                transposed(c_layout),
+            )
+        };
+        let c_operand = Operand::new("c", &out)?;
+        if c_operand.transposed {
+            return Err(strides_refused("c", c_layout));
+        }
+        let a_operand = Operand::new("a", &left.1)?;
+        let b_operand = Operand::new("b", &right.1)?;
+        let [batch, m, n] = out.shape;
+        let k = left.1.shape[2];
+        let dtype = match out.dtype {
+            DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
+            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
+            DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
+        };
+        let (alpha, beta) = (1f32, 0f32);
+        // SAFETY: the layouts were checked to lie within their bytes, and the operands describe the
+        // same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host, of
+        // the compute type, and read before the call returns. The handle's stream and workspace live.
+        unsafe {
+            sys::cublasGemmStridedBatchedEx_64(
+                handle.raw,
+                b_operand.operation(),
+                a_operand.operation(),
+                n as i64,
+                m as i64,
+                k as i64,
+                (&raw const alpha).cast(),
+                right.0.address() as *const _,
+                dtype,
+                b_operand.row_stride,
+                b_operand.batch_stride,
+                left.0.address() as *const _,
+                dtype,
+                a_operand.row_stride,
+                a_operand.batch_stride,
+                (&raw const beta).cast(),
+                c as *mut _,
+                dtype,
+                c_operand.row_stride,
+                c_operand.batch_stride,
+                batch as i64,
+                sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+            )
+            .result()
+            .map_err(failed)
+        }
+    }
+}
+
+// A batch of matrices in which either the columns (plain) or the rows (transposed) are neighbours.
+struct Operand {
+    transposed: bool,
+    row_stride: i64,
+    batch_stride: i64,
+}
+
+impl Operand {
+    fn new(name: &'static str, layout: &Layout) -> Result<Self> {
+        let transposed = !is_contiguous(layout, 2);
+        let (rows, columns) = if transposed { (2, 1) } else { (1, 2) };
+        let row_stride = if layout.shape[rows] > 1 {
+            layout.strides[rows]
+        } else {
+            layout.shape[columns]
+        };
+        if !is_contiguous(layout, columns) || row_stride < layout.shape[columns] {
+            return Err(strides_refused(name, layout));
+        }
+        let batch_stride = if layout.shape[0] > 1 {
+            layout.strides[0]
+        } else {
+            0
+        };
+        Ok(Self {
+            transposed,
+            row_stride: row_stride as i64,
+            batch_stride: batch_stride as i64,
+        })
+    }
+
+    fn operation(&self) -> sys::cublasOperation_t {
+        if self.transposed {
+            sys::cublasOperation_t::CUBLAS_OP_T
+        } else {
+            sys::cublasOperation_t::CUBLAS_OP_N
+        }
+    }
+}
+
+fn is_contiguous(layout: &Layout, axis: usize) -> bool {
+    layout.shape[axis] <= 1 || layout.strides[axis] == 1
+}
+
+fn transposed(layout: &Layout) -> Layout {
+    let mut layout = *layout;
+    layout.shape.swap(1, 2);
+    layout.strides.swap(1, 2);
+    layout
+}
+
+fn strides_refused(operand: &'static str, layout: &Layout) -> Error {
+    Error::argument(
+        match operand {
+            "a" => "gemm a",
+            "b" => "gemm b",
+            _ => "gemm c",
+        },
+        layout,
+        "rows or columns of stride 1, and the other stride no smaller than their extent",
+    )
+}
+
+fn failed(error: result::CublasError) -> Error {
+    Error::Device {
+        device: "cuda",
+        operation: "gemm",
+        message: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(shape: [usize; 3], strides: [usize; 3]) -> Layout {
+        Layout {
+            dtype: DType::BF16,
+            shape,
+            strides,
+        }
+    }
+
+    #[test]
+    fn operands_are_plain_or_transposed() {
+        let plain = Operand::new("a", &layout([2, 3, 4], [0, 8, 1])).unwrap();
+        assert_eq!(
+            (plain.transposed, plain.row_stride, plain.batch_stride),
+            (false, 8, 0)
+        );
+        let transposed = Operand::new("a", &layout([2, 3, 4], [12, 1, 3])).unwrap();
+        assert_eq!(
+            (
+                transposed.transposed,
+                transposed.row_stride,
+                transposed.batch_stride
+            ),
+            (true, 3, 12)
+        );
+    }
+
+    #[test]
+    fn strides_of_single_rows_do_not_matter() {
+        let row = Operand::new("a", &layout([1, 1, 4], [7, 0, 1])).unwrap();
+        assert_eq!(
+            (row.transposed, row.row_stride, row.batch_stride),
+            (false, 4, 0)
+        );
+        let column = Operand::new("a", &layout([1, 4, 1], [0, 5, 9])).unwrap();
+        assert_eq!((column.transposed, column.row_stride), (false, 5));
+    }
+
+    #[test]
+    fn scattered_and_overlapping_matrices_are_refused_by_name() {
+        for strides in [[1, 8, 2], [1, 2, 1]] {
+            let error = Operand::new("b", &layout([1, 3, 4], strides))
+                .err()
+                .expect("refused");
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("gemm b: given bf16 [1, 3, 4]"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The operations of the device.
+
+use std::ops::Range;
+
+use cudarc::driver::{result, sys};
+use mla_runtime::availability::Availability;
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
+use mla_runtime::capability::{Platform, Target};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::dtype::DType;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+use super::memory::{Buffer, Bytes, BytesMut};
+use super::rotary::{Rotary, RotaryQuery};
+use super::{Cuda, failed};
+use crate::{present_gpu, raw};
+
+impl Device for Cuda {
+    const PLATFORM: Platform = Platform::Cuda;
+
+    type Buffer = Buffer;
+    type Bytes<'a> = Bytes<'a>;
+    type BytesMut<'a> = BytesMut<'a>;
+
+    fn availability() -> Availability {
+        match present_gpu() {
+            Ok(_) => Availability::Available,
+            Err(cause) => Availability::Unavailable(cause),
+        }
+    }
+
+    fn target(&self) -> Target {
+        self.target()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        Buffer::zeroed(self.stream(), bytes)
+    }
+
+    fn bytes(buffer: &Buffer) -> Self::Bytes<'_> {
+        buffer.bytes()
+    }
+
+    fn bytes_mut(buffer: &mut Buffer) -> Self::BytesMut<'_> {
+        buffer.bytes_mut()
+    }
+
+    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+        bytes.range(range)
+    }
+
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+        bytes.split(at)
+    }
+
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+        bytes
+    }
+
+    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+        bytes.reborrow()
+    }
+
+    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+        bytes.freeze()
+    }
+
+    fn upload(&self, from: &[u8], to: BytesMut<'_>) -> Result<()> {
+        same_length(from.len(), to.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the destination is as long as the source. From ordinary host memory the driver has
+        // taken the bytes when the call returns; from memory that is registered with it, it may not
+        // have, so that is waited for.
+        unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
+            .map_err(failed("upload"))?;
+        if is_registered(from) {
+            self.synchronize()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn download(&self, from: Bytes<'_>, to: &mut [u8]) -> Result<()> {
+        same_length(to.len(), from.len())?;
+        if to.is_empty() {
+            return self.synchronize();
+        }
+        self.bind()?;
+        // SAFETY: the source is as long as the destination, which is borrowed until the copy is done.
+        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
+            .map_err(failed("download"))?;
+        self.synchronize()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.stream().synchronize().map_err(failed("synchronize"))
+    }
+
+    fn gemm(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let [batch, m, n] = c.shape();
+        let k = a.shape()[2];
+        let dtype = c.dtype();
+        expect("gemm a", a.layout(), dtype, [batch, m, k])?;
+        expect("gemm b", b.layout(), dtype, [batch, k, n])?;
+        if batch * m * n == 0 {
+            return Ok(());
+        }
+        if k == 0 {
+            return self.clear(c);
+        }
+        self.bind()?;
+        let layout = *c.layout();
+        self.blas().gemm(
+            (a.bytes(), a.layout()),
+            (b.bytes(), b.layout()),
+            (c.into_bytes().address(), &layout),
+        )
+    }
+
+    fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        expect("copy source", from.layout(), to.dtype(), to.shape())?;
+        self.copy_elements(Some((from.bytes(), from.layout())), to)
+    }
+
+    fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {
+        self.copy_elements(None, to)
+    }
+
+    fn write_cache(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        self.write_rows(latent, rope, slots, cache, None)
+    }
+
+    fn gather_cache(
+        &self,
+        cache: CacheRef<'_, Self>,
+        rows: GatherRows<'_, Self>,
+        latent: TensorMut<'_, Self>,
+        rope: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let layout = cache.layout();
+        let (latent_dim, rope_dim) = widths(layout);
+        let room = latent.shape()[0];
+        let dtype = latent.dtype();
+        expect(
+            "gathered latent",
+            latent.layout(),
+            dtype,
+            [room, 1, latent_dim],
+        )?;
+        expect("gathered rope", rope.layout(), dtype, [room, 1, rope_dim])?;
+        unit_columns("gathered latent", latent.layout())?;
+        unit_columns("gathered rope", rope.layout())?;
+        if rows.rows > room {
+            return Err(Error::argument(
+                "rows",
+                rows.rows,
+                format!("at most {room}"),
+            ));
+        }
+        let segments = rows.row_starts.len().saturating_sub(1);
+        for (name, given) in [
+            ("token starts", rows.token_starts.len()),
+            ("block table requests", rows.block_table.requests()),
+        ] {
+            if given != segments {
+                return Err(Error::argument(
+                    name,
+                    given,
+                    format!("{segments}, one per segment"),
+                ));
+            }
+        }
+        let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
+        let params = raw::MlaCacheGatherParams {
+            cache: cache.bytes().address() as *const _,
+            block_table: rows.block_table.entries().bytes().address() as *const _,
+            token_starts: rows.token_starts.bytes().address() as *const _,
+            row_starts: rows.row_starts.bytes().address() as *const _,
+            latent: latent.into_bytes().address() as *mut _,
+            rope: rope.into_bytes().address() as *mut _,
+            cache_page_stride: wide("page stride", layout.page_stride)?,
+            cache_slot_stride: wide("row stride", layout.row_stride)?,
+            block_table_stride: wide("max pages", rows.block_table.max_pages())?,
+            latent_row_stride: wide("gathered latent", latent_stride)?,
+            rope_row_stride: wide("gathered rope", rope_stride)?,
+            pages: wide("pages", layout.pages)?,
+            rows: narrow("rows", rows.rows)?,
+            segments: narrow("segments", segments)?,
+            max_pages: narrow("max pages", rows.block_table.max_pages())?,
+            page_size: narrow("page size", layout.page_size)?,
+            latent_dim: narrow("latent", latent_dim)?,
+            rope_dim: narrow("rope", rope_dim)?,
+            dtype: dtype_code(dtype),
+            cache_format: format_code(layout.format),
+            cache_scale: layout.scale,
+        };
+        self.bind()?;
+        // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays to be
+        // as long as the segments need; the kernel itself checks the pages that it finds in them.
+        raw::check("gather cache", unsafe {
+            raw::mla_cache_gather(&params, self.raw_stream())
+        })
+    }
+
+    fn merge(
+        &self,
+        out: TensorMut<'_, Self>,
+        lse: LseMut<'_, Self>,
+        other: TensorRef<'_, Self>,
+        other_lse: LseRef<'_, Self>,
+    ) -> Result<()> {
+        let layout = *out.layout();
+        let [tokens, heads, width] = layout.shape;
+        expect("other", other.layout(), layout.dtype, layout.shape)?;
+        unit_columns("out", &layout)?;
+        unit_columns("other", other.layout())?;
+        let (lse_layout, other_lse_layout) = (lse.layout(), other_lse.layout());
+        for (name, lse) in [("lse", lse_layout), ("other lse", other_lse_layout)] {
+            if (lse.heads, lse.tokens) != (heads, tokens) {
+                return Err(Error::argument(
+                    name,
+                    format!("{lse:?}"),
+                    format!("{heads} heads of {tokens} tokens"),
+                ));
+            }
+        }
+        let params = raw::MlaMergeParams {
+            out: out.into_bytes().address() as *mut _,
+            lse: lse.into_bytes().address() as *mut _,
+            other: other.bytes().address() as *const _,
+            other_lse: other_lse.bytes().address() as *const _,
+            out_token_stride: wide("out", layout.strides[0])?,
+            out_head_stride: wide("out", layout.strides[1])?,
+            other_token_stride: wide("other", other.layout().strides[0])?,
+            other_head_stride: wide("other", other.layout().strides[1])?,
+            lse_head_stride: wide("lse", lse_layout.row_stride)?,
+            other_lse_head_stride: wide("other lse", other_lse_layout.row_stride)?,
+            tokens: narrow("tokens", tokens)?,
+            heads: narrow("heads", heads)?,
+            width: narrow("width", width)?,
+            dtype: dtype_code(layout.dtype),
+        };
+        self.bind()?;
+        // SAFETY: all four tensors were checked to hold what their layouts say, which agree.
+        raw::check("merge", unsafe {
+            raw::mla_merge(&params, self.raw_stream())
+        })
+    }
+
+    fn convert_lse<C: LseConvention>(
+        &self,
+        from: LseRef<'_, Self, C>,
+        to: LseMut<'_, Self>,
+    ) -> Result<()> {
+        let (from_layout, to_layout) = (from.layout(), to.layout());
+        if (from_layout.heads, from_layout.tokens) != (to_layout.heads, to_layout.tokens) {
+            return Err(Error::argument(
+                "lse",
+                format!("{from_layout:?}"),
+                format!("the extents of {to_layout:?}"),
+            ));
+        }
+        let params = raw::MlaLseParams {
+            from: from.bytes().address() as *const _,
+            to: to.into_bytes().address() as *mut _,
+            from_row_stride: wide("lse", from_layout.row_stride)?,
+            to_head_stride: wide("lse", to_layout.row_stride)?,
+            tokens: narrow("tokens", from_layout.tokens)?,
+            heads: narrow("heads", from_layout.heads)?,
+            heads_first: i32::from(C::HEADS_FIRST),
+            unit: C::UNIT,
+        };
+        self.bind()?;
+        // SAFETY: both were checked to hold what their layouts say, which agree.
+        raw::check("convert lse", unsafe {
+            raw::mla_lse_natural(&params, self.raw_stream())
+        })
+    }
+}
+
+impl Cuda {
+    /// As [`write_cache`](Device::write_cache), with the rotation of `rope`, which has none yet, and of
+    /// the queries' rotary parts in the same launch. The result is the same as if everything had been
+    /// turned in place beforehand, in f32 and rounded to its dtype.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree, or R is odd.
+    pub fn write_cache_rotated(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        rotary: &Rotary<'_>,
+        query: Option<RotaryQuery<'_>>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
+    }
+
+    fn write_rows(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+        rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
+    ) -> Result<()> {
+        let layout = *cache.layout();
+        let (latent_dim, rope_dim) = widths(&layout);
+        let (tokens, dtype) = (latent.shape()[0], latent.dtype());
+        expect("latent", latent.layout(), dtype, [tokens, 1, latent_dim])?;
+        expect("rope", rope.layout(), dtype, [tokens, 1, rope_dim])?;
+        unit_columns("latent", latent.layout())?;
+        unit_columns("rope", rope.layout())?;
+        if slots.len() != tokens {
+            return Err(Error::argument("slots", slots.len(), tokens));
+        }
+        let mut params = raw::MlaCacheWriteParams {
+            latent: latent.bytes().address() as *const _,
+            rope: rope.bytes().address() as *const _,
+            slots: slots.bytes().address() as *const _,
+            cache: cache.into_bytes().address() as *mut _,
+            positions: std::ptr::null(),
+            cos: std::ptr::null(),
+            sin: std::ptr::null(),
+            query_rope: std::ptr::null(),
+            query_rope_out: std::ptr::null_mut(),
+            latent_token_stride: wide("latent", latent.layout().strides[0])?,
+            rope_token_stride: wide("rope", rope.layout().strides[0])?,
+            cache_page_stride: wide("page stride", layout.page_stride)?,
+            cache_slot_stride: wide("row stride", layout.row_stride)?,
+            table_stride: 0,
+            query_token_stride: 0,
+            query_head_stride: 0,
+            query_out_token_stride: 0,
+            query_out_head_stride: 0,
+            pages: wide("pages", layout.pages)?,
+            positions_len: 0,
+            tokens: narrow("tokens", tokens)?,
+            page_size: narrow("page size", layout.page_size)?,
+            heads: 0,
+            latent_dim: narrow("latent", latent_dim)?,
+            rope_dim: narrow("rope", rope_dim)?,
+            dtype: dtype_code(dtype),
+            cache_format: format_code(layout.format),
+            rotary_style: 0,
+            cache_scale: layout.scale,
+        };
+        if let Some((rotary, query)) = rotation {
+            rotary.fill(query, tokens, rope_dim, dtype, &mut params)?;
+        }
+        self.bind()?;
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree; the
+        // kernel itself checks slots and positions against the cache and the tables.
+        raw::check("write cache", unsafe {
+            raw::mla_cache_write(&params, self.raw_stream())
+        })
+    }
+
+    fn copy_elements(
+        &self,
+        from: Option<(Bytes<'_>, &Layout)>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let layout = *to.layout();
+        let strides = |strides: [usize; 3]| -> Result<[i64; 3]> {
+            Ok([
+                wide("stride", strides[0])?,
+                wide("stride", strides[1])?,
+                wide("stride", strides[2])?,
+            ])
+        };
+        let params = raw::MlaCopyParams {
+            from: from.map_or(std::ptr::null(), |(bytes, _)| bytes.address() as *const _),
+            to: to.into_bytes().address() as *mut _,
+            shape: strides(layout.shape)?,
+            from_strides: from.map_or(Ok([0; 3]), |(_, layout)| strides(layout.strides))?,
+            to_strides: strides(layout.strides)?,
+            element_bytes: layout.dtype.bytes() as i32,
+        };
+        self.bind()?;
+        // SAFETY: both tensors were checked to hold what their layouts say, of one shape and dtype; the
+        // output is borrowed mutably, so the input is elsewhere.
+        raw::check("copy", unsafe { raw::mla_copy(&params, self.raw_stream()) })
+    }
+}
+
+fn same_length(host: usize, device: usize) -> Result<()> {
+    if host == device {
+        Ok(())
+    } else {
+        Err(Error::argument(
+            "host bytes",
+            host,
+            format!("the device's {device}"),
+        ))
+    }
+}
+
+// Whether the driver knows these host bytes, so that it may copy from them without staging.
+fn is_registered(bytes: &[u8]) -> bool {
+    let mut kind = 0u32;
+    // SAFETY: the attribute is 32 bits wide; any address may be asked about, and one that the driver
+    // does not know is an error, not undefined.
+    let status = unsafe {
+        sys::cuPointerGetAttribute(
+            (&raw mut kind).cast(),
+            sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            bytes.as_ptr() as u64,
+        )
+    };
+    status == sys::CUresult::CUDA_SUCCESS
+}
+
+fn expect(name: &'static str, layout: &Layout, dtype: DType, shape: [usize; 3]) -> Result<()> {
+    if layout.dtype == dtype && layout.shape == shape {
+        Ok(())
+    } else {
+        Err(Error::argument(name, layout, format!("{dtype} {shape:?}")))
+    }
+}
+
+fn unit_columns(name: &'static str, layout: &Layout) -> Result<()> {
+    if layout.has_unit_columns() {
+        Ok(())
+    } else {
+        Err(Error::argument(name, layout, "a last axis of stride 1"))
+    }
+}
+
+fn widths(layout: &CacheLayout) -> (usize, usize) {
+    (layout.dims.latent as usize, layout.dims.head.rope as usize)
+}
+
+fn narrow(name: &'static str, value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| Error::argument(name, value, "at most 2147483647"))
+}
+
+fn wide(name: &'static str, value: usize) -> Result<i64> {
+    i64::try_from(value).map_err(|_| Error::argument(name, value, "at most 2^63 - 1"))
+}
+
+fn dtype_code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => raw::MLA_DTYPE_F32 as i32,
+        DType::F16 => raw::MLA_DTYPE_F16 as i32,
+        DType::BF16 => raw::MLA_DTYPE_BF16 as i32,
+    }
+}
+
+fn format_code(format: KvFormat) -> i32 {
+    match format {
+        KvFormat::F32 => raw::MLA_CACHE_F32 as i32,
+        KvFormat::F16 => raw::MLA_CACHE_F16 as i32,
+        KvFormat::BF16 => raw::MLA_CACHE_BF16 as i32,
+        KvFormat::Fp8 => raw::MLA_CACHE_FP8 as i32,
+        KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA as i32,
+    }
+}

@@ -1,0 +1,147 @@
+//! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc, the
+//! helper operations through this crate's kernels, products through cuBLAS.
+//!
+//! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those of a
+//! [`Buffer`], or of a cudarc slice through [`Cuda::lend`]. The raw one, for engines with pools of their
+//! own, is [`Bytes::from_raw`] over any address, and below that [`raw`], the C interface
+//! itself.
+//!
+//! Everything is enqueued on the device's own stream and returns at once, except
+//! [`download`](mla_runtime::device::Device::download),
+//! [`synchronize`](mla_runtime::device::Device::synchronize) and freeing a [`Buffer`]. Nothing but
+//! [`allocate`](mla_runtime::device::Device::allocate) allocates, so that everything else can be
+//! captured into a [`Graph`].
+
+mod blas;
+mod device;
+mod graph;
+mod memory;
+mod rotary;
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::Arc;
+
+/// The version of cudarc whose contexts, streams and slices this crate takes.
+pub use cudarc;
+use cudarc::driver::{CudaContext, CudaStream, DriverError};
+pub use graph::Graph;
+pub use memory::{Buffer, Bytes, BytesMut, Lent, LentMut};
+use mla_runtime::capability::Target;
+use mla_runtime::error::{Error, Result};
+pub use rotary::{Rotary, RotaryQuery, RotaryStyle};
+
+use crate::gpu::{self, Gpu};
+use crate::raw;
+use blas::Blas;
+
+/// A GPU and one stream of it. Cloning gives another handle to the same stream.
+#[derive(Clone)]
+pub struct Cuda {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    stream: Arc<CudaStream>,
+    gpu: Gpu,
+    blas: Blas,
+}
+
+impl Cuda {
+    /// The GPU with this number, in its primary context, and a new stream of its own.
+    ///
+    /// This loads every helper kernel and makes the workspace of cuBLAS, so that nothing later has to.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no driver or no such GPU, or the driver refuses.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        // Without a driver, cudarc panics.
+        gpu::driver().map_err(|cause| unavailable(ordinal, cause))?;
+        let context = CudaContext::new(ordinal).map_err(failed("retain context"))?;
+        let stream = context.new_stream().map_err(failed("create stream"))?;
+        Self::on_stream(stream)
+    }
+
+    /// The GPU that a stream of cudarc's belongs to, and that stream. For another library's stream,
+    /// adopt it first with cudarc's `wrap_borrowed_stream`.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub fn on_stream(stream: Arc<CudaStream>) -> Result<Self> {
+        let ordinal = stream.context().ordinal();
+        let gpu = gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
+        stream
+            .context()
+            .bind_to_thread()
+            .map_err(failed("bind context"))?;
+        // SAFETY: the function takes nothing; the context it loads into is current.
+        raw::check("load kernels", unsafe { raw::mla_load_helpers() })?;
+        let blas = Blas::new(&stream)?;
+        Ok(Self {
+            inner: Arc::new(Inner { stream, gpu, blas }),
+        })
+    }
+
+    /// The stream that everything is enqueued on. Through it, cudarc gives events, and waits between
+    /// streams.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.inner.stream
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.inner.gpu
+    }
+
+    /// The stream as the raw tier takes it.
+    pub fn raw_stream(&self) -> *mut c_void {
+        self.inner.stream.cu_stream().cast()
+    }
+
+    fn target(&self) -> Target {
+        self.inner.gpu.target()
+    }
+
+    fn blas(&self) -> &Blas {
+        &self.inner.blas
+    }
+
+    // Makes the stream's context current: the launches of the raw tier go to the current one.
+    fn bind(&self) -> Result<()> {
+        self.inner
+            .stream
+            .context()
+            .bind_to_thread()
+            .map_err(failed("bind context"))
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Gpu {
+            ordinal,
+            name,
+            capability,
+            ..
+        } = &self.inner.gpu;
+        write!(f, "Cuda({ordinal}: {name}, sm {capability})")
+    }
+}
+
+fn unavailable(ordinal: usize, cause: mla_runtime::availability::Cause) -> Error {
+    Error::Device {
+        device: "cuda",
+        operation: "open device",
+        message: format!("GPU {ordinal}: {cause}; {}", cause.remedy()),
+    }
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
+    move |error| Error::Device {
+        device: "cuda",
+        operation,
+        message: error.to_string(),
+    }
+}

@@ -1,0 +1,132 @@
+//! Which GPU this machine has, if any.
+
+use mla_runtime::availability::Cause;
+use mla_runtime::capability::{Capability, Target};
+
+/// A GPU of this machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Gpu {
+    /// Its number for the driver, from 0.
+    pub ordinal: usize,
+    /// The name that the driver gives it.
+    pub name: String,
+    /// Its compute capability.
+    pub capability: Capability,
+    /// Its memory in bytes.
+    pub memory: usize,
+}
+
+impl Gpu {
+    /// What a selection for this GPU is made for.
+    pub fn target(&self) -> Target {
+        Target::present_gpu(self.capability)
+    }
+}
+
+/// The first GPU of this machine, or why there is none to be used: no feature that compiles kernels,
+/// no driver, or no device. Asking creates no context on the GPU.
+///
+/// # Errors
+///
+/// The cause, where there is none.
+pub fn present_gpu() -> Result<Gpu, Cause> {
+    imp::gpu(0)
+}
+
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+pub(crate) use imp::{driver, gpu};
+
+#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+mod imp {
+    use super::{Cause, Gpu};
+
+    pub(super) fn gpu(_ordinal: usize) -> Result<Gpu, Cause> {
+        Err(Cause::FeatureOff("sm90"))
+    }
+}
+
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+mod imp {
+    use cudarc::driver::result::{self, DriverError};
+    use cudarc::driver::sys::{
+        self, CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+
+    use super::{Capability, Cause, Gpu};
+
+    /// Initialises the driver.
+    pub(crate) fn driver() -> Result<(), Cause> {
+        // The first call into an absent library panics in cudarc, so its presence is asked before.
+        //
+        // SAFETY: this loads the driver's library, whose initialisers are those that every CUDA
+        // program runs, and closes it again.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Cause::NoDriver);
+        }
+        result::init().map_err(cause)
+    }
+
+    pub(crate) fn gpu(ordinal: usize) -> Result<Gpu, Cause> {
+        driver()?;
+        let count = usize::try_from(result::device::get_count().map_err(cause)?).unwrap_or(0);
+        if ordinal >= count {
+            return Err(Cause::NoDevice);
+        }
+        describe(ordinal).map_err(cause)
+    }
+
+    fn describe(ordinal: usize) -> Result<Gpu, DriverError> {
+        let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
+        // SAFETY: `device` was just returned by the driver, which is initialised.
+        let (major, minor, memory) = unsafe {
+            (
+                result::device::get_attribute(device, MAJOR)?,
+                result::device::get_attribute(device, MINOR)?,
+                result::device::total_mem(device)?,
+            )
+        };
+        let part = |number: i32| u8::try_from(number).unwrap_or(0);
+        Ok(Gpu {
+            ordinal,
+            name: result::device::get_name(device)?,
+            capability: Capability::new(part(major), part(minor)),
+            memory,
+        })
+    }
+
+    // A driver that cannot be initialised (a stub, or one that does not match its kernel module) is as
+    // good as none.
+    fn cause(error: DriverError) -> Cause {
+        match error.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE | sys::CUresult::CUDA_ERROR_INVALID_DEVICE => {
+                Cause::NoDevice
+            }
+            _ => Cause::NoDriver,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Whatever the machine and the features, the answer is data.
+    #[test]
+    fn a_gpu_is_described_or_its_absence_explained() {
+        match present_gpu() {
+            Ok(gpu) => {
+                assert!(!gpu.name.is_empty());
+                assert!(gpu.capability.major > 0);
+                assert_eq!(gpu.target().capability, Some(gpu.capability));
+            }
+            Err(cause) if cfg!(any(feature = "sm90", feature = "sm100")) => {
+                assert!(
+                    matches!(cause, Cause::NoDriver | Cause::NoDevice),
+                    "{cause}"
+                );
+            }
+            Err(cause) => assert_eq!(cause, Cause::FeatureOff("sm90")),
+        }
+    }
+}

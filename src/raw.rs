@@ -1,0 +1,70 @@
+//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, for engines with
+//! their own memory pools and streams.
+//!
+//! Every function takes a plain struct of device addresses, extents and strides, and a stream
+//! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
+//! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's context
+//! current.
+//!
+//! # Safety
+//!
+//! The functions are `unsafe`: every address must be that of device memory which holds what the
+//! header says, and stays so until the stream has passed the launch.
+
+use std::ffi::CStr;
+
+use mla_runtime::error::{Error, Result};
+
+pub use generated::*;
+
+// What bindgen makes of the header, where everything is documented.
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    clippy::undocumented_unsafe_blocks
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/mla.rs"));
+}
+
+/// A status as a result: a refused argument becomes [`Error::Argument`], anything else an
+/// [`Error::Device`].
+///
+/// # Errors
+///
+/// The status, where it is not `MLA_OK`.
+pub fn check(operation: &'static str, status: MlaStatus) -> Result<()> {
+    const OK: i64 = MLA_OK as i64;
+    const BAD_ARGUMENT: i64 = MLA_BAD_ARGUMENT as i64;
+    match i64::from(status.code) {
+        OK => Ok(()),
+        BAD_ARGUMENT => Err(Error::argument(
+            text(status.field),
+            status.given,
+            text(status.accepted),
+        )),
+        _ => Err(Error::Device {
+            device: "cuda",
+            operation,
+            message: format!(
+                "{}: {} (accepted: {})",
+                text(status.field),
+                status.given,
+                text(status.accepted)
+            ),
+        }),
+    }
+}
+
+fn text(pointer: *const std::ffi::c_char) -> &'static str {
+    if pointer.is_null() {
+        return "";
+    }
+    // SAFETY: the header promises that the texts of a status are static and end in a zero byte.
+    unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("")
+}
