@@ -15,6 +15,7 @@
 mod architecture;
 #[cfg(feature = "bindings")]
 mod bindings;
+pub mod budget;
 mod cache;
 mod compiler;
 mod depfile;

@@ -297,19 +297,51 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} GiB")
 }
 
-/// The name of a kernel without its parameters: template arguments tell instantiations apart,
-/// parameters only make the line long.
+/// The name of a kernel without its return type and parameters: template arguments tell instantiations
+/// apart, parameters only make the line long.
 pub fn short(name: &str) -> &str {
+    // Only instantiations of templates are mangled with their return type, and a kernel's is void.
+    let name = name.strip_prefix("void ").unwrap_or(name);
     let mut depth = 0_i32;
     for (at, c) in name.char_indices() {
         match c {
             '<' => depth += 1,
             '>' => depth -= 1,
-            '(' if depth == 0 && at > 0 && !name[at..].starts_with("(anonymous namespace)") => {
+            '(' if depth == 0 && !name[at..].starts_with("(anonymous namespace)") => {
                 return &name[..at];
             }
             _ => {}
         }
     }
     name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_cut_before_its_parameters() {
+        for (name, expected) in [
+            ("k(float*, int)", "k"),
+            (
+                "void mla::decode<64, (Mode)1>(P)",
+                "mla::decode<64, (Mode)1>",
+            ),
+            (
+                "void mla::(anonymous namespace)::copy<unsigned char>(Plan)",
+                "mla::(anonymous namespace)::copy<unsigned char>",
+            ),
+            ("plain", "plain"),
+        ] {
+            assert_eq!(short(name), expected);
+        }
+    }
+
+    #[test]
+    fn sizes_are_for_people() {
+        assert_eq!(size(900), "900 B");
+        assert_eq!(size(3 << 20), "3.0 MiB");
+        assert_eq!(size(5 << 30), "5.0 GiB");
+    }
 }

@@ -149,6 +149,9 @@ fn driver() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(Path::parent).unwrap();
     let driver = profile.join("examples/compile");
-    assert!(driver.exists(), "run all tests of mla-build, or `cargo build -p mla-build --examples` before");
+    assert!(
+        driver.exists(),
+        "run all tests of mla-build, or `cargo build -p mla-build --examples` before"
+    );
     driver
 }

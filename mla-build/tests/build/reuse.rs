@@ -1,15 +1,13 @@
 //! When something is compiled again, and when not.
 
-mod stub;
-
 use std::{
     fs::{self, File},
     process::Command,
     time::{Duration, SystemTime},
 };
 
+use crate::stub::{ALL, World, version};
 use mla_build::{Sm100, report::Outcome};
-use stub::{ALL, World, version};
 
 const NONE: [&str; 0] = [];
 

@@ -1,7 +1,5 @@
 //! What goes wrong, and what is left when it has.
 
-mod stub;
-
 use std::{
     fs,
     io::Read,
@@ -10,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::stub::{ALL, World, version};
 use mla_build::{Error, Kernels, Sm100};
-use stub::{ALL, World, version};
 
 const NONE: [&str; 0] = [];
 

@@ -1,0 +1,319 @@
+//! What a kernel may use: a file of limits, and the check of a report against it.
+//!
+//! ```toml
+//! # Holds for every kernel that no rule below says more of. What is not named is not limited.
+//! [default]
+//! spill = 0
+//! warnings = 0
+//!
+//! # `*` stands for any text. A rule that fits no kernel is a mistake, and says so.
+//! [[kernel]]
+//! name = "mla::decode::*"
+//! target = "sm_90a"
+//! most.registers = 168
+//! ```
+
+use std::{fmt, fs, path::Path};
+
+use globset::GlobBuilder;
+use serde::Deserialize;
+
+use crate::{
+    Error,
+    report::{Kernel, Report, short},
+};
+
+/// Limits for the kernels of a package.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Budget {
+    #[serde(default)]
+    default: Limits,
+    #[serde(default)]
+    kernel: Vec<Rule>,
+}
+
+/// The most that a kernel may use; what is absent is not limited.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    registers: Option<u32>,
+    /// Bytes stored to and loaded from local memory for want of registers.
+    spill: Option<u32>,
+    /// Bytes per thread.
+    stack: Option<u32>,
+    /// Static shared memory, in bytes per block.
+    shared: Option<u32>,
+    barriers: Option<u32>,
+    /// How many times ptxas may warn.
+    warnings: Option<u32>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    /// A glob over names without parameters.
+    name: String,
+    /// As the compiler spells it; absent, the rule is for all.
+    target: Option<String>,
+    #[serde(default)]
+    most: Limits,
+}
+
+/// A limit that is exceeded, or a rule that is about nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Violation {
+    /// A kernel uses more than it may.
+    Exceeded {
+        /// Its name and target.
+        kernel: String,
+        /// Of what.
+        field: &'static str,
+        /// How much it uses.
+        used: u32,
+        /// How much it may.
+        allowed: u32,
+    },
+    /// A rule fits no kernel of a target that was built.
+    Unused {
+        /// The rule's name.
+        rule: String,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exceeded {
+                kernel,
+                field,
+                used,
+                allowed,
+            } => {
+                write!(f, "{kernel}: {field}: {used}, allowed: at most {allowed}")
+            }
+            Self::Unused { rule } => write!(f, "rule {rule:?} fits no kernel"),
+        }
+    }
+}
+
+impl Budget {
+    /// Reads a budget.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or is no budget.
+    pub fn load(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
+        Self::parse(&text).map_err(|error| Error::File {
+            action: "understand",
+            path: path.to_owned(),
+            source: std::io::Error::other(error),
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let budget: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        for rule in &budget.kernel {
+            matcher(&rule.name)?;
+        }
+        Ok(budget)
+    }
+
+    /// Everything that the kernels of a report use beyond the budget.
+    pub fn check(&self, report: &Report) -> Vec<Violation> {
+        let kernels: Vec<&Kernel> = report.units.iter().flat_map(|unit| &unit.kernels).collect();
+        let mut used = vec![false; self.kernel.len()];
+        let mut violations = Vec::new();
+        for kernel in kernels {
+            let mut limits = self.default;
+            for (rule, used) in self.kernel.iter().zip(&mut used) {
+                if rule.fits(kernel) {
+                    *used = true;
+                    limits = rule.most.over(limits);
+                }
+            }
+            limits.check(kernel, &mut violations);
+        }
+        for (rule, used) in self.kernel.iter().zip(used) {
+            let built = rule
+                .target
+                .as_ref()
+                .is_none_or(|target| report.targets.contains(target));
+            if built && !used {
+                violations.push(Violation::Unused {
+                    rule: rule.name.clone(),
+                });
+            }
+        }
+        violations
+    }
+}
+
+impl Rule {
+    fn fits(&self, kernel: &Kernel) -> bool {
+        self.target
+            .as_ref()
+            .is_none_or(|target| *target == kernel.target)
+            && matcher(&self.name).is_ok_and(|glob| glob.is_match(short(&kernel.name)))
+    }
+}
+
+fn matcher(name: &str) -> Result<globset::GlobMatcher, String> {
+    GlobBuilder::new(name)
+        .build()
+        .map(|glob| glob.compile_matcher())
+        .map_err(|error| error.to_string())
+}
+
+impl Limits {
+    /// These limits, and where they say nothing, those.
+    fn over(self, those: Self) -> Self {
+        Self {
+            registers: self.registers.or(those.registers),
+            spill: self.spill.or(those.spill),
+            stack: self.stack.or(those.stack),
+            shared: self.shared.or(those.shared),
+            barriers: self.barriers.or(those.barriers),
+            warnings: self.warnings.or(those.warnings),
+        }
+    }
+
+    fn check(&self, kernel: &Kernel, violations: &mut Vec<Violation>) {
+        let fields = [
+            ("registers", kernel.registers, self.registers),
+            (
+                "spill",
+                kernel.spill_stores.saturating_add(kernel.spill_loads),
+                self.spill,
+            ),
+            ("stack", kernel.stack, self.stack),
+            ("shared", kernel.shared, self.shared),
+            ("barriers", kernel.barriers, self.barriers),
+            (
+                "warnings",
+                u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX),
+                self.warnings,
+            ),
+        ];
+        for (field, used, allowed) in fields {
+            if let Some(allowed) = allowed.filter(|&allowed| used > allowed) {
+                let kernel = format!("{} ({})", short(&kernel.name), kernel.target);
+                violations.push(Violation::Exceeded {
+                    kernel,
+                    field,
+                    used,
+                    allowed,
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(kernels: Vec<Kernel>) -> Report {
+        Report {
+            package: "p".into(),
+            library: "l".into(),
+            finished: 0.0,
+            targets: vec!["sm_90a".into()],
+            toolkit: Vec::new(),
+            host_compiler: ("c++".into(), "12".into()),
+            cache: "/".into(),
+            notes: Vec::new(),
+            seconds: 0.0,
+            library_bytes: 0,
+            units: vec![crate::report::Unit {
+                source: "a.cu".into(),
+                targets: vec!["sm_90a".into()],
+                outcome: crate::report::Outcome::Compiled,
+                reason: String::new(),
+                compile_seconds: 0.0,
+                peak: 0,
+                object_bytes: 0,
+                device_bytes: 0,
+                kernels,
+            }],
+        }
+    }
+
+    fn kernel(name: &str, registers: u32, spill_stores: u32) -> Kernel {
+        Kernel {
+            name: name.into(),
+            target: "sm_90a".into(),
+            registers,
+            spill_stores,
+            ..Kernel::default()
+        }
+    }
+
+    fn says(budget: &str, kernels: Vec<Kernel>) -> Vec<String> {
+        Budget::parse(budget)
+            .unwrap()
+            .check(&report(kernels))
+            .iter()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    #[test]
+    fn a_spill_and_an_excess_are_named() {
+        let budget =
+            "[default]\nspill = 0\n[[kernel]]\nname = \"mla::decode*\"\nmost.registers = 168\n";
+        assert_eq!(
+            says(budget, vec![kernel("void mla::decode<64>(P)", 168, 0)]),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            says(
+                budget,
+                vec![
+                    kernel("void mla::decode<64>(P)", 170, 8),
+                    kernel("mla::merge(P)", 255, 0)
+                ]
+            ),
+            [
+                "mla::decode<64> (sm_90a): registers: 170, allowed: at most 168",
+                "mla::decode<64> (sm_90a): spill: 8, allowed: at most 0",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_later_rule_overrides_and_other_targets_are_left_alone() {
+        let budget = "[default]\nregisters = 64\n\
+                      [[kernel]]\nname = \"a*\"\nmost.registers = 128\n\
+                      [[kernel]]\nname = \"ab\"\nmost.registers = 32\n\
+                      [[kernel]]\nname = \"ab\"\ntarget = \"sm_100a\"\nmost.registers = 1\n";
+        assert_eq!(
+            says(
+                budget,
+                vec![kernel("a", 100, 0), kernel("ab", 33, 0), kernel("b", 64, 0)]
+            ),
+            ["ab (sm_90a): registers: 33, allowed: at most 32"]
+        );
+    }
+
+    #[test]
+    fn a_rule_about_nothing_and_a_misspelt_limit_are_mistakes() {
+        assert_eq!(
+            says("[[kernel]]\nname = \"gone\"\n", vec![kernel("a", 1, 0)]),
+            ["rule \"gone\" fits no kernel"]
+        );
+        assert!(
+            Budget::parse("[default]\nregister = 3\n")
+                .unwrap_err()
+                .contains("register")
+        );
+        assert!(
+            Budget::parse("[[kernel]]\nname = \"a\"\nmost.spil = 3\n")
+                .unwrap_err()
+                .contains("spil")
+        );
+        assert!(Budget::parse("[[kernel]]\nname = \"[\"\n").is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! What a build leaves for people and tools to read.
+
+use std::{collections::BTreeMap, fs};
+
+use crate::stub::{ALL, World};
+use mla_build::{
+    budget::Budget,
+    report::{self, Outcome, Report},
+};
+
+#[test]
+fn the_report_has_every_unit_and_every_kernel() {
+    let world = World::new();
+    let built = world.build().unwrap();
+    let read = Report::load(&world.at("out/kernels.report.json")).unwrap();
+    assert_eq!(read, built.report);
+    assert_eq!(
+        read.units
+            .iter()
+            .map(|unit| unit.source.as_str())
+            .collect::<Vec<_>>(),
+        ALL
+    );
+    let kernel = &read.units[2].kernels[0];
+    assert_eq!(
+        (kernel.name.as_str(), kernel.target.as_str()),
+        ("b_kernel", "sm_90a")
+    );
+    assert_eq!(
+        (
+            kernel.registers,
+            kernel.spill_stores,
+            kernel.shared,
+            kernel.barriers
+        ),
+        (40, 0, 2048, 1)
+    );
+    assert_eq!(read.toolkit[0].version.as_deref(), Some("13.0.88"));
+    assert_eq!(read.toolkit[0].path, world.at("toolkit"));
+    assert_eq!(read.host_compiler.1, "(Stub) 12.2.0");
+
+    // What comes from the cache is described like what was compiled.
+    let again = world.build().unwrap().report;
+    assert_eq!(again.count(Outcome::Cached), 3);
+    assert_eq!(again.units[2].kernels, read.units[2].kernels);
+    assert_eq!(
+        again.units[2].compile_seconds,
+        read.units[2].compile_seconds
+    );
+    assert!(again.units[2].peak > 0);
+}
+
+#[test]
+fn the_newest_report_of_a_target_folder_is_found_and_shown() {
+    let world = World::new();
+    fs::create_dir_all(world.at("target")).unwrap();
+    assert!(
+        report::newest(&world.at("target"))
+            .unwrap_err()
+            .to_string()
+            .contains("target/mla-build")
+    );
+    // Cargo marks its target folder with this file.
+    world.write("target/CACHEDIR.TAG", "");
+    for (package, library) in [("package", "older"), ("package", "newer")] {
+        world
+            .kernels_of(package, "target/debug/build/p-1/out")
+            .compile(library)
+            .unwrap();
+    }
+    let newest = report::newest(&world.at("target")).unwrap();
+    assert_eq!(newest.library, "newer");
+    let table = report::table(&newest);
+    for part in [
+        "cuda/sm90/b.cu",
+        "b_kernel",
+        "cached",
+        "13.0.88",
+        "Kernels::cuda_home",
+        "3 units: 3 cached",
+    ] {
+        assert!(table.contains(part), "{part}:\n{table}");
+    }
+}
+
+#[test]
+fn a_failed_build_has_a_report_too() {
+    let world = World::new();
+    world.write("package/cuda/sm90/a.cu", "// error: no\n");
+    world.build().unwrap_err();
+    let report = Report::load(&world.at("out/kernels.report.json")).unwrap();
+    assert_eq!(report.count(Outcome::Failed), 1);
+    assert_eq!(report.count(Outcome::Compiled), 2);
+}
+
+#[test]
+fn a_spill_breaks_the_budget() {
+    let world = World::new();
+    world.write("budget.toml", "[default]\nspill = 0\n");
+    let budget = Budget::load(&world.at("budget.toml")).unwrap();
+    assert_eq!(budget.check(&world.build().unwrap().report), []);
+    world.write("package/cuda/sm90/a.cu", "// kernel: a_kernel 168 8\n");
+    let violations = budget.check(&world.build().unwrap().report);
+    assert_eq!(violations.len(), 1);
+    assert_eq!(
+        violations[0].to_string(),
+        "a_kernel (sm_90a): spill: 16, allowed: at most 0"
+    );
+}
+
+#[test]
+fn commands_for_clangd_are_written_on_request() {
+    let world = World::new();
+    world
+        .kernels()
+        .compile_commands("compile_commands.json")
+        .compile("kernels")
+        .unwrap();
+    let text = fs::read_to_string(world.at("package/compile_commands.json")).unwrap();
+    let commands: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        commands
+            .iter()
+            .map(|command| command["file"].as_str().unwrap())
+            .collect::<Vec<_>>(),
+        ALL
+    );
+    let arguments = commands[1]["arguments"].as_array().unwrap();
+    assert!(
+        arguments
+            .iter()
+            .any(|argument| argument == "--cuda-gpu-arch=sm_90a"),
+        "{arguments:?}"
+    );
+}
+
+#[test]
+fn progress_is_one_line_per_unit_while_it_happens() {
+    let world = World::new();
+    world.write("package/cuda/sm90/a.cu", "// error: no\n");
+    let output = world
+        .command("out")
+        .env("MLA_BUILD_PROGRESS", world.at("events"))
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let text = fs::read_to_string(world.at("events")).unwrap();
+    let mut finished = BTreeMap::new();
+    for line in text.lines() {
+        match serde_json::from_str(line).unwrap() {
+            mla_build::progress::Event::Planned { units, cached, .. } => {
+                assert_eq!((units, cached), (3, 0))
+            }
+            mla_build::progress::Event::Finished {
+                unit,
+                outcome,
+                error,
+                ..
+            } => {
+                finished.insert(unit, (outcome, error.is_some()));
+            }
+            _ => {}
+        }
+    }
+    let (good, bad) = ((Outcome::Compiled, false), (Outcome::Failed, true));
+    assert_eq!(
+        finished.into_values().collect::<Vec<_>>(),
+        [good, bad, good]
+    );
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        stderr.contains("failed    cuda/sm90/a.cu (sm_90a)"),
+        "{stderr}"
+    );
+}

@@ -1,0 +1,17 @@
+//! No kernel spills, and none uses more than `cuda/budget.toml` allows.
+#![cfg(any(feature = "sm90", feature = "sm100"))]
+
+use std::path::Path;
+
+use mla_build::{budget::Budget, report::Report};
+
+#[test]
+fn every_kernel_is_within_its_budget() {
+    let report = Report::load(&Path::new(env!("OUT_DIR")).join("mla.report.json")).unwrap();
+    let kernels: usize = report.units.iter().map(|unit| unit.kernels.len()).sum();
+    assert!(kernels > 0, "the report names no kernel");
+
+    let budget = Budget::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/budget.toml")).unwrap();
+    let violations: Vec<_> = budget.check(&report).iter().map(ToString::to_string).collect();
+    assert!(violations.is_empty(), "{}", violations.join("\n"));
+}
