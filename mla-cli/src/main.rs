@@ -1,3 +1,68 @@
-//! The `mla` command.
+//! The `mla` command: which backend a model gets on which GPU and why, how a batch is planned, and
+//! how much memory it takes.
+//!
+//! One file per subcommand. A subcommand returns what is to be printed, so that nothing is on
+//! standard output unless all of it is right.
 
-fn main() {}
+mod args;
+mod error;
+mod explain;
+mod plan;
+mod spec;
+mod table;
+mod target;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+// Linked for their backends: nothing else here names them.
+use mla_kernels as _;
+
+use crate::error::CliError;
+
+/// Multi-head Latent Attention: select, plan, run and measure.
+#[derive(Parser)]
+#[command(name = "mla", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say which backends a model gets on a GPU, and why not the others.
+    Explain(explain::Args),
+    /// Read a batch spec such as `2q2k_32q1s1k`.
+    Spec(spec::Args),
+    /// Plan a step without running it.
+    #[command(subcommand)]
+    Plan(plan::Command),
+}
+
+impl Command {
+    fn output(&self) -> Result<String, CliError> {
+        match self {
+            Self::Explain(args) => explain::output(args),
+            Self::Spec(args) => spec::output(args),
+            Self::Plan(command) => plan::output(command),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let written = Cli::parse().command.output().and_then(|output| {
+        match io::stdout().write_all(output.as_bytes()) {
+            // Whoever reads the output may stop before its end.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(()),
+        }
+    });
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

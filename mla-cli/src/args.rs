@@ -1,0 +1,158 @@
+//! Arguments that several subcommands take, and how their values are read.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::model::ModelConfig;
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// How the output is written.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+impl Format {
+    /// The output: `table` made only where it is wanted, or `report` as JSON.
+    pub(crate) fn write(self, report: &impl Serialize, table: impl FnOnce() -> String) -> String {
+        match self {
+            Self::Table => table(),
+            Self::Json => {
+                // Strings, numbers, lists and structs: nothing that JSON cannot hold.
+                let json = serde_json::to_string_pretty(report).expect("the report is JSON");
+                json + "\n"
+            }
+        }
+    }
+}
+
+/// Which model.
+#[derive(Args)]
+pub(crate) struct ModelArgs {
+    /// A public model, by name.
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "deepseek-r1",
+        conflicts_with = "config"
+    )]
+    model: String,
+    /// A model's own Hugging Face config.json.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Query heads on one device, after any tensor parallelism [default: the model's].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    heads: Option<u32>,
+    /// The dtype of queries, weights and outputs [default: the model's, or bf16].
+    #[arg(long, value_parser = named(DType::ALL, DType::name))]
+    dtype: Option<DType>,
+}
+
+/// A model as the arguments describe it.
+pub(crate) struct Model {
+    /// The preset's name or the file's path.
+    pub(crate) name: String,
+    pub(crate) config: ModelConfig,
+    pub(crate) heads: u32,
+    pub(crate) dtype: DType,
+}
+
+impl ModelArgs {
+    pub(crate) fn read(&self) -> Result<Model, CliError> {
+        let (name, config) = match &self.config {
+            Some(path) => {
+                let json = fs::read_to_string(path).map_err(|source| CliError::Config {
+                    path: path.clone(),
+                    source,
+                })?;
+                let name = path.display().to_string();
+                (name, ModelConfig::from_hf_config(&json)?)
+            }
+            None => (self.model.clone(), ModelConfig::preset(&self.model)?),
+        };
+        Ok(Model {
+            name,
+            config,
+            heads: self.heads.unwrap_or(config.heads),
+            dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
+        })
+    }
+}
+
+/// One value of a closed set, by its name.
+pub(crate) fn named<T: Copy + Send + Sync>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(all.iter().map(|value| name(*value))).try_map(move |given| {
+        let found = all.iter().find(|value| name(**value) == given);
+        // The names that get here are those of `all`.
+        found.copied().ok_or("no such value")
+    })
+}
+
+/// The name parser of cache formats.
+pub(crate) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
+    named(KvFormat::ALL, KvFormat::name)
+}
+
+/// A number from 1 up.
+pub(crate) fn positive(text: &str) -> Result<u32, String> {
+    within(text, 1, u32::MAX)
+}
+
+/// A number from 0 up.
+pub(crate) fn natural(text: &str) -> Result<u32, String> {
+    within(text, 0, u32::MAX)
+}
+
+// Strictly digits: no sign, no space, no other script.
+fn within<T>(text: &str, least: T, most: T) -> Result<T, String>
+where
+    T: std::str::FromStr + PartialOrd + Display,
+{
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse()
+        .ok()
+        .filter(|number| digits && least <= *number && *number <= most)
+        .ok_or_else(|| format!("given {text:?}, accepted a number from {least} to {most}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_strictly() {
+        assert_eq!(positive("64"), Ok(64));
+        assert_eq!(natural("0"), Ok(0));
+        for text in [
+            "",
+            "0",
+            "+1",
+            "-1",
+            " 1",
+            "1 ",
+            "1\n",
+            "1k",
+            "٣",
+            "4294967296",
+        ] {
+            let error = positive(text).unwrap_err();
+            assert_eq!(
+                error,
+                format!("given {text:?}, accepted a number from 1 to 4294967295")
+            );
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Everything that can make the command fail.
+
+use std::io;
+use std::path::PathBuf;
+
+use mla_runtime::batch::BatchSpecError;
+use mla_runtime::model::ModelError;
+use mla_runtime::plan::PlanError;
+use mla_runtime::registry::RegistryError;
+use mla_runtime::selection::SelectionError;
+
+/// Why there is no output. The message names what is wrong and what is accepted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    #[error(transparent)]
+    BatchSpec(#[from] BatchSpecError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// Arguments that are right one by one, but not together.
+    #[error("{argument}: given {given}, accepted {accepted}")]
+    Argument {
+        argument: &'static str,
+        given: String,
+        accepted: String,
+    },
+    #[error("--config: cannot read {path:?}: {source}; accepted: a model's config.json")]
+    Config { path: PathBuf, source: io::Error },
+    #[error("cannot write the output: {0}")]
+    Output(#[from] io::Error),
+}
+
+impl CliError {
+    /// 2 where the input is at fault, as for arguments that do not parse; 1 for everything else.
+    pub(crate) const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Output(_) => 1,
+            _ => 2,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! `mla explain`: which backends a model gets on which hardware, and why not the others.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Attribute, Cell};
+use mla_runtime::availability::Cause;
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::explain::{Explanation, PhaseExplanation};
+use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::reason::{Given, Reason};
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::{GraphSupport, QueryLen};
+
+use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
+use crate::error::CliError;
+use crate::table::{numbers, table};
+use crate::target::present_target;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The GPU's compute capability, such as 9.0; it need not be present [default: this machine].
+    #[arg(long, value_name = "CAPABILITY")]
+    sm: Option<Capability>,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The acceptable cache formats, the preferred one first [default: the dtype].
+    #[arg(long, value_delimiter = ',', value_parser = kv_format())]
+    kv: Vec<KvFormat>,
+    /// The acceptable page sizes in tokens, the preferred one first.
+    #[arg(long, value_delimiter = ',', default_value = "64", value_parser = positive)]
+    page: Vec<u32>,
+    /// Ask for this prefill backend, and no other.
+    #[arg(long, value_name = "NAME")]
+    prefill: Option<String>,
+    /// Ask for this decode backend, and no other.
+    #[arg(long, value_name = "NAME")]
+    decode: Option<String>,
+    /// How query lengths differ within a decode batch.
+    #[arg(long, default_value = "single", value_parser = named(QueryLen::ALL, QueryLen::name))]
+    query_len: QueryLen,
+    /// What has to be captured into CUDA graphs.
+    #[arg(long, default_value = "never", value_parser = named(GraphSupport::ALL, GraphSupport::name))]
+    graphs: GraphSupport,
+    /// What is wanted beyond plain causal attention.
+    #[arg(long, value_delimiter = ',', value_parser = named(Feature::ALL, Feature::name))]
+    feature: Vec<Feature>,
+    /// Attend to lists of slots, as models with an index do.
+    #[arg(long)]
+    sparse: bool,
+    /// Spread the cache over ranks and merge their results.
+    #[arg(long)]
+    context_parallel: bool,
+    /// Write the output quantised.
+    #[arg(long)]
+    quant_output: bool,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+pub(crate) fn output(args: &Args) -> Result<String, CliError> {
+    let model = args.model.read()?;
+    let target = args.sm.map_or_else(present_target, Target::dry_run);
+    let own_format = vec![KvFormat::of(model.dtype)];
+    let request = Request {
+        kv_formats: if args.kv.is_empty() {
+            own_format
+        } else {
+            args.kv.clone()
+        },
+        page_sizes: args.page.clone(),
+        query_len: args.query_len,
+        graphs: args.graphs,
+        context_parallel: args.context_parallel,
+        quant_output: args.quant_output,
+        sparse: args.sparse,
+        features: FeatureSet::of(&args.feature),
+        prefill: args.prefill.clone(),
+        decode: args.decode.clone(),
+        ..Request::new(target, model.config.dims, model.heads, model.dtype)
+    };
+    let explanation = Registry::linked()?.explain(&request)?;
+    Ok(args
+        .format
+        .write(&explanation, || describe(&explanation, &model)))
+}
+
+fn describe(explanation: &Explanation, model: &Model) -> String {
+    let problem = &explanation.problem;
+    let mut text = format!(
+        "{} on {}: {}, {} heads, {}, a {} cache in pages of {}\n",
+        model.name,
+        explanation.target,
+        problem.dims,
+        problem.heads,
+        problem.dtype,
+        problem.kv_format,
+        problem.page_size
+    );
+    for phase in [&explanation.prefill, &explanation.decode] {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}\n{}\n", verdict(phase), candidates(phase));
+    }
+    if let Some(slots) = model.config.index_topk
+        && !problem.sparse
+    {
+        let _ = writeln!(
+            text,
+            "\nThis model can attend to {slots} slots per query token; --sparse asks for that."
+        );
+    }
+    text
+}
+
+fn verdict(phase: &PhaseExplanation) -> String {
+    let name = phase.phase;
+    match (phase.selected(), phase.preferred()) {
+        (Some(chosen), _) => format!("{name}: {}", chosen.spec.name),
+        (None, Some(asked)) => format!("{name}: none, since {} does not fit", asked.spec.name),
+        (None, None) => format!("{name}: none fits"),
+    }
+}
+
+fn candidates(phase: &PhaseExplanation) -> String {
+    let mut table = table(["backend", "priority", "why"]);
+    let chosen = phase.selected().map(|candidate| candidate.spec.name);
+    for candidate in &phase.candidates {
+        let is_chosen = chosen == Some(candidate.spec.name);
+        let why = if is_chosen {
+            format!("selected, by {}", candidate.spec.provider)
+        } else if candidate.is_valid() {
+            format!("fits, by {}", candidate.spec.provider)
+        } else {
+            let lines: Vec<_> = candidate.reasons.iter().map(line).collect();
+            lines.join("\n")
+        };
+        let mut cells = [
+            Cell::new(candidate.spec.name),
+            Cell::new(candidate.priority),
+            Cell::new(why),
+        ];
+        if is_chosen {
+            cells = cells.map(|cell| cell.add_attribute(Attribute::Bold));
+        }
+        table.add_row(cells);
+    }
+    numbers(&mut table, [1]);
+    table.trim_fmt()
+}
+
+// A reason in one short line: the table's heading has said what was given and to whom. What would
+// help against "not built" is the same in every row: another backend.
+fn line(reason: Reason) -> String {
+    match reason.given {
+        Given::Cause(Cause::NotBuilt | Cause::NotRegistered) => reason.given.to_string(),
+        Given::Cause(_) => reason.to_string(),
+        Given::Text(text) => format!("{text}: takes {}", reason.accepted),
+        _ => format!(
+            "{} {}: takes {}",
+            reason.field, reason.given, reason.accepted
+        ),
+    }
+}

@@ -1,0 +1,78 @@
+//! `mla plan chunks`: cached context in pieces that fit a workspace.
+
+use mla_runtime::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
+
+use super::ParallelArgs;
+use crate::args::{Format, natural, positive};
+use crate::error::CliError;
+use crate::table::{numbers, table};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Cached tokens of each request, without the new ones.
+    #[arg(
+        long,
+        value_name = "LEN,LEN,…",
+        required = true,
+        value_delimiter = ',',
+        value_parser = natural
+    )]
+    context_lens: Vec<u32>,
+    /// W: the rows of the workspace, over all ranks.
+    #[arg(long, value_name = "W", value_parser = positive)]
+    rows: u32,
+    /// Where a context may be cut: at multiples of this many tokens, the page size.
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    align: u32,
+    /// The most tokens that a cut leaves in a chunk [default: W, rounded down to the alignment].
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    max_chunk: Option<u32>,
+    #[command(flatten)]
+    parallel: ParallelArgs,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+pub(crate) fn output(args: &Args) -> Result<String, CliError> {
+    let limits = ChunkLimits {
+        rows: args.rows,
+        align: args.align,
+        max_chunk: args.max_chunk,
+        parallel: args.parallel.read()?,
+    };
+    let plan = plan_chunks(&args.context_lens, &limits)?;
+    Ok(args.format.write(&plan, || describe(&plan, args)))
+}
+
+fn describe(plan: &ContextPlan, args: &Args) -> String {
+    let tokens: u64 = args.context_lens.iter().copied().map(u64::from).sum();
+    // Under context parallelism a rank sets aside fewer rows than the chunk has.
+    let spread = plan.chunks.iter().any(|chunk| chunk.local.is_some());
+    let last = if spread { "rows per rank" } else { "" };
+    let mut table = table(["chunk", "request: tokens from..to", "rows", last]);
+    for (index, chunk) in plan.chunks.iter().enumerate() {
+        let segments: Vec<_> = chunk
+            .segments()
+            .map(|segment| {
+                let end = u64::from(segment.start) + u64::from(segment.len);
+                format!("{}: {}..{end}", segment.request, segment.start)
+            })
+            .collect();
+        let local = chunk.local.as_ref().map(|local| local.rows().to_string());
+        table.add_row([
+            index.to_string(),
+            segments.join("   "),
+            chunk.rows().to_string(),
+            local.unwrap_or_default(),
+        ]);
+    }
+    numbers(&mut table, [0, 2, 3]);
+    format!(
+        "{}\n{tokens} context tokens of {} requests in {} chunks of at most {} rows\n",
+        table.trim_fmt(),
+        args.context_lens.len(),
+        plan.chunks.len(),
+        args.rows
+    )
+}

@@ -1,0 +1,186 @@
+//! `mla plan memory`: every buffer of the layer, and what fits in a given amount.
+
+use bytesize::ByteSize;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::plan::memory::{MemoryNeeds, MemoryPlan, max_pages, max_rows, plan};
+use mla_runtime::plan::parallel::ContextParallel;
+use mla_runtime::plan::workspace::MAX_ROWS;
+use mla_runtime::problem::Problem;
+use serde::Serialize;
+
+use super::ParallelArgs;
+use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
+use crate::error::CliError;
+use crate::table::{numbers, table};
+
+// Where nothing else is said: the number above which more rows do not pay.
+const DEFAULT_ROWS: u32 = MAX_ROWS as u32;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Layers with a cache [default: the model's].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    layers: Option<u32>,
+    /// The format of the cache [default: the dtype].
+    #[arg(long, value_parser = kv_format())]
+    kv: Option<KvFormat>,
+    /// Tokens in a page of the cache.
+    #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
+    page: u32,
+    /// Tokens that the cache holds, rounded up to whole pages. Left out with --fit: as many as fit.
+    #[arg(long, value_name = "TOKENS", value_parser = positive, required_unless_present = "fit")]
+    tokens: Option<u32>,
+    /// W: rows of the context workspace. Left out with --fit and --tokens: as many as fit;
+    /// otherwise 65536.
+    #[arg(long, value_name = "W", value_parser = natural)]
+    rows: Option<u32>,
+    /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the workspace.
+    #[arg(long, value_name = "SIZE")]
+    fit: Option<ByteSize>,
+    /// The most query tokens of a step on the decode path.
+    #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = natural)]
+    decode_tokens: u32,
+    /// The most query tokens of a step on the prefill path.
+    #[arg(long, value_name = "TOKENS", default_value = "8192", value_parser = natural)]
+    prefill_tokens: u32,
+    #[command(flatten)]
+    parallel: ParallelArgs,
+    /// The decode backend takes the latent and the rotary part of queries as one tensor.
+    #[arg(long)]
+    concatenated_queries: bool,
+    /// The prefill backend takes each head's key in one piece.
+    #[arg(long)]
+    packed_keys: bool,
+    /// The prefill backend takes values as wide as keys.
+    #[arg(long)]
+    padded_values: bool,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+/// The plan, and what it was made for.
+#[derive(Serialize)]
+struct Report {
+    layers: u32,
+    heads: u32,
+    kv_format: &'static str,
+    page_size: u32,
+    pages: u64,
+    tokens: u64,
+    rows: u32,
+    #[serde(flatten)]
+    plan: MemoryPlan,
+}
+
+pub(crate) fn output(args: &Args) -> Result<String, CliError> {
+    let model = args.model.read()?;
+    let kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
+    let needs = fitted(args, needs(args, &model, kv_format)?)?;
+    let report = Report {
+        layers: needs.layers,
+        heads: needs.heads,
+        kv_format: kv_format.name(),
+        page_size: needs.page_size,
+        pages: needs.pages,
+        tokens: needs.pages * u64::from(needs.page_size),
+        rows: needs.rows,
+        plan: plan(&needs)?,
+    };
+    Ok(args.format.write(&report, || describe(&report, &model)))
+}
+
+fn needs(args: &Args, model: &Model, kv_format: KvFormat) -> Result<MemoryNeeds, CliError> {
+    let layers = args.layers.or(model.config.layers);
+    let layers = layers.ok_or_else(|| CliError::Argument {
+        argument: "--layers",
+        given: "none, and none in the configuration (num_hidden_layers)".to_owned(),
+        accepted: "1 and up".to_owned(),
+    })?;
+    let problem = Problem {
+        kv_format,
+        page_size: args.page,
+        ..Problem::new(model.config.dims, model.heads, model.dtype)
+    };
+    Ok(MemoryNeeds {
+        pages: args.tokens.unwrap_or(0).div_ceil(args.page).into(),
+        layers,
+        absorbed_tokens: args.decode_tokens,
+        expanded_tokens: args.prefill_tokens,
+        rows: args.rows.unwrap_or(DEFAULT_ROWS),
+        parallel: args.parallel.read()?.unwrap_or(ContextParallel::SINGLE),
+        concatenated_queries: args.concatenated_queries,
+        packed_keys: args.packed_keys,
+        padded_values: args.padded_values,
+        ..MemoryNeeds::of(&problem)?
+    })
+}
+
+// With what is left open filled in from the memory there is.
+fn fitted(args: &Args, needs: MemoryNeeds) -> Result<MemoryNeeds, CliError> {
+    let Some(ByteSize(bytes)) = args.fit else {
+        return Ok(needs);
+    };
+    match (args.tokens, args.rows) {
+        (None, _) => {
+            let pages = max_pages(&needs, bytes)?;
+            Ok(MemoryNeeds { pages, ..needs })
+        }
+        (Some(_), None) => {
+            let rows = max_rows(&needs, bytes)?;
+            Ok(MemoryNeeds { rows, ..needs })
+        }
+        (Some(_), Some(_)) => Err(CliError::Argument {
+            argument: "--fit",
+            given: "together with both --tokens and --rows, which leaves nothing to find".into(),
+            accepted: "with at most one of them".into(),
+        }),
+    }
+}
+
+fn describe(report: &Report, model: &Model) -> String {
+    let mut table = table(["region", "shape", "bytes", ""]);
+    for region in &report.plan.regions {
+        let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
+        table.add_row([
+            region.name.to_owned(),
+            shape.join(" × "),
+            region.bytes.to_string(),
+            size(region.bytes),
+        ]);
+    }
+    let totals = [
+        ("cache", report.plan.cache_bytes),
+        ("workspace", report.plan.workspace_bytes),
+        ("total", report.plan.total_bytes),
+    ];
+    for (name, bytes) in totals {
+        table.add_row([
+            name.to_owned(),
+            String::new(),
+            bytes.to_string(),
+            size(bytes),
+        ]);
+    }
+    numbers(&mut table, [2, 3]);
+    format!(
+        "{}: {} heads, {} layers, a {} cache of {} tokens in {} pages of {}, {} context rows\n\
+         {}\n\
+         Beside this come a step's lengths and block table, and what a backend allocates.\n",
+        model.name,
+        report.heads,
+        report.layers,
+        report.kv_format,
+        report.tokens,
+        report.pages,
+        report.page_size,
+        report.rows,
+        table.trim_fmt()
+    )
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}

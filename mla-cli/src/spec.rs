@@ -1,0 +1,48 @@
+//! `mla spec`: what a batch spec says.
+
+use mla_runtime::batch::BatchSpec;
+
+use crate::args::Format;
+use crate::error::CliError;
+use crate::table::{numbers, table};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Segments `[count]q<len>[k][s<len>[k]]`, joined by `_`: `4q2k_8q4s1k_64q1s2k` is 4 prefills
+    /// of 2048 tokens, 8 requests of 4 new tokens with 1024 in all, and 64 decodes at 2048.
+    #[arg(allow_hyphen_values = true)]
+    spec: String,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+pub(crate) fn output(args: &Args) -> Result<String, CliError> {
+    let spec: BatchSpec = args.spec.parse()?;
+    Ok(args.format.write(&spec, || describe(&spec)))
+}
+
+fn describe(spec: &BatchSpec) -> String {
+    let mut table = table(["requests", "kind", "query", "context", "kv"]);
+    // Equal neighbours are one row: a batch may have very many requests.
+    for alike in spec.requests().chunk_by(|a, b| a == b) {
+        if let Some(request) = alike.first() {
+            table.add_row([
+                alike.len().to_string(),
+                request.kind().to_string(),
+                request.q.to_string(),
+                request.context_len().to_string(),
+                request.kv.to_string(),
+            ]);
+        }
+    }
+    numbers(&mut table, [0, 2, 3, 4]);
+    format!(
+        "{}\n{}\n{} requests, {} query tokens, {} tokens in the cache after the step\n",
+        spec.label(),
+        table.trim_fmt(),
+        spec.requests().len(),
+        spec.query_tokens(),
+        spec.kv_tokens()
+    )
+}

@@ -1,0 +1,31 @@
+//! What all tables have in common.
+
+use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
+
+// Where the output is no terminal, as wide as a page of text is comfortable to read.
+const DEFAULT_WIDTH: u16 = 100;
+
+// Lines around the header and at the end: rows are told apart by their first column.
+const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
+
+/// A table with these columns, no wider than the terminal.
+pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(STYLE)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_header(columns);
+    if table.width().is_none() {
+        table.set_width(DEFAULT_WIDTH);
+    }
+    table
+}
+
+/// Aligns a column of numbers by their last digit.
+pub(crate) fn numbers(table: &mut Table, columns: impl IntoIterator<Item = usize>) {
+    for index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}

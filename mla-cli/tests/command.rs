@@ -1,0 +1,488 @@
+//! The `mla` command as a user runs it: what it prints, and how it refuses.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+fn mla<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(arguments)
+        .output()
+        .expect("the command starts")
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+// What a command that succeeds prints.
+fn printed(line: &str) -> String {
+    let output = mla(&words(line));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{line}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(line: &str) -> Value {
+    serde_json::from_str(&printed(&format!("{line} --format json"))).unwrap()
+}
+
+// What a command that is refused says, after checking how it is refused.
+fn refused<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> String {
+    let output = mla(arguments);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+    assert_eq!(output.stdout, b"", "{arguments:?}");
+    assert!(stderr.starts_with("error: "), "{arguments:?}: {stderr}");
+    assert!(!stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    assert_eq!(
+        stderr.matches("error:").count(),
+        1,
+        "{arguments:?}: {stderr}"
+    );
+    stderr
+}
+
+fn assert_refused<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S], parts: &[&str]) {
+    let message = refused(arguments);
+    for part in parts {
+        assert!(
+            message.contains(part),
+            "{arguments:?}: {message:?} lacks {part:?}"
+        );
+    }
+}
+
+fn temporary(name: &str, text: &[u8]) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn spec_as_json_has_the_requests_and_the_counts() {
+    assert_eq!(
+        json("spec 2q2k_1q4s1k_q1s1k"),
+        json!({
+            "requests": [
+                {"q": 2048, "kv": 2048},
+                {"q": 2048, "kv": 2048},
+                {"q": 4, "kv": 1024},
+                {"q": 1, "kv": 1024},
+            ],
+            "decode": 1,
+            "extend": 1,
+            "prefill": 2,
+            "label": "2 prefill (2x2k), 1 extend (1xq4kv1k), 1 decode (1x1k)",
+        })
+    );
+    let table = printed("spec 32q1s1k");
+    assert!(
+        table.contains("32 decode (32x1k)") && table.contains("1023"),
+        "{table}"
+    );
+}
+
+#[test]
+fn specs_that_make_no_sense_are_refused_with_the_wrong_part() {
+    for (spec, parts) in [
+        ("q8s4", &["\"q8s4\"", "at least 8"][..]),
+        ("0q1s1k", &["\"0q1s1k\"", "count", "1 to"]),
+        ("q0", &["\"q0\"", "query length", "1 to"]),
+        ("q1s0", &["kv length", "1 to"]),
+        ("q2k\n", &["'\\n'"]),
+        (" q2k", &["' '"]),
+        ("q٣", &["'٣'"]),
+        ("q１", &["'１'"]),
+        (
+            "q99999999999999999999",
+            &["query length", "99999999999999999999"],
+        ),
+        ("q2147483648", &["2147483648", "2147483647"]),
+        ("q9999999k", &["9999999k"]),
+        ("99999999999q1", &["count"]),
+        ("1048576q1_q1", &["1048577", "at most 1048576"]),
+        ("", &["empty"]),
+        ("q1__q2", &["segment 2", "empty"]),
+        ("q", &["ends here"]),
+        ("-1q1", &["'-'"]),
+        ("--help me", &[]),
+        ("Q1", &["'Q'"]),
+    ] {
+        assert_refused(&["spec", spec], parts);
+    }
+    assert_refused(&["spec"], &["<SPEC>"]);
+    assert_refused(&["spec", "q1", "q2"], &["'q2'"]);
+    assert_refused(
+        &["spec", "q1", "--format", "xml"],
+        &["'xml'", "table, json"],
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn arguments_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    assert_refused(
+        &[OsStr::new("spec"), OsStr::from_bytes(b"q1\xff")],
+        &["UTF-8"],
+    );
+}
+
+#[test]
+fn chunks_are_those_that_are_published() {
+    for (lens, chunks) in [
+        (
+            "768,512,512",
+            json!([
+                {"request_start": 0, "request_end": 2, "starts": [0, 0], "seq_lens": [768, 256],
+                 "is_continuation": false},
+                {"request_start": 1, "request_end": 3, "starts": [256, 0], "seq_lens": [256, 512],
+                 "is_continuation": true},
+            ]),
+        ),
+        (
+            "37,1000,5",
+            json!([
+                {"request_start": 0, "request_end": 2, "starts": [0, 0], "seq_lens": [37, 976],
+                 "is_continuation": false},
+                {"request_start": 1, "request_end": 3, "starts": [976, 0], "seq_lens": [24, 5],
+                 "is_continuation": true},
+            ]),
+        ),
+        ("0", json!([])),
+    ] {
+        let line = format!("plan chunks --context-lens {lens} --rows 1024 --align 16");
+        assert_eq!(json(&line), json!({ "chunks": chunks }));
+    }
+    let spread = json(
+        "plan chunks --context-lens 960,16,16 --rows 1024 --align 16 --world 2 --interleave 8",
+    );
+    let chunk = &spread["chunks"][0];
+    assert_eq!(chunk["local_context_lens"][0], json!([480, 480]));
+    assert_eq!(chunk["local_starts"], json!([0, 0, 0]));
+    assert_eq!(chunk["padded_local_seq_lens"], json!([480, 8, 8]));
+    let table = printed("plan chunks --context-lens 768,512,512 --rows 1024 --align 16");
+    assert!(table.contains("0: 0..768   1: 0..256"), "{table}");
+}
+
+#[test]
+fn bad_plans_are_refused_with_the_wrong_part() {
+    for (line, parts) in [
+        (
+            "plan chunks --context-lens 1,x --rows 64 --align 16",
+            &["'x'", "--context-lens", "from 0"][..],
+        ),
+        (
+            "plan chunks --context-lens 4294967296 --rows 64 --align 16",
+            &["4294967296", "4294967295"],
+        ),
+        (
+            "plan chunks --context-lens -1 --rows 64 --align 16",
+            &["-1"],
+        ),
+        (
+            "plan chunks --context-lens 1,,2 --rows 64 --align 16",
+            &["--context-lens", "\"\""],
+        ),
+        ("plan chunks --context-lens ٣ --rows 64 --align 16", &["٣"]),
+        (
+            "plan chunks --context-lens 1 --rows 0 --align 16",
+            &["--rows", "\"0\"", "from 1"],
+        ),
+        (
+            "plan chunks --context-lens 1 --rows 64 --align 0",
+            &["--align", "\"0\"", "from 1"],
+        ),
+        (
+            "plan chunks --context-lens 1 --rows 8 --align 16",
+            &["16", "8"],
+        ),
+        ("plan chunks --context-lens 1 --rows 64", &["--align"]),
+        ("plan chunks --rows 64 --align 16", &["--context-lens"]),
+        (
+            "plan chunks --context-lens 1 --rows 64 --align 16 --world 0",
+            &["--world", "\"0\""],
+        ),
+        (
+            "plan chunks --context-lens 1 --rows 64 --align 16 --interleave 4",
+            &["--world"],
+        ),
+        ("plan memory", &["--tokens"]),
+        (
+            "plan memory --tokens 1 --rows 1 --fit 1GiB",
+            &["--fit", "--tokens and --rows"],
+        ),
+        ("plan memory --fit 1GiB", &["bytes", "at least"]),
+        ("plan memory --fit lots", &["lots", "--fit"]),
+        (
+            "plan memory --tokens 64 --layers 0",
+            &["--layers", "from 1"],
+        ),
+        (
+            "plan memory --tokens 4294967295 --page 1 --layers 4294967295",
+            &["pages", "at most"],
+        ),
+        ("plan", &["Usage"]),
+    ] {
+        let arguments = words(line);
+        if line == "plan" {
+            // Help, where nothing at all was asked for.
+            let output = mla(&arguments);
+            assert_eq!((output.status.code(), &*output.stdout), (Some(2), &b""[..]));
+            assert!(String::from_utf8(output.stderr).unwrap().contains(parts[0]));
+        } else {
+            assert_refused(&arguments, parts);
+        }
+    }
+}
+
+#[test]
+fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
+    let line =
+        "plan memory --model deepseek-v3 --heads 16 --decode-tokens 64 --prefill-tokens 1024";
+    let plan = json(&format!("{line} --tokens 65 --rows 1024"));
+    // 2 pages of 64 tokens, 61 layers, rows of 1152 bytes.
+    assert_eq!((&plan["pages"], &plan["tokens"]), (&json!(2), &json!(128)));
+    assert_eq!(plan["cache_bytes"], 61 * 128 * 1152);
+    let regions = plan["regions"].as_array().unwrap();
+    let of = |allocation: &str| -> u64 {
+        let of_allocation = regions.iter().filter(|r| r["allocation"] == allocation);
+        of_allocation
+            .map(|r| r["bytes"].as_u64().unwrap().next_multiple_of(256))
+            .sum()
+    };
+    assert_eq!(of("cache"), plan["cache_bytes"]);
+    assert_eq!(of("workspace"), plan["workspace_bytes"]);
+    assert_eq!(of("cache") + of("workspace"), plan["total_bytes"]);
+
+    let bytes = 2u64 << 30;
+    let fit = json(&format!("{line} --rows 1024 --fit 2GiB"));
+    let page = 61 * 64 * 1152;
+    let total = fit["total_bytes"].as_u64().unwrap();
+    assert!(total <= bytes && bytes < total + page, "{total}");
+    let fit = json(&format!("{line} --tokens 65 --fit 2GiB"));
+    assert!(fit["total_bytes"].as_u64().unwrap() <= bytes);
+    let more = fit["rows"].as_u64().unwrap() + 64;
+    let more = json(&format!("{line} --tokens 65 --rows {more}"));
+    assert!(more["total_bytes"].as_u64().unwrap() > bytes);
+    assert!(printed(&format!("{line} --tokens 65")).contains("kv_cache"));
+}
+
+// The known backends among the candidates: what else is linked depends on features.
+fn known(mut report: Value) -> Value {
+    for phase in ["prefill", "decode"] {
+        let candidates = report[phase]["candidates"].as_array_mut().unwrap();
+        candidates.retain(|candidate| candidate["provider"] != "native");
+    }
+    report
+}
+
+// Write the files anew with `MLA_BLESS=1 cargo test -p mla-cli`, and read what changed.
+#[test]
+fn explanations_are_those_on_file() {
+    for (file, line) in [
+        ("sm80", "explain --sm 8.0"),
+        (
+            "sm89_glm5_fp8",
+            "explain --sm 8.9 --model glm-5 --kv fp8 --page 32",
+        ),
+        (
+            "sm103_f32_sinks",
+            "explain --sm 103 --dtype f32 --feature sinks --query-len ragged",
+        ),
+        (
+            "sm120_minicpm3_refused",
+            "explain --sm 12.0 --model minicpm3 --decode FLASHMLA --page 16",
+        ),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/golden")
+            .join(format!("explain_{file}.json"));
+        let found = known(json(line));
+        if std::env::var_os("MLA_BLESS").is_some() {
+            fs::write(&path, serde_json::to_string_pretty(&found).unwrap() + "\n").unwrap();
+        }
+        let expected = fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        assert_eq!(found, expected, "{line}: differs from {path:?}");
+    }
+}
+
+#[test]
+fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
+    let report = json("explain");
+    assert_eq!(report["target"]["present"], true);
+    assert_eq!(report["heads"], 128);
+    assert_eq!(report["dtype"], "bf16");
+    assert_eq!(report["kv_format"], "bf16");
+    assert_eq!(report["page_size"], 64);
+    let report = json("explain --model kimi-k2 --dtype f16 --page 128,64 --heads 8");
+    assert_eq!(
+        (&report["heads"], &report["kv_format"]),
+        (&json!(8), &json!("f16"))
+    );
+}
+
+#[test]
+fn a_configuration_file_is_read() {
+    let config = json!({
+        "architectures": ["SomethingV3"],
+        "text_config": {
+            "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
+            "num_attention_heads": 40, "num_hidden_layers": 3, "torch_dtype": "float16",
+        },
+    });
+    let path = temporary("nested.json", config.to_string().as_bytes());
+    let path = path.to_str().unwrap();
+    let report = json(&format!("explain --sm 9.0 --config {path}"));
+    assert_eq!(
+        report["dims"],
+        json!({"latent": 256, "nope": 64, "rope": 32, "v": 64})
+    );
+    assert_eq!(
+        (&report["heads"], &report["dtype"]),
+        (&json!(40), &json!("f16"))
+    );
+    let plan = json(&format!("plan memory --config {path} --tokens 64 --rows 0"));
+    assert_eq!(plan["cache_bytes"], 3 * 64 * (256 + 32) * 2);
+}
+
+#[test]
+fn bad_configurations_are_refused_with_the_wrong_part() {
+    for (name, text, parts) in [
+        (
+            "empty.json",
+            &b"{}"[..],
+            &["num_attention_heads", "missing"][..],
+        ),
+        ("list.json", b"[]", &["JSON object"]),
+        ("broken.json", b"{\"kv_lora_rank\": ", &["not JSON"]),
+        ("binary.json", b"\xff\xfe", &["cannot read"]),
+        (
+            "negative.json",
+            br#"{"num_attention_heads": -1, "kv_lora_rank": 512}"#,
+            &["num_attention_heads", "-1"],
+        ),
+    ] {
+        let path = temporary(name, text);
+        let path = path.to_str().unwrap();
+        assert_refused(&["explain", "--sm", "9.0", "--config", path], parts);
+        assert_refused(
+            &["plan", "memory", "--tokens", "1", "--config", path],
+            parts,
+        );
+    }
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    assert_refused(
+        &["explain", "--config", folder],
+        &["--config", "cannot read"],
+    );
+    assert_refused(
+        &["explain", "--config", "no/such/config.json"],
+        &["no/such/config.json", "cannot read", "config.json"],
+    );
+    assert_refused(
+        &["explain", "--config", "a.json", "--model", "deepseek-r1"],
+        &["--config", "--model"],
+    );
+}
+
+#[test]
+fn unknown_names_and_values_are_refused_with_what_exists() {
+    for (line, parts) in [
+        (
+            "explain --model deepseek-r2",
+            &["\"deepseek-r2\"", "did you mean deepseek-r1?", "kimi-k2"][..],
+        ),
+        ("explain --sm 9", &["--sm", "\"9\"", "such as 9.0"]),
+        ("explain --sm 9.0.0", &["--sm", "9.0.0"]),
+        ("explain --sm hopper", &["--sm", "hopper"]),
+        (
+            "explain --dtype bf17",
+            &["bf17", "--dtype", "f32, f16, bf16"],
+        ),
+        ("explain --kv int8", &["int8", "--kv", "fp8_ds_mla"]),
+        ("explain --kv bf16,,fp8", &["--kv"]),
+        ("explain --page 0", &["--page", "\"0\"", "from 1"]),
+        ("explain --page 64k", &["--page", "64k"]),
+        ("explain --heads 0", &["--heads", "\"0\"", "from 1"]),
+        ("explain --heads 99999999999", &["--heads", "99999999999"]),
+        ("explain --feature sink", &["sink", "--feature", "sinks"]),
+        (
+            "explain --query-len long",
+            &["long", "single, uniform, ragged"],
+        ),
+        (
+            "explain --prefill FLASHMLA",
+            &["prefill: given \"FLASHMLA\"", "FLASH_ATTN", "TRTLLM_RAGGED"],
+        ),
+        (
+            "explain --decode flash_mla",
+            &["decode: given \"flash_mla\"", "did you mean FLASHMLA?"],
+        ),
+        ("explain --frobnicate", &["--frobnicate"]),
+        ("explian", &["explian", "explain"]),
+    ] {
+        assert_refused(&words(line), parts);
+    }
+}
+
+#[test]
+fn a_refused_preference_is_explained_and_not_replaced() {
+    let report = json("explain --sm 10.0 --prefill CUDNN --model glm-5");
+    assert_eq!(report["prefill"]["selected"], Value::Null);
+    let candidates = report["prefill"]["candidates"].as_array().unwrap();
+    let cudnn = candidates
+        .iter()
+        .find(|candidate| candidate["name"] == "CUDNN")
+        .unwrap();
+    assert_eq!(cudnn["valid"], false);
+    assert_eq!(cudnn["reasons"][0]["field"], "dims");
+    assert_eq!(cudnn["reasons"][0]["given"], "(192,64,256)");
+    assert_eq!(cudnn["reasons"][0]["accepted"], "(128,64,128)");
+    let table = printed("explain --sm 10.0 --prefill CUDNN --model glm-5");
+    assert!(
+        table.contains("prefill: none, since CUDNN does not fit"),
+        "{table}"
+    );
+    assert!(
+        table.contains("dims (192,64,256): takes (128,64,128)"),
+        "{table}"
+    );
+}
+
+#[test]
+fn a_reader_that_stops_early_is_no_error() {
+    use std::process::Stdio;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(["spec", "1000000q1s2", "--format", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stderr, b"");
+}
+
+#[test]
+fn help_and_version_go_to_standard_output() {
+    for line in [
+        "--help",
+        "--version",
+        "explain --help",
+        "plan memory --help",
+    ] {
+        let output = mla(&words(line));
+        assert_eq!(output.status.code(), Some(0), "{line}");
+        assert!(
+            !output.stdout.is_empty() && output.stderr.is_empty(),
+            "{line}"
+        );
+    }
+}
