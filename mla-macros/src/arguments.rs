@@ -10,6 +10,8 @@ use crate::key::{Form, KEYS, Key};
 #[derive(Default)]
 pub(crate) struct Arguments {
     arguments: Vec<Argument>,
+    /// Keys that were probably meant by unknown ones.
+    meant: Vec<Key>,
 }
 
 struct Argument {
@@ -65,7 +67,16 @@ impl Arguments {
         };
         let name = ident.to_string();
         let Some(key) = KEYS.iter().find(|key| key.name == name).copied() else {
-            return errors.fault(ident.span(), "mla_backend", unknown(&name));
+            let meant = meant_by(&name);
+            let accepted = KEYS
+                .iter()
+                .map(|key| key.name)
+                .collect::<Vec<_>>()
+                .join(", ");
+            let fault = Fault::new(format!("unknown key `{name}`"), accepted);
+            let fault = fault.meant(meant.map(|key| key.name));
+            self.meant.extend(meant);
+            return errors.fault(ident.span(), "mla_backend", fault);
         };
         if self.arguments.iter().any(|other| other.key == key) {
             return errors.fault(
@@ -82,20 +93,18 @@ impl Arguments {
             }
             _ => {
                 let given = match rest {
-                    [] => "no value".to_owned(),
+                    [] | [TokenTree::Punct(_)] => "no value".to_owned(),
                     rest => format!("`{}`", text_of(rest)),
                 };
-                (ident.span(), Err(Fault::new(given, key.accepted)))
+                (
+                    ident.span(),
+                    Err(Fault::new(given, kind(key)).hint(write(key, key.example))),
+                )
             }
         };
-        let value = match value {
-            Ok(value) => Some(value),
-            Err(fault) => {
-                let write = format!("write `{} = {}`", key.name, key.example);
-                errors.fault(span, key.name, fault.hint(write));
-                None
-            }
-        };
+        let value = value
+            .map_err(|fault| errors.fault(span, key.name, fault))
+            .ok();
         self.arguments.push(Argument { key, span, value });
     }
 
@@ -106,6 +115,11 @@ impl Arguments {
     /// Whether a key was written, whatever its value.
     pub(crate) fn has(&self, key: &Key) -> bool {
         self.get(key).is_some()
+    }
+
+    /// Whether a key was neither written nor meant.
+    pub(crate) fn misses(&self, key: &Key) -> bool {
+        !self.has(key) && !self.meant.contains(key)
     }
 
     /// Whether a key is absent, or has a value of the right kind.
@@ -143,21 +157,17 @@ impl Arguments {
     }
 }
 
-fn unknown(name: &str) -> Fault {
-    let names = || KEYS.iter().map(|key| key.name);
-    // What a newcomer may call the keys, where it does not look like their names.
-    let meant = match name {
-        "arch" | "archs" | "capability" | "capabilities" | "compute_capability" | "cc" => {
-            Some("sm")
-        }
-        "types" | "precision" => Some("dtypes"),
-        "kv_cache" | "kv_format" | "kv_formats" | "cache" => Some("kv"),
-        "block_size" | "block_sizes" | "pages" => Some("page_sizes"),
-        "r1" => Some("requires_r1"),
-        _ => nearest(name, names()),
+// The key that an unknown name looks like, or what a newcomer may call it.
+fn meant_by(name: &str) -> Option<Key> {
+    let name = match name {
+        "arch" | "archs" | "capability" | "capabilities" | "compute_capability" | "cc" => "sm",
+        "types" | "precision" => "dtypes",
+        "kv_cache" | "kv_format" | "kv_formats" | "cache" => "kv",
+        "block_size" | "block_sizes" | "pages" => "page_sizes",
+        "r1" => "requires_r1",
+        _ => nearest(name, KEYS.iter().map(|key| key.name))?,
     };
-    let accepted = names().collect::<Vec<_>>().join(", ");
-    Fault::new(format!("unknown key `{name}`"), accepted).meant(meant)
+    KEYS.iter().find(|key| key.name == name).copied()
 }
 
 // A value that a `macro_rules!` macro passed on stands in a group without delimiters.
@@ -172,7 +182,20 @@ fn ungrouped(tokens: &[TokenTree]) -> Vec<TokenTree> {
 
 fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
     let tokens = ungrouped(tokens);
-    let fault = || Fault::new(format!("`{}`", text_of(&tokens)), kind(key));
+    let fault = || {
+        let text = text_of(&tokens);
+        // Words, sums and tuples that only lack their quotes.
+        let quotable = match tokens.as_slice() {
+            [TokenTree::Literal(_)] => false,
+            _ => !text.contains(['"', '\'']) && !matches!(text.as_str(), "true" | "false"),
+        };
+        let hint = if quotable && key.form == Form::Text {
+            write(key, &format!("\"{text}\""))
+        } else {
+            write(key, key.example)
+        };
+        Fault::new(format!("`{text}`"), kind(key)).hint(hint)
+    };
     let literal = match tokens.as_slice() {
         [TokenTree::Literal(literal)] => Some(Lit::new(literal.clone())),
         [TokenTree::Ident(ident)] => match ident.to_string().as_str() {
@@ -215,6 +238,10 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
 
 fn flag(key: Key, flag: bool) -> Option<Value> {
     (key.form == Form::Flag).then_some(Value::Flag(flag))
+}
+
+fn write(key: Key, value: &str) -> String {
+    format!("write `{} = {value}`", key.name)
 }
 
 fn kind(key: Key) -> String {

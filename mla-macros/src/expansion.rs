@@ -119,14 +119,14 @@ impl Runtime {
                     .collect::<Vec<_>>()
                     .join(", ")
             );
-            quote_spanned! {arguments.span(&key::SM)=>
-                const _: () = ::core::assert!(
-                    !::core::matches!(
-                        <#this::Device as #path::device::Device>::PLATFORM,
-                        #path::capability::Platform::Cpu
-                    ),
-                    #message
-                );
+            // At the key, but not as if the author had written it.
+            let span = Span::call_site().located_at(arguments.span(&key::SM));
+            quote_spanned! {span=>
+                const _: () = if let #path::capability::Platform::Cpu =
+                    <#this::Device as #path::device::Device>::PLATFORM
+                {
+                    ::core::panic!(#message)
+                };
             }
         });
         quote! {
@@ -270,4 +270,81 @@ fn variant(name: &str) -> Ident {
 
 fn is_cfg(attribute: &Attribute) -> bool {
     attribute.path().is_ident("cfg")
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::quote;
+
+    use super::*;
+
+    fn check(golden: &str, arguments: TokenStream, item: TokenStream) {
+        let tokens = expand(arguments, item);
+        let file = syn::parse2(tokens).expect("the expansion is Rust");
+        crate::golden::check(
+            &format!("expansions/{golden}.rs"),
+            &prettyplease::unparse(&file),
+        );
+    }
+
+    #[test]
+    fn the_literal_form() {
+        check(
+            "literal",
+            quote!(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true),
+            quote! {
+                impl PrefillBackend for FlashAttn {
+                    type Device = Cuda;
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn every_key() {
+        check(
+            "every_key",
+            quote!(
+                sm = "90|10x|120+",
+                dtypes = "f16|bf16",
+                dims = "(128,64,128)|(192,64,256)",
+                cache_dims = "(512,64)",
+                heads = "1..=128",
+                kv = "f16,bf16,fp8,fp8_ds_mla",
+                page_sizes = "x16",
+                query_len = "ragged",
+                graphs = "always",
+                lse = "log2",
+                quant_output = true,
+                sparse = "optional",
+                features = "sinks,deterministic",
+                name = "EVERY_KEY",
+                provider = "elsewhere",
+                priority = "90:100,10x:-50,*:7",
+                crate = crate::engine::mla_runtime,
+            ),
+            quote! {
+                /// What the author says about it.
+                #[cfg(feature = "flash")]
+                impl mla_runtime::backend::DecodeBackend for inner::Flash {
+                    #![allow(unused)]
+
+                    type Device = Cuda;
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn errors_leave_a_block_that_compiles() {
+        check(
+            "errors",
+            quote!(sm = "90|9o", dtypes = "bf61"),
+            quote! {
+                impl DecodeBackend for Flash {
+                    type Device = Cuda;
+                }
+            },
+        );
+    }
 }

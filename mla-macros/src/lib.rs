@@ -9,6 +9,8 @@ mod dims;
 mod errors;
 mod expansion;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod golden;
 mod key;
 mod list;

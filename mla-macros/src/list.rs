@@ -34,6 +34,8 @@ impl Element<'_> {
             fault.hint("an element is missing before or after a separator")
         } else if !self.text.is_ascii() {
             fault.hint("only ASCII is accepted")
+        } else if self.text.contains(' ') && !self.text.contains('(') {
+            fault.hint("elements stand between `|` or `,`")
         } else {
             fault
         }
@@ -140,6 +142,10 @@ pub(crate) fn only(text: &str, names: &[Name], accepted: &str, faults: &mut Vec<
     };
     if element.text.is_empty() {
         faults.push(Fault::new("an empty string", accepted));
+        return names[0];
+    }
+    if text.contains(['|', ',']) {
+        faults.push(element.fault(accepted).hint("one alone, not a list"));
         return names[0];
     }
     name(element, names, accepted).unwrap_or_else(|fault| {

@@ -4,6 +4,7 @@ use heck::ToShoutySnakeCase;
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream, Parser};
+use syn::spanned::Spanned;
 use syn::{Attribute, Generics, Path, PathArguments, Token, Type, Visibility, WhereClause};
 
 use crate::errors::{Errors, Fault, nearest};
@@ -40,6 +41,8 @@ pub(crate) struct Place {
     pub(crate) head: TokenStream,
     pub(crate) phase: Phase,
     pub(crate) self_type: Type,
+    /// Whether it has parameters, which is an error of its own.
+    pub(crate) generic: bool,
     pub(crate) body: Group,
 }
 
@@ -212,7 +215,7 @@ fn item_name(tokens: &[TokenTree]) -> String {
 impl ImplBlock {
     fn place(self, errors: &mut Errors) -> Option<Place> {
         let Some(self_type) = self.self_type else {
-            let given = format!("`impl {}` without a trait", self.first.to_token_stream());
+            let given = format!("`impl {}` without a trait", compact(&self.first));
             errors.fault(self.impl_span, "mla_backend", Fault::new(given, BELONGS));
             return None;
         };
@@ -230,13 +233,14 @@ impl ImplBlock {
                 "mla_backend",
                 Fault::new("a negative `impl`", BELONGS),
             );
+            return None;
         }
-        if !self.generics.params.is_empty() {
-            let given = format!("`impl{}`", self.generics.to_token_stream());
+        let generic = !self.generics.params.is_empty();
+        if generic {
             errors.fault(
-                self.impl_span,
+                self.generics.params.span(),
                 "mla_backend",
-                Fault::new(given, "an `impl` without generic parameters").hint(
+                Fault::new("generic parameters", "an `impl` without any").hint(
                     "an entry is one concrete type: implement the trait for each, as in \
                      `impl DecodeBackend for Flash<bf16>`",
                 ),
@@ -248,6 +252,7 @@ impl ImplBlock {
             head: self.head,
             phase,
             self_type,
+            generic,
             body: self.body,
         })
     }
@@ -270,7 +275,7 @@ fn phase(implemented: &Type, errors: &mut Errors) -> Option<Phase> {
         return Some(phase);
     }
     let span = name.as_ref().map_or_else(Span::call_site, Ident::span);
-    let given = format!("`impl {} for …`", ty.to_token_stream());
+    let given = format!("`impl {} for …`", compact(ty));
     let meant = name.and_then(|name| nearest(&name.to_string(), phases.map(Phase::backend)));
     errors.fault(span, "mla_backend", Fault::new(given, BELONGS).meant(meant));
     None
@@ -278,4 +283,20 @@ fn phase(implemented: &Type, errors: &mut Errors) -> Option<Phase> {
 
 fn last(path: &Path) -> Option<Ident> {
     path.segments.last().map(|segment| segment.ident.clone())
+}
+
+/// Tokens as an author would space them.
+pub(crate) fn compact(tokens: &impl ToTokens) -> String {
+    let mut text = tokens.to_token_stream().to_string();
+    for (spaced, close) in [
+        ("& ", "&"),
+        (" ::", "::"),
+        (":: ", "::"),
+        (" <", "<"),
+        ("< ", "<"),
+        (" >", ">"),
+    ] {
+        text = text.replace(spaced, close);
+    }
+    text
 }

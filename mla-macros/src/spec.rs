@@ -2,7 +2,6 @@
 
 use heck::ToShoutySnakeCase;
 use proc_macro2::Span;
-use quote::ToTokens;
 use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
@@ -12,7 +11,7 @@ use crate::dims::{self, Heads, PageSizes};
 use crate::errors::{Errors, Fault};
 use crate::key::{self, KEYS, Key};
 use crate::list::{self, quoted};
-use crate::place::{Phase, Place};
+use crate::place::{Phase, Place, compact};
 use crate::priority::{self, Priority};
 use crate::vocabulary::{self, Name};
 
@@ -55,7 +54,7 @@ impl Spec {
         let mut spec = reader.spec(phase.unwrap_or(Phase::Decode));
         if let Some(place) = place {
             reader.contradictions(&spec);
-            if !arguments.has(&key::NAME) {
+            if !arguments.has(&key::NAME) && !place.generic {
                 spec.name = default_name(place, errors);
             }
         }
@@ -66,7 +65,7 @@ impl Spec {
 // Keys that are missing, that the phase does not have, or that stand beside another.
 fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Errors) {
     for key in KEYS {
-        if key.default.is_none() && !arguments.has(key) {
+        if key.default.is_none() && arguments.misses(key) {
             errors.fault(
                 Span::call_site(),
                 key.name,
@@ -99,7 +98,7 @@ fn default_name(place: &Place, errors: &mut Errors) -> String {
         Some(name) => format!("none, and the type's name gives {}", quoted(&name)),
         None => format!(
             "none, and `{}` is not the name of one type",
-            place.self_type.to_token_stream()
+            compact(&place.self_type)
         ),
     };
     let fault = Fault::new(given, key::NAME.accepted);

@@ -10,9 +10,9 @@ use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities.
+/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor.
 #[derive(Clone)]
-pub(crate) struct Bytes;
+pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
 fn refused<T>() -> Result<T> {
     Err(Error::argument(
@@ -22,8 +22,12 @@ fn refused<T>() -> Result<T> {
     ))
 }
 
-impl Device for Bytes {
-    const PLATFORM: Platform = Platform::Cuda;
+impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
+    const PLATFORM: Platform = if PROCESSOR {
+        Platform::Cpu
+    } else {
+        Platform::Cuda
+    };
 
     type Buffer = Vec<u8>;
     type Bytes<'a> = &'a [u8];
@@ -34,7 +38,11 @@ impl Device for Bytes {
     }
 
     fn target(&self) -> Target {
-        Target::present_gpu(Capability::new(9, 0))
+        if PROCESSOR {
+            Target::CPU
+        } else {
+            Target::present_gpu(Capability::new(9, 0))
+        }
     }
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {

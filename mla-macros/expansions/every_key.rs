@@ -1,0 +1,104 @@
+/// What the author says about it.
+#[cfg(feature = "flash")]
+/**
+| backend | `EVERY_KEY` |
+|---|---|
+| phase | decode |
+| provider | elsewhere |
+| capability | 9.0, 10.x, 12.0+ |
+| dtype | f16, bf16 |
+| dims (P,R,V) | (128,64,128), (192,64,256) |
+| heads | 1 to 128 |
+| cache row (L,R) | (512,64) |
+| kv format | f16, bf16, fp8, fp8_ds_mla |
+| page size | multiples of 16 |
+| query lengths | ragged |
+| sparse | optional |
+| CUDA graphs | always |
+| log-sum-exp | log2 |
+| quantised output | yes |
+| features | sinks, deterministic |
+| priority | 100 on 9.0, -50 on 10.x, 7 elsewhere |
+*/
+impl mla_runtime::backend::DecodeBackend for inner::Flash {
+    #![allow(unused)]
+    type Device = Cuda;
+    const SPEC: crate::engine::mla_runtime::spec::BackendSpec = crate::engine::mla_runtime::spec::BackendSpec {
+        name: "EVERY_KEY",
+        provider: "elsewhere",
+        phase: crate::engine::mla_runtime::spec::Phase::Decode,
+        platform: <<Self as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM,
+        capabilities: &[
+            crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
+                crate::engine::mla_runtime::capability::Capability::new(9, 0),
+            ),
+            crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
+            crate::engine::mla_runtime::capability::CapabilityMatch::Floor(
+                crate::engine::mla_runtime::capability::Capability::new(12, 0),
+            ),
+        ],
+        dtypes: &[
+            crate::engine::mla_runtime::dtype::DType::F16,
+            crate::engine::mla_runtime::dtype::DType::BF16,
+        ],
+        dims: ::core::option::Option::Some(
+            &[
+                crate::engine::mla_runtime::dims::HeadDims::new(128, 64, 128),
+                crate::engine::mla_runtime::dims::HeadDims::new(192, 64, 256),
+            ],
+        ),
+        cache_dims: ::core::option::Option::Some(
+            &[crate::engine::mla_runtime::spec::CacheDims::new(512, 64)],
+        ),
+        heads: crate::engine::mla_runtime::spec::HeadCounts::Range(1, 128),
+        kv_formats: &[
+            crate::engine::mla_runtime::kv_format::KvFormat::F16,
+            crate::engine::mla_runtime::kv_format::KvFormat::BF16,
+            crate::engine::mla_runtime::kv_format::KvFormat::Fp8,
+            crate::engine::mla_runtime::kv_format::KvFormat::Fp8DsMla,
+        ],
+        page_sizes: crate::engine::mla_runtime::spec::PageSizes::MultipleOf(16),
+        query_len: crate::engine::mla_runtime::spec::QueryLen::Ragged,
+        graphs: crate::engine::mla_runtime::spec::GraphSupport::Always,
+        lse: crate::engine::mla_runtime::spec::LseOutput::Log2,
+        quant_output: true,
+        sparse: crate::engine::mla_runtime::spec::SparseSupport::Optional,
+        features: crate::engine::mla_runtime::feature::FeatureSet::of(
+            &[
+                crate::engine::mla_runtime::feature::Feature::Sinks,
+                crate::engine::mla_runtime::feature::Feature::Deterministic,
+            ],
+        ),
+        priority: crate::engine::mla_runtime::spec::Priority {
+            by_capability: &[
+                (
+                    crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
+                        crate::engine::mla_runtime::capability::Capability::new(9, 0),
+                    ),
+                    100,
+                ),
+                (
+                    crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
+                    -50,
+                ),
+            ],
+            otherwise: 7,
+        },
+    }
+        .checked();
+}
+#[cfg(feature = "flash")]
+const _: () = {
+    const _: crate::engine::mla_runtime::spec::BackendSpec = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::SPEC;
+    const _: () = if let crate::engine::mla_runtime::capability::Platform::Cpu = <<inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM {
+        ::core::panic!(
+            "sm: given `90`, `10x`, `120+`, accepted `any`: the device is a processor, which has no compute capability"
+        )
+    };
+    #[cfg(not(miri))]
+    #[crate::engine::mla_runtime::private::linkme::distributed_slice(
+        crate::engine::mla_runtime::backend::LINKED
+    )]
+    #[linkme(crate = crate::engine::mla_runtime::private::linkme)]
+    static ENTRY: crate::engine::mla_runtime::backend::Entry = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::ENTRY;
+};

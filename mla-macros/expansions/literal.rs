@@ -1,0 +1,63 @@
+/**
+| backend | `FLASH_ATTN` |
+|---|---|
+| phase | prefill |
+| provider | native |
+| capability | 9.0, 10.0 |
+| dtype | f16, bf16 |
+| dims (P,R,V) | (128,64,128) |
+| heads | any |
+| CUDA graphs | never |
+| log-sum-exp | ln |
+| quantised output | no |
+| features | none |
+| priority | 0 |
+*/
+impl PrefillBackend for FlashAttn {
+    type Device = Cuda;
+    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
+        name: "FLASH_ATTN",
+        provider: "native",
+        phase: ::mla_runtime::spec::Phase::Prefill,
+        platform: <<Self as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
+        capabilities: &[
+            ::mla_runtime::capability::CapabilityMatch::Exact(
+                ::mla_runtime::capability::Capability::new(9, 0),
+            ),
+            ::mla_runtime::capability::CapabilityMatch::Exact(
+                ::mla_runtime::capability::Capability::new(10, 0),
+            ),
+        ],
+        dtypes: &[::mla_runtime::dtype::DType::F16, ::mla_runtime::dtype::DType::BF16],
+        dims: ::core::option::Option::Some(
+            &[::mla_runtime::dims::HeadDims::new(128, 64, 128)],
+        ),
+        cache_dims: ::core::option::Option::None,
+        heads: ::mla_runtime::spec::HeadCounts::Any,
+        kv_formats: &[],
+        page_sizes: ::mla_runtime::spec::PageSizes::Any,
+        query_len: ::mla_runtime::spec::QueryLen::Ragged,
+        graphs: ::mla_runtime::spec::GraphSupport::Never,
+        lse: ::mla_runtime::spec::LseOutput::Ln,
+        quant_output: false,
+        sparse: ::mla_runtime::spec::SparseSupport::Never,
+        features: ::mla_runtime::feature::FeatureSet::of(&[]),
+        priority: ::mla_runtime::spec::Priority {
+            by_capability: &[],
+            otherwise: 0,
+        },
+    }
+        .checked();
+}
+const _: () = {
+    const _: ::mla_runtime::spec::BackendSpec = <FlashAttn as ::mla_runtime::backend::PrefillBackend>::SPEC;
+    const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
+        ::core::panic!(
+            "sm: given `90`, `100`, accepted `any`: the device is a processor, which has no compute capability"
+        )
+    };
+    #[cfg(not(miri))]
+    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
+    #[linkme(crate = ::mla_runtime::private::linkme)]
+    static ENTRY: ::mla_runtime::backend::Entry = <FlashAttn as ::mla_runtime::backend::PrefillBackend>::ENTRY;
+};

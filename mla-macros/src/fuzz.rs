@@ -1,0 +1,185 @@
+//! Nothing that can stand in an attribute makes the macro panic, and what it accepts it means.
+
+use proc_macro2::{Ident, Literal, Span, TokenStream, TokenTree};
+use proptest::prelude::*;
+use quote::quote;
+
+use crate::arguments::Arguments;
+use crate::capability::{self, Capabilities};
+use crate::dims::{self, Heads, PageSizes};
+use crate::errors::Errors;
+use crate::expansion::expand;
+use crate::key::{Form, KEYS};
+use crate::place::Place;
+use crate::priority;
+use crate::spec::Spec;
+
+fn decode_block() -> TokenStream {
+    quote! { impl DecodeBackend for Flash {} }
+}
+
+// The errors of a use on a decode block.
+fn errors(arguments: TokenStream) -> Vec<String> {
+    let mut errors = Errors::default();
+    let arguments = Arguments::parse(arguments, &mut errors);
+    let place = Place::parse(decode_block(), &mut errors);
+    Spec::read(&arguments, place.as_ref(), &mut errors);
+    errors.texts().into_iter().map(str::to_owned).collect()
+}
+
+// Anything, and things that are nearly right.
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<String>(),
+        "[0-9xo+.|,:()=* a-f_-]{0,24}",
+        "(any|f32|f16|bf16|fp8|fp8_ds_mla|90|10x|80\\+|x16|1..=128|\\*:1)([|, ](f16|bf16|fp8|100|90|\\*)){0,3}",
+    ]
+}
+
+fn ident(text: &str) -> TokenTree {
+    Ident::new(text, Span::call_site()).into()
+}
+
+fn token() -> impl Strategy<Value = TokenTree> {
+    prop_oneof![
+        text().prop_map(|text| Literal::string(&text).into()),
+        any::<u64>().prop_map(|number| Literal::u64_unsuffixed(number).into()),
+        any::<char>().prop_map(|c| Literal::character(c).into()),
+        proptest::sample::select(vec![',', '=', '-', ':', '|', '<', '#'])
+            .prop_map(|c| proc_macro2::Punct::new(c, proc_macro2::Spacing::Alone).into()),
+        proptest::sample::select(KEYS.iter().map(|key| key.name).collect::<Vec<_>>())
+            .prop_map(ident),
+        proptest::sample::select(vec!["true", "false", "impl", "for", "DecodeBackend", "T"])
+            .prop_map(ident),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_text_for_any_key(index in 0..KEYS.len(), text in text()) {
+        let key = Ident::new(KEYS[index].name, Span::call_site());
+        let tokens = expand(quote!(sm = "90", dtypes = "bf16", #key = #text), decode_block());
+        prop_assert!(syn::parse2::<syn::File>(tokens).is_ok());
+    }
+
+    #[test]
+    fn any_tokens(
+        arguments in proptest::collection::vec(token(), 0..16),
+        item in proptest::collection::vec(token(), 0..8),
+    ) {
+        let arguments: TokenStream = arguments.into_iter().collect();
+        expand(arguments.clone(), decode_block());
+        expand(arguments, item.into_iter().collect());
+    }
+
+    #[test]
+    fn capabilities_read_as_they_are_written(major in 1u8.., minor in 0u8..10) {
+        let only = capability::Capability { major, minor };
+        for set in [
+            Capabilities::Exact(only),
+            Capabilities::Family(major),
+            Capabilities::Floor(only),
+        ] {
+            prop_assert_eq!(capability::read(&set.to_string()), Some(set));
+        }
+    }
+
+    #[test]
+    fn a_wider_set_has_every_capability_of_a_narrower(
+        text in "([1-9][0-9]{1,2}|[1-9][0-9]?x|[1-9][0-9]{1,2}\\+)",
+        other in "([1-9][0-9]{1,2}|[1-9][0-9]?x|[1-9][0-9]{1,2}\\+)",
+    ) {
+        let has = |set: Capabilities, number: u16| match set {
+            Capabilities::Any => true,
+            Capabilities::Exact(_) => set.to_string() == number.to_string(),
+            Capabilities::Family(major) => u16::from(major) == number / 10,
+            Capabilities::Floor(_) => {
+                set.to_string().trim_end_matches('+').parse::<u16>().unwrap() <= number
+            }
+        };
+        let (set, other) = (capability::read(&text).unwrap(), capability::read(&other).unwrap());
+        let numbers = || 10..2600u16;
+        prop_assert_eq!(
+            set.covers(other),
+            numbers().all(|number| has(set, number) || !has(other, number))
+        );
+        prop_assert_eq!(
+            set.overlaps(other),
+            numbers().any(|number| has(set, number) && has(other, number))
+        );
+    }
+
+    #[test]
+    fn lists_keep_their_order(
+        numbers in proptest::collection::hash_set(1u32.., 1..6),
+        separator in proptest::sample::select(vec!["|", ",", " | ", ", "]),
+    ) {
+        let numbers: Vec<u32> = numbers.into_iter().collect();
+        let texts: Vec<String> = numbers.iter().map(u32::to_string).collect();
+        let text = texts.join(separator);
+        let mut faults = Vec::new();
+        prop_assert_eq!(dims::heads(&text, &mut faults), Heads::List(numbers.clone()));
+        prop_assert_eq!(dims::page_sizes(&text, &mut faults), PageSizes::List(numbers.clone()));
+        prop_assert!(faults.is_empty());
+
+        dims::heads(&format!("{text}|{}", numbers[0]), &mut faults);
+        prop_assert_eq!(faults.len(), 1, "a number twice");
+    }
+
+    #[test]
+    fn priorities_read_as_they_are_written(everywhere: i32, hopper: i32, rest: i32) {
+        let mut faults = Vec::new();
+        let one = priority::parse(&everywhere.to_string(), &mut faults);
+        prop_assert_eq!(one.otherwise, Some(everywhere));
+        let several = priority::parse(&format!("90:{hopper},*:{rest}"), &mut faults);
+        prop_assert_eq!(several.by_capability[0].1, hopper);
+        prop_assert_eq!(several.otherwise, Some(rest));
+        prop_assert!(faults.is_empty());
+    }
+}
+
+#[test]
+fn every_example_in_the_table_is_accepted() {
+    for key in KEYS {
+        let example: TokenStream = key.example.parse().expect("an example is tokens");
+        let name = Ident::new(key.name, Span::call_site());
+        // What some examples need beside them.
+        let beside = match key.name {
+            "sm" => quote!(dtypes = "bf16"),
+            "dtypes" => quote!(sm = "any"),
+            "graphs" => quote!(sm = "any", dtypes = "bf16", query_len = "uniform"),
+            "priority" => quote!(sm = "90|100", dtypes = "bf16"),
+            _ => quote!(sm = "any", dtypes = "bf16"),
+        };
+        assert_eq!(
+            errors(quote!(#beside, #name = #example)),
+            [""; 0],
+            "{}",
+            key.name
+        );
+    }
+}
+
+#[test]
+fn every_default_in_the_table_is_what_no_value_means() {
+    for key in KEYS {
+        let (Some(default), Form::Text | Form::Flag) = (key.default, key.form) else {
+            continue;
+        };
+        let value: TokenStream = match key.name {
+            // Described in words, or by the absence of elements.
+            "kv" | "name" | "features" => continue,
+            _ if key.form == Form::Flag => default.parse().expect("a flag is a token"),
+            _ => quote!(#default),
+        };
+        let name = Ident::new(key.name, Span::call_site());
+        let with = quote!(sm = "90", dtypes = "bf16", #name = #value);
+        let without = quote!(sm = "90", dtypes = "bf16");
+        assert_eq!(
+            expand(with, decode_block()).to_string(),
+            expand(without, decode_block()).to_string(),
+            "{}",
+            key.name
+        );
+    }
+}

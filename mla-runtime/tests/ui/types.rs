@@ -1,0 +1,33 @@
+// What is wrong in the block is reported where it stands, although the attribute wrote into it.
+
+use mla_runtime::backend::DecodeBackend;
+use mla_runtime::mla_backend;
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+struct WrongReturn;
+
+#[mla_backend(sm = "90", dtypes = "bf16")]
+impl DecodeBackend for WrongReturn {
+    decode_body!(common::Bytes);
+
+    fn workspace_bytes(&self, limits: &mla_runtime::backend::StepLimits) -> u64 {
+        limits.tokens
+    }
+}
+
+// So it is beside errors of the attribute.
+struct WrongTwice;
+
+#[mla_backend(sm = "90", dtypes = "bf61")]
+impl DecodeBackend for WrongTwice {
+    decode_body!(common::Bytes);
+
+    fn workspace_bytes(&self, limits: &mla_runtime::backend::StepLimits) -> u64 {
+        limits.tokens
+    }
+}
+
+fn main() {}
