@@ -64,10 +64,10 @@ enum Event<R> {
 /// The first job, from the longest on, that may start now.
 fn fitting<T>(jobs: &[Job<T>], running: usize, unpromised: u64, limits: &Limits) -> Option<usize> {
     if running == 0 {
-        return jobs.len().checked_sub(1);
+        return (!jobs.is_empty()).then_some(0);
     }
     let room = unpromised.min((limits.available)().unwrap_or(u64::MAX));
-    jobs.iter().rposition(|job| job.memory <= room)
+    jobs.iter().position(|job| job.memory <= room)
 }
 
 /// Runs every job on a thread of its own, and returns the results in the order in which they ended.
@@ -79,8 +79,8 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    // The longest is last, where it is looked at first.
-    jobs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    // Stable: where nothing is known, the order of the sources stays.
+    jobs.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     let mut results = Vec::with_capacity(jobs.len());
     let (sender, events) = mpsc::channel();
     let token_sender = sender.clone();

@@ -1,6 +1,10 @@
 //! Developer chores of this workspace: `cargo xtask NAME`.
 
+mod bundle;
+mod kernels;
 mod toolkit;
+
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
@@ -16,10 +20,43 @@ struct Arguments {
 enum Chore {
     /// Install the pinned CUDA toolkit, CUTLASS and libclang into the user's data folder, once.
     Toolkit(toolkit::Arguments),
+    /// Compile the kernels, show each unit as it is done, and tell where the time went.
+    Kernels(kernels::Arguments),
+    /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
+    Bundle(bundle::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().chore {
         Chore::Toolkit(arguments) => toolkit::run(&arguments),
+        Chore::Kernels(arguments) => kernels::run(&arguments),
+        Chore::Bundle(arguments) => bundle::run(&arguments),
+    }
+}
+
+/// What the chores need to know of the workspace: where it is, and where its target folder is.
+struct Workspace {
+    root: PathBuf,
+    target: PathBuf,
+}
+
+impl Workspace {
+    fn find() -> anyhow::Result<Self> {
+        let metadata = cargo_metadata::MetadataCommand::new()
+            .manifest_path(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+            .no_deps()
+            .exec()?;
+        Ok(Self {
+            root: metadata.workspace_root.into(),
+            target: metadata.target_directory.into(),
+        })
+    }
+
+    /// The Cargo that started this program, at the workspace's root.
+    fn cargo(&self) -> std::process::Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = std::process::Command::new(cargo);
+        command.current_dir(&self.root);
+        command
     }
 }

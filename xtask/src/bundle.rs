@@ -1,0 +1,185 @@
+//! Packs what a GPU machine needs to run the tests and benchmarks: programs and a script, no Rust.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail, ensure};
+use cargo_metadata::{Artifact, Message, TargetKind};
+use mla_build::report::size;
+
+use crate::Workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The features of the architectures to pack.
+    #[arg(long, value_delimiter = ',', default_value = "sm90")]
+    features: Vec<String>,
+    /// Where the bundle goes; what is there is replaced. By default `bundle` in the target folder.
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+/// The most that a bundle may hold: it travels with every run.
+const MOST: u64 = 60 << 20;
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    let output = arguments
+        .output
+        .clone()
+        .unwrap_or_else(|| workspace.target.join("bundle"));
+    if output.exists() {
+        // Only what an earlier run of this chore made is replaced.
+        ensure!(
+            output.join("run.sh").is_file(),
+            "{} is no bundle; remove it, or name another folder",
+            output.display()
+        );
+        fs::remove_dir_all(&output)?;
+    }
+    for folder in ["tests", "benches", "bin"] {
+        fs::create_dir_all(output.join(folder))?;
+    }
+
+    let features = arguments.features.join(",");
+    let packages = ["--package", "mla-kernels"];
+    for artifact in build(&workspace, "test", &packages, &features)? {
+        let executable = executable(&artifact)?;
+        // A test that needs a GPU is marked ignored; a program without one has nothing to do there.
+        if artifact.target.kind.contains(&TargetKind::Bench) || !has_ignored_tests(&executable)? {
+            continue;
+        }
+        let name = if artifact.target.kind.contains(&TargetKind::Test) {
+            artifact.target.name
+        } else {
+            format!("{}-unit", artifact.target.name)
+        };
+        copy(&executable, &output.join("tests").join(name))?;
+    }
+    for artifact in build(&workspace, "bench", &packages, &features)? {
+        if artifact.target.kind.contains(&TargetKind::Bench) {
+            copy(
+                &executable(&artifact)?,
+                &output.join("benches").join(&artifact.target.name),
+            )?;
+        }
+    }
+    // Features of a dependency are named with its package.
+    let of_kernels: Vec<_> = arguments
+        .features
+        .iter()
+        .map(|feature| format!("mla-kernels/{feature}"))
+        .collect();
+    for artifact in build(
+        &workspace,
+        "build",
+        &["--package", "mla-cli", "--package", "mla-kernels"],
+        &of_kernels.join(","),
+    )? {
+        if artifact.target.kind.contains(&TargetKind::Bin) {
+            copy(
+                &executable(&artifact)?,
+                &output.join("bin").join(&artifact.target.name),
+            )?;
+        }
+    }
+    let script = output.join("run.sh");
+    fs::write(&script, include_str!("run.sh"))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+
+    let mut total = 0;
+    for folder in ["tests", "benches", "bin"] {
+        let mut files: Vec<_> = fs::read_dir(output.join(folder))?.collect::<Result<_, _>>()?;
+        files.sort_by_key(fs::DirEntry::file_name);
+        for file in files {
+            let length = file.metadata()?.len();
+            total += length;
+            println!(
+                "{:>10}  {folder}/{}",
+                size(length),
+                file.file_name().display()
+            );
+        }
+    }
+    ensure!(
+        total <= MOST,
+        "the bundle holds {}, allowed: at most {}",
+        size(total),
+        size(MOST)
+    );
+    println!("{:>10}  in {}", size(total), output.display());
+    Ok(())
+}
+
+/// Builds in release mode, stripped, and returns what can be executed.
+fn build(
+    workspace: &Workspace,
+    command: &str,
+    packages: &[&str],
+    features: &str,
+) -> anyhow::Result<Vec<Artifact>> {
+    let mut cargo = workspace.cargo();
+    cargo.arg(command);
+    match command {
+        "build" => cargo.arg("--release"),
+        "test" => cargo.args(["--release", "--no-run"]),
+        // The profile of benchmarks is that of releases.
+        _ => cargo.arg("--no-run"),
+    };
+    let mut child = cargo
+        .args(packages)
+        .args([
+            "--features",
+            features,
+            "--message-format=json-render-diagnostics",
+        ])
+        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .env("CARGO_PROFILE_BENCH_STRIP", "symbols")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo does not start")?;
+    let stdout = child.stdout.take().context("cargo has no output")?;
+    let mut artifacts = Vec::new();
+    for message in Message::parse_stream(std::io::BufReader::new(stdout)) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && artifact.executable.is_some()
+            && !artifact.target.kind.contains(&TargetKind::CustomBuild)
+        {
+            artifacts.push(artifact);
+        }
+    }
+    if !child.wait()?.success() {
+        bail!("cargo {command} failed; its message stands above");
+    }
+    Ok(artifacts)
+}
+
+fn executable(artifact: &Artifact) -> anyhow::Result<PathBuf> {
+    let path = artifact
+        .executable
+        .as_ref()
+        .with_context(|| format!("{} is not executable", artifact.target.name))?;
+    Ok(path.into())
+}
+
+fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
+    let output = Command::new(executable)
+        .args(["--list", "--ignored", "--format=terse"])
+        .output()
+        .with_context(|| format!("{} does not start", executable.display()))?;
+    Ok(output.status.success()
+        && String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .any(|line| line.ends_with(": test")))
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::copy(from, to)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
