@@ -52,18 +52,17 @@ fn is(entry: &Entry, phase: Phase, name: &str) -> bool {
 pub enum RegistryError {
     /// Two backends of one phase claim one name.
     #[error(
-        "name: {phase} backend {name} is given twice, by provider `{first}` and by provider \
-         `{second}`; accepted: one claim to a name. Rename one, or override explicitly with \
-         `Registry::replace`"
+        "name: {phase} backend {name} is claimed by `{first}` and by `{second}`; accepted: one claim \
+         to a name. Give one of them another name, or add it with `Registry::replace`"
     )]
     Duplicate {
         /// The phase.
         phase: Phase,
         /// The name.
         name: &'static str,
-        /// The provider of the entry that was there.
+        /// What claimed it before, by [`Entry::origin`].
         first: &'static str,
-        /// The provider of the entry that came.
+        /// What claims it now.
         second: &'static str,
     },
     /// There is no backend of this name.
@@ -116,7 +115,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where two linked backends of one phase claim one name.
+    /// Where two linked backends of one phase claim one name. Which of them comes first in the
+    /// error depends on linking.
     pub fn linked() -> Result<Self, RegistryError> {
         #[cfg_attr(miri, allow(unused_mut))]
         let mut registry = Self::known();
@@ -138,8 +138,8 @@ impl Registry {
             return Err(RegistryError::Duplicate {
                 phase,
                 name,
-                first: first.spec.provider,
-                second: entry.spec.provider,
+                first: first.origin(),
+                second: entry.origin(),
             });
         }
         self.entries.push(entry);

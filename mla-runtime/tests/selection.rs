@@ -321,8 +321,8 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "name: decode backend D is given twice, by provider `native` and by provider `elsewhere`; \
-         accepted: one claim to a name. Rename one, or override explicitly with `Registry::replace`"
+        "name: decode backend D is claimed by `native` and by `elsewhere`; accepted: one claim to a \
+         name. Give one of them another name, or add it with `Registry::replace`"
     );
     // The first is untouched, and the same name in the other phase is another name.
     assert_eq!(

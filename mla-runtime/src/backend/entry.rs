@@ -22,6 +22,7 @@ pub struct Entry {
     // A `PrefillMaker<D>` or `DecodeMaker<D>` for the backend's device; `None` where there is no
     // implementation.
     maker: Option<&'static (dyn Any + Send + Sync)>,
+    type_name: Option<fn() -> &'static str>,
 }
 
 impl Entry {
@@ -31,6 +32,7 @@ impl Entry {
             spec: B::SPEC,
             availability: B::availability,
             maker: Some(Maker::<B>::PREFILL),
+            type_name: Some(std::any::type_name::<B>),
         }
     }
 
@@ -40,6 +42,7 @@ impl Entry {
             spec: B::SPEC,
             availability: B::availability,
             maker: Some(Maker::<B>::DECODE),
+            type_name: Some(std::any::type_name::<B>),
         }
     }
 
@@ -49,6 +52,7 @@ impl Entry {
             spec,
             availability,
             maker: None,
+            type_name: None,
         }
     }
 
@@ -60,6 +64,13 @@ impl Entry {
     /// Whether this program has its implementation.
     pub const fn is_implemented(&self) -> bool {
         self.maker.is_some()
+    }
+
+    /// Where the backend comes from, for messages: the path of its type, or its provider where it
+    /// has no implementation.
+    pub fn origin(&self) -> &'static str {
+        self.type_name
+            .map_or(self.spec.provider, |type_name| type_name())
     }
 
     /// The prefill implementation for one layer, or `None` where this is no prefill backend for

@@ -1,0 +1,149 @@
+//! What the attribute links is found, selected and made.
+
+#[macro_use]
+mod common;
+
+use common::Bytes;
+use mla_runtime::Error;
+use mla_runtime::backend::{DecodeBackend, Entry, LayerConfig, PrefillBackend};
+use mla_runtime::capability::Target;
+use mla_runtime::device::Device;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::mla_backend;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::spec::Phase;
+
+// Takes the place of the known backend on 9.0, which is all that it accepts.
+struct FlashAttn;
+
+#[mla_backend(sm = "90", dtypes = "bf16", requires_r1 = true, priority = 100)]
+impl PrefillBackend for FlashAttn {
+    prefill_body!(Bytes);
+}
+
+struct Foreign;
+
+#[mla_backend(
+    name = "FOREIGN",
+    provider = "elsewhere",
+    sm = "80+",
+    dtypes = "bf16",
+    kv = "bf16"
+)]
+impl DecodeBackend for Foreign {
+    decode_body!(Bytes);
+}
+
+fn request(target: Target) -> Request {
+    Request::new(target, MlaDims::R1, 16, DType::BF16)
+}
+
+#[test]
+fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
+    let registry = Registry::linked().unwrap();
+    assert!(registry.is_implemented());
+    let selection = registry.select(&request(Bytes.target())).unwrap();
+    assert_eq!(selection.prefill, FlashAttn::SPEC);
+    assert_eq!(selection.decode, Foreign::SPEC);
+    let sm = |text: &str| Target::dry_run(text.parse().unwrap());
+    // On 8.0 FLASH_ATTN is known, but not built.
+    let error = registry.select(&request(sm("8.0"))).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            SelectionError::NoneFits {
+                phase: Phase::Prefill,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let message = error.to_string();
+    assert!(
+        message.starts_with("prefill: no backend fits on sm 8.0\n"),
+        "{message}"
+    );
+    assert!(
+        message.contains("\n  FLASH_ATTN: not built in this version"),
+        "{message}"
+    );
+    // A capability below the floor.
+    let asked = Request {
+        prefill: Some("FOREIGN".to_owned()),
+        ..request(sm("7.5"))
+    };
+    let error = registry.select(&asked).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("prefill: given \"FOREIGN\", accepted "),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
+    let registry = Registry::linked().unwrap();
+    let selection = registry.select(&request(Bytes.target())).unwrap();
+    let config = selection.config(0.07);
+    // The bodies refuse to be made, in words of their own: so it was them that was called.
+    let refused = |result: Result<(), SelectionError>| match result {
+        Err(SelectionError::Runtime(Error::Argument { field, .. })) => field,
+        other => panic!("{other:?}"),
+    };
+    let name = selection.prefill.name;
+    let made = registry.instantiate_prefill(name, &Bytes, &config);
+    assert_eq!(refused(made.map(drop)), "backend");
+    let name = selection.decode.name;
+    let made = registry.instantiate_decode(name, &Bytes, &config);
+    assert_eq!(refused(made.map(drop)), "backend");
+
+    // A config that the backend was not selected for.
+    let mut other: LayerConfig = config;
+    other.problem.dtype = DType::F32;
+    let error = registry
+        .instantiate_decode("FOREIGN", &Bytes, &other)
+        .map(drop);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "decode: FOREIGN was asked for, but does not fit on sm 9.0: dtype: given f32, accepted \
+         bf16; kv_format: given bf16, accepted f32 (the dtype's own), or a quantised format"
+    );
+    // A known name is not made, an unknown one is not found.
+    let error = registry
+        .instantiate_decode("FLASHMLA", &Bytes, &config)
+        .map(drop);
+    assert!(
+        matches!(error, Err(SelectionError::Refused { .. })),
+        "{error:?}"
+    );
+    let error = registry
+        .instantiate_decode("FOREIGM", &Bytes, &config)
+        .map(drop);
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .ends_with("did you mean FOREIGN?")
+    );
+}
+
+#[test]
+fn two_types_that_claim_one_name_are_told_apart() {
+    struct Another;
+    impl DecodeBackend for Another {
+        decode_body!(Bytes);
+        const SPEC: mla_runtime::spec::BackendSpec = Foreign::SPEC;
+    }
+    let mut registry = Registry::linked().unwrap();
+    let message = registry.add(Another::ENTRY).unwrap_err().to_string();
+    assert!(message.contains("`selection_linked::Foreign`"), "{message}");
+    assert!(message.contains("::Another`"), "{message}");
+    registry.replace(Another::ENTRY).unwrap();
+    let origin = |registry: &Registry| registry.get(Phase::Decode, "FOREIGN").map(Entry::origin);
+    assert!(origin(&registry).unwrap().ends_with("Another"));
+    assert_eq!(registry.reset(Phase::Decode, "FOREIGN"), Ok(true));
+    assert_eq!(origin(&registry), Ok("selection_linked::Foreign"));
+}
