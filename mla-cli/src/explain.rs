@@ -90,14 +90,14 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
 fn describe(explanation: &Explanation, model: &Model) -> String {
     let problem = &explanation.problem;
     let mut text = format!(
-        "{} on {}: {}, {} heads, {}, a {} cache in pages of {}\n",
+        "{} on {}: {} heads, {}, {} cache in pages of {}\n{}\n",
         model.name,
         explanation.target,
-        problem.dims,
         problem.heads,
         problem.dtype,
         problem.kv_format,
-        problem.page_size
+        problem.page_size,
+        problem.dims
     );
     for phase in [&explanation.prefill, &explanation.decode] {
         // Writing to a string cannot fail.

@@ -118,7 +118,7 @@ impl fmt::Display for Explanation {
         } = self.problem;
         writeln!(
             f,
-            "On {}, for {dims}, {heads} heads, {dtype}, a {kv_format} cache in pages of {page_size}:",
+            "On {}, for {dims}, {heads} heads, {dtype}, {kv_format} cache in pages of {page_size}:",
             self.target
         )?;
         write!(f, "{}\n{}", self.prefill, self.decode)

@@ -500,7 +500,7 @@ fn a_selection_reads_as_sentences() {
     let selection = registry.select(&request(SM90)).unwrap();
     assert_eq!(
         selection.explanation.to_string(),
-        "On sm 9.0, for L=512 (P,R,V)=(128,64,128), 16 heads, bf16, a bf16 cache in pages of 64:\n\
+        "On sm 9.0, for L=512 (P,R,V)=(128,64,128), 16 heads, bf16, bf16 cache in pages of 64:\n\
          prefill: P, the first that fits (priority 0)\n  \
            P (native) fits\n\
          decode: D, the first that fits (priority 3)\n  \

@@ -141,7 +141,7 @@ fn fitted(args: &Args, needs: MemoryNeeds) -> Result<MemoryNeeds, CliError> {
 }
 
 fn describe(report: &Report, model: &Model) -> String {
-    let mut table = table(["region", "shape", "bytes", ""]);
+    let mut table = table(["region", "shape", "bytes", "about"]);
     for region in &report.plan.regions {
         let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
         table.add_row([
@@ -151,33 +151,26 @@ fn describe(report: &Report, model: &Model) -> String {
             size(region.bytes),
         ]);
     }
-    let totals = [
-        ("cache", report.plan.cache_bytes),
-        ("workspace", report.plan.workspace_bytes),
-        ("total", report.plan.total_bytes),
-    ];
-    for (name, bytes) in totals {
-        table.add_row([
-            name.to_owned(),
-            String::new(),
-            bytes.to_string(),
-            size(bytes),
-        ]);
-    }
     numbers(&mut table, [2, 3]);
     format!(
-        "{}: {} heads, {} layers, a {} cache of {} tokens in {} pages of {}, {} context rows\n\
+        "{}: {} heads, {} layers, {} context rows\n\
+         {} cache of {} tokens: {} pages of {}\n\
          {}\n\
+         {} of cache and {} of workspace: {}, {} bytes.\n\
          Beside this come a step's lengths and block table, and what a backend allocates.\n",
         model.name,
         report.heads,
         report.layers,
+        report.rows,
         report.kv_format,
         report.tokens,
         report.pages,
         report.page_size,
-        report.rows,
-        table.trim_fmt()
+        table.trim_fmt(),
+        size(report.plan.cache_bytes),
+        size(report.plan.workspace_bytes),
+        size(report.plan.total_bytes),
+        report.plan.total_bytes
     )
 }
 

@@ -21,7 +21,7 @@
 //! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
 //! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
-//! | `step_arrays` | [bytes] | a step's lengths, slots and block table | |
+//! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
 //!
