@@ -208,13 +208,12 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                     self.device.copy(rope.broadcast(1, heads)?, shared)?;
                 }
                 let width = self.values_width();
-                let mut values = self.tensor(P::Device::reborrow(values), [rows, heads, width])?;
-                let own = values.reborrow().narrow(2, 0..v)?;
+                let values = self.tensor(P::Device::reborrow(values), [rows, heads, width])?;
+                // What pads them is zero since it was allocated: these columns lie at the same
+                // places whatever the number of rows, and nothing else is ever written there.
+                let own = values.narrow(2, 0..v)?;
                 self.device
                     .gemm(latent, weights.values, own.transpose(0, 1))?;
-                if width > v {
-                    self.device.clear(values.narrow(2, v..width)?)?;
-                }
                 Ok(())
             }
         }

@@ -78,4 +78,18 @@ impl<'a, D: Device> Weights<'a, D> {
             values: part(nope, [latent, v], [row, column])?,
         })
     }
+
+    /// The same views for a shorter time: those of an engine's own, long-lived memory, beside
+    /// tensors of one call.
+    pub fn shorten<'short>(&self) -> Weights<'short, D>
+    where
+        'a: 'short,
+    {
+        Weights {
+            kv: self.kv.shorten(),
+            queries: self.queries.shorten(),
+            keys: self.keys.shorten(),
+            values: self.values.shorten(),
+        }
+    }
 }

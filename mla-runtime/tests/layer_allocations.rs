@@ -1,0 +1,391 @@
+//! A layer call allocates nothing.
+//!
+//! What is counted: every allocation of this thread within `forward`, through backends chosen at
+//! run time, on a device whose operations and backends do nothing. So what is left is the layer's
+//! own work: checks, views, chunks, dispatch. (What the CPU device does within an operation is its
+//! own: it hands tasks to a thread pool, which may allocate. A GPU's enqueues.)
+
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::cell::Cell;
+use std::ops::Range;
+
+use mla_runtime::Result;
+use mla_runtime::availability::Availability;
+use mla_runtime::backend::{
+    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
+    PrefillBatch, PrefillCall, QueryFormat, StepLimits,
+};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
+use mla_runtime::capability::{Platform, Target};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
+use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the
+// counter needs no allocation itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(memory) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, memory: Memory) {
+        // SAFETY: `pointer` came from `System` by the methods here.
+        unsafe { System.dealloc(pointer, memory) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, memory: Memory, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: `pointer` came from `System` by the methods here.
+        unsafe { System.realloc(pointer, memory, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A device that has memory and does nothing, and counts how often it was asked to.
+#[derive(Clone)]
+struct Inert;
+
+thread_local! {
+    static OPERATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+fn done() -> Result<()> {
+    OPERATIONS.set(OPERATIONS.get() + 1);
+    Ok(())
+}
+
+impl Device for Inert {
+    const PLATFORM: Platform = Platform::Cpu;
+
+    type Buffer = Vec<u64>;
+    type Bytes<'a> = &'a [u8];
+    type BytesMut<'a> = &'a mut [u8];
+
+    fn availability() -> Availability {
+        Availability::Available
+    }
+
+    fn target(&self) -> Target {
+        Target::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Vec<u64>> {
+        Ok(vec![0; bytes.div_ceil(8)])
+    }
+
+    fn bytes(buffer: &Vec<u64>) -> &[u8] {
+        bytemuck::cast_slice(buffer)
+    }
+
+    fn bytes_mut(buffer: &mut Vec<u64>) -> &mut [u8] {
+        bytemuck::cast_slice_mut(buffer)
+    }
+
+    fn byte_len(bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+
+    fn byte_len_mut(bytes: &&mut [u8]) -> usize {
+        bytes.len()
+    }
+
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+        &bytes[range]
+    }
+
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+        bytes.split_at_mut(at)
+    }
+
+    fn shorten<'short, 'long: 'short>(bytes: &'long [u8]) -> &'short [u8] {
+        bytes
+    }
+
+    fn reborrow<'a>(bytes: &'a mut &mut [u8]) -> &'a mut [u8] {
+        bytes
+    }
+
+    fn freeze<'a>(bytes: &'a &mut [u8]) -> &'a [u8] {
+        bytes
+    }
+
+    fn upload(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
+        to.copy_from_slice(from);
+        done()
+    }
+
+    fn download(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
+        to.copy_from_slice(from);
+        done()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        done()
+    }
+
+    fn gemm(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
+        done()
+    }
+
+    fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
+        done()
+    }
+
+    fn write_cache(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn gather_cache(
+        &self,
+        _: CacheRef<'_, Self>,
+        _: GatherRows<'_, Self>,
+        _: TensorMut<'_, Self>,
+        _: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn merge(
+        &self,
+        _: TensorMut<'_, Self>,
+        _: LseMut<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: LseRef<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn convert_lse<C: LseConvention>(
+        &self,
+        _: LseRef<'_, Self, C>,
+        _: LseMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+}
+
+/// Backends that ask for as much work of the layer as there is, and do none.
+struct Nothing;
+
+impl PrefillBackend for Nothing {
+    type Device = Inert;
+    type State = u64;
+    type Metadata = u64;
+
+    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu);
+
+    fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn workspace_bytes(&self, _: &StepLimits) -> u64 {
+        1000
+    }
+
+    fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn prepare(&self, _: &Inert, _: &PrefillBatch<'_>, _: &mut u64, _: &mut u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn new_tokens(&self, _: &Inert, _: PrefillCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
+        done()
+    }
+
+    fn context_chunk(
+        &self,
+        _: &Inert,
+        _: Chunk<'_>,
+        _: PrefillCall<'_, Inert>,
+        _: &mut u64,
+        _: &u64,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        KeyLayout::Packed
+    }
+
+    fn requires_padded_values(&self) -> bool {
+        true
+    }
+}
+
+impl DecodeBackend for Nothing {
+    type Device = Inert;
+    type State = u64;
+    type Metadata = u64;
+
+    const SPEC: BackendSpec = BackendSpec {
+        query_len: QueryLen::Ragged,
+        ..BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
+    };
+
+    fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn workspace_bytes(&self, _: &StepLimits) -> u64 {
+        300
+    }
+
+    fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn prepare(
+        &self,
+        _: &Inert,
+        _: &DecodeBatch<'_, Inert>,
+        _: &mut u64,
+        _: &mut u64,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(&self, _: &Inert, _: DecodeCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
+        done()
+    }
+
+    fn query_format(&self) -> QueryFormat {
+        QueryFormat::Concatenated
+    }
+}
+
+fn view(buffer: &Vec<u64>, shape: [usize; 3]) -> TensorRef<'_, Inert> {
+    TensorRef::new(Inert::bytes(buffer), Layout::contiguous(DType::BF16, shape)).unwrap()
+}
+
+#[test]
+fn a_call_allocates_nothing() {
+    const HEADS: usize = 16;
+    let device = Inert;
+    let config = LayerConfig {
+        problem: Problem {
+            query_len: QueryLen::Ragged,
+            ..Problem::new(MlaDims::R1, HEADS as u32, DType::BF16)
+        },
+        softmax_scale: 0.07,
+    };
+    let mut registry = Registry::empty();
+    registry.add(<Nothing as PrefillBackend>::ENTRY).unwrap();
+    registry.add(<Nothing as DecodeBackend>::ENTRY).unwrap();
+    let prefill = registry
+        .instantiate_prefill("NOTHING", &device, &config)
+        .unwrap();
+    let decode = registry
+        .instantiate_decode("NOTHING", &device, &config)
+        .unwrap();
+    let layer = MlaLayer::new(&device, &config, prefill, decode).unwrap();
+
+    let limits = StepLimits {
+        requests: 4,
+        tokens: 64,
+        decode_query_len: 2,
+        pages_per_request: 8,
+        context_rows: 128,
+    };
+    let mut workspace = layer.workspace(&limits).unwrap();
+    // What backends say they allocate is in the plan.
+    assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
+
+    let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request { q, kv });
+    let pages = [0; 4 * 8];
+    let slots = [-1; 30];
+    let batch = StepBatch {
+        requests: &requests,
+        block_tables: BlockTables::new(&pages, 8, 64).unwrap(),
+        slots: &slots,
+        threshold: None,
+        max_len: None,
+    };
+    workspace.prepare(&layer, &batch).unwrap();
+    assert_eq!(workspace.absorbed_tokens(), 3);
+    assert_eq!(workspace.context().chunks.len(), 4);
+
+    let tokens = workspace.tokens();
+    let bytes = |elements: usize| device.allocate(elements * 2).unwrap();
+    let weights = bytes(512 * HEADS * 256);
+    let query = bytes(tokens * HEADS * 192);
+    let (latent, rope) = (bytes(tokens * 512), bytes(tokens * 64));
+    let mut out = bytes(tokens * HEADS * 128);
+    let mut lse = bytes(2 * tokens * HEADS);
+    let cache_layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 1, 64);
+    let mut cache = bytes(64 * 576);
+    for with_lse in [true, false] {
+        OPERATIONS.set(0);
+        let before = ALLOCATIONS.get();
+        // The views too are made without allocating, as an engine makes them for every layer.
+        let weights = view(&weights, [1, 512, HEADS * 256]);
+        layer
+            .forward(
+                &mut workspace,
+                LayerCall {
+                    weights: Weights::new(weights, &config).unwrap(),
+                    query: view(&query, [tokens, HEADS, 192]),
+                    latent: view(&latent, [tokens, 1, 512]),
+                    rope: view(&rope, [tokens, 1, 64]),
+                    cache: CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
+                    out: TensorMut::new(
+                        Inert::bytes_mut(&mut out),
+                        Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
+                    )
+                    .unwrap(),
+                    lse: with_lse.then(|| {
+                        let layout = LseLayout::heads_first(HEADS, tokens);
+                        LseMut::new(Inert::bytes_mut(&mut lse), layout).unwrap()
+                    }),
+                    slot_lists: None,
+                },
+            )
+            .unwrap();
+        assert_eq!(ALLOCATIONS.get() - before, 0);
+        // 1 cache write; absorbed: 2 products, 1 copy, 1 attention; new tokens: 2 products, 1 copy,
+        // 1 attention, 1 slice; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
+        assert_eq!(OPERATIONS.get(), 1 + 4 + 5 + 4 * 6);
+    }
+}
