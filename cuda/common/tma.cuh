@@ -1,0 +1,41 @@
+// Tensor copies from device memory into shared memory by the copy engine (TMA).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace mla {
+
+__device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
+__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+            destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y)
+        : "memory");
+}
+
+// As tma_load, into the same place of every block of the cluster whose bit is set in `blocks`, and onto each one's barrier.
+__device__ __forceinline__ void tma_load_multicast(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y,
+                                                   int z, uint16_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+}
+
+}  // namespace mla

@@ -1,0 +1,249 @@
+// The C interface of this kernel: checks every argument, describes the cache to the copy engine, launches.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "../../include/mla.h"
+#include "launch.cuh"
+
+namespace mla::sm90::decode {
+namespace {
+
+MlaStatus ok() { return {MLA_OK, 0, nullptr, 0, nullptr}; }
+
+MlaStatus refuse(const char* field, int64_t given, const char* accepted) {
+    return {MLA_BAD_ARGUMENT, 0, field, given, accepted};
+}
+
+MlaStatus cuda_error(const char* call, cudaError_t error) { return {MLA_CUDA_ERROR, int32_t(error), call, int64_t(error), "success"}; }
+
+struct DeviceFacts {
+    int device, multiprocessors;
+};
+
+MlaStatus device_facts(DeviceFacts& facts) {
+    cudaError_t e = cudaGetDevice(&facts.device);
+    if (e != cudaSuccess) return cuda_error("cudaGetDevice", e);
+    if (facts.device >= kMaxDevices) return {MLA_UNSUPPORTED_DEVICE, 0, "device", facts.device, "an ordinal below 64"};
+    int major = 0, minor = 0;
+    if ((e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, facts.device)) != cudaSuccess ||
+        (e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, facts.device)) != cudaSuccess ||
+        (e = cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, facts.device)) != cudaSuccess)
+        return cuda_error("cudaDeviceGetAttribute", e);
+    if (major != 9 || minor != 0) return {MLA_UNSUPPORTED_DEVICE, 0, "compute capability", major * 10 + minor, "90"};
+    return ok();
+}
+
+// Rows per block and blocks per cluster, from what is known without reading a length.
+Shape shape_of(const MlaDecodeParams& p, int multiprocessors) {
+    const int rows = p.query_len * p.heads;
+    Shape shape;
+    shape.rows = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    shape.pair = rows > 64 ? 2 : 1;
+    const int tile_rows = shape.rows * shape.pair;
+    const int64_t tiles = int64_t(p.requests) * ((rows + tile_rows - 1) / tile_rows);
+    shape.splits = 1;
+    while (shape.pair * shape.splits < kMaxCluster && tiles * shape.pair * shape.splits * 2 <= multiprocessors) shape.splits *= 2;
+    return shape;
+}
+
+size_t partial_bytes(int rows) {
+    switch (rows) {
+        case 8: return PartialLayout<8>::kBytes;
+        case 16: return PartialLayout<16>::kBytes;
+        case 32: return PartialLayout<32>::kBytes;
+        default: return PartialLayout<64>::kBytes;
+    }
+}
+
+static_assert(kCounters * sizeof(int) == MLA_DECODE_COUNTER_BYTES, "mla.h states the length of the counters");
+
+// Each cluster has at most two unfinished tiles, and the blocks of a cluster share them unless their rows differ: twice
+// the number of multiprocessors bounds the places for any division into clusters.
+size_t workspace_bytes(int rows, int multiprocessors) {
+    return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
+}
+
+bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
+int64_t address(const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p)); }
+
+MlaStatus check_shape(const MlaDecodeParams& p) {
+    if (p.heads < 1 || p.heads > 128) return refuse("heads", p.heads, "1..=128");
+    if (p.query_len < 1 || p.query_len > 8) return refuse("query_len", p.query_len, "1..=8");
+    if (p.requests < 1 || p.requests > kMaxRequests) return refuse("requests", p.requests, "1..=1024");
+    if (p.latent_dim != kLatent) return refuse("latent_dim", p.latent_dim, "512");
+    if (p.rope_dim != kRope) return refuse("rope_dim", p.rope_dim, "64");
+    if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
+        return refuse("q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
+    if (p.cache_dtype != p.q_dtype) return refuse("cache_dtype", p.cache_dtype, "q_dtype");
+    return ok();
+}
+
+MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
+    const MlaStatus shape = check_shape(p);
+    if (shape.code != MLA_OK) return shape;
+    if (p.tokens < 0 || p.tokens > int64_t(p.requests) * p.query_len)
+        return refuse("tokens", p.tokens, "at most requests * query_len");
+    if (!p.cu_q_lens && p.tokens != p.requests * p.query_len)
+        return refuse("tokens", p.tokens, "requests * query_len, since cu_q_lens is null");
+    if (p.page_size < 16 || p.page_size % 16) return refuse("page_size", p.page_size, "a positive multiple of 16");
+    if (p.pages < 1 || p.pages > INT32_MAX) return refuse("pages", p.pages, "1..=2147483647");
+    if (p.max_pages < 1) return refuse("max_pages", p.max_pages, "at least 1");
+    if (p.block_table_stride < p.max_pages && p.requests > 1) return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
+
+    const int64_t element = 2;
+    const int64_t quantum = 16 / element;
+    const struct { const void* pointer; const char* name; } rows[] = {
+        {p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+    for (const auto& r : rows) {
+        if (!r.pointer) return refuse(r.name, 0, "a device pointer");
+        if (!aligned(r.pointer, 16)) return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
+    }
+    const struct { int64_t stride; const char* name; int64_t least; } strides[] = {
+        {p.q_latent_token_stride, "q_latent_token_stride", 0}, {p.q_latent_head_stride, "q_latent_head_stride", 0},
+        {p.q_rope_token_stride, "q_rope_token_stride", 0},     {p.q_rope_head_stride, "q_rope_head_stride", 0},
+        {p.out_token_stride, "out_token_stride", 0},           {p.out_head_stride, "out_head_stride", 0},
+        {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope}, {p.cache_page_stride, "cache_page_stride", kLatent + kRope}};
+    for (const auto& s : strides) {
+        if (s.stride % quantum) return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
+        if (s.stride < s.least) return refuse(s.name, s.stride, "at least 576");
+    }
+    // The copy engine's strides have 40 bits.
+    constexpr int64_t limit = int64_t(1) << 39;
+    if (p.cache_slot_stride >= limit) return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
+    if (p.cache_page_stride >= limit) return refuse("cache_page_stride", p.cache_page_stride, "less than 2^39");
+    if (!p.block_table || !aligned(p.block_table, 4)) return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
+    if (!p.kv_lens || !aligned(p.kv_lens, 4)) return refuse("kv_lens", address(p.kv_lens), "a device pointer aligned to 4 bytes");
+    if (!aligned(p.cu_q_lens, 4)) return refuse("cu_q_lens", address(p.cu_q_lens), "null, or a device pointer aligned to 4 bytes");
+    if (!aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1) return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
+    if (!(p.softmax_scale > 0.f)) return refuse("softmax_scale", int64_t(p.softmax_scale), "a positive number");
+    if (!p.workspace || !aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
+    if (p.workspace_bytes < workspace) return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least what mla_decode_sm90_workspace says");
+    return ok();
+}
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+MlaStatus encode_tiled(EncodeTiled& function) {
+    static std::atomic<void*> known{nullptr};
+    void* f = known.load(std::memory_order_relaxed);
+    if (!f) {
+        cudaDriverEntryPointQueryResult found;
+        const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+        if (e != cudaSuccess) return cuda_error("cudaGetDriverEntryPointByVersion", e);
+        if (found != cudaDriverEntryPointSuccess || !f)
+            return {MLA_UNSUPPORTED_DEVICE, 0, "driver", int64_t(found), "a driver with cuTensorMapEncodeTiled (CUDA 12.0)"};
+        known.store(f, std::memory_order_relaxed);
+    }
+    function = reinterpret_cast<EncodeTiled>(f);
+    return ok();
+}
+
+MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
+                   const cuuint32_t* box) {
+    EncodeTiled encode;
+    const MlaStatus s = encode_tiled(encode);
+    if (s.code != MLA_OK) return s;
+    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const cuuint32_t steps[3] = {1, 1, 1};
+    const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
+    return ok();
+}
+
+MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
+    const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
+    const cuuint64_t strides[2] = {cuuint64_t(p.cache_slot_stride) * 2, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
+    return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
+}
+
+MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int width, int64_t row_stride, CUtensorMap& map) {
+    const cuuint64_t sizes[2] = {cuuint64_t(width), cuuint64_t(p.tokens) * p.heads};
+    const cuuint64_t strides[1] = {cuuint64_t(row_stride) * 2};
+    const cuuint32_t box[2] = {64, cuuint32_t(rows)};
+    return describe(map, p.q_dtype, 2, base, sizes, strides, box);
+}
+
+// Whether row token * heads + head of the queries lies at that multiple of head_stride.
+bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stride, int width) {
+    return head_stride >= width && head_stride < int64_t(1) << 39 && (p.tokens == 1 || token_stride == p.heads * head_stride);
+}
+
+}  // namespace
+}  // namespace mla::sm90::decode
+
+using namespace mla::sm90::decode;
+
+extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!bytes) return refuse("bytes", 0, "a pointer");
+    MlaStatus s = check_shape(*params);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = device_facts(facts);
+    if (s.code != MLA_OK) return s;
+    *bytes = workspace_bytes(shape_of(*params, facts.multiprocessors).rows, facts.multiprocessors);
+    return ok();
+}
+
+extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaDecodeParams& p = *params;
+    MlaStatus s = check_shape(p);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = device_facts(facts);
+    if (s.code != MLA_OK) return s;
+    const Shape shape = shape_of(p, facts.multiprocessors);
+    s = check(p, workspace_bytes(shape.rows, facts.multiprocessors));
+    if (s.code != MLA_OK) return s;
+    if (p.tokens == 0) return ok();
+
+    KernelParams k = {};
+    k.q_latent = p.q_latent;
+    k.q_rope = p.q_rope;
+    k.out = p.out;
+    k.lse = p.lse;
+    k.block_table = p.block_table;
+    k.kv_lens = p.kv_lens;
+    k.cu_q_lens = p.cu_q_lens;
+    k.counters = static_cast<int*>(p.workspace);
+    k.partials = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + MLA_DECODE_COUNTER_BYTES);
+    k.q_latent_token_stride = p.q_latent_token_stride;
+    k.q_latent_head_stride = p.q_latent_head_stride;
+    k.q_rope_token_stride = p.q_rope_token_stride;
+    k.q_rope_head_stride = p.q_rope_head_stride;
+    k.out_token_stride = p.out_token_stride;
+    k.out_head_stride = p.out_head_stride;
+    k.lse_head_stride = p.lse_head_stride;
+    k.block_table_stride = p.block_table_stride;
+    k.requests = p.requests;
+    k.heads = p.heads;
+    k.query_len = p.query_len;
+    k.page_size = p.page_size;
+    k.run = p.page_size % kBlock == 0 ? kBlock : 16;
+    k.causal = p.causal;
+    k.tile_cost = shape.splits > 1 ? 0 : 1;
+    k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
+    k.out_scale = 1.f;
+
+    k.even_query = even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, kLatent) &&
+                   even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
+
+    TensorMaps maps;
+    s = describe_cache(p, k.run == kBlock ? kBlock / shape.pair : k.run, maps.cache);
+    if (s.code != MLA_OK) return s;
+    if (k.even_query) {
+        s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);
+        if (s.code != MLA_OK) return s;
+        s = describe_query(p, shape.rows, p.q_rope, kRope, p.q_rope_head_stride, maps.q_rope);
+        if (s.code != MLA_OK) return s;
+    }
+    const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
+    const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps) : launch_dtype<__half>(l, k, maps);
+    if (e != cudaSuccess) return cuda_error("cudaLaunchKernelEx", e);
+    return ok();
+}

@@ -1,0 +1,5 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::decode {
+template cudaError_t launch_dtype<__half>(const Launch&, const KernelParams&, const TensorMaps&);
+}

@@ -1,0 +1,82 @@
+// The shared memory of one thread block.
+//
+// Query tiles come first (nine of N rows by 64 values), then two rings of 8 KiB slots, each one 64-token by 64-value
+// tile of the cache: the latent ring (eight tiles per block) and the rope ring (one). A rope tile is dead once the
+// scores are computed; the probabilities of its block are written over it.
+#pragma once
+
+#include "params.cuh"
+#include "schedule.cuh"
+
+namespace mla::sm90::decode {
+
+constexpr int kSlotBytes = kBlock * 64 * 2;
+constexpr int kSharedLimit = 232448;
+
+// Buffers of per-block values that go from the scores to the output warpgroups. A block's scores need all its latent
+// tiles, and the latent ring holds fewer than three blocks: four buffers cannot be overwritten too early.
+constexpr int kHandOver = 4;
+
+// Length of the queue of pieces.
+constexpr int kPieces = 4;
+
+template <int N>
+struct Layout {
+    static constexpr int kQueryTileBytes = N * 128;
+    static constexpr int kQueryBytes = 9 * kQueryTileBytes;
+    static constexpr int kLatentSlots = N == 64 ? 16 : N == 32 ? 19 : N == 16 ? 22 : 23;
+    static constexpr int kRopeSlots = N == 64 ? 2 : 3;
+    static constexpr int kSlots = kLatentSlots + kRopeSlots;
+
+    struct Small {
+        int prefix[kMaxRequests + 1];
+        Piece pieces[kPieces];
+        uint64_t piece_full[kPieces], piece_empty[kPieces];
+        uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
+        uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
+        uint64_t query_full, query_empty;
+        uint64_t scores_full[kHandOver];
+        uint64_t stats_full, stats_empty;
+        // Merging inside a cluster: every block's partial is in place; every block has read them.
+        uint64_t partial_ready, partial_read;
+        // What the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
+        alignas(16) int4 any_factor[kHandOver];
+        float factor[kHandOver][64];
+        // Row maximum (in units of log2) and sum of a finished piece.
+        float maximum[64], sum[64];
+        float weight[kMaxCluster][N];
+        int last;
+    };
+
+    static constexpr int kRingOffset = kQueryBytes;
+    static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;
+    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
+    // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
+    // stands before it.
+    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
+    // A partial result is laid over the latent ring while a cluster merges.
+    static_assert(PartialLayout<N>::kFragments * 16 <= kLatentSlots * kSlotBytes, "a partial does not fit the ring");
+};
+
+// Walks a ring of `count` slots.
+template <int count>
+struct Ring {
+    int slot = 0;
+    uint32_t phase = 0;
+
+    __device__ void advance(int n) {
+        slot += n;
+        if (slot >= count) {
+            slot -= count;
+            phase ^= 1;
+        }
+    }
+    // The ring n slots ahead.
+    __device__ Ring ahead(int n) const {
+        Ring r = *this;
+        r.advance(n);
+        return r;
+    }
+};
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,67 @@
+// What the kernel is told by the host, and the sizes both agree on.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mla::sm90::decode {
+
+constexpr int kLatent = 512;
+constexpr int kRope = 64;
+// Cached tokens per step of the main loop.
+constexpr int kBlock = 64;
+constexpr int kMaxRequests = 1024;
+// Largest portable cluster.
+constexpr int kMaxCluster = 8;
+// Length of the counter array at the start of a workspace; at most one counter per thread block is used.
+constexpr int kCounters = 1024;
+
+struct KernelParams {
+    const void* q_latent;      // [tokens, heads, 512]
+    const void* q_rope;        // [tokens, heads, 64]
+    void* out;                 // [tokens, heads, 512]
+    float* lse;                // [heads, tokens], or null
+    const int* block_table;    // [requests, pages of the longest]
+    const int* kv_lens;        // [requests]
+    const int* cu_q_lens;      // [requests + 1], or null
+    int* counters;             // [kCounters], zero before and after
+    float* partials;           // [2 * thread blocks][PartialLayout]
+    int64_t q_latent_token_stride, q_latent_head_stride;
+    int64_t q_rope_token_stride, q_rope_head_stride;
+    int64_t out_token_stride, out_head_stride;
+    int64_t lse_head_stride;
+    int64_t block_table_stride;
+    int requests, heads, query_len;
+    int page_size;
+    // Cached tokens that lie together: 64, or 16 where the page size is no multiple of 64.
+    int run;
+    int causal;
+    // The query rows lie evenly spaced: the copy engine can fetch them.
+    int even_query;
+    // Added to the cost of a tile, in blocks of 64 tokens: what starting and finishing one takes.
+    int tile_cost;
+    // softmax_scale * log2(e), times the cache's scale
+    float scale_log2;
+    // What the output is multiplied by: the cache's scale
+    float out_scale;
+};
+
+struct TensorMaps {
+    CUtensorMap cache;     // [pages][page_size][576], boxes of 64 values by a run of tokens (half of one for a pair)
+    CUtensorMap q_latent;  // [tokens * heads][512], boxes of 64 values by N rows; unused unless even_query
+    CUtensorMap q_rope;    // [tokens * heads][64]
+};
+
+// A partial result in the workspace: the accumulator fragments of the 256 output threads, then per row maximum and sum,
+// once for every thread block that may finish a slice of it.
+template <int N>
+struct PartialLayout {
+    static constexpr int kVectors = N / 2;  // float4 per thread
+    static constexpr int kFragments = kVectors * 256;
+    static constexpr size_t kFloats = size_t(kFragments) * 4 + size_t(kMaxCluster) * 2 * N;
+    static constexpr size_t kBytes = kFloats * sizeof(float);
+};
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,141 @@
+// Which part of the batch each cluster works on, derived on the device from the lengths alone.
+//
+// A tile is up to N * pair query rows of one request (rows count query tokens and heads together). Its cost is its
+// number of 64-token blocks (at least one) plus a constant. All tiles of all requests, in order, form one line of cost
+// units, which is cut into equal ranges, one per cluster. A cluster walks its range tile by tile; a tile that a cut
+// crosses is done in parts, which are merged afterwards.
+//
+// When all tiles cost the same, cutting only between tiles is preferred unless it takes noticeably longer.
+//
+// One warp of every block does this, each for itself, and hands the pieces to the other warps through a queue in shared
+// memory.
+#pragma once
+
+#include "params.cuh"
+
+namespace mla::sm90::decode {
+
+struct Piece {
+    // -1: there are no more.
+    int request;
+    // Row of the request's first row in this tile (for the whole cluster).
+    int first_row;
+    int q_len, q_begin, kv_len;
+    // Blocks of this part of the tile.
+    int block_begin, block_end;
+    // This is part `part` of `parts`; part i was given to cluster first_cluster + i.
+    int part, parts, first_cluster;
+};
+
+class Schedule {
+  public:
+    // `prefix` holds the cached lengths and has room for one more entry; it becomes the running sum of the costs. Called by
+    // one whole warp.
+    __device__ Schedule(const KernelParams& p, int* prefix, int tile_rows, int clusters, int cluster)
+        : p_(p), prefix_(prefix), tile_rows_(tile_rows), cluster_(cluster) {
+        const int lane = threadIdx.x & 31;
+        int total = 0, low = INT32_MAX, high = 0;
+#pragma unroll 1
+        for (int first = 0; first < p.requests; first += 32) {
+            const int request = first + lane;
+            int cost = 0;
+            if (request < p.requests) {
+                const int tiles = tiles_of(query_len(request));
+                const int tile_cost = max(blocks_of(prefix_[request]), 1) + p.tile_cost;
+                cost = tiles * tile_cost;
+                if (tiles > 0) {
+                    low = min(low, tile_cost);
+                    high = max(high, tile_cost);
+                }
+            }
+            int sum = cost;
+#pragma unroll
+            for (int d = 1; d < 32; d *= 2) {
+                const int other = __shfl_up_sync(~0u, sum, d);
+                if (lane >= d) sum += other;
+            }
+            if (request < p.requests) prefix_[request] = total + sum - cost;
+            total += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) prefix_[p.requests] = total;
+        __syncwarp();
+        low = __reduce_min_sync(~0u, low);
+        high = __reduce_max_sync(~0u, high);
+
+        total_ = total;
+        step_ = unsigned(total) / unsigned(clusters);
+        longer_ = total - step_ * clusters;
+        if (low == high) {
+            const unsigned tiles = unsigned(total) / unsigned(high);
+            const int whole = (tiles + clusters - 1) / unsigned(clusters) * high;
+            constexpr int split_cost = 3;
+            if (whole <= step_ + split_cost) {
+                step_ = whole;
+                longer_ = 0;
+            }
+        }
+        position_ = boundary(cluster);
+        end_ = boundary(cluster + 1);
+        // The last request that begins at or before the position.
+        int first = 0, last = p.requests;
+        while (last - first > 1) {
+            const int middle = (first + last) / 2;
+            (prefix_[middle] <= position_ ? first : last) = middle;
+        }
+        request_ = first;
+    }
+
+    // The next piece of this cluster's range; its request is -1 at the end.
+    __device__ Piece next() {
+        Piece piece;
+        while (position_ < end_) {
+            while (prefix_[request_ + 1] <= position_) ++request_;
+            const int kv_len = p_.kv_lens[request_];
+            const int blocks = blocks_of(kv_len);
+            const int cost = max(blocks, 1) + p_.tile_cost, idle = cost - blocks;
+            const int tile = unsigned(position_ - prefix_[request_]) / unsigned(cost);
+            const int tile_begin = prefix_[request_] + tile * cost;
+            const int stop = min(end_, tile_begin + cost);
+            const int begin = max(position_ - tile_begin - idle, 0);
+            const int finish = max(stop - tile_begin - idle, 0);
+            const bool empty = blocks == 0 && position_ == tile_begin;
+            position_ = stop;
+            if (finish == begin && !empty) continue;
+            piece.request = request_;
+            piece.first_row = tile * tile_rows_;
+            piece.q_len = query_len(request_);
+            piece.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
+            piece.kv_len = kv_len;
+            piece.block_begin = begin;
+            piece.block_end = finish;
+            piece.first_cluster = empty ? cluster_ : cluster_of(tile_begin + idle);
+            piece.parts = empty ? 1 : cluster_of(tile_begin + cost - 1) - piece.first_cluster + 1;
+            piece.part = cluster_ - piece.first_cluster;
+            return piece;
+        }
+        piece.request = -1;
+        return piece;
+    }
+
+  private:
+    __device__ int query_len(int request) const {
+        return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
+    }
+    __device__ int tiles_of(int q_len) const { return unsigned(q_len * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_); }
+    __device__ static int blocks_of(int kv_len) { return (kv_len + kBlock - 1) / kBlock; }
+
+    // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
+    __device__ int boundary(int cluster) const { return min(cluster * step_ + min(cluster, longer_), total_); }
+    // The cluster whose range holds a cost unit.
+    __device__ int cluster_of(int unit) const {
+        const int in_longer = longer_ * (step_ + 1);
+        return unit < in_longer ? unsigned(unit) / unsigned(step_ + 1) : longer_ + unsigned(unit - in_longer) / unsigned(step_);
+    }
+
+    const KernelParams& p_;
+    int* prefix_;
+    int tile_rows_, cluster_;
+    int total_, step_, longer_, position_, end_, request_;
+};
+
+}  // namespace mla::sm90::decode
