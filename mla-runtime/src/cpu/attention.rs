@@ -1,0 +1,503 @@
+//! Attention of a block of query rows to a range of keys, tile by tile, which is what both phases
+//! do: in prefill the rows are tokens of one head, in decode the heads of a request's tokens.
+//!
+//! ```text
+//! load the query rows
+//! for each tile of 256 keys:
+//!     load the keys and values of the tile, converted     once for all rows
+//!     for each block of 32 rows that sees a key of it:
+//!         scores = keys · queriesᵀ                          [keys, rows]
+//!         softmax of the scores, rescaling what there is
+//!         out += scoresᵀ · values                           [rows, V]
+//! ```
+//!
+//! Tiles begin at fixed multiples of 256 from the range's first key and every row is computed by
+//! itself, so a row's result depends neither on the rows around it nor on the thread.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::buffer::Scratch;
+use super::fp8;
+use super::gemm::product_f32;
+use super::softmax::{LANES, Running, softmax};
+use super::view::{Lane, Places, expect_dtype, expect_shape};
+use crate::backend::Output;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+
+/// Keys of a tile.
+pub(super) const KEYS: usize = 256;
+
+/// Query rows of a block.
+pub(super) const BLOCK: usize = 2 * LANES;
+
+/// Where a unit's rows come from.
+pub(super) trait Source<S: Lane> {
+    /// Writes the query of a row.
+    fn query(&self, row: usize, to: &mut [S]);
+
+    /// How many keys, from the unit's first, a row sees.
+    fn limit(&self, row: usize) -> usize;
+
+    /// Writes the key at a position.
+    fn key(&self, position: usize, to: &mut [S]);
+
+    /// Writes the value at a position; not called where values are the first part of keys.
+    fn value(&self, position: usize, to: &mut [S]);
+}
+
+/// The widths that an engine is made for.
+#[derive(Clone, Copy)]
+pub(super) struct Widths {
+    /// Of queries and keys.
+    pub(super) key: usize,
+    /// Of values.
+    pub(super) value: usize,
+    /// Whether a value is the first part of its key.
+    pub(super) shared: bool,
+}
+
+/// The two products and the softmax between them, for one kind of arithmetic.
+pub(super) trait Engine: Sized + Send {
+    /// What it multiplies.
+    type Lane: Lane;
+
+    /// Scratch for units of at most `rows` rows.
+    fn new(rows: usize, widths: Widths) -> Result<Self>;
+
+    /// From one row of queries or keys to the next.
+    fn key_pitch(&self) -> usize;
+
+    /// From one row of values or outputs to the next.
+    fn value_pitch(&self) -> usize;
+
+    /// Where queries are written before [`begin`](Self::begin).
+    fn queries(&mut self) -> &mut [Self::Lane];
+
+    /// Where the keys of a tile are written before [`tile`](Self::tile).
+    fn keys(&mut self) -> &mut [Self::Lane];
+
+    /// Where the values of a tile are written before [`tile`](Self::tile), if they are apart.
+    fn values(&mut self) -> &mut [Self::Lane];
+
+    /// Takes the first `rows` queries.
+    fn begin(&mut self, rows: usize);
+
+    /// Takes the first `keys` keys and values.
+    fn tile(&mut self, keys: usize);
+
+    /// Attends the rows of block `block` to the tile. `limits` says how many keys of it each of the
+    /// block's rows sees, the most of which is `keys`; there is one `running` per sixteen rows.
+    fn block(
+        &mut self,
+        block: usize,
+        keys: usize,
+        limits: &[[u32; LANES]],
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    );
+
+    /// Called when a unit is done.
+    fn end(&mut self) {}
+}
+
+/// f32 throughout, multiplied by the `gemm` crate: every processor.
+pub(super) struct F32Engine {
+    widths: Widths,
+    queries: Scratch<f32>,
+    keys: Scratch<f32>,
+    values: Scratch<f32>,
+    scores: Scratch<f32>,
+}
+
+impl Engine for F32Engine {
+    type Lane = f32;
+
+    fn new(rows: usize, widths: Widths) -> Result<Self> {
+        Ok(Self {
+            widths,
+            queries: Scratch::new(rows.next_multiple_of(BLOCK) * widths.key)?,
+            keys: Scratch::new(KEYS * widths.key)?,
+            values: Scratch::new(if widths.shared {
+                0
+            } else {
+                KEYS * widths.value
+            })?,
+            scores: Scratch::new(KEYS * BLOCK)?,
+        })
+    }
+
+    fn key_pitch(&self) -> usize {
+        self.widths.key
+    }
+
+    fn value_pitch(&self) -> usize {
+        self.widths.value
+    }
+
+    fn queries(&mut self) -> &mut [f32] {
+        &mut self.queries
+    }
+
+    fn keys(&mut self) -> &mut [f32] {
+        &mut self.keys
+    }
+
+    fn values(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    fn begin(&mut self, _: usize) {}
+
+    fn tile(&mut self, _: usize) {}
+
+    fn block(
+        &mut self,
+        block: usize,
+        keys: usize,
+        limits: &[[u32; LANES]],
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    ) {
+        let Widths { key, value, shared } = self.widths;
+        let rows = limits.len() * LANES;
+        product_f32(
+            [keys, rows, key],
+            &mut self.scores,
+            (1, BLOCK),
+            false,
+            &self.keys,
+            (1, key),
+            &self.queries[block * BLOCK * key..],
+            (key, 1),
+        );
+        for (group, (limits, running)) in limits.iter().zip(running).enumerate() {
+            let scores = &mut self.scores[group * LANES..];
+            let alpha = softmax(scores, BLOCK, keys, limits, scale, running);
+            rescale(&alpha, &mut out[group * LANES * value..], value);
+        }
+        let (values, pitch) = if shared {
+            (&*self.keys, key)
+        } else {
+            (&*self.values, value)
+        };
+        product_f32(
+            [rows, value, keys],
+            out,
+            (1, value),
+            true,
+            &self.scores,
+            (BLOCK, 1),
+            values,
+            (1, pitch),
+        );
+    }
+}
+
+/// Multiplies each of sixteen rows by its factor.
+pub(super) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
+    if pitch == 0 || factors.iter().all(|factor| *factor == 1.0) {
+        return;
+    }
+    for (row, factor) in out.chunks_mut(pitch).zip(factors) {
+        for value in row {
+            *value *= factor;
+        }
+    }
+}
+
+/// Partial results of a unit's rows: outputs before division by the sum.
+pub(super) struct Partial<'a> {
+    /// One per sixteen rows.
+    pub(super) running: &'a mut [Running],
+    /// `[rows, pitch]`.
+    pub(super) out: &'a mut [f32],
+    /// From one row of `out` to the next.
+    pub(super) pitch: usize,
+}
+
+impl Partial<'_> {
+    pub(super) fn clear(&mut self) {
+        self.running.fill(Running::EMPTY);
+        self.out.fill(0.0);
+    }
+
+    /// Adds the partial result over other keys.
+    pub(super) fn merge(&mut self, other: &Partial<'_>) {
+        debug_assert_eq!(self.pitch, other.pitch);
+        let pairs = self.running.iter_mut().zip(&*other.running).enumerate();
+        for (group, (a, b)) in pairs {
+            for lane in 0..LANES {
+                let max = a.max[lane].max(b.max[lane]);
+                if b.max[lane] == f32::NEG_INFINITY {
+                    continue;
+                }
+                let weight = |part: f32| {
+                    if part == f32::NEG_INFINITY {
+                        0.0
+                    } else {
+                        (part - max).exp2()
+                    }
+                };
+                let (x, y) = (weight(a.max[lane]), weight(b.max[lane]));
+                a.max[lane] = max;
+                a.sum[lane] = a.sum[lane] * x + b.sum[lane] * y;
+                let row =
+                    (group * LANES + lane) * self.pitch..(group * LANES + lane + 1) * self.pitch;
+                for (a, b) in self.out[row.clone()].iter_mut().zip(&other.out[row]) {
+                    *a = *a * x + b * y;
+                }
+            }
+        }
+    }
+
+    /// The log-sum-exp of a row, and its output divided by the sum, in place.
+    pub(super) fn finish(&mut self, row: usize, scale: f32) -> (f32, &[f32]) {
+        let running = &self.running[row / LANES];
+        let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
+        let out = &mut self.out[row * self.pitch..(row + 1) * self.pitch];
+        if max == f32::NEG_INFINITY {
+            out.fill(0.0);
+            return (f32::NEG_INFINITY, out);
+        }
+        let factor = scale / sum;
+        for value in &mut *out {
+            *value *= factor;
+        }
+        ((max + sum.log2()) * std::f32::consts::LN_2, out)
+    }
+}
+
+/// An engine and the room for one unit's result.
+pub(super) struct Workspace<E> {
+    pub(super) engine: E,
+    running: Vec<Running>,
+    out: Scratch<f32>,
+    // Where the splits of a unit are added up.
+    total_running: Vec<Running>,
+    total_out: Scratch<f32>,
+}
+
+impl<E: Engine> Workspace<E> {
+    pub(super) fn new(rows: usize, widths: Widths, splits: bool) -> Result<Self> {
+        let rows = rows.next_multiple_of(BLOCK);
+        let engine = E::new(rows, widths)?;
+        let total = if splits { rows } else { 0 };
+        Ok(Self {
+            running: vec![Running::EMPTY; rows / LANES],
+            out: Scratch::new(rows * engine.value_pitch())?,
+            total_running: vec![Running::EMPTY; total / LANES],
+            total_out: Scratch::new(total * engine.value_pitch())?,
+            engine,
+        })
+    }
+
+    /// Attends `rows` rows to the keys of each of `splits`, and adds up the results in order.
+    pub(super) fn attend_splits<S: Source<E::Lane>>(
+        &mut self,
+        source: &S,
+        rows: usize,
+        mut splits: impl Iterator<Item = Range<usize>>,
+        scale: f32,
+    ) -> Partial<'_> {
+        let pitch = self.engine.value_pitch();
+        let padded = rows.next_multiple_of(LANES);
+        let mut part = Partial {
+            running: &mut self.running[..padded / LANES],
+            out: &mut self.out[..padded * pitch],
+            pitch,
+        };
+        attend(
+            &mut self.engine,
+            source,
+            rows,
+            splits.next().unwrap_or(0..0),
+            scale,
+            &mut part,
+        );
+        let Some(mut split) = splits.next() else {
+            return part;
+        };
+        let mut total = Partial {
+            running: &mut self.total_running[..padded / LANES],
+            out: &mut self.total_out[..padded * pitch],
+            pitch,
+        };
+        total.running.copy_from_slice(part.running);
+        total.out.copy_from_slice(part.out);
+        loop {
+            attend(&mut self.engine, source, rows, split, scale, &mut part);
+            total.merge(&part);
+            match splits.next() {
+                Some(next) => split = next,
+                None => return total,
+            }
+        }
+    }
+}
+
+/// Attends rows `0..rows` of `source` to the keys in `range`; `scale` is what scores are multiplied
+/// by before they are exponents of 2.
+pub(super) fn attend<E: Engine, S: Source<E::Lane>>(
+    engine: &mut E,
+    source: &S,
+    rows: usize,
+    range: Range<usize>,
+    scale: f32,
+    part: &mut Partial<'_>,
+) {
+    part.clear();
+    let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
+    if key_pitch > 0 {
+        for (row, to) in engine
+            .queries()
+            .chunks_mut(key_pitch)
+            .take(rows)
+            .enumerate()
+        {
+            source.query(row, to);
+        }
+    }
+    engine.begin(rows);
+    let mut start = range.start;
+    while start < range.end {
+        let keys = KEYS.min(range.end - start);
+        if key_pitch > 0 {
+            for (key, to) in engine.keys().chunks_mut(key_pitch).take(keys).enumerate() {
+                source.key(start + key, to);
+            }
+        }
+        if value_pitch > 0 {
+            for (key, to) in engine
+                .values()
+                .chunks_mut(value_pitch)
+                .take(keys)
+                .enumerate()
+            {
+                source.value(start + key, to);
+            }
+        }
+        engine.tile(keys);
+        for block in 0..rows.div_ceil(BLOCK) {
+            let first = block * BLOCK;
+            let groups = (rows - first).min(BLOCK).div_ceil(LANES);
+            let mut limits = [[0; LANES]; BLOCK / LANES];
+            let mut most = 0;
+            for row in first..rows.min(first + BLOCK) {
+                let seen = source.limit(row).saturating_sub(start).min(keys);
+                limits[(row - first) / LANES][row % LANES] = seen as u32;
+                most = most.max(seen);
+            }
+            if most == 0 {
+                continue;
+            }
+            engine.block(
+                block,
+                most,
+                &limits[..groups],
+                scale,
+                &mut part.running[first / LANES..first / LANES + groups],
+                &mut part.out[first * value_pitch..(first + groups * LANES) * value_pitch],
+            );
+        }
+        start += keys;
+    }
+    engine.end();
+}
+
+/// Calls `work` once for each of `count` units, on as many threads as there are workspaces. Units
+/// are handed out in order, so the longest should come first.
+pub(super) fn for_each_unit<W: Send>(
+    cpu: &Cpu,
+    workspaces: &mut [W],
+    count: usize,
+    work: impl Fn(&mut W, usize) + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    let threads = workspaces.len().min(count);
+    cpu.install(|| {
+        workspaces[..threads]
+            .par_iter_mut()
+            .with_max_len(1)
+            .for_each(|workspace| {
+                loop {
+                    let unit = next.fetch_add(1, Ordering::Relaxed);
+                    if unit >= count {
+                        break;
+                    }
+                    work(workspace, unit);
+                }
+            });
+    });
+}
+
+/// Where results go.
+pub(super) enum OutPlaces<'a, T> {
+    Plain(Places<'a, T>),
+    Fp8 { codes: Places<'a, u8>, scale: f32 },
+}
+
+impl<'a, T: Element> OutPlaces<'a, T> {
+    pub(super) fn of(out: Output<'a, Cpu>, shape: [usize; 3]) -> Result<Self> {
+        match out {
+            Output::Plain(tensor) => {
+                expect_shape("out", tensor.shape(), shape)?;
+                Ok(Self::Plain(Places::of("out", tensor)?))
+            }
+            Output::Fp8 { bytes, scale } => {
+                let [tokens, heads, width] = shape;
+                let needed = tokens * heads * width;
+                if bytes.len() < needed {
+                    return Err(Error::argument(
+                        "out",
+                        format!("{} bytes", bytes.len()),
+                        format!("{needed} bytes, {shape:?} without gaps"),
+                    ));
+                }
+                if !(scale.is_finite() && scale > 0.0) {
+                    return Err(Error::argument(
+                        "out scale",
+                        scale,
+                        "a finite number above 0",
+                    ));
+                }
+                let codes = Places::new(bytes, shape, [heads * width, width, 1]);
+                Ok(Self::Fp8 { codes, scale })
+            }
+        }
+    }
+
+    /// Writes the output of a token and head.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reads or writes these elements at the same time.
+    pub(super) unsafe fn write(&self, token: usize, head: usize, values: &[f32]) {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Plain(places) => unsafe { places.write_row(token, head, values) },
+            Self::Fp8 { codes, scale } => {
+                let offset = codes.at(token, head, 0);
+                // SAFETY: the caller's promise.
+                let codes = unsafe { codes.slice(offset, codes.shape[2]) };
+                for (code, value) in codes.iter_mut().zip(values) {
+                    *code = fp8::encode(value / scale);
+                }
+            }
+        }
+    }
+}
+
+/// The dtype of an output, or that of the problem where it is quantised.
+pub(super) fn check_out_dtype(out: &Output<'_, Cpu>, problem: DType) -> Result<()> {
+    match out {
+        Output::Plain(tensor) => expect_dtype("out dtype", tensor.dtype(), problem),
+        Output::Fp8 { .. } => Ok(()),
+    }
+}

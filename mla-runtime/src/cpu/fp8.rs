@@ -1,0 +1,66 @@
+//! e4m3 (the "fn" variant: no infinities, one NaN per sign, largest value 448).
+
+/// The largest finite value.
+pub const MAX: f32 = 448.0;
+
+// Exponent bias 7, three mantissa bits: code s eeee mmm is ±(1 + m/8)·2^(e − 7), or ±m·2^−9 where
+// e is 0; e and m all ones is NaN.
+const fn decode_once(code: u8) -> f32 {
+    let sign = (code as u32 & 0x80) << 24;
+    let (exponent, mantissa) = ((code >> 3 & 0xf) as u32, (code & 7) as u32);
+    let magnitude = if code & 0x7f == 0x7f {
+        f32::NAN
+    } else if exponent == 0 {
+        // 2^−9 is exact in f32.
+        mantissa as f32 / 512.0
+    } else {
+        f32::from_bits((exponent + 120) << 23 | mantissa << 20)
+    };
+    f32::from_bits(magnitude.to_bits() | sign)
+}
+
+const TABLE: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut code = 0;
+    while code < 256 {
+        table[code] = decode_once(code as u8);
+        code += 1;
+    }
+    table
+};
+
+/// The value of a code. Exact.
+#[inline]
+pub const fn decode(code: u8) -> f32 {
+    TABLE[code as usize]
+}
+
+/// The nearest code, ties to even; what is beyond ±448 becomes ±448, and NaN stays NaN.
+#[inline]
+pub fn encode(value: f32) -> u8 {
+    let bits = value.to_bits();
+    let sign = (bits >> 24) as u8 & 0x80;
+    let magnitude = f32::from_bits(bits & 0x7fff_ffff);
+    if magnitude.is_nan() {
+        return sign | 0x7f;
+    }
+    let magnitude = magnitude.min(MAX);
+    let code = if magnitude < 1.0 / 64.0 {
+        // Below the least normal, codes are multiples of 2^−9; 8 of them is that least normal.
+        (magnitude * 512.0).round_ties_even() as u8
+    } else {
+        // Round at bit 20, which carries into the exponent as it should; then change the bias.
+        let bits = magnitude.to_bits();
+        let rounded = bits + 0x7_ffff + ((bits >> 20) & 1);
+        ((rounded >> 20) - (120 << 3)) as u8
+    };
+    sign | code
+}
+
+/// The scale of a group in the fp8_ds_mla format: amax / 448 rounded up to a power of two, amax
+/// taken as at least 1e-4 so that a group of zeros has a scale.
+pub fn power_of_two_scale(amax: f32) -> f32 {
+    let bits = (amax.clamp(1e-4, f32::MAX) / MAX).to_bits();
+    let mantissa = bits & 0x7f_ffff;
+    f32::from_bits(bits - mantissa + if mantissa == 0 { 0 } else { 1 << 23 })
+}

@@ -1,0 +1,136 @@
+//! Merging of partial results, and conversion of log-sum-exps.
+
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::view::{
+    Elements, LseValues, Places, expect_dtype, expect_shape, lse_places, with_element,
+};
+use crate::error::{Error, Result};
+use crate::lse::{LseConvention, LseLayout, LseMut, LseRef};
+use crate::tensor::{TensorMut, TensorRef};
+
+const ROWS_PER_TASK: usize = 64;
+
+pub(super) fn merge(
+    cpu: &Cpu,
+    out: TensorMut<'_, Cpu>,
+    lse: LseMut<'_, Cpu>,
+    other: TensorRef<'_, Cpu>,
+    other_lse: LseRef<'_, Cpu>,
+) -> Result<()> {
+    let [tokens, heads, width] = out.shape();
+    expect_shape("other", other.shape(), out.shape())?;
+    expect_dtype("other dtype", other.dtype(), out.dtype())?;
+    expect_extents("lse", lse.layout(), heads, tokens)?;
+    expect_extents("other lse", other_lse.layout(), heads, tokens)?;
+    with_element!(out.dtype(), T => {
+        let other = Elements::<T>::of("other", &other)?;
+        let out = Places::<T>::of("out", out)?;
+        let lse = lse_places(lse)?;
+        let other_lse = LseValues::of(&other_lse)?;
+        cpu.install(|| {
+            (0..tokens * heads).into_par_iter().with_min_len(ROWS_PER_TASK).for_each_init(
+                || (vec![0.0f32; width], vec![0.0f32; width]),
+                |(row, addend), index| {
+                    let (token, head) = (index / heads, index % heads);
+                    let place = lse.at(head, token, 0);
+                    // SAFETY: each (token, head) is visited once, and the elements of the
+                    // log-sum-exp and of the output are distinct.
+                    let a = unsafe { lse.read(place) };
+                    let merged = Weights::of(a, other_lse.get(head, token));
+                    // SAFETY: as above.
+                    unsafe { lse.write(place, merged.lse) };
+                    // A part that weighs nothing is not read: it may hold anything.
+                    if merged.a == 1.0 && merged.b == 0.0 {
+                        return;
+                    }
+                    row.fill(0.0);
+                    if merged.a != 0.0 {
+                        // SAFETY: as above.
+                        unsafe { out.read_row(token, head, row) };
+                    }
+                    addend.fill(0.0);
+                    if merged.b != 0.0 {
+                        other.read_row(token, head, addend);
+                    }
+                    for (value, other) in row.iter_mut().zip(&*addend) {
+                        *value = *value * merged.a + other * merged.b;
+                    }
+                    // SAFETY: as above.
+                    unsafe { out.write_row(token, head, row) };
+                },
+            );
+        });
+    });
+    Ok(())
+}
+
+// The log-sum-exp of two parts, and what each part's output counts.
+struct Weights {
+    lse: f32,
+    a: f32,
+    b: f32,
+}
+
+impl Weights {
+    fn of(a: f32, b: f32) -> Self {
+        let finite = |lse: f32| {
+            if lse == f32::INFINITY {
+                f32::NEG_INFINITY
+            } else {
+                lse
+            }
+        };
+        let (a, b) = (finite(a), finite(b));
+        let most = a.max(b);
+        if most == f32::NEG_INFINITY {
+            return Self {
+                lse: most,
+                a: 0.0,
+                b: 0.0,
+            };
+        }
+        let (a, b) = ((a - most).exp(), (b - most).exp());
+        let sum = a + b;
+        Self {
+            lse: most + sum.ln(),
+            a: a / sum,
+            b: b / sum,
+        }
+    }
+}
+
+pub(super) fn convert_lse<C: LseConvention>(
+    from: LseRef<'_, Cpu, C>,
+    to: LseMut<'_, Cpu>,
+) -> Result<()> {
+    let LseLayout { heads, tokens, .. } = from.layout();
+    expect_extents("lse", to.layout(), heads, tokens)?;
+    let from = LseValues::of(&from)?;
+    let to = lse_places(to)?;
+    for head in 0..heads {
+        for token in 0..tokens {
+            // SAFETY: one thread, and the places are borrowed exclusively.
+            unsafe { to.write(to.at(head, token, 0), from.get(head, token) * C::UNIT) };
+        }
+    }
+    Ok(())
+}
+
+/// Whether a log-sum-exp is of so many heads and tokens.
+pub(super) fn expect_extents(
+    field: &'static str,
+    given: LseLayout,
+    heads: usize,
+    tokens: usize,
+) -> Result<()> {
+    if (given.heads, given.tokens) == (heads, tokens) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        field,
+        format!("{} heads of {} tokens", given.heads, given.tokens),
+        format!("{heads} heads of {tokens} tokens"),
+    ))
+}

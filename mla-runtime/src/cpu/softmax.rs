@@ -1,0 +1,126 @@
+//! The softmax of a tile of scores, and the exponential in it.
+//!
+//! Scores are held transposed, `[keys, rows]`: a vector register holds one key's scores of sixteen
+//! query rows, so maxima and sums need no shuffles.
+
+use bytemuck::{Pod, Zeroable};
+use multiversion::multiversion;
+
+/// Query rows in one vector.
+pub(super) const LANES: usize = 16;
+
+/// 2^x for x ≤ 0, with a relative error below 2^−22; 0 below −126; NaN for NaN.
+///
+/// x is split as n + f, n its nearest integer. 2^f comes from the polynomial of degree 6 that
+/// meets it in the Chebyshev points of [−½, ½] (relative error 3e-9, below the rounding of f32), and
+/// 2^n is written into the exponent's bits.
+#[inline(always)]
+pub(super) fn exp2(x: f32) -> f32 {
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the sum.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = x + ROUND;
+    let f = x - (shifted - ROUND);
+    let mut power = POLYNOMIAL[6];
+    power = power * f + POLYNOMIAL[5];
+    power = power * f + POLYNOMIAL[4];
+    power = power * f + POLYNOMIAL[3];
+    power = power * f + POLYNOMIAL[2];
+    power = power * f + POLYNOMIAL[1];
+    power = power * f + POLYNOMIAL[0];
+    // The bits of ROUND above the integer are shifted out.
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < -126.0 { 0.0 } else { power * scale }
+}
+
+/// The coefficients of 2^f, lowest first.
+pub(super) const POLYNOMIAL: [f32; 7] = [
+    1.0,
+    6.931_472e-1,
+    2.402_265e-1,
+    5.550_327e-2,
+    9.618_057e-3,
+    1.340_043e-3,
+    1.546_144e-4,
+];
+
+/// The running softmax of sixteen rows, in units of log2.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Running {
+    /// The largest score so far.
+    pub(super) max: [f32; LANES],
+    /// The sum of 2^(score − max).
+    pub(super) sum: [f32; LANES],
+}
+
+impl Running {
+    pub(super) const EMPTY: Self = Self {
+        max: [f32::NEG_INFINITY; LANES],
+        sum: [0.0; LANES],
+    };
+}
+
+/// Replaces the scores of `keys` keys by 2^(scale·score − max), 0 from the row's limit on, and
+/// returns what earlier sums and outputs of each row have to be multiplied by.
+///
+/// The scores of key `j` are the first sixteen of `scores[j · pitch ..]`.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512vl+avx512dq+avx512bw+avx2+fma",
+    "x86_64+avx2+fma"
+))]
+pub(super) fn softmax(
+    scores: &mut [f32],
+    pitch: usize,
+    keys: usize,
+    limits: &[u32; LANES],
+    scale: f32,
+    running: &mut Running,
+) -> [f32; LANES] {
+    let scores = &mut scores[..(keys.max(1) - 1) * pitch + LANES];
+    // Keys that every row sees need no mask.
+    let seen = limits
+        .iter()
+        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = (seen as usize).min(keys);
+
+    let mut max = running.max;
+    for (key, row) in scores.chunks_mut(pitch).take(keys).enumerate() {
+        for lane in 0..LANES {
+            let score = row[lane] * scale;
+            let score = if key < seen || (key as u32) < limits[lane] {
+                score
+            } else {
+                f32::NEG_INFINITY
+            };
+            row[lane] = score;
+            // Written so that NaN wins: it has to show in the result.
+            max[lane] = if score <= max[lane] { max[lane] } else { score };
+        }
+    }
+
+    // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    let mut base = [0.0; LANES];
+    let mut alpha = [0.0; LANES];
+    for lane in 0..LANES {
+        base[lane] = if max[lane] == f32::NEG_INFINITY {
+            0.0
+        } else {
+            max[lane]
+        };
+        alpha[lane] = exp2(running.max[lane] - base[lane]);
+    }
+
+    let mut sum = [0.0f32; LANES];
+    for row in scores.chunks_mut(pitch).take(keys) {
+        for lane in 0..LANES {
+            let power = exp2(row[lane] - base[lane]);
+            row[lane] = power;
+            sum[lane] += power;
+        }
+    }
+    for lane in 0..LANES {
+        running.sum[lane] = running.sum[lane] * alpha[lane] + sum[lane];
+    }
+    running.max = max;
+    alpha
+}

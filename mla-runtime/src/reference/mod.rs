@@ -1,0 +1,303 @@
+//! Attention as the formulas say, in f64: what every implementation is compared with.
+//!
+//! Nothing here is fast, and nothing is shared with the code it judges. It is meant to be checked by
+//! reading it.
+
+mod cache;
+
+pub use cache::{decode_e4m3, decode_row, encode_bf16, encode_e4m3, encode_f16, encode_row};
+
+/// Three axes of f64, row-major: `[tokens, heads, width]`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Array {
+    /// The extents.
+    pub shape: [usize; 3],
+    /// The elements.
+    pub data: Vec<f64>,
+}
+
+impl Array {
+    /// All zeros.
+    pub fn zeros(shape: [usize; 3]) -> Self {
+        Self {
+            shape,
+            data: vec![0.0; shape[0] * shape[1] * shape[2]],
+        }
+    }
+
+    /// Element `[i, j, k]` is `element(i, j, k)`.
+    pub fn from_fn(shape: [usize; 3], mut element: impl FnMut(usize, usize, usize) -> f64) -> Self {
+        let mut array = Self::zeros(shape);
+        for i in 0..shape[0] {
+            for j in 0..shape[1] {
+                for k in 0..shape[2] {
+                    array.row_mut(i, j)[k] = element(i, j, k);
+                }
+            }
+        }
+        array
+    }
+
+    /// `[i, j, 0..]`.
+    ///
+    /// # Panics
+    ///
+    /// Where the indices lie outside.
+    pub fn row(&self, i: usize, j: usize) -> &[f64] {
+        let start = (i * self.shape[1] + j) * self.shape[2];
+        &self.data[start..start + self.shape[2]]
+    }
+
+    /// `[i, j, 0..]`, to write.
+    ///
+    /// # Panics
+    ///
+    /// Where the indices lie outside.
+    pub fn row_mut(&mut self, i: usize, j: usize) -> &mut [f64] {
+        let start = (i * self.shape[1] + j) * self.shape[2];
+        &mut self.data[start..start + self.shape[2]]
+    }
+}
+
+/// An attention's result.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Attended {
+    /// `[tokens, heads, width]`.
+    pub out: Array,
+    /// `[tokens][heads]`, natural logarithm; −inf where nothing was attended to.
+    pub lse: Vec<Vec<f64>>,
+}
+
+/// Attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of
+/// the denominator. Of no keys: 0 and −inf.
+pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> (Vec<f64>, f64) {
+    let width = values.first().map_or(0, |value| value.len());
+    let scores: Vec<f64> = keys.iter().map(|key| scale * dot(query, key)).collect();
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    if most == f64::NEG_INFINITY {
+        return (vec![0.0; width], f64::NEG_INFINITY);
+    }
+    // The largest score is taken out of the exponents, which changes nothing but their range.
+    let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; width];
+    for (weight, value) in weights.iter().zip(values) {
+        for (out, value) in out.iter_mut().zip(*value) {
+            *out += weight / sum * value;
+        }
+    }
+    (out, most + sum.ln())
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Expanded attention of one request: queries `[Tq, H, P+R]`, keys `[Tk, H, P+R]`, values
+/// `[Tk, H, V]`. Where `causal`, the last query sees every key and each before it one less.
+///
+/// # Panics
+///
+/// Where shapes disagree.
+pub fn expanded(
+    queries: &Array,
+    keys: &Array,
+    values: &Array,
+    scale: f64,
+    causal: bool,
+) -> Attended {
+    let [tokens, heads, _] = queries.shape;
+    let len = keys.shape[0];
+    let mut result = Attended {
+        out: Array::zeros([tokens, heads, values.shape[2]]),
+        lse: vec![vec![f64::NEG_INFINITY; heads]; tokens],
+    };
+    for token in 0..tokens {
+        let seen = if causal {
+            (len + token + 1).saturating_sub(tokens)
+        } else {
+            len
+        };
+        for head in 0..heads {
+            let keys: Vec<&[f64]> = (0..seen).map(|key| keys.row(key, head)).collect();
+            let values: Vec<&[f64]> = (0..seen).map(|key| values.row(key, head)).collect();
+            let (out, lse) = attend(queries.row(token, head), &keys, &values, scale);
+            if seen > 0 {
+                result.out.row_mut(token, head).copy_from_slice(&out);
+            }
+            result.lse[token][head] = lse;
+        }
+    }
+    result
+}
+
+/// Absorbed attention of one request: queries `[T, H, L+R]` to cache rows of L + R values, of which
+/// the first `latent` are the value. The last query sees every row and each before it one less.
+///
+/// # Panics
+///
+/// Where shapes disagree.
+pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -> Attended {
+    let [tokens, heads, width] = queries.shape;
+    // One key head for all heads: repeat it.
+    let keys = Array::from_fn([rows.len(), heads, width], |row, _, k| rows[row][k]);
+    let values = Array::from_fn([rows.len(), heads, latent], |row, _, k| rows[row][k]);
+    let mut result = expanded(queries, &keys, &values, scale, true);
+    result.out.shape = [tokens, heads, latent];
+    result
+}
+
+/// The partial results over two sets of keys as one over both. A log-sum-exp of +inf is taken as
+/// −inf: nothing.
+pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
+    let parts = [a, b].map(|(out, lse)| {
+        let empty = lse == f64::INFINITY;
+        (out, if empty { f64::NEG_INFINITY } else { lse })
+    });
+    let most = parts[0].1.max(parts[1].1);
+    let mut out = vec![0.0; a.0.len()];
+    if most == f64::NEG_INFINITY {
+        return (out, most);
+    }
+    let sum: f64 = parts.iter().map(|(_, lse)| (lse - most).exp()).sum();
+    for (part, lse) in parts {
+        let weight = (lse - most).exp() / sum;
+        if weight == 0.0 {
+            continue;
+        }
+        for (out, part) in out.iter_mut().zip(part) {
+            *out += weight * part;
+        }
+    }
+    (out, most + sum.ln())
+}
+
+/// `W_kv_b` applied to latents: `[k_nope | v] = c · W_kv_b`.
+///
+/// `weight` is `[L, H·(P+V)]`, row-major; the result is keys `[T, H, P+R]`, each row's rotary part
+/// repeated for every head, and values `[T, H, V]`.
+///
+/// # Panics
+///
+/// Where lengths disagree.
+pub fn expand(
+    rows: &[Vec<f64>],
+    weight: &[f64],
+    heads: usize,
+    [nope, rope, v]: [usize; 3],
+) -> (Array, Array) {
+    let columns = heads * (nope + v);
+    let latent = weight.len().checked_div(columns).unwrap_or(0);
+    let project = |row: usize, column: usize| -> f64 {
+        (0..latent)
+            .map(|k| rows[row][k] * weight[k * columns + column])
+            .sum()
+    };
+    let keys = Array::from_fn([rows.len(), heads, nope + rope], |row, head, k| {
+        if k < nope {
+            project(row, head * (nope + v) + k)
+        } else {
+            rows[row][latent + k - nope]
+        }
+    });
+    let values = Array::from_fn([rows.len(), heads, v], |row, head, k| {
+        project(row, head * (nope + v) + nope + k)
+    });
+    (keys, values)
+}
+
+/// The whole layer for one request: its new tokens' queries `[T, H, P+R]`, and the cache rows of
+/// all its tokens, new ones included.
+///
+/// # Panics
+///
+/// Where shapes disagree.
+pub fn layer(
+    queries: &Array,
+    rows: &[Vec<f64>],
+    weight: &[f64],
+    dims: [usize; 3],
+    scale: f64,
+) -> Attended {
+    let (keys, values) = expand(rows, weight, queries.shape[1], dims);
+    expanded(queries, &keys, &values, scale, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_to_two_keys_is_what_the_formula_gives() {
+        let (keys, values) = ([[1.0, 0.0], [0.0, 2.0]], [[1.0], [5.0]]);
+        let (out, lse) = attend(
+            &[0.5, 1.0],
+            &[&keys[0], &keys[1]],
+            &[&values[0], &values[1]],
+            2.0,
+        );
+        let (a, b) = (1f64.exp(), 4f64.exp());
+        assert!((out[0] - (a + 5.0 * b) / (a + b)).abs() < 1e-12);
+        assert!((lse - (a + b).ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn merging_halves_gives_the_whole() {
+        let keys: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i) * 0.3, 1.0]).collect();
+        let values: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i * i)]).collect();
+        let slices = |from: &[Vec<f64>]| -> Vec<Vec<f64>> { from.to_vec() };
+        let part = |range: std::ops::Range<usize>| {
+            let (k, v) = (slices(&keys[range.clone()]), slices(&values[range]));
+            let k: Vec<&[f64]> = k.iter().map(Vec::as_slice).collect();
+            let v: Vec<&[f64]> = v.iter().map(Vec::as_slice).collect();
+            attend(&[1.0, -0.5], &k, &v, 1.5)
+        };
+        let (a, b, whole) = (part(0..2), part(2..6), part(0..6));
+        let merged = merge((&a.0, a.1), (&b.0, b.1));
+        assert!((merged.0[0] - whole.0[0]).abs() < 1e-12);
+        assert!((merged.1 - whole.1).abs() < 1e-12);
+        let nothing = (&[f64::NAN][..], f64::INFINITY);
+        assert_eq!(merge(nothing, nothing), (vec![0.0], f64::NEG_INFINITY));
+        assert_eq!(merge((&a.0, a.1), nothing), a);
+    }
+
+    #[test]
+    fn absorbed_equals_expanded() {
+        let (l, [p, r, v], heads) = (5, [3, 2, 4], 2);
+        let mut seed = 1u64;
+        let mut random = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as f64 / f64::from(1u32 << 31) - 0.5
+        };
+        let rows: Vec<Vec<f64>> = (0..7)
+            .map(|_| (0..l + r).map(|_| random()).collect())
+            .collect();
+        let weight: Vec<f64> = (0..l * heads * (p + v)).map(|_| random()).collect();
+        let queries = Array::from_fn([3, heads, p + r], |_, _, _| random());
+        let w = |k: usize, head: usize, column: usize| {
+            weight[k * heads * (p + v) + head * (p + v) + column]
+        };
+
+        let latent = Array::from_fn([3, heads, l + r], |t, h, k| {
+            if k < l {
+                (0..p).map(|c| queries.row(t, h)[c] * w(k, h, c)).sum()
+            } else {
+                queries.row(t, h)[p + k - l]
+            }
+        });
+        let absorbed = absorbed(&latent, &rows, l, 0.7);
+        let layer = layer(&queries, &rows, &weight, [p, r, v], 0.7);
+        for t in 0..3 {
+            for h in 0..heads {
+                for c in 0..v {
+                    let projected: f64 = (0..l)
+                        .map(|k| absorbed.out.row(t, h)[k] * w(k, h, p + c))
+                        .sum();
+                    assert!((projected - layer.out.row(t, h)[c]).abs() < 1e-12);
+                }
+                assert!((absorbed.lse[t][h] - layer.lse[t][h]).abs() < 1e-12);
+            }
+        }
+    }
+}
