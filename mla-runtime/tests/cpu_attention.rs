@@ -155,7 +155,10 @@ fn check_prefill<T: Element>(case: &PrefillCase) {
         backend
             .prepare(
                 &cpu,
-                &PrefillBatch { query_lens: &lens },
+                &PrefillBatch {
+                    query_lens: &lens,
+                    chunks: &[],
+                },
                 &mut state,
                 &mut (),
             )

@@ -19,12 +19,9 @@ use crate::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, QueryFormat, StepLimits,
 };
 use crate::cache::CacheLayout;
-use crate::capability::Platform;
-use crate::dtype::{DType, Element};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::feature::{Feature, FeatureSet};
-use crate::kv_format::KvFormat;
-use crate::spec::{BackendSpec, GraphSupport, Phase, Priority, QueryLen, SparseSupport};
+use crate::mla_backend;
 
 // Rows (a query token's heads, then the next token's) of a unit: they share the conversion of each
 // cache row.
@@ -91,23 +88,20 @@ struct Part {
     keys: Range<usize>,
 }
 
+#[mla_backend(
+    name = "CPU",
+    sm = "any",
+    dtypes = "f32,f16,bf16",
+    kv = "f32,f16,bf16,fp8,fp8_ds_mla",
+    query_len = "ragged",
+    sparse = "optional",
+    quant_output = true,
+    features = "deterministic"
+)]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
     type State = DecodeState;
     type Metadata = ();
-
-    const SPEC: BackendSpec = BackendSpec {
-        dtypes: DType::ALL,
-        kv_formats: KvFormat::ALL,
-        query_len: QueryLen::Ragged,
-        graphs: GraphSupport::Never,
-        quant_output: true,
-        sparse: SparseSupport::Optional,
-        features: FeatureSet::of(&[Feature::Deterministic]),
-        priority: Priority::everywhere(0),
-        ..BackendSpec::new("CPU", Phase::Decode, Platform::Cpu)
-    }
-    .checked();
 
     fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
         check_scale(config.softmax_scale)?;

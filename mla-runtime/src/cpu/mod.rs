@@ -127,6 +127,10 @@ impl Device for Cpu {
         bytes.split_at_mut(at)
     }
 
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+        bytes
+    }
+
     fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
         bytes
     }

@@ -15,11 +15,9 @@ use super::view::{
 use crate::backend::{
     Chunk, KeyLayout, Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
-use crate::capability::Platform;
-use crate::dtype::{DType, Element};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::feature::{Feature, FeatureSet};
-use crate::spec::{BackendSpec, GraphSupport, Phase, Priority};
+use crate::mla_backend;
 
 // Query tokens of a unit: they share the conversion of each tile of keys and values.
 const ROWS: usize = 256;
@@ -49,20 +47,17 @@ struct Unit {
     cost: usize,
 }
 
+#[mla_backend(
+    name = "CPU",
+    sm = "any",
+    dtypes = "f32,f16,bf16",
+    quant_output = true,
+    features = "deterministic"
+)]
 impl PrefillBackend for CpuPrefill {
     type Device = Cpu;
     type State = PrefillState;
     type Metadata = ();
-
-    const SPEC: BackendSpec = BackendSpec {
-        dtypes: DType::ALL,
-        graphs: GraphSupport::Never,
-        quant_output: true,
-        features: FeatureSet::of(&[Feature::Deterministic]),
-        priority: Priority::everywhere(0),
-        ..BackendSpec::new("CPU", Phase::Prefill, Platform::Cpu)
-    }
-    .checked();
 
     fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
         check_scale(config.softmax_scale)?;
