@@ -1,0 +1,225 @@
+//! Backends that ask of the layer what the CPU's own do not: packed keys, padded values,
+//! concatenated queries. Each checks what it is given and computes with the CPU's.
+
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, Keys, LayerConfig, Output,
+    PrefillBackend, PrefillBatch, PrefillCall, Query, QueryFormat, StepLimits,
+};
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::spec::BackendSpec;
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+
+use crate::world::floats;
+
+/// A prefill backend with the constants it is named after.
+pub(crate) struct Demanding<const PACKED: bool, const PADDED: bool> {
+    cpu: CpuPrefill,
+    config: LayerConfig,
+}
+
+impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
+    fn checked<'a>(&self, call: PrefillCall<'a, Cpu>) -> PrefillCall<'a, Cpu> {
+        let problem = &self.config.problem;
+        let head = problem.dims.head;
+        let (heads, v) = (problem.heads as usize, head.v as usize);
+        let (nope, qk) = (head.nope as usize, head.qk() as usize);
+        let rows = call.values.shape()[0];
+        let keys = match call.keys {
+            Keys::Packed(keys) => {
+                assert!(PACKED);
+                assert_eq!(keys.shape(), [rows, heads, qk]);
+                // Every head has the same rotary part.
+                let rope = keys.narrow(2, nope..qk).unwrap();
+                let first = elements(&rope.narrow(1, 0..1).unwrap());
+                for head in 1..heads {
+                    assert_eq!(elements(&rope.narrow(1, head..head + 1).unwrap()), first);
+                }
+                Keys::Packed(keys)
+            }
+            Keys::Split { nope: own, rope } => {
+                assert!(!PACKED);
+                assert_eq!(own.shape(), [rows, heads, nope]);
+                Keys::Split { nope: own, rope }
+            }
+        };
+        let width = if PADDED { qk.max(v) } else { v };
+        assert_eq!(call.values.shape(), [rows, heads, width]);
+        let padding = call.values.narrow(2, v..width).unwrap();
+        assert!(elements(&padding).iter().all(|value| *value == 0.0));
+        let Output::Plain(out) = call.out else {
+            panic!("the layer asks for plain outputs");
+        };
+        let [tokens, ..] = out.shape();
+        assert_eq!(out.shape(), [tokens, heads, width]);
+        PrefillCall {
+            keys,
+            values: call.values.narrow(2, 0..v).unwrap(),
+            out: Output::Plain(spoilt(out).narrow(2, 0..v).unwrap()),
+            ..call
+        }
+    }
+}
+
+/// The elements of a tensor, row by row.
+fn elements(tensor: &TensorRef<'_, Cpu>) -> Vec<f64> {
+    let Layout {
+        dtype,
+        shape,
+        strides,
+    } = *tensor.layout();
+    let mut values = Vec::new();
+    for i in 0..shape[0] {
+        for j in 0..shape[1] {
+            for k in 0..shape[2] {
+                let at = (i * strides[0] + j * strides[1] + k * strides[2]) * dtype.bytes();
+                values.extend(floats(dtype, &tensor.bytes()[at..at + dtype.bytes()]));
+            }
+        }
+    }
+    values
+}
+
+/// NaN in every element, so that what the layer should not read cannot pass for a result.
+fn spoilt(out: TensorMut<'_, Cpu>) -> TensorMut<'_, Cpu> {
+    let layout = *out.layout();
+    let bytes = out.into_bytes();
+    let end = layout.span_bytes().unwrap();
+    assert_eq!(layout, Layout::contiguous(layout.dtype, layout.shape));
+    bytes[..end].fill(0xff);
+    TensorMut::new(bytes, layout).unwrap()
+}
+
+impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED, PADDED> {
+    type Device = Cpu;
+    type State = <CpuPrefill as PrefillBackend>::State;
+    type Metadata = Vec<(usize, usize)>;
+
+    const SPEC: BackendSpec = BackendSpec {
+        name: "DEMANDING",
+        ..CpuPrefill::SPEC
+    };
+
+    fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
+        Ok(Self {
+            cpu: CpuPrefill::new(device, config)?,
+            config: *config,
+        })
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<Self::State> {
+        PrefillBackend::state(&self.cpu, device, limits)
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<Self::Metadata> {
+        Ok(Vec::new())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        batch: &PrefillBatch<'_>,
+        _: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()> {
+        // What a backend that plans chunk by chunk would keep.
+        metadata.clear();
+        for chunk in batch.chunks {
+            let queries = &batch.query_lens[chunk.requests()];
+            let tokens: u32 = queries.iter().sum();
+            metadata.push((tokens as usize, chunk.rows() as usize));
+        }
+        Ok(())
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cpu,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut Self::State,
+        _: &Self::Metadata,
+    ) -> Result<()> {
+        PrefillBackend::new_tokens(&self.cpu, device, self.checked(call), state, &())
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cpu,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()> {
+        let (tokens, rows) = metadata[chunk.index];
+        assert_eq!(call.query.shape()[0], tokens);
+        assert_eq!(call.values.shape()[0], rows);
+        PrefillBackend::context_chunk(&self.cpu, device, chunk, self.checked(call), state, &())
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        if PACKED {
+            KeyLayout::Packed
+        } else {
+            KeyLayout::Split
+        }
+    }
+
+    fn requires_padded_values(&self) -> bool {
+        PADDED
+    }
+}
+
+/// A decode backend that takes its queries in one piece.
+pub(crate) struct Concatenated {
+    cpu: CpuDecode,
+}
+
+impl DecodeBackend for Concatenated {
+    type Device = Cpu;
+    type State = <CpuDecode as DecodeBackend>::State;
+    type Metadata = <CpuDecode as DecodeBackend>::Metadata;
+
+    const SPEC: BackendSpec = BackendSpec {
+        name: "CONCATENATED",
+        ..CpuDecode::SPEC
+    };
+
+    fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
+        Ok(Self {
+            cpu: CpuDecode::new(device, config)?,
+        })
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<Self::State> {
+        DecodeBackend::state(&self.cpu, device, limits)
+    }
+
+    fn metadata(&self, device: &Cpu, limits: &StepLimits) -> Result<Self::Metadata> {
+        DecodeBackend::metadata(&self.cpu, device, limits)
+    }
+
+    fn prepare(
+        &self,
+        device: &Cpu,
+        batch: &DecodeBatch<'_, Cpu>,
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
+    ) -> Result<()> {
+        DecodeBackend::prepare(&self.cpu, device, batch, state, metadata)
+    }
+
+    fn decode(
+        &self,
+        device: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
+    ) -> Result<()> {
+        assert!(matches!(call.query, Query::Concatenated(_)));
+        DecodeBackend::decode(&self.cpu, device, call, state, metadata)
+    }
+
+    fn query_format(&self) -> QueryFormat {
+        QueryFormat::Concatenated
+    }
+}

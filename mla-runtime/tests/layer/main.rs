@@ -1,0 +1,517 @@
+//! The layer on the CPU device, against an oracle that shares nothing with it.
+
+mod backends;
+mod oracle;
+mod world;
+
+use backends::{Concatenated, Demanding};
+use mla_runtime::backend::{
+    DecodeBackend as _, PrefillBackend as _, SelectedDecode, SelectedPrefill,
+};
+use mla_runtime::batch::Request;
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::registry::Registry;
+use mla_runtime::spec::QueryLen;
+use proptest::prelude::*;
+use world::{Case, Outcome, World, floats};
+
+type CpuLayer = MlaLayer<CpuPrefill, CpuDecode>;
+
+fn cpu_layer(case: &Case) -> CpuLayer {
+    MlaLayer::of(&Cpu::new(), &case.config()).unwrap()
+}
+
+fn selected_layer(case: &Case) -> MlaLayer<SelectedPrefill<Cpu>, SelectedDecode<Cpu>> {
+    let (device, config) = (Cpu::new(), case.config());
+    let mut registry = Registry::empty();
+    registry.add(CpuPrefill::ENTRY).unwrap();
+    registry.add(CpuDecode::ENTRY).unwrap();
+    let prefill = registry
+        .instantiate_prefill(CpuPrefill::SPEC.name, &device, &config)
+        .unwrap();
+    let decode = registry
+        .instantiate_decode(CpuDecode::SPEC.name, &device, &config)
+        .unwrap();
+    MlaLayer::new(&device, &config, prefill, decode).unwrap()
+}
+
+fn run(case: &Case) -> (World, Outcome) {
+    let world = World::new(case);
+    let outcome = world.run(&cpu_layer(case));
+    world.check(&outcome).unwrap_or_else(|difference| {
+        panic!("{difference} in {case:?}");
+    });
+    (world, outcome)
+}
+
+/// The largest difference of two outputs.
+fn difference(dtype: DType, a: &Outcome, b: &Outcome) -> f64 {
+    floats(dtype, &a.out)
+        .iter()
+        .zip(floats(dtype, &b.out))
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f64::max)
+}
+
+/// A mixed batch: decodes, speculative decodes, extends and prefills, some of them ragged.
+const MIXED: &[(u32, u32)] = &[
+    (1, 37),
+    (1, 1),
+    (9, 9),
+    (3, 20),
+    (1, 64),
+    (7, 50),
+    (12, 13),
+    (4, 4),
+    (30, 90),
+];
+
+#[test]
+fn a_mixed_batch_is_what_the_oracle_says() {
+    let (_, outcome) = run(&Case::small(MIXED));
+    // 1 + 1 + 3 + 1 + 4 tokens are on the absorbed path, and the others have chunks.
+    assert_eq!(outcome.absorbed_tokens, 10);
+    assert_eq!(outcome.chunks, 2);
+}
+
+#[test]
+fn absorbed_equals_expanded() {
+    let requests: Vec<(u32, u32)> = MIXED.iter().filter(|(q, _)| *q > 1).copied().collect();
+    let case = Case::small(&requests);
+    let (_, absorbed) = run(&Case {
+        threshold: 100,
+        ..case.clone()
+    });
+    let (_, expanded) = run(&Case {
+        threshold: 0,
+        ..case.clone()
+    });
+    assert_eq!(absorbed.chunks, 0);
+    assert_eq!(expanded.absorbed_tokens, 0);
+    // The planner orders extends before prefills only on the expanded path; so compare a batch that
+    // is in both orders.
+    let sorted: Vec<(u32, u32)> = [(7, 50), (12, 13), (30, 90), (9, 9)].to_vec();
+    let [absorbed, expanded] = [100, 0].map(|threshold| {
+        run(&Case {
+            threshold,
+            ..Case::small(&sorted)
+        })
+        .1
+    });
+    assert_eq!(absorbed.cache, expanded.cache);
+    assert!(difference(case.dtype, &absorbed, &expanded) < 1e-5);
+}
+
+#[test]
+fn chunked_equals_unchunked() {
+    let case = Case {
+        threshold: 0,
+        ..Case::small(&[(5, 77), (1, 30), (2, 3), (8, 8), (3, 41)])
+    };
+    let (world, whole) = run(&Case {
+        context_rows: 256,
+        ..case.clone()
+    });
+    assert_eq!(whole.chunks, 1);
+    for context_rows in [4, 5, 7, 8, 12, 16, 31, 64, 100, 139] {
+        let chunked = Case {
+            context_rows,
+            ..case.clone()
+        };
+        let (_, outcome) = run(&chunked);
+        assert!(outcome.chunks > 1, "{context_rows}");
+        assert!(
+            difference(case.dtype, &whole, &outcome) < 1e-5,
+            "{context_rows}"
+        );
+    }
+    assert_eq!(world.requests.len(), 5);
+}
+
+#[test]
+fn requests_of_zero_length_and_padding_are_nothing() {
+    let case = Case::small(&[
+        (0, 0),
+        (1, 37),
+        (0, 12),
+        (1, 0),
+        (2, 0),
+        (9, 9),
+        (0, 40),
+        (7, 50),
+    ]);
+    let (world, outcome) = run(&case);
+    // Padding stands behind one decode, and attends to nothing.
+    let at = world.requests.iter().position(|r| r.q > r.kv).unwrap();
+    assert_eq!(at, 1);
+    let row = (case.heads * case.dims.head.v) as usize;
+    let out = floats(case.dtype, &outcome.out);
+    assert!(out[row..4 * row].iter().all(|value| *value == 0.0));
+    for nothing in [&[][..], &[(0, 0)], &[(0, 9), (0, 0)]] {
+        let (_, outcome) = run(&Case::small(nothing));
+        assert!(outcome.out.is_empty());
+    }
+}
+
+#[test]
+fn every_cache_format_is_read_as_it_was_written() {
+    for (dtype, kv_format) in [
+        (DType::F32, KvFormat::F32),
+        (DType::F16, KvFormat::F16),
+        (DType::BF16, KvFormat::BF16),
+        (DType::BF16, KvFormat::Fp8),
+        (DType::F16, KvFormat::Fp8),
+        (DType::BF16, KvFormat::Fp8DsMla),
+        (DType::F16, KvFormat::Fp8DsMla),
+    ] {
+        for threshold in [0, 4] {
+            run(&Case {
+                dtype,
+                kv_format,
+                threshold,
+                dims: MlaDims::new(128, HeadDims::new(16, 8, 16)),
+                ..Case::small(MIXED)
+            });
+        }
+    }
+}
+
+#[test]
+fn uniform_and_single_decodes_leave_the_rest_to_prefill() {
+    let case = Case::small(&[(1, 9), (3, 20), (3, 30), (2, 17), (3, 3), (8, 40)]);
+    let (_, outcome) = run(&Case {
+        query_len: QueryLen::Uniform,
+        ..case.clone()
+    });
+    assert_eq!(outcome.absorbed_tokens, 9);
+    let (_, outcome) = run(&Case {
+        query_len: QueryLen::Single,
+        ..case
+    });
+    assert_eq!(outcome.absorbed_tokens, 1);
+}
+
+#[test]
+fn backends_get_keys_values_and_queries_as_they_ask() {
+    fn check<const PACKED: bool, const PADDED: bool>(case: &Case) {
+        let world = World::new(case);
+        let config = case.config();
+        let layer: MlaLayer<Demanding<PACKED, PADDED>, Concatenated> =
+            MlaLayer::of(&Cpu::new(), &config).unwrap();
+        world.check(&world.run(&layer)).unwrap();
+    }
+    for context_rows in [8, 256] {
+        for (dtype, head) in [
+            (DType::F32, HeadDims::new(16, 8, 16)),
+            (DType::BF16, HeadDims::new(16, 8, 24)),
+            (DType::F16, HeadDims::new(24, 4, 40)),
+        ] {
+            let case = Case {
+                context_rows,
+                dtype,
+                kv_format: KvFormat::of(dtype),
+                dims: MlaDims::new(32, head),
+                ..Case::small(MIXED)
+            };
+            check::<true, false>(&case);
+            if head.v <= head.qk() {
+                check::<true, true>(&case);
+                check::<false, true>(&case);
+            }
+        }
+    }
+}
+
+#[test]
+fn selected_backends_compute_the_same_bits() {
+    for (dtype, context_rows) in [(DType::F32, 16), (DType::BF16, 1024)] {
+        let case = Case {
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            context_rows,
+            ..Case::small(MIXED)
+        };
+        let world = World::new(&case);
+        let of_types = world.run(&cpu_layer(&case));
+        let selected = world.run(&selected_layer(&case));
+        assert_eq!(of_types, selected);
+        world.check(&selected).unwrap();
+    }
+}
+
+#[test]
+fn layers_share_a_workspace_and_keep_apart() {
+    let case = Case::small(MIXED);
+    // Two layers of one step: the same requests, other weights, queries and caches.
+    let other = Case {
+        seed: 1,
+        ..case.clone()
+    };
+    let (first, mut second) = (World::new(&case), World::new(&other));
+    second.weights = World::new(&Case { seed: 5, ..other }).weights;
+    let layers = [cpu_layer(&case), cpu_layer(&case)];
+    let alone = [first.run(&layers[0]), second.run(&layers[1])];
+    let mut workspace = layers[0].workspace(&case.limits()).unwrap();
+    workspace.prepare(&layers[1], &first.batch()).unwrap();
+    for _ in 0..2 {
+        let together = [
+            first.forward(&layers[0], &mut workspace, true).unwrap(),
+            second.forward(&layers[1], &mut workspace, true).unwrap(),
+        ];
+        assert_eq!(alone, together);
+    }
+    assert_ne!(alone[0].out, alone[1].out);
+    second.check(&alone[1]).unwrap();
+}
+
+#[test]
+fn the_log_sum_exp_is_optional() {
+    let case = Case::small(MIXED);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &world.batch()).unwrap();
+    let with = world.forward(&layer, &mut workspace, true).unwrap();
+    let without = world.forward(&layer, &mut workspace, false).unwrap();
+    assert_eq!(with.out, without.out);
+    assert!(without.lse.iter().all(|byte| *byte == 0xff));
+}
+
+/// A request that grows token by token gives, in its last step, what one prefill gives.
+#[test]
+fn growing_step_by_step_equals_a_prefill() {
+    const STEPS: u32 = 200;
+    let mut case = Case::small(&[(STEPS, STEPS), (STEPS, STEPS)]);
+    case.context_rows = 32;
+    let whole = World::new(&case);
+    let layer = cpu_layer(&case);
+    let prefill = whole.run(&layer);
+    whole.check(&prefill).unwrap();
+
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let mut steps = World::new(&case);
+    let token_bytes = (case.heads * case.dims.head.v) as usize * case.dtype.bytes();
+    for step in 0..STEPS {
+        steps.step_of(&whole, step);
+        workspace.prepare(&layer, &steps.batch()).unwrap();
+        assert_eq!(workspace.absorbed_tokens(), 2);
+        let outcome = steps.forward(&layer, &mut workspace, false).unwrap();
+        steps.cache = outcome.cache;
+        let out = floats(case.dtype, &outcome.out);
+        for request in 0..2 {
+            let row = out.len() / 2;
+            let at = (request * STEPS + step) as usize * token_bytes;
+            let expected = floats(case.dtype, &prefill.out[at..at + token_bytes]);
+            for (given, expected) in out[request as usize * row..].iter().zip(expected) {
+                assert!((given - expected).abs() < 1e-5, "step {step}");
+            }
+        }
+    }
+    assert_eq!(steps.cache, prefill.cache);
+}
+
+#[test]
+fn what_is_planned_is_allocated() {
+    for (context_rows, threshold) in [(4, 0), (64, 4), (1000, 100)] {
+        let case = Case {
+            context_rows,
+            threshold,
+            ..Case::small(MIXED)
+        };
+        let layer = cpu_layer(&case);
+        let workspace = layer.workspace(&case.limits()).unwrap();
+        let plan = workspace.plan();
+        assert_eq!(
+            workspace.allocated_bytes().map(|bytes| bytes as u64),
+            [plan.workspace_bytes, plan.step_bytes]
+        );
+        let with_cache = layer.memory_plan(&case.limits(), 3, 10).unwrap();
+        let row = case.config().problem.kv_format.row_bytes(case.dims) as u64;
+        assert_eq!(with_cache.region("kv_cache").unwrap().bytes, 3 * 40 * row);
+        assert_eq!(with_cache.workspace_bytes, plan.workspace_bytes);
+    }
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let case = Case::small(MIXED);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let limits = case.limits();
+    let mut workspace = layer.workspace(&limits).unwrap();
+    let unprepared = world.forward(&layer, &mut workspace, true).unwrap_err();
+    assert_eq!(
+        unprepared.to_string(),
+        "workspace: given one without a prepared step, accepted one whose last `prepare` succeeded"
+    );
+
+    let mut refuse = |change: &dyn Fn(&mut World)| {
+        let mut changed = World::new(&case);
+        change(&mut changed);
+        let error = workspace.prepare(&layer, &changed.batch()).unwrap_err();
+        // And nothing runs on what was prepared in part.
+        assert!(world.forward(&layer, &mut workspace, true).is_err());
+        error.to_string()
+    };
+    assert_eq!(
+        refuse(&|world| world.slots[3] = -2),
+        "slots: given -2 of token 3, accepted −1, or 0 and above"
+    );
+    assert_eq!(
+        refuse(&|world| {
+            world.slots.pop();
+        }),
+        "slots: given 67 entries, accepted one for each of 68 new tokens"
+    );
+    assert_eq!(
+        refuse(&|world| world.tables[0] = -7),
+        "block_tables: given -7 at [0][0], accepted a page, 0 or above"
+    );
+    assert_eq!(
+        refuse(&|world| world.requests[0].kv = 1000),
+        "requests.kv: given 1000 of request 0, accepted at most 92 tokens, which the block table \
+         has room for"
+    );
+    assert_eq!(
+        refuse(&|world| world.requests[4].kv = 2),
+        "requests.kv: given 2 of request 4, accepted at least its 4 new tokens, or 0 for padding"
+    );
+    assert_eq!(
+        refuse(&|world| {
+            world.requests.push(Request { q: 1, kv: 1 });
+            world.tables.extend(vec![0; world.max_pages]);
+            world.slots.push(-1);
+        }),
+        "requests: given 10, accepted at most the limit of 9"
+    );
+    assert_eq!(
+        refuse(&|world| {
+            world.requests[0].q += 1;
+            world.slots.push(-1);
+        }),
+        "new tokens: given 69, accepted at most the limit of 68"
+    );
+
+    // A page and a slot that the cache does not have are refused by the call.
+    let mut changed = World::new(&case);
+    changed.tables[0] = 5000;
+    workspace.prepare(&layer, &changed.batch()).unwrap();
+    let error = changed.forward(&layer, &mut workspace, true).unwrap_err();
+    let pages = world.cache_layout.pages;
+    assert_eq!(
+        error.to_string(),
+        format!("block_tables: given page 5000, accepted below the cache's {pages} pages")
+    );
+    let mut changed = World::new(&case);
+    changed.slots[0] = i64::MAX;
+    workspace.prepare(&layer, &changed.batch()).unwrap();
+    let error = changed.forward(&layer, &mut workspace, true).unwrap_err();
+    assert!(
+        error.to_string().starts_with("slots: given slot "),
+        "{error}"
+    );
+
+    // A workspace without room for context takes batches that have none.
+    let none = Case {
+        context_rows: 0,
+        ..case.clone()
+    };
+    let mut workspace = layer.workspace(&none.limits()).unwrap();
+    let error = workspace.prepare(&layer, &world.batch()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "limits.context_rows: given 0, accepted at least a page, for requests with context on the \
+         expanded path"
+    );
+    run(&Case {
+        context_rows: 0,
+        ..Case::small(&[(1, 30), (9, 9), (4, 20)])
+    });
+
+    let error = layer
+        .workspace(&mla_runtime::backend::StepLimits {
+            context_rows: 3,
+            ..limits
+        })
+        .err()
+        .unwrap();
+    assert_eq!(
+        error.to_string(),
+        "limits.context_rows: given 3, accepted 0, or at least a page of 4 tokens"
+    );
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let dims = prop_oneof![
+        Just(MlaDims::new(32, HeadDims::new(16, 8, 16))),
+        Just(MlaDims::new(32, HeadDims::new(24, 4, 8))),
+        Just(MlaDims::new(48, HeadDims::new(8, 16, 40))),
+        Just(MlaDims::new(17, HeadDims::new(5, 3, 7))),
+        Just(MlaDims::new(128, HeadDims::new(16, 8, 16))),
+    ];
+    let formats = prop_oneof![
+        Just((DType::F32, KvFormat::F32)),
+        Just((DType::F16, KvFormat::F16)),
+        Just((DType::BF16, KvFormat::BF16)),
+        Just((DType::BF16, KvFormat::Fp8)),
+        Just((DType::BF16, KvFormat::Fp8DsMla)),
+    ];
+    let request = prop_oneof![
+        4 => (1u32..3, 0u32..60),
+        3 => (1u32..24, 0u32..60),
+        1 => Just((0, 0)),
+        1 => (0u32..1, 0u32..20),
+    ];
+    let requests = proptest::collection::vec(
+        request.prop_map(|(q, context)| Request { q, kv: q + context }),
+        0..6,
+    );
+    let padding = proptest::collection::vec(1u32..2, 0..2);
+    let shape = (1u32..6, prop_oneof![Just(1u32), Just(3), Just(4), Just(16)]);
+    let query_len = prop_oneof![
+        Just(QueryLen::Ragged),
+        Just(QueryLen::Uniform),
+        Just(QueryLen::Single)
+    ];
+    let step = (0u32..10, 0usize..80, any::<bool>(), any::<u64>(), query_len);
+    (dims, formats, requests, padding, shape, step).prop_map(
+        |(dims, (dtype, format), mut requests, padding, (heads, page_size), step)| {
+            let (threshold, rows, transposed_weights, seed, query_len) = step;
+            // Padding is of the absorbed path's length; to be uniform with it, decodes are single.
+            if query_len == QueryLen::Ragged && threshold > 0 {
+                requests.extend(padding.iter().map(|q| Request { q: *q, kv: 0 }));
+            }
+            Case {
+                dims,
+                heads,
+                dtype,
+                kv_format: match format {
+                    KvFormat::Fp8DsMla if !format.holds(dims) => KvFormat::of(dtype),
+                    _ => format,
+                },
+                page_size,
+                query_len,
+                requests,
+                threshold,
+                context_rows: rows.max(page_size as usize),
+                transposed_weights,
+                seed,
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn any_batch_is_what_the_oracle_says(case in cases()) {
+        let world = World::new(&case);
+        let outcome = world.run(&cpu_layer(&case));
+        prop_assert_eq!(world.check(&outcome), Ok(()));
+    }
+}

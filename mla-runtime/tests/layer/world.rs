@@ -1,0 +1,531 @@
+//! A batch with its cache, weights and queries: made from a seed, run through a layer, and compared
+//! with the oracle.
+
+use half::{bf16, f16};
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::Device;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::plan::split::split;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+
+use crate::oracle;
+
+type Buffer = <Cpu as Device>::Buffer;
+
+/// What a batch is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) dims: MlaDims,
+    pub(crate) heads: u32,
+    pub(crate) dtype: DType,
+    pub(crate) kv_format: KvFormat,
+    pub(crate) page_size: u32,
+    pub(crate) query_len: QueryLen,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) threshold: u32,
+    pub(crate) context_rows: usize,
+    /// Whether W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
+    pub(crate) transposed_weights: bool,
+    pub(crate) seed: u64,
+}
+
+impl Case {
+    /// A small case like DeepSeek's: f32 throughout, so that errors are those of the method.
+    pub(crate) fn small(requests: &[(u32, u32)]) -> Self {
+        Self {
+            dims: MlaDims::new(32, HeadDims::new(16, 8, 16)),
+            heads: 4,
+            dtype: DType::F32,
+            kv_format: KvFormat::F32,
+            page_size: 4,
+            query_len: QueryLen::Ragged,
+            requests: requests.iter().map(|&(q, kv)| Request { q, kv }).collect(),
+            threshold: 4,
+            context_rows: 64,
+            transposed_weights: true,
+            seed: 1,
+        }
+    }
+
+    pub(crate) fn config(&self) -> LayerConfig {
+        LayerConfig {
+            problem: Problem {
+                kv_format: self.kv_format,
+                page_size: self.page_size,
+                query_len: self.query_len,
+                ..Problem::new(self.dims, self.heads, self.dtype)
+            },
+            softmax_scale: 1.0 / (self.dims.head.qk() as f32).sqrt(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> StepLimits {
+        let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
+        StepLimits {
+            requests: self.requests.len(),
+            tokens: self.requests.iter().map(|r| r.q as usize).sum(),
+            decode_query_len: self.threshold as usize,
+            pages_per_request: (longest.div_ceil(self.page_size) as usize).max(1),
+            context_rows: self.context_rows,
+        }
+    }
+}
+
+/// Numbers that look random, from a seed.
+pub(crate) struct Numbers(u64);
+
+impl Numbers {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    // SplitMix64.
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Evenly from −`most` to `most`.
+    fn uniform(&mut self, most: f64) -> f64 {
+        ((self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0) * most
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, (self.next() % (last as u64 + 1)) as usize);
+        }
+    }
+}
+
+/// A tensor in the device's memory, with its values as they were rounded.
+pub(crate) struct Owned {
+    buffer: Buffer,
+    layout: Layout,
+    pub(crate) values: Vec<f64>,
+}
+
+impl Owned {
+    fn random(device: &Cpu, numbers: &mut Numbers, dtype: DType, shape: Shape, most: f64) -> Self {
+        let layout = Layout::contiguous(dtype, shape);
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        for _ in 0..layout.elements() {
+            let value = numbers.uniform(most) as f32;
+            values.push(round(dtype, value, &mut bytes));
+        }
+        let mut buffer = device.allocate(bytes.len()).unwrap();
+        device.upload(&bytes, Cpu::bytes_mut(&mut buffer)).unwrap();
+        Self {
+            buffer,
+            layout,
+            values,
+        }
+    }
+
+    pub(crate) fn view(&self) -> TensorRef<'_, Cpu> {
+        TensorRef::new(Cpu::bytes(&self.buffer), self.layout).unwrap()
+    }
+}
+
+fn round(dtype: DType, value: f32, bytes: &mut Vec<u8>) -> f64 {
+    match dtype {
+        DType::F32 => {
+            bytes.extend(value.to_le_bytes());
+            value.into()
+        }
+        DType::F16 => {
+            let value = f16::from_f32(value);
+            bytes.extend(value.to_le_bytes());
+            value.into()
+        }
+        DType::BF16 => {
+            let value = bf16::from_f32(value);
+            bytes.extend(value.to_le_bytes());
+            value.into()
+        }
+    }
+}
+
+pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let dims = MlaDims::new(1, HeadDims::new(1, 0, 1));
+    oracle::row(KvFormat::of(dtype), dims, 1.0, bytes)
+}
+
+/// What a run gave.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Outcome {
+    /// The bytes of the output, `[T, H, V]`.
+    pub(crate) out: Vec<u8>,
+    /// The bytes of the log-sum-exp, `[H, T]`.
+    pub(crate) lse: Vec<u8>,
+    /// The bytes of the cache.
+    pub(crate) cache: Vec<u8>,
+    pub(crate) absorbed_tokens: usize,
+    pub(crate) chunks: usize,
+}
+
+pub(crate) struct World {
+    pub(crate) case: Case,
+    pub(crate) device: Cpu,
+    /// In the order of the batch.
+    pub(crate) requests: Vec<Request>,
+    pub(crate) tables: Vec<i32>,
+    pub(crate) max_pages: usize,
+    pub(crate) slots: Vec<i64>,
+    pub(crate) query: Owned,
+    pub(crate) latent: Owned,
+    pub(crate) rope: Owned,
+    pub(crate) weights: Owned,
+    pub(crate) cache_layout: CacheLayout,
+    pub(crate) cache: Vec<u8>,
+}
+
+impl World {
+    /// A batch as the case says: requests ordered by the planner, pages shuffled over a cache with
+    /// pages to spare, NaN in every slot that holds no context, and garbage in every entry of the
+    /// block tables that no token needs.
+    pub(crate) fn new(case: &Case) -> Self {
+        let device = Cpu::new();
+        let mut numbers = Numbers::new(case.seed);
+        let dims = case.dims;
+        let uniform = case.query_len != QueryLen::Ragged;
+        let threshold = match case.query_len {
+            QueryLen::Single => case.threshold.min(1),
+            _ => case.threshold,
+        };
+        // Padding (no tokens in the cache) is moved behind the decodes by hand: for the planner a
+        // request has at least the tokens it brings.
+        let real: Vec<Request> = case
+            .requests
+            .iter()
+            .copied()
+            .filter(|r| r.kv >= r.q)
+            .collect();
+        let padding = case.requests.iter().copied().filter(|r| r.kv < r.q);
+        let order = split(&real, threshold, uniform).unwrap();
+        let mut requests: Vec<Request> = order.order.iter().map(|&at| real[at]).collect();
+        let at = order.short_extend.end;
+        requests.splice(at..at, padding);
+
+        let page = case.page_size;
+        let needed: Vec<usize> = requests
+            .iter()
+            .map(|r| r.kv.div_ceil(page) as usize)
+            .collect();
+        let pages = needed.iter().sum::<usize>() + 3;
+        let max_pages = needed.iter().max().map_or(0, |most| *most) + 1;
+        let mut free: Vec<i32> = (0..pages as i32).collect();
+        numbers.shuffle(&mut free);
+        let mut tables = Vec::new();
+        for count in &needed {
+            tables.extend(free.drain(..count));
+            for _ in *count..max_pages {
+                tables.push([i32::MIN, -1, i32::MAX, pages as i32][numbers.next() as usize % 4]);
+            }
+        }
+
+        let mut slots = Vec::new();
+        let mut context_slots = Vec::new();
+        for (request, row) in requests.iter().zip(tables.chunks(max_pages)) {
+            let slot = |position: u32| {
+                i64::from(row[(position / page) as usize]) * i64::from(page)
+                    + i64::from(position % page)
+            };
+            let context = request.kv.saturating_sub(request.q);
+            context_slots.extend((0..context).map(slot));
+            slots.extend((0..request.q).map(|token| match request.kv {
+                0 => -1,
+                _ => slot(context + token),
+            }));
+        }
+
+        let tokens = slots.len();
+        let (heads, latent, rope) = (
+            case.heads as usize,
+            dims.latent as usize,
+            dims.head.rope as usize,
+        );
+        let columns = heads * dims.head.kv_b() as usize;
+        let dtype = case.dtype;
+        let mut random = |shape, most| Owned::random(&device, &mut numbers, dtype, shape, most);
+        let query = random([tokens, heads, dims.head.qk() as usize], 2.0);
+        let new_latent = random([tokens, 1, latent], 1.7);
+        let new_rope = random([tokens, 1, rope], 1.7);
+        // Keys and values are then about as large as what they are made from.
+        let spread = (3.0 / latent as f64).sqrt();
+        let weights = match case.transposed_weights {
+            true => random([1, columns, latent], spread),
+            false => random([1, latent, columns], spread),
+        };
+        let context = context_slots.len();
+        let context_latent = random([context, 1, latent], 1.7);
+        let context_rope = random([context, 1, rope], 1.7);
+
+        let cache_layout = CacheLayout {
+            scale: if case.kv_format == KvFormat::Fp8 {
+                0.01
+            } else {
+                1.0
+            },
+            ..CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
+        };
+        // In every format a row of ones is a row of NaN.
+        let bytes = cache_layout.slots() * cache_layout.row_stride;
+        let mut buffer = device.allocate(bytes).unwrap();
+        device
+            .upload(&vec![0xff; bytes], Cpu::bytes_mut(&mut buffer))
+            .unwrap();
+        if context > 0 {
+            device
+                .write_cache(
+                    context_latent.view(),
+                    context_rope.view(),
+                    ArrayRef::from_slice(&context_slots),
+                    CacheMut::new(Cpu::bytes_mut(&mut buffer), cache_layout).unwrap(),
+                )
+                .unwrap();
+        }
+        let mut cache = vec![0; bytes];
+        device.download(Cpu::bytes(&buffer), &mut cache).unwrap();
+        Self {
+            case: case.clone(),
+            device,
+            requests,
+            tables,
+            max_pages,
+            slots,
+            query,
+            latent: new_latent,
+            rope: new_rope,
+            weights,
+            cache_layout,
+            cache,
+        }
+    }
+
+    /// Makes this the step in which each request of `whole`, all of equal length, brings its token
+    /// number `step` to a cache that holds the ones before.
+    pub(crate) fn step_of(&mut self, whole: &World, step: u32) {
+        let count = whole.requests.len();
+        let len = whole.requests[0].q as usize;
+        let pick = |owned: &Owned| {
+            let [_, heads, width] = owned.layout.shape;
+            let bytes = heads * width * owned.layout.dtype.bytes();
+            let all = Cpu::bytes(&owned.buffer);
+            let rows = (0..count).map(|request| request * len + step as usize);
+            let picked: Vec<u8> = rows
+                .flat_map(|row| &all[row * bytes..(row + 1) * bytes])
+                .copied()
+                .collect();
+            let mut buffer = whole.device.allocate(picked.len()).unwrap();
+            whole
+                .device
+                .upload(&picked, Cpu::bytes_mut(&mut buffer))
+                .unwrap();
+            Owned {
+                buffer,
+                layout: Layout::contiguous(owned.layout.dtype, [count, heads, width]),
+                values: floats(owned.layout.dtype, &picked),
+            }
+        };
+        self.query = pick(&whole.query);
+        self.latent = pick(&whole.latent);
+        self.rope = pick(&whole.rope);
+        self.requests = vec![Request { q: 1, kv: step + 1 }; count];
+        self.slots = (0..count)
+            .map(|request| whole.slots[request * len + step as usize])
+            .collect();
+    }
+
+    pub(crate) fn batch(&self) -> StepBatch<'_> {
+        StepBatch {
+            requests: &self.requests,
+            block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
+                .unwrap(),
+            slots: &self.slots,
+            threshold: Some(self.case.threshold),
+            max_len: None,
+        }
+    }
+
+    /// `W_kv_b` as `[1, L, H·(P+V)]`.
+    pub(crate) fn kv_b(&self) -> TensorRef<'_, Cpu> {
+        match self.case.transposed_weights {
+            true => self.weights.view().transpose(1, 2),
+            false => self.weights.view(),
+        }
+    }
+
+    pub(crate) fn run<P, D>(&self, layer: &MlaLayer<P, D>) -> Outcome
+    where
+        P: PrefillStage<Device = Cpu>,
+        D: DecodeStage<Device = Cpu>,
+    {
+        let mut workspace = layer.workspace(&self.case.limits()).unwrap();
+        workspace.prepare(layer, &self.batch()).unwrap();
+        self.forward(layer, &mut workspace, true).unwrap()
+    }
+
+    /// Runs a prepared step on a copy of the cache.
+    pub(crate) fn forward<P, D>(
+        &self,
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        with_lse: bool,
+    ) -> Result<Outcome>
+    where
+        P: PrefillStage<Device = Cpu>,
+        D: DecodeStage<Device = Cpu>,
+    {
+        let (heads, tokens) = (self.case.heads as usize, self.slots.len());
+        let v = self.case.dims.head.v as usize;
+        let layout = Layout::contiguous(self.case.dtype, [tokens, heads, v]);
+        let filled = |bytes: usize| {
+            let mut buffer = self.device.allocate(bytes).unwrap();
+            let ones = vec![0xff; bytes];
+            self.device
+                .upload(&ones, Cpu::bytes_mut(&mut buffer))
+                .unwrap();
+            buffer
+        };
+        // Whatever is not written stays NaN.
+        let mut out = filled(layout.elements() * self.case.dtype.bytes());
+        let mut lse = filled(heads * tokens * 4);
+        let mut cache = self.device.allocate(self.cache.len()).unwrap();
+        self.device
+            .upload(&self.cache, Cpu::bytes_mut(&mut cache))
+            .unwrap();
+        layer.forward(
+            workspace,
+            LayerCall {
+                weights: Weights::new(self.kv_b(), layer.config())?,
+                query: self.query.view(),
+                latent: self.latent.view(),
+                rope: self.rope.view(),
+                cache: CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,
+                out: TensorMut::new(Cpu::bytes_mut(&mut out), layout)?,
+                lse: match with_lse {
+                    true => Some(LseMut::new(
+                        Cpu::bytes_mut(&mut lse),
+                        LseLayout::heads_first(heads, tokens),
+                    )?),
+                    false => None,
+                },
+                slot_lists: None,
+            },
+        )?;
+        let download = |buffer: &Buffer| {
+            let mut bytes = vec![0; Cpu::byte_len(Cpu::bytes(buffer))];
+            self.device
+                .download(Cpu::bytes(buffer), &mut bytes)
+                .unwrap();
+            bytes
+        };
+        Ok(Outcome {
+            out: download(&out),
+            lse: download(&lse),
+            cache: download(&cache),
+            absorbed_tokens: workspace.absorbed_tokens(),
+            chunks: workspace.context().chunks.len(),
+        })
+    }
+
+    /// The oracle's output `[T, H, V]` and log-sum-exp `[H, T]`, of a run's cache.
+    pub(crate) fn expected(&self, outcome: &Outcome) -> (Vec<f64>, Vec<f64>) {
+        let (dims, layout) = (self.case.dims, self.cache_layout);
+        let (heads, tokens) = (self.case.heads as usize, self.slots.len());
+        let (latent, qk) = (dims.latent as usize, dims.head.qk() as usize);
+        let (rope, width) = (dims.head.rope as usize, dims.head.kv_b() as usize);
+        let scale = f64::from(self.case.config().softmax_scale);
+        let stored = |slot: usize| {
+            let start = slot * layout.row_stride;
+            let bytes = &outcome.cache[start..start + layout.row_stride];
+            oracle::row(layout.format, dims, layout.scale, bytes)
+        };
+        let kv_b: Vec<Vec<f64>> = (0..heads)
+            .map(|head| {
+                let columns = head * width..(head + 1) * width;
+                (0..latent)
+                    .flat_map(|l| columns.clone().map(move |column| (l, column)))
+                    .map(|(l, column)| match self.case.transposed_weights {
+                        true => self.weights.values[column * latent + l],
+                        false => self.weights.values[l * heads * width + column],
+                    })
+                    .collect()
+            })
+            .collect();
+        let mut out = Vec::new();
+        let mut lse = vec![f64::NAN; heads * tokens];
+        let mut token = 0;
+        for (request, table) in self.requests.iter().zip(self.tables.chunks(self.max_pages)) {
+            let context = request.kv.saturating_sub(request.q) as usize;
+            // What is in the cache; on the expanded path the new rows as they were given.
+            let rows: Vec<Vec<f64>> = (0..request.kv as usize)
+                .map(|position| {
+                    if position >= context && token >= outcome.absorbed_tokens {
+                        let at = token + position - context;
+                        let mut row = self.latent.values[at * latent..][..latent].to_vec();
+                        row.extend(&self.rope.values[at * rope..][..rope]);
+                        return row;
+                    }
+                    let page = table[position / layout.page_size] as usize;
+                    stored(page * layout.page_size + position % layout.page_size)
+                })
+                .collect();
+            let rows: Vec<&[f64]> = rows.iter().map(Vec::as_slice).collect();
+            for own in 0..request.q as usize {
+                for (head, kv_b) in kv_b.iter().enumerate() {
+                    let query = &self.query.values[(token * heads + head) * qk..][..qk];
+                    let visible = match request.kv {
+                        0 => 0,
+                        _ => context + own + 1,
+                    };
+                    let (row, sum) = oracle::attend(dims, scale, query, kv_b, &rows[..visible]);
+                    out.extend(row);
+                    lse[head * tokens + token] = sum;
+                }
+                token += 1;
+            }
+        }
+        (out, lse)
+    }
+
+    /// Compares a run with the oracle: `Err` names the first difference.
+    pub(crate) fn check(&self, outcome: &Outcome) -> std::result::Result<(), String> {
+        let (out, lse) = self.expected(outcome);
+        // Results are at most about 3. Queries and keys are sums of some hundred rounded products,
+        // outputs are rounded once by each of three operations and by each merge; the figures are
+        // several times what such errors come to.
+        let (rounding, merges) = match self.case.dtype {
+            DType::F32 => (2e-5, 0.0),
+            DType::F16 => (4e-3, 1e-3),
+            DType::BF16 => (3e-2, 8e-3),
+        };
+        let tolerance = rounding + merges * (outcome.chunks as f64).sqrt();
+        let close = |what: &str, given: &[f64], expected: &[f64]| {
+            assert_eq!(given.len(), expected.len());
+            for (at, (given, expected)) in given.iter().zip(expected).enumerate() {
+                let same = given == expected || (given - expected).abs() <= tolerance;
+                if !same {
+                    return Err(format!("{what}[{at}]: {given}, expected {expected}"));
+                }
+            }
+            Ok(())
+        };
+        close("out", &floats(self.case.dtype, &outcome.out), &out)?;
+        close("lse", &floats(DType::F32, &outcome.lse), &lse)
+    }
+}
