@@ -35,6 +35,14 @@ mod vocabulary;
 ///
 /// The elements of a list stand between `|` or `,`; spaces around them do not count. A single
 /// number needs no quotes. All errors are reported at once.
+///
+/// # What it writes
+///
+/// For the use above, on a block that only names its device:
+///
+/// ```text
+#[doc = include_str!("../expansions/literal.rs")]
+/// ```
 #[proc_macro_attribute]
 pub fn mla_backend(
     arguments: proc_macro::TokenStream,

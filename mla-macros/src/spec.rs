@@ -117,42 +117,47 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn spec(&mut self, phase: Phase) -> Spec {
-        let dtypes = self.names(&key::DTYPES, "f16,bf16", vocabulary::DTYPES);
-        let unquantised: Vec<&str> = dtypes.iter().map(|dtype| dtype.text).collect();
         let decode = phase == Phase::Decode;
-        let query_len = self.name(&key::QUERY_LEN, "single", vocabulary::QUERY_LENS);
-        let kv = match self.arguments.text(&key::KV) {
-            None if unquantised.is_empty() => Vec::new(),
-            _ => self.names(&key::KV, &unquantised.join(","), vocabulary::KV_FORMATS),
-        };
+        let dtypes = self.names(&key::DTYPES, vocabulary::DTYPES);
+        let kv = self.kv(&dtypes);
+        let dims = self.text(&key::DIMS, dims::head);
+        let query_len = self.name(&key::QUERY_LEN, vocabulary::QUERY_LENS);
         Spec {
-            name: self.text(&key::NAME, "UNNAMED", name),
-            provider: self.text(&key::PROVIDER, "native", provider),
+            name: self.text_or(&key::NAME, "UNNAMED", name),
+            provider: self.text(&key::PROVIDER, provider),
             phase,
-            sm: self.text(&key::SM, "any", capability::sm),
+            sm: self.text(&key::SM, capability::sm),
             dtypes,
             dims: match self.arguments.flag(&key::REQUIRES_R1) {
                 Some(true) => Some(vec![R1]),
-                _ => self.text(&key::DIMS, "any", dims::head),
+                _ => dims,
             },
-            cache_dims: self.text(&key::CACHE_DIMS, "any", dims::cache),
-            heads: self.text(&key::HEADS, "any", dims::heads),
+            cache_dims: self.text(&key::CACHE_DIMS, dims::cache),
+            heads: self.text(&key::HEADS, dims::heads),
             kv: if decode { kv } else { Vec::new() },
-            page_sizes: self.text(&key::PAGE_SIZES, "any", dims::page_sizes),
+            page_sizes: self.text(&key::PAGE_SIZES, dims::page_sizes),
             query_len: if decode {
                 query_len
             } else {
                 vocabulary::RAGGED
             },
-            graphs: self.name(&key::GRAPHS, "never", vocabulary::GRAPHS),
-            lse: self.name(&key::LSE, "ln", vocabulary::LSES),
+            graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
+            lse: self.name(&key::LSE, vocabulary::LSES),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
-            sparse: self.name(&key::SPARSE, "never", vocabulary::SPARSE),
+            sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
             features: match self.arguments.text(&key::FEATURES) {
-                Some(_) => self.names(&key::FEATURES, "", vocabulary::FEATURES),
+                Some(_) => self.names(&key::FEATURES, vocabulary::FEATURES),
                 None => Vec::new(),
             },
-            priority: self.text(&key::PRIORITY, "0", priority::parse),
+            priority: self.text(&key::PRIORITY, priority::parse),
+        }
+    }
+
+    // An unquantised cache holds the dtype, under the dtype's own name and variant.
+    fn kv(&mut self, dtypes: &[Name]) -> Vec<Name> {
+        match self.arguments.text(&key::KV) {
+            Some(_) => self.names(&key::KV, vocabulary::KV_FORMATS),
+            None => dtypes.to_vec(),
         }
     }
 
@@ -169,8 +174,14 @@ impl Reader<'_> {
         !self.faulty.contains(key) && self.arguments.reads_well(key)
     }
 
-    /// What `parse` makes of the key's text or, where there is none, of `default`.
-    fn text<T>(
+    /// What `parse` makes of the key's text or of its default. A key that must be given and was not
+    /// is an error already: then its example takes its place.
+    fn text<T>(&mut self, key: &Key, parse: impl FnOnce(&str, &mut Vec<Fault>) -> T) -> T {
+        let example = key.example.trim_matches('"');
+        self.text_or(key, key.default.unwrap_or(example), parse)
+    }
+
+    fn text_or<T>(
         &mut self,
         key: &Key,
         default: &str,
@@ -187,16 +198,16 @@ impl Reader<'_> {
         value
     }
 
-    fn names(&mut self, key: &Key, default: &str, names: &[Name]) -> Vec<Name> {
-        self.text(key, default, |text, faults| {
+    fn names(&mut self, key: &Key, names: &[Name]) -> Vec<Name> {
+        self.text(key, |text, faults| {
             list::distinct(text, key.accepted, faults, |element| {
                 list::name(element, names, key.accepted)
             })
         })
     }
 
-    fn name(&mut self, key: &Key, default: &str, names: &[Name]) -> Name {
-        self.text(key, default, |text, faults| {
+    fn name(&mut self, key: &Key, names: &[Name]) -> Name {
+        self.text(key, |text, faults| {
             list::only(text, names, key.accepted, faults)
         })
     }

@@ -33,5 +33,9 @@ fn names_are_those_of_the_enums() {
     check(vocabulary::LSES, LseOutput::ALL, LseOutput::name);
     check(vocabulary::SPARSE, SparseSupport::ALL, SparseSupport::name);
     check(vocabulary::FEATURES, Feature::ALL, Feature::name);
+    // The caches of a backend that names none have the names and variants of its dtypes.
+    for dtype in vocabulary::DTYPES {
+        assert!(vocabulary::KV_FORMATS.contains(dtype), "{}", dtype.text);
+    }
     assert_eq!(vocabulary::RAGGED.text, QueryLen::Ragged.name());
 }

@@ -1,5 +1,5 @@
 //! What the compiler says where `#[mla_backend]` is used wrongly. After a change of a message, run
-//! `TRYBUILD=overwrite cargo test -p mla-runtime --test ui` and read the difference.
+//! `cargo xtask goldens --bless` and read the difference.
 
 #[test]
 fn errors() {

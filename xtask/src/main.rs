@@ -1,6 +1,7 @@
 //! Developer chores of this workspace: `cargo xtask NAME`.
 
 mod bundle;
+mod goldens;
 mod kernels;
 mod toolkit;
 
@@ -24,6 +25,8 @@ enum Chore {
     Kernels(kernels::Arguments),
     /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
+    /// Compare the checked-in expansions, compiler errors and outputs, or write them anew.
+    Goldens(goldens::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -31,6 +34,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Toolkit(arguments) => toolkit::run(&arguments),
         Chore::Kernels(arguments) => kernels::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
+        Chore::Goldens(arguments) => goldens::run(&arguments),
     }
 }
 

@@ -1,0 +1,39 @@
+//! Files that are checked in and that tests compare with what the code makes of them.
+
+use anyhow::ensure;
+
+use crate::Workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Write the files anew instead of comparing them; then read what changed.
+    #[arg(long)]
+    bless: bool,
+}
+
+/// The tests that hold the files: the attribute's expansions and its table of keys, the compiler's
+/// errors, and the command's output.
+const TESTS: &[&[&str]] = &[
+    &["--package", "mla-macros", "--lib"],
+    &["--package", "mla-runtime", "--test", "ui"],
+    &["--package", "mla-cli", "--test", "command"],
+];
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    for test in TESTS {
+        let mut command = workspace.cargo();
+        command.arg("test").args(*test);
+        if arguments.bless {
+            command.env("MLA_BLESS", "1").env("TRYBUILD", "overwrite");
+        } else {
+            command.env_remove("MLA_BLESS").env_remove("TRYBUILD");
+        }
+        ensure!(
+            command.status()?.success(),
+            "`cargo test {}` failed; where a golden file is stale, run `cargo xtask goldens --bless`",
+            test.join(" ")
+        );
+    }
+    Ok(())
+}
