@@ -17,6 +17,11 @@ inline MlaStatus refuse(const char* field, int64_t given, const char* accepted) 
     return {MLA_BAD_ARGUMENT, 0, field, given, accepted};
 }
 
+// This device lacks something that the kernel needs.
+inline MlaStatus unsupported(const char* field, int64_t given, const char* accepted) {
+    return {MLA_UNSUPPORTED_DEVICE, 0, field, given, accepted};
+}
+
 inline MlaStatus cuda_status(const char* call, cudaError_t error) {
     if (error == cudaSuccess) return ok();
     return {MLA_CUDA_ERROR, int32_t(error), call, int64_t(error), "success"};

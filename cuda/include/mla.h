@@ -135,6 +135,77 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams *params, size_t *bytes
 MlaStatus mla_decode_sm90(const MlaDecodeParams *params, void *stream);
 
 /*
+ * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
+ *
+ *   score[i, j] = softmax_scale * (query[i] . [key_nope[j], key_rope[j]])
+ *   out[i]      = sum over j of softmax(score)[i, j] * value[j]
+ *
+ * Requests are packed one after another. With `causal`, query row i of n sees the first k - n + i + 1 of a request's k
+ * keys (none where that is not positive); otherwise all of them. No memory behind a request's last row is used.
+ */
+typedef struct MlaPrefillParams {
+    /* [query_tokens, heads, nope_dim + rope_dim] */
+    const void *query;
+    /* [key_tokens, heads, nope_dim] */
+    const void *key_nope;
+    /* [key_tokens, heads, rope_dim]; key_nope + nope_dim where keys are packed. With key_rope_head_stride 0 all heads
+     * share [key_tokens, rope_dim]. */
+    const void *key_rope;
+    /* [key_tokens, heads, value_dim] */
+    const void *value;
+    /* [query_tokens, heads, value_dim] */
+    void *out;
+    /* [heads, query_tokens] f32, or null */
+    float *lse;
+    /* [requests + 1] int32: where each request's query rows begin, and the end of the last */
+    const int32_t *cu_query_lens;
+    /* [requests + 1] int32: the same for keys and values */
+    const int32_t *cu_key_lens;
+    /* workspace_bytes bytes, aligned to 256, zero before the first launch that uses it; every launch leaves it zero.
+     * Launches that share a workspace must not overlap. */
+    void *workspace;
+    size_t workspace_bytes;
+
+    int64_t query_token_stride;
+    int64_t query_head_stride;
+    int64_t key_nope_token_stride;
+    int64_t key_nope_head_stride;
+    int64_t key_rope_token_stride;
+    int64_t key_rope_head_stride;
+    int64_t value_token_stride;
+    int64_t value_head_stride;
+    int64_t out_token_stride;
+    int64_t out_head_stride;
+    int64_t lse_head_stride;
+
+    /* rows of query and out, and of the keys and values */
+    int32_t query_tokens;
+    int32_t key_tokens;
+    /* number of requests, at least 1 */
+    int32_t requests;
+    /* heads of queries, keys and values */
+    int32_t heads;
+    /* bounds on the rows of one request: no request may have more */
+    int32_t max_query_len;
+    int32_t max_key_len;
+    /* (128, 64, 128), (192, 64, 256) or (64, 32, 64) */
+    int32_t nope_dim;
+    int32_t rope_dim;
+    int32_t value_dim;
+    /* MLA_DTYPE_BF16 or MLA_DTYPE_F16, of every tensor but the log-sum-exp */
+    int32_t dtype;
+    /* non-zero: causal, aligned at the bottom right */
+    int32_t causal;
+    float softmax_scale;
+} MlaPrefillParams;
+
+/* Bytes of workspace that mla_prefill_sm90 needs: a constant. */
+#define MLA_PREFILL_WORKSPACE_BYTES 256
+
+/* Enqueues one kernel on `stream`. */
+MlaStatus mla_prefill_sm90(const MlaPrefillParams *params, void *stream);
+
+/*
  * The helpers around attention. They run on every architecture that the library was built for, and on any dimensions
  * and strides: where pointers, strides (in bytes) and widths are multiples of 16 bytes (8 elements), every access is
  * 16 bytes wide; elsewhere elements move one by one, which is several times slower. In this part `dtype` is one of

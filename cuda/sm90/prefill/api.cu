@@ -1,0 +1,189 @@
+// The C interface of this kernel: checks every argument, describes the operands to the copy engine, launches.
+
+#include "../../common/status.cuh"
+#include "launch.cuh"
+
+namespace mla::sm90::prefill {
+namespace {
+
+MlaStatus check(const MlaPrefillParams& p) {
+    if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
+    if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
+    if (p.query_tokens < 0) return refuse("query_tokens", p.query_tokens, "at least 0");
+    if (p.key_tokens < 0) return refuse("key_tokens", p.key_tokens, "at least 0");
+    if (p.max_query_len < 0) return refuse("max_query_len", p.max_query_len, "at least 0");
+    if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
+    if (p.dtype != MLA_DTYPE_BF16 && p.dtype != MLA_DTYPE_F16)
+        return refuse("dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
+
+    const struct {
+        const void* pointer;
+        const char* name;
+        int64_t token_stride;
+        const char* token_name;
+        int64_t head_stride;
+        const char* head_name;
+        bool may_be_shared;
+    } tensors[] = {
+        {p.query, "query", p.query_token_stride, "query_token_stride", p.query_head_stride, "query_head_stride", false},
+        {p.key_nope, "key_nope", p.key_nope_token_stride, "key_nope_token_stride", p.key_nope_head_stride,
+         "key_nope_head_stride", false},
+        {p.key_rope, "key_rope", p.key_rope_token_stride, "key_rope_token_stride", p.key_rope_head_stride,
+         "key_rope_head_stride", true},
+        {p.value, "value", p.value_token_stride, "value_token_stride", p.value_head_stride, "value_head_stride", false},
+        {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride, "out_head_stride", false}};
+    for (const auto& t : tensors) {
+        if (!t.pointer) return refuse(t.name, 0, "a device pointer");
+        if (!aligned(t.pointer, 16)) return refuse(t.name, address(t.pointer), "a pointer aligned to 16 bytes");
+        const struct {
+            int64_t stride;
+            const char* name;
+            bool zero;
+        } strides[] = {{t.token_stride, t.token_name, false}, {t.head_stride, t.head_name, t.may_be_shared}};
+        for (const auto& s : strides) {
+            // The copy engine's strides are multiples of 16 bytes below 2^40.
+            if (s.stride % 8) return refuse(s.name, s.stride, "a multiple of 8 elements");
+            if (s.stride < (s.zero ? 0 : 8) || s.stride >= int64_t(1) << 39)
+                return refuse(s.name, s.stride, s.zero ? "0..=549755813887" : "8..=549755813887");
+        }
+    }
+    if (!p.cu_query_lens || !aligned(p.cu_query_lens, 4))
+        return refuse("cu_query_lens", address(p.cu_query_lens), "a device pointer aligned to 4 bytes");
+    if (!p.cu_key_lens || !aligned(p.cu_key_lens, 4))
+        return refuse("cu_key_lens", address(p.cu_key_lens), "a device pointer aligned to 4 bytes");
+    if (!aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (p.lse && p.heads > 1 && p.lse_head_stride < p.query_tokens)
+        return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
+    // Also refuses NaN.
+    if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
+        return refuse("softmax_scale", int64_t(p.softmax_scale), "a finite number above 0");
+    if (!p.workspace || !aligned(p.workspace, 256))
+        return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
+    if (p.workspace_bytes < MLA_PREFILL_WORKSPACE_BYTES)
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least MLA_PREFILL_WORKSPACE_BYTES (256)");
+    return ok();
+}
+
+// A tensor [tokens, heads, columns] as params.cuh says, in boxes of one panel of `rows` rows.
+struct Operand {
+    const void* pointer;
+    int64_t token_stride, head_stride;
+    int columns, heads, tokens, max_len, rows;
+};
+
+MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap& map) {
+    const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
+    // A dimension of one head still needs a stride.
+    const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2, token_bytes = cuuint64_t(o.token_stride) * 2;
+    const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len), cuuint64_t(o.tokens) + 1};
+    const cuuint64_t strides[3] = {head_bytes, token_bytes, token_bytes};
+    const cuuint32_t box[4] = {kPanel, 1, cuuint32_t(o.rows), 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    const CUresult r = encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? ok() : cuda_failure("cuTensorMapEncodeTiled", r);
+}
+
+const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
+
+// How many heads to take together: as many as keep their keys and values in half of the L2 cache, and at least so many
+// that eight levels of one head run at the same time, whose blocks read the same keys.
+int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
+    const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim);
+    const double cached = 0.5 * facts.l2_bytes / (head_bytes + 1);
+    const double together = facts.multiprocessors / 8.0 * p.max_query_len / (p.query_tokens + 1.0);
+    const int wanted = int(fmin(fmax(fmax(cached, together), 1.0), p.heads));
+    const int groups = (p.heads + wanted - 1) / wanted;
+    return (p.heads + groups - 1) / groups;
+}
+
+template <typename Tile, bool alternate>
+MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
+    KernelParams k = {};
+    k.out = p.out;
+    k.lse = p.lse;
+    k.cu_q = p.cu_query_lens;
+    k.cu_k = p.cu_key_lens;
+    k.counters = static_cast<int*>(p.workspace);
+    k.out_token_stride = p.out_token_stride;
+    k.out_head_stride = p.out_head_stride;
+    k.lse_head_stride = p.lse_head_stride;
+    k.requests = p.requests;
+    k.heads = p.heads;
+    k.levels = (p.max_query_len + kQueries - 1) / kQueries;
+    if (size_t(k.levels) > max_levels<Tile>())
+        return refuse("max_query_len", p.max_query_len, "at most 128 rows for each level that shared memory has room for (393216)");
+    k.group = group_of(p, facts);
+    k.max_query_len = p.max_query_len;
+    k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
+    k.causal = p.causal != 0;
+    k.rope_per_head = p.key_rope_head_stride != 0;
+    k.scale = p.softmax_scale;
+    k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
+
+    EncodeTiled encode;
+    MlaStatus s = encode_tiled(encode);
+    if (s.code != MLA_OK) return s;
+    Maps maps;
+    const int query_len = k.max_query_len, key_len = k.max_key_len;
+    const struct {
+        Operand operand;
+        CUtensorMap& map;
+    } operands[] = {
+        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kQueries}, maps.query},
+        {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride, Tile::kRope, p.heads, p.query_tokens,
+          query_len, kQueries},
+         maps.query_rope},
+        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads, p.key_tokens, key_len, Tile::kKeys},
+         maps.key},
+        {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope, k.rope_per_head ? p.heads : 1, p.key_tokens,
+          key_len, Tile::kKeys},
+         maps.key_rope},
+        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens, key_len, Tile::kKeys},
+         maps.value}};
+    for (const auto& o : operands) {
+        s = describe(encode, p.dtype, o.operand, o.map);
+        if (s.code != MLA_OK) return s;
+    }
+
+    const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
+    if (tiles > INT32_MAX) return refuse("query_tokens", p.query_tokens, "at most 2^31 tiles of 128 rows over all heads");
+    const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), facts.multiprocessors, stream};
+    const cudaError_t e = launch<Tile, alternate>(l, k, maps);
+    return e == cudaSuccess ? ok() : cuda_failure("launch of mla_prefill_sm90", e);
+}
+
+template <typename T>
+MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
+    const auto is = [&p](int nope, int rope, int value) {
+        return p.nope_dim == nope && p.rope_dim == rope && p.value_dim == value;
+    };
+#ifdef MLA_PREFILL_ALTERNATE
+    constexpr bool alternate = MLA_PREFILL_ALTERNATE;
+#else
+    constexpr bool alternate = true;
+#endif
+    if (is(128, 64, 128)) return run<TileR1<T>, alternate>(p, facts, stream);
+    if (is(192, 64, 256)) return run<TileWide<T>, alternate>(p, facts, stream);
+    if (is(64, 32, 64)) return run<TileSmall<T>, alternate>(p, facts, stream);
+    return refuse("nope_dim", p.nope_dim, "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
+}
+
+}  // namespace
+}  // namespace mla::sm90::prefill
+
+extern "C" MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream) {
+    using namespace mla;
+    if (!params) return refuse("params", 0, "a pointer");
+    MlaStatus s = sm90::prefill::check(*params);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = sm90_facts(facts);
+    if (s.code != MLA_OK) return s;
+    if (params->query_tokens == 0 || params->max_query_len == 0) return ok();
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    return params->dtype == MLA_DTYPE_BF16 ? sm90::prefill::run_dtype<__nv_bfloat16>(*params, facts, cuda_stream)
+                                           : sm90::prefill::run_dtype<__half>(*params, facts, cuda_stream);
+}

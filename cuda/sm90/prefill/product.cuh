@@ -1,0 +1,82 @@
+// The two matrix products of a tile, for one warpgroup of 64 query rows.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cute/arch/mma_sm90.hpp>
+#include <cute/tensor.hpp>
+
+#include <utility>
+
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+namespace detail {
+
+// CUTLASS's names of the element types.
+template <typename T>
+struct Operand;
+template <>
+struct Operand<__nv_bfloat16> {
+    using Type = cute::bfloat16_t;
+};
+template <>
+struct Operand<__half> {
+    using Type = cute::half_t;
+};
+
+template <typename Op, int registers, size_t... i>
+__device__ __forceinline__ void multiply(float (&d)[registers], uint64_t a, uint64_t b, bool accumulate,
+                                         std::index_sequence<i...>) {
+    Op::fma(a, b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
+}
+
+template <typename Op, int registers, size_t... i>
+__device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (&a)[4], uint64_t b, bool accumulate,
+                                         std::index_sequence<i...>) {
+    Op::fma(a[0], a[1], a[2], a[3], b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
+}
+
+// Tiles with 128-byte swizzle, whose groups of eight rows are 1024 bytes apart; `leading` separates panels of an operand
+// whose columns are not the summed dimension. Adding bytes / 16 moves the start.
+__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading) {
+    return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(leading >> 4) << 16 | ((address & 0x3FFFF) >> 4);
+}
+
+}  // namespace detail
+
+// scores = query (64 x P+R) key^T (keys x P+R), both with the summed dimension along their rows.
+template <typename Tile>
+__device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query, uint32_t key) {
+    using T = typename detail::Operand<typename Tile::Element>::Type;
+    using Op = decltype(cute::GMMA::ss_op_selector<T, T, float,
+                                                   cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
+    const uint64_t query_start = detail::descriptor(query, 16), key_start = detail::descriptor(key, 16);
+#pragma unroll
+    for (int step = 0; step < Tile::kQkSteps; step++) {
+        const int panel = step / 4, column = step % 4 * 32;
+        detail::multiply<Op>(scores, query_start + (panel * Tile::kQueryPanelBytes + column) / 16,
+                             key_start + (panel * Tile::kKeyPanelBytes + column) / 16, step > 0,
+                             std::make_index_sequence<Tile::kKeys / 2>());
+    }
+}
+
+// out += weights (64 x keys, in registers) value (keys x V, the summed dimension across its rows).
+template <typename Tile>
+__device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue / 2],
+                                                      const uint32_t (&weights)[Tile::kKeySteps][4], uint32_t value,
+                                                      bool accumulate) {
+    using T = typename detail::Operand<typename Tile::Element>::Type;
+    using Op = decltype(cute::GMMA::rs_op_selector<T, T, float,
+                                                   cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
+                                                   cute::GMMA::Major::K, cute::GMMA::Major::MN>());
+    const uint64_t start = detail::descriptor(value, Tile::kKeyPanelBytes);
+#pragma unroll
+    for (int step = 0; step < Tile::kKeySteps; step++) {
+        detail::multiply<Op>(out, weights[step], start + step * 16 * kPanel * 2 / 16,
+                             accumulate || step > 0, std::make_index_sequence<Tile::kValue / 2>());
+    }
+}
+
+}  // namespace mla::sm90::prefill

@@ -1,0 +1,67 @@
+// The sizes of a tile and how it lies in shared memory.
+//
+// Everything that the copy engine brings is cut into panels of 64 columns, 128 bytes wide with 128-byte swizzle, which is
+// what the tensor cores read. A query or key row is its panels without rotary embedding, then one panel that holds the
+// rotary part; where that part is narrower than 64 columns the copy engine fills up with zeros, and the product stops
+// before them.
+#pragma once
+
+#include <cstdint>
+
+namespace mla::sm90::prefill {
+
+// Query rows of a tile: one m64 product for each of two warpgroups.
+constexpr int kQueries = 128;
+constexpr int kConsumers = 2;
+constexpr int kThreads = 128 * (kConsumers + 1);
+constexpr int kPanel = 64;
+constexpr int kStages = 2;
+// Tiles that the producer may have announced and the consumers not yet begun.
+constexpr int kAnnounced = 2;
+
+template <typename Element_, int nope_, int rope_, int value_, int keys_>
+struct Tile {
+    using Element = Element_;
+    static constexpr int kNope = nope_, kRope = rope_, kValue = value_;
+    static constexpr int kKeys = keys_;
+    static_assert(nope_ % kPanel == 0 && value_ % kPanel == 0 && rope_ % 16 == 0 && rope_ <= kPanel);
+
+    static constexpr int kNopePanels = nope_ / kPanel;
+    static constexpr int kQkPanels = kNopePanels + 1;
+    static constexpr int kValuePanels = value_ / kPanel;
+    // Sums of 16: over the width of a query, and over the keys of a block.
+    static constexpr int kQkSteps = (nope_ + rope_) / 16;
+    static constexpr int kKeySteps = keys_ / 16;
+
+    static constexpr int kQueryPanelBytes = kQueries * kPanel * 2;
+    static constexpr int kKeyPanelBytes = keys_ * kPanel * 2;
+    static constexpr int kQueryBytes = kQkPanels * kQueryPanelBytes;
+    static constexpr int kKeyBytes = kQkPanels * kKeyPanelBytes;
+    static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
+};
+
+// What the producer tells the consumers about a tile.
+struct Work {
+    int request;  // below 0: there is no more work
+    int head;
+    int query;       // first query row of the tile within its request
+    int query_start, query_len;
+    int key_len;
+    int blocks;  // key blocks to go through; 0: the tile sees nothing
+};
+
+template <typename Tile>
+struct Shared {
+    alignas(1024) uint8_t query[Tile::kQueryBytes];
+    alignas(1024) uint8_t key[kStages][Tile::kKeyBytes];
+    alignas(1024) uint8_t value[kStages][Tile::kValueBytes];
+    alignas(8) uint64_t query_full, query_empty;
+    alignas(8) uint64_t key_full[kStages], key_empty[kStages];
+    alignas(8) uint64_t value_full[kStages], value_empty[kStages];
+    alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced];
+    Work work[kAnnounced];
+    // Tiles of one head at each level and above; see schedule.cuh.
+    int level_end[1];
+};
+
+}  // namespace mla::sm90::prefill
