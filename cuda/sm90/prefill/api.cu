@@ -1,6 +1,9 @@
 // The C interface of this kernel: checks every argument, describes the operands to the copy engine, launches.
 
-#include "../../common/status.cuh"
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../../common/device.cuh"
 #include "launch.cuh"
 
 namespace mla::sm90::prefill {
@@ -34,7 +37,7 @@ MlaStatus check(const MlaPrefillParams& p) {
         {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride, "out_head_stride", false}};
     for (const auto& t : tensors) {
         if (!t.pointer) return refuse(t.name, 0, "a device pointer");
-        if (!aligned(t.pointer, 16)) return refuse(t.name, address(t.pointer), "a pointer aligned to 16 bytes");
+        if (!is_aligned(t.pointer, 16)) return refuse(t.name, address(t.pointer), "a pointer aligned to 16 bytes");
         const struct {
             int64_t stride;
             const char* name;
@@ -47,17 +50,17 @@ MlaStatus check(const MlaPrefillParams& p) {
                 return refuse(s.name, s.stride, s.zero ? "0..=549755813887" : "8..=549755813887");
         }
     }
-    if (!p.cu_query_lens || !aligned(p.cu_query_lens, 4))
+    if (!p.cu_query_lens || !is_aligned(p.cu_query_lens, 4))
         return refuse("cu_query_lens", address(p.cu_query_lens), "a device pointer aligned to 4 bytes");
-    if (!p.cu_key_lens || !aligned(p.cu_key_lens, 4))
+    if (!p.cu_key_lens || !is_aligned(p.cu_key_lens, 4))
         return refuse("cu_key_lens", address(p.cu_key_lens), "a device pointer aligned to 4 bytes");
-    if (!aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.heads > 1 && p.lse_head_stride < p.query_tokens)
         return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
         return refuse("softmax_scale", int64_t(p.softmax_scale), "a finite number above 0");
-    if (!p.workspace || !aligned(p.workspace, 256))
+    if (!p.workspace || !is_aligned(p.workspace, 256))
         return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < MLA_PREFILL_WORKSPACE_BYTES)
         return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least MLA_PREFILL_WORKSPACE_BYTES (256)");
@@ -83,7 +86,8 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
     const CUresult r = encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return r == CUDA_SUCCESS ? ok() : cuda_failure("cuTensorMapEncodeTiled", r);
+    // The driver's codes and the runtime's agree on what can come here.
+    return cuda_status("cuTensorMapEncodeTiled", cudaError_t(r));
 }
 
 const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
@@ -99,7 +103,7 @@ int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
     return (p.heads + groups - 1) / groups;
 }
 
-template <typename Tile, bool alternate>
+template <typename Tile>
 MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
     KernelParams k = {};
     k.out = p.out;
@@ -150,9 +154,9 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
     if (tiles > INT32_MAX) return refuse("query_tokens", p.query_tokens, "at most 2^31 tiles of 128 rows over all heads");
-    const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), facts.multiprocessors, stream};
-    const cudaError_t e = launch<Tile, alternate>(l, k, maps);
-    return e == cudaSuccess ? ok() : cuda_failure("launch of mla_prefill_sm90", e);
+    const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), stream};
+    const cudaError_t e = launch<Tile>(l, k, maps);
+    return cuda_status("launch of mla_prefill_sm90", e);
 }
 
 template <typename T>
@@ -160,14 +164,9 @@ MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStr
     const auto is = [&p](int nope, int rope, int value) {
         return p.nope_dim == nope && p.rope_dim == rope && p.value_dim == value;
     };
-#ifdef MLA_PREFILL_ALTERNATE
-    constexpr bool alternate = MLA_PREFILL_ALTERNATE;
-#else
-    constexpr bool alternate = true;
-#endif
-    if (is(128, 64, 128)) return run<TileR1<T>, alternate>(p, facts, stream);
-    if (is(192, 64, 256)) return run<TileWide<T>, alternate>(p, facts, stream);
-    if (is(64, 32, 64)) return run<TileSmall<T>, alternate>(p, facts, stream);
+    if (is(128, 64, 128)) return run<Tile_128_64_128<T>>(p, facts, stream);
+    if (is(192, 64, 256)) return run<Tile_192_64_256<T>>(p, facts, stream);
+    if (is(64, 32, 64)) return run<Tile_64_32_64<T>>(p, facts, stream);
     return refuse("nope_dim", p.nope_dim, "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
 }
 

@@ -180,7 +180,7 @@ struct Rows {
     }
 };
 
-template <typename Tile, bool alternate>
+template <typename Tile>
 struct Consumer {
     const KernelParams& p;
     Shared<Tile>& shared;
@@ -208,10 +208,10 @@ struct Consumer {
 
     // One warpgroup issues its products while the other computes.
     __device__ __forceinline__ void take_turn() const {
-        if (alternate) asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup) : "memory");
+        asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup) : "memory");
     }
     __device__ __forceinline__ void pass_turn() const {
-        if (alternate) asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory");
+        asm volatile("bar.arrive %0, 256;" ::"r"(2 - warpgroup) : "memory");
     }
 
     __device__ __forceinline__ void release(uint64_t& empty) const {
@@ -356,7 +356,7 @@ struct Consumer {
     }
 
     __device__ void run() {
-        if (alternate && warpgroup == 1) pass_turn();
+        if (warpgroup == 1) pass_turn();
         uint32_t query_phase = 0;
         for (int begun = 0;; begun++) {
             const int slot = begun % kAnnounced;
@@ -380,7 +380,7 @@ struct Consumer {
     }
 };
 
-template <typename Tile, bool alternate>
+template <typename Tile>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
@@ -410,7 +410,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (threadIdx.x < 32) Producer<Tile>{p, maps, shared}.run(threadIdx.x);
     } else {
         registers_grow<224>();
-        Consumer<Tile, alternate>{p, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
+        Consumer<Tile>{p, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }
 

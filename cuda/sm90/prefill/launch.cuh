@@ -3,38 +3,31 @@
 
 #include <cuda_runtime.h>
 
-#include "kernel.cuh"
+#include "params.cuh"
+#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 
 struct Launch {
     int blocks;
-    int multiprocessors;
     cudaStream_t stream;
 };
 
-// Warpgroups take turns where a block's exponentials are short against its products.
-template <typename Tile, bool alternate>
-cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
-    auto* kernel = &prefill_kernel<Tile, alternate>;
-    const size_t bytes = sizeof(Shared<Tile>) + p.levels * sizeof(int) + 1024;
-    // Set each time: it is cheap, and the size depends on the longest request.
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
-    if (e != cudaSuccess) return e;
-    kernel<<<l.blocks, kThreads, bytes, l.stream>>>(p, maps);
-    return cudaGetLastError();
-}
+// Defined in launch_kernel.cuh, and instantiated once per tile shape and dtype in instantiations/.
+template <typename Tile>
+cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 
 template <typename Tile>
 constexpr size_t max_levels() {
     return (232448 - 1024 - sizeof(Shared<Tile>)) / sizeof(int);
 }
 
+// Named after the widths of keys without rotary embedding, of the rotary part, and of values.
 template <typename T>
-using TileR1 = Tile<T, 128, 64, 128, 128>;
+using Tile_128_64_128 = Tile<T, 128, 64, 128, 128>;
 template <typename T>
-using TileWide = Tile<T, 192, 64, 256, 64>;
+using Tile_192_64_256 = Tile<T, 192, 64, 256, 64>;
 template <typename T>
-using TileSmall = Tile<T, 64, 32, 64, 128>;
+using Tile_64_32_64 = Tile<T, 64, 32, 64, 128>;
 
 }  // namespace mla::sm90::prefill

@@ -1,6 +1,5 @@
-#include "../launch.cuh"
+#include <cuda_bf16.h>
 
-namespace mla::sm90::prefill {
-template cudaError_t launch<TileR1<__nv_bfloat16>, true>(const Launch&, const KernelParams&, const Maps&);
-template cudaError_t launch<TileR1<__nv_bfloat16>, false>(const Launch&, const KernelParams&, const Maps&);
-}  // namespace mla::sm90::prefill
+#include "../launch_kernel.cuh"
+
+template cudaError_t mla::sm90::prefill::launch<mla::sm90::prefill::Tile_128_64_128<__nv_bfloat16>>(const Launch&, const KernelParams&, const Maps&);
