@@ -1,0 +1,312 @@
+//! The same promises with the real nvcc, which the search must find: `cargo xtask toolkit` installs one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+    time::Duration,
+};
+
+use mla_build::{
+    Built, Error, Kernels, Sm90, Sm100,
+    report::{Outcome, Report},
+};
+
+struct Package(tempfile::TempDir);
+
+const KERNEL: &str = "#include \"tile.cuh\"\n\
+                      __global__ void NAME(float *x) { x[threadIdx.x] *= TILE; }\n\
+                      extern \"C\" int launch_NAME(float *x) { NAME<<<1, 32>>>(x); return (int)cudaGetLastError(); }\n";
+
+impl Package {
+    /// `a` and `b` include `tile.cuh`, `c` nothing, and `d` a header that only the GPU's pass reads.
+    fn new() -> Self {
+        let package = Self(tempfile::tempdir().unwrap());
+        package.write("package/cuda/common/tile.cuh", "#define TILE 64\n");
+        for name in ["a", "b"] {
+            package.write(
+                &format!("package/cuda/sm90/{name}.cu"),
+                &KERNEL.replace("NAME", name),
+            );
+        }
+        package.write(
+            "package/cuda/all/c.cu",
+            &KERNEL
+                .replace("NAME", "c")
+                .replace("#include \"tile.cuh\"", "#define TILE 2"),
+        );
+        package.write("package/cuda/common/device_only.cuh", "#define FACTOR 3\n");
+        package.write(
+            "package/cuda/sm90/d.cu",
+            "#ifdef __CUDA_ARCH__\n#include \"device_only.cuh\"\n#else\n#define FACTOR 1\n#endif\n\
+             __global__ void d(float *x) { *x *= FACTOR; }\n",
+        );
+        package
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn kernels(&self, package: &str, out: &str) -> Kernels {
+        Kernels::new()
+            .sources("cuda/**/*.cu")
+            .include("cuda/common")
+            .architecture(Sm90)
+            .root(self.at(package))
+            .out_dir(self.at(out))
+            .cache(self.at("cache"))
+            .install_command("cargo xtask toolkit")
+            .jobs(2)
+    }
+
+    fn build(&self) -> Result<Built, Error> {
+        self.kernels("package", "out").compile("kernels")
+    }
+
+    fn compiled(&self) -> Vec<String> {
+        compiled(&self.build().unwrap().report)
+    }
+}
+
+fn compiled(report: &Report) -> Vec<String> {
+    let units = report
+        .units
+        .iter()
+        .filter(|unit| unit.outcome == Outcome::Compiled);
+    units.map(|unit| unit.source.clone()).collect()
+}
+
+const NONE: [&str; 0] = [];
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_units() {
+    let package = Package::new();
+    assert_eq!(
+        package.compiled(),
+        [
+            "cuda/all/c.cu",
+            "cuda/sm90/a.cu",
+            "cuda/sm90/b.cu",
+            "cuda/sm90/d.cu"
+        ]
+    );
+    let report = package.build().unwrap().report;
+    assert_eq!(compiled(&report), NONE);
+    assert!(report.seconds < 1.0, "{} s for nothing", report.seconds);
+    let kernel = &report.units[1].kernels[0];
+    assert_eq!(
+        (
+            kernel.name.as_str(),
+            kernel.target.as_str(),
+            kernel.spill_stores
+        ),
+        ("a(float*)", "sm_90a", 0)
+    );
+    assert!(kernel.registers > 0 && report.units[1].device_bytes > 0);
+
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(package.at("package"))
+        .arg(package.at("second"))
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    assert_eq!(
+        compiled(
+            &package
+                .kernels("second", "out-2")
+                .compile("kernels")
+                .unwrap()
+                .report
+        ),
+        NONE
+    );
+    let toolkit = report.toolkit[0].path.clone();
+    std::os::unix::fs::symlink(toolkit, package.at("link")).unwrap();
+    let linked = package
+        .kernels("package", "out")
+        .cuda_home(package.at("link"));
+    assert_eq!(compiled(&linked.compile("kernels").unwrap().report), NONE);
+    fs::remove_dir_all(package.at("out")).unwrap();
+    assert_eq!(package.compiled(), NONE);
+
+    package.write("package/cuda/common/tile.cuh", "#define TILE 128\n");
+    assert_eq!(package.compiled(), ["cuda/sm90/a.cu", "cuda/sm90/b.cu"]);
+    package.write("package/cuda/common/device_only.cuh", "#define FACTOR 4\n");
+    assert_eq!(
+        package.compiled(),
+        ["cuda/sm90/d.cu"],
+        "a header of the GPU's pass alone"
+    );
+    let flagged = package.kernels("package", "out").flag("--use_fast_math");
+    assert_eq!(
+        compiled(&flagged.compile("kernels").unwrap().report).len(),
+        4
+    );
+}
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
+    let package = Package::new();
+    package.write(
+        "package/cuda/sm90/a.cu",
+        "__global__ void a(float *x) { *x = missing; }\n",
+    );
+    let message = package.build().unwrap_err().to_string();
+    assert!(
+        message.starts_with("cuda/sm90/a.cu(1): error: identifier \"missing\" is undefined"),
+        "{message}"
+    );
+    assert!(message.contains("1 of 4 units failed"), "{message}");
+    package.write("package/cuda/sm90/a.cu", &KERNEL.replace("NAME", "a"));
+    assert_eq!(package.compiled(), ["cuda/sm90/a.cu"]);
+
+    package.write("package/cuda/sm90/a.cu", "#include <cutlass/cutlass.h>\n");
+    let message = package.build().unwrap_err().to_string();
+    assert!(
+        message.contains("fatal error: cutlass/cutlass.h: No such file or directory"),
+        "{message}"
+    );
+    assert!(
+        message.contains("hint: cutlass/cutlass.h belongs to CUTLASS"),
+        "{message}"
+    );
+    assert_eq!(
+        compiled(
+            &package
+                .kernels("package", "out")
+                .cutlass()
+                .compile("kernels")
+                .unwrap()
+                .report
+        )
+        .len(),
+        4,
+        "an include root is a flag"
+    );
+}
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn both_architectures_make_one_object_of_a_shared_source() {
+    let package = Package::new();
+    let built = package
+        .kernels("package", "out")
+        .architecture(Sm100)
+        .compile("kernels")
+        .unwrap();
+    let targets: Vec<_> = built.report.units[0]
+        .kernels
+        .iter()
+        .map(|kernel| kernel.target.as_str())
+        .collect();
+    assert_eq!(built.report.units[0].source, "cuda/all/c.cu");
+    assert_eq!(targets, ["sm_90a", "sm_100a"]);
+    assert_eq!(built.report.units[1].kernels.len(), 1);
+}
+
+/// A crate of somebody else, with one line in its build script, built by Cargo and run.
+#[test]
+#[ignore = "needs nvcc and builds a crate with bindgen: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
+    let package = Package(tempfile::tempdir().unwrap());
+    let this = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = format!(
+        "[package]\nname = \"foreign\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+         [features]\ndefault = [\"sm90\"]\nsm90 = []\nsm91 = []\n\n\
+         [build-dependencies]\nmla-build = {{ path = {this:?} }}\n"
+    );
+    // The workspace's lock file asks for versions that are already here.
+    fs::create_dir_all(package.at("foreign/src")).unwrap();
+    fs::copy(this.join("../Cargo.lock"), package.at("foreign/Cargo.lock")).unwrap();
+    package.write("foreign/Cargo.toml", &manifest);
+    package.write(
+        "foreign/build.rs",
+        "fn main() -> Result<(), mla_build::Error> {\n    \
+         mla_build::Kernels::new().sources(\"kernels/*.cu\").header(\"kernels/scale.h\").compile(\"scale\").map(drop)\n}\n",
+    );
+    package.write(
+        "foreign/kernels/scale.h",
+        "#include <stddef.h>\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n\
+         typedef struct Scale { float *x; size_t length; } Scale;\n\
+         int scale_runtime_version(const Scale *scale);\n#ifdef __cplusplus\n}\n#endif\n",
+    );
+    package.write(
+        "foreign/kernels/scale.cu",
+        "#include \"scale.h\"\n__global__ void scale(Scale s) { s.x[threadIdx.x] *= 2; }\n\
+         int scale_runtime_version(const Scale *s) {\n  int version = 0;\n  cudaRuntimeGetVersion(&version);\n  \
+         return version + (int)s->length;\n}\n",
+    );
+    package.write(
+        "foreign/src/main.rs",
+        "mod ffi {\n    #![allow(warnings)]\n    include!(concat!(env!(\"OUT_DIR\"), \"/scale.rs\"));\n}\n\
+         fn main() {\n    let scale = ffi::Scale { x: std::ptr::null_mut(), length: 1 };\n    \
+         println!(\"{}\", unsafe { ffi::scale_runtime_version(&scale) });\n}\n",
+    );
+    // Kept between runs, or each would compile bindgen; the cache is new each time.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("foreign");
+    let cargo = |arguments: &[&str]| -> Output {
+        Command::new(env!("CARGO"))
+            .current_dir(package.at("foreign"))
+            .args(arguments)
+            .env("CARGO_TARGET_DIR", &target)
+            .env("MLA_BUILD_CACHE", package.at("cache"))
+            .output()
+            .unwrap()
+    };
+    let succeeded = |output: &Output| {
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    let report = || Report::load(&target.join("mla-build/foreign-scale.json")).unwrap();
+
+    // It links, and starts on a machine without a driver.
+    let ran = cargo(&["run", "--quiet"]);
+    succeeded(&ran);
+    let version: u32 = String::from_utf8_lossy(&ran.stdout).trim().parse().unwrap();
+    assert!(version > 12_000 && version % 10 == 1, "{version}");
+    assert_eq!(compiled(&report()), ["kernels/scale.cu"]);
+
+    // Nothing changed: Cargo does not even start the build script.
+    let before = report();
+    succeeded(&cargo(&["build"]));
+    assert_eq!(report(), before);
+    // A touched file starts it, and it finds everything in the cache.
+    thread::sleep(Duration::from_millis(20));
+    package.write(
+        "foreign/kernels/scale.h",
+        &fs::read_to_string(package.at("foreign/kernels/scale.h")).unwrap(),
+    );
+    succeeded(&cargo(&["build"]));
+    let after = report();
+    assert!(after.finished > before.finished);
+    assert_eq!(compiled(&after), NONE);
+    assert!(after.seconds < 1.0, "{} s for nothing", after.seconds);
+
+    let mistyped = cargo(&["build", "--features", "sm91"]);
+    assert!(!mistyped.status.success());
+    let stderr = String::from_utf8_lossy(&mistyped.stderr);
+    assert!(
+        stderr.contains("architecture: given \"sm91\", accepted: sm90, sm100"),
+        "{stderr}"
+    );
+    let none = cargo(&["build", "--no-default-features"]);
+    let stderr = String::from_utf8_lossy(&none.stderr);
+    assert!(
+        !none.status.success() && stderr.contains("architecture: none is turned on"),
+        "{stderr}"
+    );
+}
