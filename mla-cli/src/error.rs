@@ -14,6 +14,10 @@ use mla_runtime::selection::SelectionError;
 pub(crate) enum CliError {
     #[error(transparent)]
     BatchSpec(#[from] BatchSpecError),
+    #[error(
+        "--target-dir: {0}; accepted: the target folder of a build with --features sm90 or sm100"
+    )]
+    Build(#[from] mla_build::Error),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]

@@ -5,6 +5,7 @@
 //! standard output unless all of it is right.
 
 mod args;
+mod build_report;
 mod error;
 mod explain;
 mod plan;
@@ -38,6 +39,8 @@ enum Command {
     /// Plan a step without running it.
     #[command(subcommand)]
     Plan(plan::Command),
+    /// Show what the last build of CUDA kernels did.
+    BuildReport(build_report::Args),
 }
 
 impl Command {
@@ -46,6 +49,7 @@ impl Command {
             Self::Explain(args) => explain::output(args),
             Self::Spec(args) => spec::output(args),
             Self::Plan(command) => plan::output(command),
+            Self::BuildReport(args) => build_report::output(args),
         }
     }
 }

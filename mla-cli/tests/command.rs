@@ -486,3 +486,22 @@ fn help_and_version_go_to_standard_output() {
         );
     }
 }
+
+#[test]
+fn a_folder_without_a_build_report_is_refused_with_what_makes_one() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-builds");
+    let folder = folder.to_str().unwrap();
+    assert_refused(
+        &["build-report", "--target-dir", folder],
+        &["--target-dir", folder, "--features sm90"],
+    );
+    let reports = Path::new(folder).join("mla-build");
+    fs::create_dir_all(&reports).unwrap();
+    assert_refused(
+        &["build-report", "--target-dir", folder],
+        &["--features sm90"],
+    );
+    fs::write(reports.join("broken.json"), "{}").unwrap();
+    assert_refused(&["build-report", "--target-dir", folder], &["broken.json"]);
+    fs::remove_dir_all(folder).unwrap();
+}
