@@ -314,6 +314,11 @@ fn explanations_are_those_on_file() {
 
 #[test]
 fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
+    let report = json("explain --sm 9.0");
+    assert_eq!(
+        report["target"],
+        json!({"platform": "cuda", "capability": "9.0", "present": false})
+    );
     let report = json("explain");
     assert_eq!(report["target"]["present"], true);
     assert_eq!(report["heads"], 128);
@@ -504,4 +509,41 @@ fn a_folder_without_a_build_report_is_refused_with_what_makes_one() {
     fs::write(reports.join("broken.json"), "{}").unwrap();
     assert_refused(&["build-report", "--target-dir", folder], &["broken.json"]);
     fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_processor_runs_every_model_and_is_no_fallback_for_a_gpu() {
+    let selected = |report: &Value| {
+        (
+            report["prefill"]["selected"].clone(),
+            report["decode"]["selected"].clone(),
+        )
+    };
+    for model in ["deepseek-v2-lite", "deepseek-r1", "glm-5", "minicpm3"] {
+        for rest in [
+            "",
+            "--dtype f16 --kv fp8",
+            "--dtype f32 --kv fp8_ds_mla --sparse",
+        ] {
+            let report = json(&format!(
+                "explain --model {model} --prefill CPU --decode CPU {rest}"
+            ));
+            // Without a GPU these are this machine's; with one they are refused.
+            match report["target"]["platform"].as_str() {
+                Some("cpu") => assert_eq!(selected(&report), (json!("CPU"), json!("CPU"))),
+                _ => assert_eq!(selected(&report), (Value::Null, Value::Null)),
+            }
+        }
+    }
+    let report = json("explain --sm 8.0");
+    assert_eq!(selected(&report), (Value::Null, Value::Null));
+    let candidates = report["decode"]["candidates"].as_array().unwrap();
+    let cpu = candidates
+        .iter()
+        .find(|candidate| candidate["name"] == "CPU")
+        .unwrap();
+    assert_eq!(
+        cpu["reasons"][0]["message"],
+        "platform: given cuda, accepted cpu"
+    );
 }

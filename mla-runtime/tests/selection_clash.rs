@@ -3,7 +3,6 @@
 #[macro_use]
 mod common;
 
-use common::Bytes;
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::mla_backend;
 use mla_runtime::registry::{Registry, RegistryError};
@@ -12,14 +11,14 @@ struct One;
 
 #[mla_backend(name = "CLAIMED", sm = "90", dtypes = "bf16", kv = "bf16")]
 impl DecodeBackend for One {
-    decode_body!(Bytes);
+    decode_body!(common::Bytes<false>);
 }
 
 struct Other;
 
 #[mla_backend(name = "CLAIMED", sm = "100", dtypes = "bf16", kv = "bf16")]
 impl DecodeBackend for Other {
-    decode_body!(Bytes);
+    decode_body!(common::Bytes<false>);
 }
 
 #[test]

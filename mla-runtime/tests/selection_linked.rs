@@ -3,24 +3,32 @@
 #[macro_use]
 mod common;
 
-use common::Bytes;
+use std::any::type_name;
+
 use mla_runtime::Error;
-use mla_runtime::backend::{DecodeBackend, Entry, LayerConfig, PrefillBackend};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeStage, Entry, LayerConfig, PrefillBackend, PrefillStage,
+};
 use mla_runtime::capability::Target;
+use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::{Request, SelectionError};
 use mla_runtime::spec::Phase;
+
+type Gpu = common::Bytes<false>;
+const GPU: Gpu = common::Bytes;
 
 // Takes the place of the known backend on 9.0, which is all that it accepts.
 struct FlashAttn;
 
 #[mla_backend(sm = "90", dtypes = "bf16", requires_r1 = true, priority = 100)]
 impl PrefillBackend for FlashAttn {
-    prefill_body!(Bytes);
+    prefill_body!(Gpu);
 }
 
 struct Foreign;
@@ -33,7 +41,7 @@ struct Foreign;
     kv = "bf16"
 )]
 impl DecodeBackend for Foreign {
-    decode_body!(Bytes);
+    decode_body!(Gpu);
 }
 
 fn request(target: Target) -> Request {
@@ -44,7 +52,7 @@ fn request(target: Target) -> Request {
 fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
     let registry = Registry::linked().unwrap();
     assert!(registry.is_implemented());
-    let selection = registry.select(&request(Bytes.target())).unwrap();
+    let selection = registry.select(&request(GPU.target())).unwrap();
     assert_eq!(selection.prefill, FlashAttn::SPEC);
     assert_eq!(selection.decode, Foreign::SPEC);
     let sm = |text: &str| Target::dry_run(text.parse().unwrap());
@@ -86,7 +94,7 @@ fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
 #[test]
 fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
     let registry = Registry::linked().unwrap();
-    let selection = registry.select(&request(Bytes.target())).unwrap();
+    let selection = registry.select(&request(GPU.target())).unwrap();
     let config = selection.config(0.07);
     // The bodies refuse to be made, in words of their own: so it was them that was called.
     let refused = |result: Result<(), SelectionError>| match result {
@@ -94,17 +102,17 @@ fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
         other => panic!("{other:?}"),
     };
     let name = selection.prefill.name;
-    let made = registry.instantiate_prefill(name, &Bytes, &config);
+    let made = registry.instantiate_prefill(name, &GPU, &config);
     assert_eq!(refused(made.map(drop)), "backend");
     let name = selection.decode.name;
-    let made = registry.instantiate_decode(name, &Bytes, &config);
+    let made = registry.instantiate_decode(name, &GPU, &config);
     assert_eq!(refused(made.map(drop)), "backend");
 
     // A config that the backend was not selected for.
     let mut other: LayerConfig = config;
     other.problem.dtype = DType::F32;
     let error = registry
-        .instantiate_decode("FOREIGN", &Bytes, &other)
+        .instantiate_decode("FOREIGN", &GPU, &other)
         .map(drop);
     assert_eq!(
         error.unwrap_err().to_string(),
@@ -113,14 +121,14 @@ fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
     );
     // A known name is not made, an unknown one is not found.
     let error = registry
-        .instantiate_decode("FLASHMLA", &Bytes, &config)
+        .instantiate_decode("FLASHMLA", &GPU, &config)
         .map(drop);
     assert!(
         matches!(error, Err(SelectionError::Refused { .. })),
         "{error:?}"
     );
     let error = registry
-        .instantiate_decode("FOREIGM", &Bytes, &config)
+        .instantiate_decode("FOREIGM", &GPU, &config)
         .map(drop);
     assert!(
         error
@@ -134,7 +142,7 @@ fn a_backend_is_made_from_the_selection_or_refused_with_reasons() {
 fn two_types_that_claim_one_name_are_told_apart() {
     struct Another;
     impl DecodeBackend for Another {
-        decode_body!(Bytes);
+        decode_body!(Gpu);
         const SPEC: mla_runtime::spec::BackendSpec = Foreign::SPEC;
     }
     let mut registry = Registry::linked().unwrap();
@@ -146,4 +154,55 @@ fn two_types_that_claim_one_name_are_told_apart() {
     assert!(origin(&registry).unwrap().ends_with("Another"));
     assert_eq!(registry.reset(Phase::Decode, "FOREIGN"), Ok(true));
     assert_eq!(origin(&registry), Ok("selection_linked::Foreign"));
+}
+
+#[test]
+fn the_cpu_backends_are_selected_for_the_processor_and_made() {
+    let registry = Registry::linked().unwrap();
+    for dtype in DType::ALL {
+        for kv_format in [KvFormat::of(*dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
+            let request = Request {
+                kv_formats: vec![kv_format],
+                ..Request::new(Cpu::new().target(), MlaDims::R1, 16, *dtype)
+            };
+            let selection = registry.select(&request).unwrap();
+            assert_eq!(
+                (selection.prefill.name, selection.decode.name),
+                ("CPU", "CPU")
+            );
+            let config = selection.config(0.07);
+            let prefill = registry.instantiate_prefill("CPU", &Cpu::new(), &config);
+            assert_eq!(*prefill.unwrap().spec(), selection.prefill);
+            let decode = registry.instantiate_decode("CPU", &Cpu::new(), &config);
+            assert_eq!(*decode.unwrap().spec(), selection.decode);
+        }
+    }
+}
+
+#[test]
+fn a_backend_for_another_type_of_device_is_refused() {
+    let registry = Registry::linked().unwrap();
+    let selection = registry.select(&request(Target::CPU)).unwrap();
+    let config = selection.config(0.07);
+    // Of another kind: the platform says so.
+    let error = registry.instantiate_decode("FOREIGN", &Cpu::new(), &config);
+    let error = error.map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains("platform: given cpu, accepted cuda"),
+        "{error}"
+    );
+    // Of the same kind, but another type.
+    let other = common::Bytes::<true>;
+    let error = registry.instantiate_decode("CPU", &other, &config);
+    let error = error.map(drop).unwrap_err();
+    assert!(
+        matches!(error, SelectionError::OtherDevice { .. }),
+        "{error}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains(type_name::<common::Bytes<true>>()),
+        "{error}"
+    );
 }
