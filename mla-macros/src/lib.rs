@@ -9,14 +9,14 @@ mod dims;
 mod errors;
 mod expansion;
 #[cfg(test)]
-mod fuzz;
-#[cfg(test)]
 mod golden;
 mod key;
 mod list;
 mod number;
 mod place;
 mod priority;
+#[cfg(test)]
+mod properties;
 mod spec;
 mod table;
 mod vocabulary;
