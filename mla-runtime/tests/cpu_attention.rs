@@ -9,7 +9,7 @@ use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::Element;
+use mla_runtime::dtype::{DType, Element};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::LseMut;
 use mla_runtime::problem::Problem;
@@ -51,13 +51,14 @@ fn tolerance<T: Element>() -> f64 {
     }
 }
 
-fn pools() -> [Cpu; 2] {
+fn pools(portable: bool) -> [Cpu; 2] {
     [1, 3].map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
             .unwrap();
-        Cpu::with_pool(pool.into())
+        let cpu = Cpu::with_pool(pool.into());
+        if portable { cpu.portable() } else { cpu }
     })
 }
 
@@ -107,6 +108,14 @@ struct PrefillCase {
 }
 
 fn check_prefill<T: Element>(case: &PrefillCase) {
+    check_prefill_on::<T>(case, true);
+    // Only bf16 has another way to go.
+    if T::DTYPE == DType::BF16 {
+        check_prefill_on::<T>(case, false);
+    }
+}
+
+fn check_prefill_on<T: Element>(case: &PrefillCase, portable: bool) {
     let PrefillCase {
         dims, heads, gap, ..
     } = *case;
@@ -147,7 +156,7 @@ fn check_prefill<T: Element>(case: &PrefillCase) {
     let (query_starts, key_starts) = (starts(&case.query_lens), starts(&case.key_lens));
     let problem = Problem::new(dims, heads as u32, T::DTYPE);
     let mut results = Vec::new();
-    for cpu in pools() {
+    for cpu in pools(portable) {
         let backend = CpuPrefill::new(&cpu, &config(problem)).unwrap();
         let mut state = backend.state(&cpu, &limits(1)).unwrap();
         backend.metadata(&cpu, &limits(1)).unwrap();
@@ -265,6 +274,14 @@ struct DecodeCase {
 }
 
 fn check_decode<T: Element>(case: &DecodeCase) {
+    check_decode_on::<T>(case, true);
+    // Only bf16 has another way to go.
+    if T::DTYPE == DType::BF16 {
+        check_decode_on::<T>(case, false);
+    }
+}
+
+fn check_decode_on<T: Element>(case: &DecodeCase, portable: bool) {
     let DecodeCase {
         dims,
         heads,
@@ -370,7 +387,7 @@ fn check_decode<T: Element>(case: &DecodeCase) {
     problem.sparse = lists.is_some();
     let config = config(problem);
     let mut results = Vec::new();
-    for cpu in pools() {
+    for cpu in pools(portable) {
         let backend = CpuDecode::new(&cpu, &config).unwrap();
         let max_query_len = case.query_lens.iter().copied().max().unwrap_or(0);
         let mut state = backend.state(&cpu, &limits(max_query_len)).unwrap();

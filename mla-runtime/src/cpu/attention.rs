@@ -17,9 +17,12 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use multiversion::multiversion;
 use rayon::prelude::*;
 
 use super::Cpu;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx::AmxEngine;
 use super::buffer::Scratch;
 use super::fp8;
 use super::gemm::product_f32;
@@ -66,8 +69,11 @@ pub(super) trait Engine: Sized + Send {
     /// What it multiplies.
     type Lane: Lane;
 
+    /// What shows that the processor has what it takes.
+    type Proof: Copy;
+
     /// Scratch for units of at most `rows` rows.
-    fn new(rows: usize, widths: Widths) -> Result<Self>;
+    fn new(proof: Self::Proof, rows: usize, widths: Widths) -> Result<Self>;
 
     /// From one row of queries or keys to the next.
     fn key_pitch(&self) -> usize;
@@ -117,8 +123,9 @@ pub(super) struct F32Engine {
 
 impl Engine for F32Engine {
     type Lane = f32;
+    type Proof = ();
 
-    fn new(rows: usize, widths: Widths) -> Result<Self> {
+    fn new((): (), rows: usize, widths: Widths) -> Result<Self> {
         Ok(Self {
             widths,
             queries: Scratch::new(rows.next_multiple_of(BLOCK) * widths.key)?,
@@ -201,6 +208,7 @@ impl Engine for F32Engine {
 }
 
 /// Multiplies each of sixteen rows by its factor.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
 pub(super) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
     if pitch == 0 || factors.iter().all(|factor| *factor == 1.0) {
         return;
@@ -285,9 +293,9 @@ pub(super) struct Workspace<E> {
 }
 
 impl<E: Engine> Workspace<E> {
-    pub(super) fn new(rows: usize, widths: Widths, splits: bool) -> Result<Self> {
+    pub(super) fn new(proof: E::Proof, rows: usize, widths: Widths, splits: bool) -> Result<Self> {
         let rows = rows.next_multiple_of(BLOCK);
-        let engine = E::new(rows, widths)?;
+        let engine = E::new(proof, rows, widths)?;
         let total = if splits { rows } else { 0 };
         Ok(Self {
             running: vec![Running::EMPTY; rows / LANES],
@@ -409,6 +417,50 @@ pub(super) fn attend<E: Engine, S: Source<E::Lane>>(
         start += keys;
     }
     engine.end();
+}
+
+/// One workspace per thread, of the engine that suits the dtype and the processor best.
+pub(super) enum Engines {
+    F32(Vec<Workspace<F32Engine>>),
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx(Vec<Workspace<AmxEngine>>),
+}
+
+impl Engines {
+    pub(super) fn new(
+        cpu: &Cpu,
+        dtype: DType,
+        rows: usize,
+        widths: Widths,
+        splits: bool,
+    ) -> Result<Self> {
+        let threads = 0..cpu.threads();
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(amx) = cpu.amx()
+            && dtype == DType::BF16
+        {
+            let workspaces = threads.map(|_| Workspace::new(amx, rows, widths, splits));
+            return Ok(Self::Amx(workspaces.collect::<Result<_>>()?));
+        }
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        let _ = dtype;
+        let workspaces = threads.map(|_| Workspace::new((), rows, widths, splits));
+        Ok(Self::F32(workspaces.collect::<Result<_>>()?))
+    }
+
+    /// From one row of outputs to the next.
+    pub(super) fn value_pitch(&self) -> usize {
+        fn pitch<E: Engine>(workspaces: &[Workspace<E>]) -> usize {
+            workspaces
+                .first()
+                .map_or(0, |workspace| workspace.engine.value_pitch())
+        }
+        match self {
+            Self::F32(workspaces) => pitch(workspaces),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx(workspaces) => pitch(workspaces),
+        }
+    }
 }
 
 /// Calls `work` once for each of `count` units, on as many threads as there are workspaces. Units

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    Engine, F32Engine, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend,
-    check_out_dtype, for_each_unit,
+    Engine, Engines, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend, check_out_dtype,
+    for_each_unit,
 };
 use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
@@ -66,10 +66,6 @@ pub struct DecodeState {
     slots: Vec<usize>,
 }
 
-enum Engines {
-    F32(Vec<Workspace<F32Engine>>),
-}
-
 // Some rows of a request, or in a sparse call of a token.
 struct Unit {
     request: usize,
@@ -118,19 +114,16 @@ impl DecodeBackend for CpuDecode {
         let threads = device.threads();
         let heads = self.config.problem.heads as usize;
         let rows = ROWS.min((heads * limits.decode_query_len.max(1)).next_multiple_of(LANES));
-        let workspaces = (0..threads).map(|_| Workspace::new(rows, widths, true));
-        let workspaces: Vec<Workspace<F32Engine>> = workspaces.collect::<Result<_>>()?;
-        let pitch = workspaces
-            .first()
-            .map_or(0, |workspace| workspace.engine.value_pitch());
+        let engines = Engines::new(device, self.config.problem.dtype, rows, widths, true)?;
+        let out_pitch = engines.value_pitch();
         let shared_rows = threads * MAX_SPLITS * rows;
         Ok(DecodeState {
-            engines: Engines::F32(workspaces),
+            engines,
             limits: *limits,
             units: Vec::new(),
             parts: Vec::new(),
             running: vec![Running::EMPTY; shared_rows / LANES],
-            out: Scratch::new(shared_rows * pitch)?,
+            out: Scratch::new(shared_rows * out_pitch)?,
             slots: Vec::new(),
         })
     }
@@ -163,6 +156,8 @@ impl DecodeBackend for CpuDecode {
             let shared = Shared { units, parts, running, out, slots };
             match engines {
                 Engines::F32(workspaces) => call.run(device, workspaces, shared),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Engines::Amx(workspaces) => call.run(device, workspaces, shared),
             }
         });
         Ok(())

@@ -22,6 +22,8 @@
 //! Work is spread over a thread pool, and no result depends on the number of threads: what a task
 //! computes, and the order in which parts are added up, follow from the shapes alone.
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
 mod attention;
 mod buffer;
 mod cache;
@@ -55,6 +57,7 @@ use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 pub struct Cpu {
     // `None` is rayon's global pool.
     pool: Option<Arc<rayon::ThreadPool>>,
+    portable: bool,
 }
 
 impl Cpu {
@@ -65,7 +68,23 @@ impl Cpu {
 
     /// The processor with a thread pool of one's own.
     pub fn with_pool(pool: Arc<rayon::ThreadPool>) -> Self {
-        Self { pool: Some(pool) }
+        Self {
+            pool: Some(pool),
+            portable: false,
+        }
+    }
+
+    /// The same without the processor's matrix unit (AMX), which multiplies bf16 several times as
+    /// fast but rounds the softmax's weights to bf16: every dtype is computed in f32.
+    #[must_use]
+    pub fn portable(mut self) -> Self {
+        self.portable = true;
+        self
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn amx(&self) -> Option<amx::Amx> {
+        if self.portable { None } else { amx::Amx::new() }
     }
 
     /// The number of threads that work is spread over.

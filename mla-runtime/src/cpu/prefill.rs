@@ -3,9 +3,8 @@
 use std::cmp::Reverse;
 
 use super::Cpu;
-use super::attention::Engine;
 use super::attention::{
-    F32Engine, OutPlaces, Source, Widths, Workspace, check_out_dtype, for_each_unit,
+    Engine, Engines, OutPlaces, Source, Widths, Workspace, check_out_dtype, for_each_unit,
 };
 use super::cache::check_starts;
 use super::merge::expect_extents;
@@ -32,10 +31,6 @@ pub struct CpuPrefill {
 pub struct PrefillState {
     engines: Engines,
     units: Vec<Unit>,
-}
-
-enum Engines {
-    F32(Vec<Workspace<F32Engine>>),
 }
 
 // One block of a request's query tokens, for one head.
@@ -71,9 +66,9 @@ impl PrefillBackend for CpuPrefill {
             value: head.v as usize,
             shared: false,
         };
-        let workspaces = (0..device.threads()).map(|_| Workspace::new(ROWS, widths, false));
+        let dtype = self.config.problem.dtype;
         Ok(PrefillState {
-            engines: Engines::F32(workspaces.collect::<Result<_>>()?),
+            engines: Engines::new(device, dtype, ROWS, widths, false)?,
             units: Vec::new(),
         })
     }
@@ -166,9 +161,9 @@ impl CpuPrefill {
             call.schedule(self.config.problem.heads as usize, &mut state.units);
             let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
             match &mut state.engines {
-                Engines::F32(workspaces) => {
-                    call.run(device, workspaces, &state.units, scale);
-                }
+                Engines::F32(workspaces) => call.run(device, workspaces, &state.units, scale),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Engines::Amx(workspaces) => call.run(device, workspaces, &state.units, scale),
             }
         });
         Ok(())
