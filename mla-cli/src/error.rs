@@ -26,6 +26,8 @@ pub(crate) enum CliError {
     Registry(#[from] RegistryError),
     #[error(transparent)]
     Selection(#[from] SelectionError),
+    #[error(transparent)]
+    Runtime(#[from] mla_runtime::Error),
     /// Arguments that are right one by one, but not together.
     #[error("{argument}: given {given}, accepted {accepted}")]
     Argument {
@@ -43,7 +45,7 @@ impl CliError {
     /// 2 where the input is at fault, as for arguments that do not parse; 1 for everything else.
     pub(crate) const fn exit_code(&self) -> u8 {
         match self {
-            Self::Output(_) => 1,
+            Self::Output(_) | Self::Runtime(mla_runtime::Error::Device { .. }) => 1,
             _ => 2,
         }
     }

@@ -9,6 +9,7 @@ mod build_report;
 mod error;
 mod explain;
 mod plan;
+mod run;
 mod spec;
 mod table;
 mod target;
@@ -39,31 +40,37 @@ enum Command {
     /// Plan a step without running it.
     #[command(subcommand)]
     Plan(plan::Command),
+    /// Run the layer on random data, time it, and compare it with a reference in f64.
+    Run(run::Args),
     /// Show what the last build of CUDA kernels did.
     BuildReport(build_report::Args),
 }
 
 impl Command {
-    fn output(&self) -> Result<String, CliError> {
-        match self {
-            Self::Explain(args) => explain::output(args),
-            Self::Spec(args) => spec::output(args),
-            Self::Plan(command) => plan::output(command),
-            Self::BuildReport(args) => build_report::output(args),
-        }
+    /// What to print, and whether what it says is good.
+    fn output(&self) -> Result<(String, bool), CliError> {
+        let output = match self {
+            Self::Explain(args) => explain::output(args)?,
+            Self::Spec(args) => spec::output(args)?,
+            Self::Plan(command) => plan::output(command)?,
+            Self::Run(args) => return run::output(args),
+            Self::BuildReport(args) => build_report::output(args)?,
+        };
+        Ok((output, true))
     }
 }
 
 fn main() -> ExitCode {
-    let written = Cli::parse().command.output().and_then(|output| {
+    let written = Cli::parse().command.output().and_then(|(output, good)| {
         match io::stdout().write_all(output.as_bytes()) {
             // Whoever reads the output may stop before its end.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(()),
+            _ => Ok(good),
         }
     });
     match written {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(error.exit_code())

@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyl
 const DEFAULT_WIDTH: u16 = 100;
 
 // Lines around the header and at the end: rows are told apart by their first column.
-const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
+pub(crate) const STYLE: TableStyle = presets::UTF8_HORIZONTAL_ONLY.row_separator(LineStyle::none());
 
 /// A table with these columns, no wider than the terminal.
 pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {

@@ -62,8 +62,8 @@ use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
-use crate::plan::parallel::ContextParallel;
-use crate::spec::{BackendSpec, QueryLen};
+use crate::problem::Problem;
+use crate::spec::{BackendSpec, Phase, QueryLen};
 use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
 
 /// What regions of the workspace are aligned to: enough for every vector access and for the
@@ -233,17 +233,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         // The array layout refuses limits of more than 31 bits.
         let count = |count: usize| count as u32;
         Ok(MemoryNeeds {
-            dims: problem.dims,
-            heads: problem.heads,
-            element_bytes: problem.dtype.bytes() as u32,
-            row_bytes: problem.kv_format.row_bytes(problem.dims) as u32,
-            page_size: problem.page_size,
             pages,
             layers,
             absorbed_tokens: count(absorbed),
             expanded_tokens: count(expanded),
             rows: count(rows),
-            parallel: ContextParallel::SINGLE,
             concatenated_queries: self.decode.query_format() == QueryFormat::Concatenated,
             packed_keys: self.packed_keys(),
             padded_values: self.prefill.requires_padded_values(),
@@ -251,28 +245,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             decode_workspace: self.decode.workspace_bytes(limits),
             prefill_workspace: self.prefill.workspace_bytes(limits),
             alignment: ALIGNMENT,
+            ..MemoryNeeds::of(problem)?
         })
     }
 
-    /// The most new tokens of a request for which the absorbed path is the cheaper one, within
-    /// `limits`: by the [crossover](crate::plan::crossover) of a long context, counting the memory
-    /// traffic of the expansion where the device is a GPU.
+    /// The most new tokens of a request on the absorbed path, where a step does not say:
+    /// [`crossover_threshold`], within `limits` and what the problem says of query lengths.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
-        let machine = match P::Device::PLATFORM {
-            // A CPU keeps what it expands in its caches.
-            Platform::Cpu => Machine::ARITHMETIC_ONLY,
-            _ => Machine::H200,
-        };
-        let traffic = ExpansionTraffic {
-            element_bytes: problem.dtype.bytes() as u32,
-            packed_keys: self.packed_keys(),
-        };
         let most = match problem.query_len {
             QueryLen::Single => 1,
             _ => u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX),
         };
-        threshold(problem.dims, None, traffic, machine).min(most)
+        crossover_threshold(P::Device::PLATFORM, problem, self.packed_keys()).min(most)
     }
 
     /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
@@ -480,14 +465,30 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 }
 
+/// The most new tokens of a request for which the absorbed path is the cheaper one: by the
+/// [crossover](crate::plan::crossover) of a long context, counting the memory traffic of the
+/// expansion where the platform is a GPU.
+pub fn crossover_threshold(platform: Platform, problem: &Problem, packed_keys: bool) -> u32 {
+    let machine = match platform {
+        // A CPU keeps what it expands in its caches.
+        Platform::Cpu => Machine::ARITHMETIC_ONLY,
+        Platform::Cuda | Platform::Rocm => Machine::H200,
+    };
+    let traffic = ExpansionTraffic {
+        element_bytes: problem.dtype.bytes() as u32,
+        packed_keys,
+    };
+    threshold(problem.dims, None, traffic, machine)
+}
+
 fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig) -> Result<()> {
     let reasons = spec.validate(device.target(), &config.problem);
     if reasons.is_empty() {
         return Ok(());
     }
     let field = match spec.phase {
-        crate::spec::Phase::Prefill => "prefill backend",
-        crate::spec::Phase::Decode => "decode backend",
+        Phase::Prefill => "prefill backend",
+        Phase::Decode => "decode backend",
     };
     Err(Error::argument(
         field,

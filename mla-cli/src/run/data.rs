@@ -1,0 +1,215 @@
+//! The tensors of a run, random and reproducible.
+
+use fastrand::Rng;
+use half::{bf16, f16};
+use mla_runtime::Result;
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, Weights};
+use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+
+use super::progress::Progress;
+use super::workload::Workload;
+use crate::error::CliError;
+
+/// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
+const UNIT: f32 = 1.732_050_8;
+
+/// Queries of this size make scores with a standard deviation of 2: far from a mere mean of all
+/// values, and far from a choice of one, so that a wrong key or weight shows.
+const QUERY: f32 = 2.0 * UNIT;
+
+/// Context rows that are made at a time.
+const BLOCK: usize = 4096;
+
+/// What an engine would own.
+pub(super) struct Data<D: Device> {
+    pub(super) query: Tensor<D>,
+    pub(super) latent: Tensor<D>,
+    pub(super) rope: Tensor<D>,
+    /// `W_kv_b` as checkpoints hold it: `[1, H·(P+V), L]`.
+    pub(super) weights: Tensor<D>,
+    pub(super) out: Tensor<D>,
+    pub(super) cache: D::Buffer,
+    pub(super) cache_layout: CacheLayout,
+}
+
+/// A tensor on the device, and what was written to it.
+pub(super) struct Tensor<D: Device> {
+    buffer: D::Buffer,
+    layout: Layout,
+    host: Vec<u8>,
+}
+
+impl<D: Device> Tensor<D> {
+    fn random(device: &D, rng: &mut Rng, dtype: DType, shape: Shape, most: f32) -> Result<Self> {
+        let layout = Layout::contiguous(dtype, shape);
+        let host = random_bytes(rng, dtype, layout.elements(), most);
+        let mut buffer = device.allocate(host.len())?;
+        device.upload(&host, D::bytes_mut(&mut buffer))?;
+        Ok(Self {
+            buffer,
+            layout,
+            host,
+        })
+    }
+
+    fn zeros(device: &D, dtype: DType, shape: Shape) -> Result<Self> {
+        let layout = Layout::contiguous(dtype, shape);
+        Ok(Self {
+            buffer: device.allocate(layout.elements() * dtype.bytes())?,
+            layout,
+            host: Vec::new(),
+        })
+    }
+
+    fn view(&self) -> Result<TensorRef<'_, D>> {
+        TensorRef::new(D::bytes(&self.buffer), self.layout)
+    }
+
+    /// `[i, j, 0..]` as it was written.
+    pub(super) fn row(&self, i: usize, j: usize) -> Vec<f64> {
+        let [_, rows, width] = self.layout.shape;
+        let bytes = width * self.layout.dtype.bytes();
+        let start = (i * rows + j) * bytes;
+        numbers(self.layout.dtype, &self.host[start..start + bytes])
+    }
+
+    /// `[i, j, 0..]` as it is on the device now.
+    pub(super) fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
+        let [_, rows, width] = self.layout.shape;
+        let mut row = vec![0; width * self.layout.dtype.bytes()];
+        let start = (i * rows + j) * row.len();
+        let bytes = D::byte_range(D::bytes(&self.buffer), start..start + row.len());
+        device.download(bytes, &mut row)?;
+        Ok(numbers(self.layout.dtype, &row))
+    }
+}
+
+fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, most: f32) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * dtype.bytes());
+    for _ in 0..count {
+        let value = (2.0 * rng.f32() - 1.0) * most;
+        match dtype {
+            DType::F32 => bytes.extend(value.to_ne_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(value).to_ne_bytes()),
+            DType::BF16 => bytes.extend(bf16::from_f32(value).to_ne_bytes()),
+        }
+    }
+    bytes
+}
+
+fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        DType::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]).into())
+            .collect(),
+        DType::F16 => bytes
+            .chunks_exact(2)
+            .map(|b| f16::from_ne_bytes([b[0], b[1]]).into())
+            .collect(),
+        DType::BF16 => bytes
+            .chunks_exact(2)
+            .map(|b| bf16::from_ne_bytes([b[0], b[1]]).into())
+            .collect(),
+    }
+}
+
+impl<D: Device> Data<D> {
+    pub(super) fn new(
+        device: &D,
+        config: &LayerConfig,
+        workload: &Workload,
+        seed: u32,
+        progress: &Progress,
+    ) -> std::result::Result<Self, CliError> {
+        let problem = &config.problem;
+        let (dims, dtype) = (problem.dims, problem.dtype);
+        let [heads, latent, rope] =
+            [problem.heads, dims.latent, dims.head.rope].map(|n| n as usize);
+        let columns = heads * dims.head.kv_b() as usize;
+        let tokens = workload.tokens();
+        let mut rng = Rng::with_seed(seed.into());
+        let mut random = |shape, most| Tensor::random(device, &mut rng, dtype, shape, most);
+
+        progress.step("making weights and queries");
+        // Keys and values then have a variance of 1 as well.
+        let weights = random([1, columns, latent], UNIT / (latent as f32).sqrt())?;
+        let query = random([tokens, heads, dims.head.qk() as usize], QUERY)?;
+        let new_latent = random([tokens, 1, latent], UNIT)?;
+        let new_rope = random([tokens, 1, rope], UNIT)?;
+        let out = Tensor::zeros(device, dtype, [tokens, heads, dims.head.v as usize])?;
+
+        let pages = usize::try_from(workload.pages).map_err(|_| CliError::Argument {
+            argument: "--batch",
+            given: format!("{} pages", workload.pages),
+            accepted: "as many as memory can address".to_owned(),
+        })?;
+        let cache_layout = CacheLayout {
+            // The largest value that is stored becomes the largest of e4m3.
+            scale: match problem.kv_format {
+                KvFormat::Fp8 => UNIT / 448.0,
+                _ => 1.0,
+            },
+            ..CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+        };
+        let mut cache = device.allocate(pages * cache_layout.page_stride)?;
+        let tables = workload.tables()?;
+        for (index, request) in workload.requests.iter().enumerate() {
+            progress.step(format!(
+                "filling the cache: request {} of {}",
+                index + 1,
+                workload.requests.len()
+            ));
+            let context: Vec<u32> = (0..request.context_len()).collect();
+            for block in context.chunks(BLOCK) {
+                let slots: std::result::Result<Vec<i64>, _> = block
+                    .iter()
+                    .map(|position| tables.slot(index, (*position).into()))
+                    .collect();
+                let slots: Vec<u8> = slots?.into_iter().flat_map(i64::to_ne_bytes).collect();
+                let mut slot_buffer = device.allocate(slots.len())?;
+                device.upload(&slots, D::bytes_mut(&mut slot_buffer))?;
+                let rows = block.len();
+                let block_latent =
+                    Tensor::random(device, &mut rng, dtype, [rows, 1, latent], UNIT)?;
+                let block_rope = Tensor::random(device, &mut rng, dtype, [rows, 1, rope], UNIT)?;
+                device.write_cache(
+                    block_latent.view()?,
+                    block_rope.view()?,
+                    ArrayRef::new(D::bytes(&slot_buffer), rows)?,
+                    CacheMut::new(D::bytes_mut(&mut cache), cache_layout)?,
+                )?;
+                // The block's memory is given back here.
+                device.synchronize()?;
+            }
+        }
+        Ok(Self {
+            query,
+            latent: new_latent,
+            rope: new_rope,
+            weights,
+            out,
+            cache,
+            cache_layout,
+        })
+    }
+
+    /// The layer's call on these tensors.
+    pub(super) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
+        Ok(LayerCall {
+            weights: Weights::new(self.weights.view()?.transpose(1, 2), config)?,
+            query: self.query.view()?,
+            latent: self.latent.view()?,
+            rope: self.rope.view()?,
+            cache: CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            out: TensorMut::new(D::bytes_mut(&mut self.out.buffer), self.out.layout)?,
+            lse: None,
+            slot_lists: None,
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! How long each part of the layer takes.
+
+use std::time::{Duration, Instant};
+
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::device::Device;
+use mla_runtime::layer::{MlaLayer, Workspace};
+
+use super::data::Data;
+use super::progress::Progress;
+use super::workload::Workload;
+use crate::error::CliError;
+
+/// The median time of each part, and of all together.
+pub(super) struct Timings {
+    pub(super) absorbed: Duration,
+    pub(super) expanded: Duration,
+    pub(super) total: Duration,
+}
+
+/// Runs a step once to warm up and `repeat` times for the record.
+pub(super) fn measure<P, B>(
+    layer: &MlaLayer<P, B>,
+    workspace: &mut Workspace<P, B>,
+    workload: &Workload,
+    data: &mut Data<P::Device>,
+    repeat: u32,
+    progress: &Progress,
+) -> std::result::Result<Timings, CliError>
+where
+    P: PrefillStage,
+    B: DecodeStage<Device = P::Device>,
+{
+    workspace.prepare(layer, &workload.batch()?)?;
+    let device = layer.device();
+    let mut samples = [const { Vec::new() }; 3];
+    for run in 0..=repeat {
+        progress.step(match run {
+            0 => "warming up".to_owned(),
+            _ => format!("timing: {run} of {repeat}"),
+        });
+        let mut call = data.call(layer.config())?;
+        let timed = |part: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
+            device.synchronize()?;
+            let start = Instant::now();
+            part()?;
+            device.synchronize()?;
+            Ok(start.elapsed())
+        };
+        let write = timed(&mut || layer.write_cache(workspace, &mut call))?;
+        let absorbed = timed(&mut || layer.attend_absorbed(workspace, &mut call))?;
+        let expanded = timed(&mut || layer.attend_expanded(workspace, &mut call))?;
+        if run > 0 {
+            let times = [absorbed, expanded, write + absorbed + expanded];
+            for (samples, time) in samples.iter_mut().zip(times) {
+                samples.push(time);
+            }
+        }
+    }
+    let [absorbed, expanded, total] = samples.map(median);
+    Ok(Timings {
+        absorbed,
+        expanded,
+        total,
+    })
+}
+
+/// The middle one, or the mean of the two in the middle.
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    let middle = times.len() / 2;
+    if times.len().is_multiple_of(2) {
+        (times[middle - 1] + times[middle]) / 2
+    } else {
+        times[middle]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        let of = |times: &[u64]| {
+            let times = times.iter().map(|s| Duration::from_secs(*s)).collect();
+            median(times).as_secs_f64()
+        };
+        assert_eq!(of(&[7]), 7.0);
+        assert_eq!(of(&[9, 1, 2]), 2.0);
+        assert_eq!(of(&[9, 1, 2, 4]), 3.0);
+    }
+}

@@ -1,0 +1,167 @@
+//! `mla run`: a layer on a batch of random data, timed and compared with the f64 reference.
+
+mod data;
+mod measure;
+mod progress;
+mod reference;
+mod report;
+mod workload;
+
+use clap::ValueEnum;
+use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::Device;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{MlaLayer, crossover_threshold};
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Request, Selection};
+
+use self::data::Data;
+use self::progress::Progress;
+use self::report::Report;
+use self::workload::Workload;
+use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
+use crate::error::CliError;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
+    /// decodes at 4096.
+    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
+    batch: String,
+    /// Where to run.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+    /// The format of the cache [default: the dtype].
+    #[arg(long, value_parser = kv_format())]
+    kv: Option<KvFormat>,
+    /// Tokens in a page of the cache.
+    #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
+    page: u32,
+    /// The prefill backend [default: the best that fits].
+    #[arg(long, value_name = "NAME")]
+    prefill: Option<String>,
+    /// The decode backend [default: the best that fits].
+    #[arg(long, value_name = "NAME")]
+    decode: Option<String>,
+    /// W: rows of the context workspace, rounded up to whole pages [default: the customary budget,
+    /// but no more than the batch can use].
+    #[arg(long, value_name = "W", value_parser = positive)]
+    rows: Option<u32>,
+    /// The most new tokens of a request on the absorbed path [default: the crossover].
+    #[arg(long, value_name = "TOKENS", value_parser = natural)]
+    threshold: Option<u32>,
+    /// What the random numbers are made from.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
+    seed: u32,
+    /// How many (token, head) rows of each phase are compared with the reference.
+    #[arg(long, value_name = "N", default_value = "64", value_parser = positive)]
+    samples: u32,
+    /// How often the layer is timed; the median counts.
+    #[arg(long, value_name = "N", default_value = "5", value_parser = positive)]
+    repeat: u32,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+/// The devices that a layer can run on.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DeviceName {
+    /// This machine's processor.
+    Cpu,
+}
+
+/// The output, and whether every phase agrees with the reference.
+pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
+    let model = args.model.read()?;
+    let report = match args.device {
+        DeviceName::Cpu => {
+            let device = Cpu::new();
+            let name = format!("cpu ({} threads)", device.threads());
+            run(args, &model, &device, name)?
+        }
+    };
+    let text = args.format.write(&report, || report.describe());
+    Ok((text, report.pass))
+}
+
+fn run<D: Device>(
+    args: &Args,
+    model: &Model,
+    device: &D,
+    device_name: String,
+) -> Result<Report, CliError> {
+    let problem = Problem {
+        kv_format: args.kv.unwrap_or(KvFormat::of(model.dtype)),
+        page_size: args.page,
+        ..Problem::new(model.config.dims, model.heads, model.dtype)
+    };
+    let threshold = args
+        .threshold
+        .unwrap_or_else(|| crossover_threshold(D::PLATFORM, &problem, false));
+    let workload = Workload::new(&args.batch.parse()?, threshold, args.page, args.seed)?;
+
+    let registry = Registry::linked()?;
+    let selection = registry.select(&Request {
+        query_len: workload.query_len,
+        prefill: args.prefill.clone(),
+        decode: args.decode.clone(),
+        ..Request::of(device.target(), &problem)
+    })?;
+    let config = selection.config(model.config.softmax_scale() as f32);
+    let layer = instantiate(&registry, &selection, device, &config)?;
+
+    let progress = Progress::new();
+    let limits = workload.limits(args.rows)?;
+    let memory = layer.memory_plan(&limits, 1, workload.pages)?;
+    progress.step("allocating");
+    let mut workspace = layer.workspace(&limits)?;
+    let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
+    let timings = measure::measure(
+        &layer,
+        &mut workspace,
+        &workload,
+        &mut data,
+        args.repeat,
+        &progress,
+    )?;
+    let errors = reference::compare(
+        device,
+        &config,
+        &workload,
+        &data,
+        &workspace,
+        args.samples,
+        args.seed,
+        &progress,
+    )?;
+    progress.finish();
+    Ok(Report::new(report::Run {
+        model,
+        device: device_name,
+        selection: &selection,
+        workload: &workload,
+        chunks: workspace.context().chunks.len(),
+        rows: limits.context_rows,
+        memory,
+        timings,
+        errors,
+        seed: args.seed,
+        repeat: args.repeat,
+    }))
+}
+
+fn instantiate<D: Device>(
+    registry: &Registry,
+    selection: &Selection,
+    device: &D,
+    config: &LayerConfig,
+) -> Result<MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>, CliError> {
+    let prefill = registry.instantiate_prefill(selection.prefill.name, device, config)?;
+    let decode = registry.instantiate_decode(selection.decode.name, device, config)?;
+    Ok(MlaLayer::new(device, config, prefill, decode)?)
+}

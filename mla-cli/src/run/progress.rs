@@ -1,0 +1,41 @@
+//! What is going on, for someone who waits at a terminal.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How long a run is silent before it shows that it is at work.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// A spinner on standard error: on a terminal only, and only for runs that take long.
+pub(super) struct Progress {
+    bar: ProgressBar,
+    start: Instant,
+}
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self {
+            bar,
+            start: Instant::now(),
+        }
+    }
+
+    /// What is being done now.
+    pub(super) fn step(&self, what: impl Into<String>) {
+        self.bar.set_message(what.into());
+        if self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
+            // Standard error hides by itself where it is no terminal.
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.bar.tick();
+    }
+
+    /// Leaves no trace.
+    pub(super) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,306 @@
+//! What a run found out.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use comfy_table::{Attribute, Cell, CellAlignment, Table};
+use mla_runtime::explain::PhaseExplanation;
+use mla_runtime::plan::memory::MemoryPlan;
+use mla_runtime::selection::Selection;
+use serde::Serialize;
+
+use super::measure::Timings;
+use super::reference::{Errors, PhaseErrors};
+use super::workload::{Cost, Workload};
+use crate::args::Model;
+use crate::table::{numbers, table};
+
+/// What a report is made from.
+pub(super) struct Run<'a> {
+    pub(super) model: &'a Model,
+    pub(super) device: String,
+    pub(super) selection: &'a Selection,
+    pub(super) workload: &'a Workload,
+    pub(super) chunks: usize,
+    pub(super) rows: usize,
+    pub(super) memory: MemoryPlan,
+    pub(super) timings: Timings,
+    pub(super) errors: PhaseErrors,
+    pub(super) seed: u32,
+    pub(super) repeat: u32,
+}
+
+/// The result of `mla run`.
+#[derive(Serialize)]
+pub(super) struct Report {
+    model: String,
+    dims: String,
+    heads: u32,
+    dtype: &'static str,
+    kv_format: &'static str,
+    page_size: u32,
+    device: String,
+    batch: String,
+    context_rows: usize,
+    context_chunks: usize,
+    seed: u32,
+    repeat: u32,
+    /// Why these backends.
+    selection: [String; 2],
+    memory: MemoryPlan,
+    phases: Vec<Phase>,
+    /// Whether every phase agrees with the reference.
+    pub(super) pass: bool,
+}
+
+/// One phase, or all of them.
+#[derive(Serialize)]
+struct Phase {
+    phase: &'static str,
+    backend: String,
+    requests: usize,
+    tokens: usize,
+    seconds: f64,
+    tokens_per_second: f64,
+    gflop_per_second: f64,
+    gb_per_second: f64,
+    #[serde(flatten)]
+    errors: Option<Errors>,
+}
+
+impl Phase {
+    fn new(
+        phase: &'static str,
+        backend: &str,
+        [requests, tokens]: [usize; 2],
+        time: Duration,
+        cost: Cost,
+        errors: Option<Errors>,
+    ) -> Self {
+        let seconds = time.as_secs_f64();
+        // A clock too coarse for the work gives infinity, which JSON writes as null.
+        let per_second = |amount: f64| amount / seconds;
+        Self {
+            phase,
+            backend: backend.to_owned(),
+            requests,
+            tokens,
+            seconds,
+            tokens_per_second: per_second(tokens as f64),
+            gflop_per_second: per_second(cost.flop / 1e9),
+            gb_per_second: per_second(cost.bytes / 1e9),
+            errors,
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn new(run: Run<'_>) -> Self {
+        let Run {
+            selection,
+            workload,
+            timings,
+            errors,
+            ..
+        } = run;
+        let problem = &selection.problem;
+        let mut phases = Vec::new();
+        let mut total = Cost::default();
+        for (name, backend, requests, time, cost, errors) in [
+            (
+                "decode",
+                selection.decode.name,
+                workload.absorbed.clone(),
+                timings.absorbed,
+                workload.absorbed_cost(problem),
+                errors.absorbed,
+            ),
+            (
+                "prefill",
+                selection.prefill.name,
+                workload.expanded(),
+                timings.expanded,
+                workload.expanded_cost(problem),
+                errors.expanded,
+            ),
+        ] {
+            let tokens = workload.tokens_of(&requests).len();
+            total.flop += cost.flop;
+            total.bytes += cost.bytes;
+            if tokens > 0 {
+                let counts = [requests.len(), tokens];
+                phases.push(Phase::new(name, backend, counts, time, cost, errors));
+            }
+        }
+        let pass = phases
+            .iter()
+            .all(|phase| phase.errors.is_some_and(|errors| errors.pass));
+        let counts = [workload.requests.len(), workload.tokens()];
+        phases.push(Phase::new("total", "", counts, timings.total, total, None));
+        Self {
+            model: run.model.name.clone(),
+            dims: problem.dims.to_string(),
+            heads: problem.heads,
+            dtype: problem.dtype.name(),
+            kv_format: problem.kv_format.name(),
+            page_size: problem.page_size,
+            device: run.device,
+            batch: workload.label.clone(),
+            context_rows: run.rows,
+            context_chunks: run.chunks,
+            seed: run.seed,
+            repeat: run.repeat,
+            selection: [
+                why(&selection.explanation.decode),
+                why(&selection.explanation.prefill),
+            ],
+            memory: run.memory,
+            phases,
+            pass,
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut text = format!(
+            "{}: {}, {} heads, {}; {} cache in pages of {}\n{} on {}\n\n",
+            self.model,
+            self.dims,
+            self.heads,
+            self.dtype,
+            self.kv_format,
+            self.page_size,
+            self.batch,
+            self.device
+        );
+        for why in &self.selection {
+            let _ = writeln!(text, "{why}");
+        }
+        let _ = writeln!(text, "\n{}", self.memory_table().trim_fmt());
+        let _ = writeln!(text, "\n{}", self.phase_table().trim_fmt());
+        let _ = writeln!(
+            text,
+            "Times are the median of {} runs, the total with the cache write. GFLOP/s and GB/s \
+             count\nthe arithmetic of each form and the bytes it has to move at least. Errors are \
+             those of\nsampled rows against attention in f64: relative per row, 1 − cos over all \
+             of them.",
+            self.repeat
+        );
+        if self.context_chunks > 0 {
+            let _ = writeln!(
+                text,
+                "Context was expanded in {} chunks of at most {} rows.",
+                self.context_chunks, self.context_rows
+            );
+        }
+        text
+    }
+
+    fn memory_table(&self) -> Table {
+        let mut table = table(["memory", "shape", "size"]);
+        for region in &self.memory.regions {
+            let shape: Vec<_> = region.shape.iter().map(u64::to_string).collect();
+            table.add_row([
+                region.name.to_owned(),
+                shape.join(" × "),
+                size(region.bytes),
+            ]);
+        }
+        table.add_row([
+            Cell::new("planned and allocated"),
+            Cell::new(""),
+            Cell::new(size(self.memory.total_bytes)).add_attribute(Attribute::Bold),
+        ]);
+        numbers(&mut table, [2]);
+        table
+    }
+
+    // A column for each phase: there are more figures than phases.
+    fn phase_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(crate::table::STYLE);
+        let phases = &self.phases;
+        let header = phases.iter().map(|phase| phase.phase.to_owned());
+        table.set_header(std::iter::once(String::new()).chain(header));
+        type Figure = (&'static str, fn(&Phase) -> String);
+        let rows: [Figure; 12] = [
+            ("backend", |phase| phase.backend.clone()),
+            ("requests", |phase| phase.requests.to_string()),
+            ("new tokens", |phase| phase.tokens.to_string()),
+            ("time", |phase| time(phase.seconds)),
+            ("tokens/s", |phase| rounded(phase.tokens_per_second)),
+            ("GFLOP/s", |phase| rounded(phase.gflop_per_second)),
+            ("GB/s", |phase| rounded(phase.gb_per_second)),
+            ("rows checked", |phase| of(phase, |e| e.samples.to_string())),
+            ("largest error", |phase| {
+                of(phase, |e| small(e.max_absolute))
+            }),
+            ("relative", |phase| of(phase, |e| small(e.max_relative))),
+            ("  accepted", |phase| of(phase, |e| small(e.tolerance))),
+            ("1 − cos", |phase| {
+                of(phase, |e| small(e.cosine_difference))
+            }),
+        ];
+        for (name, figure) in rows {
+            table.add_row(std::iter::once(name.to_owned()).chain(phases.iter().map(figure)));
+        }
+        let verdicts = phases.iter().map(|phase| {
+            let pass = phase.errors.map_or(self.pass, |errors| errors.pass);
+            Cell::new(if pass { "pass" } else { "FAIL" }).add_attribute(Attribute::Bold)
+        });
+        table.add_row(std::iter::once(Cell::new("verdict")).chain(verdicts));
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+/// One line for a phase's choice.
+fn why(phase: &PhaseExplanation) -> String {
+    let chosen = phase.selected().map_or("none", |chosen| chosen.spec.name);
+    let others = phase.candidates.len().saturating_sub(1);
+    let fitting = phase
+        .candidates
+        .iter()
+        .filter(|candidate| candidate.is_valid())
+        .count()
+        .saturating_sub(1);
+    let reason = match (phase.preferred(), fitting) {
+        (Some(_), _) => "as asked for".to_owned(),
+        (None, 0) => {
+            format!("the only one that fits; `mla explain` says why not the {others} others")
+        }
+        (None, _) => format!("the first of those that fit; {fitting} more of {others} others do"),
+    };
+    format!("{}: {chosen}, {reason}", phase.phase)
+}
+
+fn of(phase: &Phase, figure: fn(&Errors) -> String) -> String {
+    phase.errors.as_ref().map(figure).unwrap_or_default()
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+fn small(number: f64) -> String {
+    format!("{number:.1e}")
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
+        s => format!("{:.1} µs", s * 1e6),
+    }
+}
+
+/// Three digits that count, more where there are more before the point.
+fn rounded(number: f64) -> String {
+    match number {
+        n if n >= 100.0 => format!("{n:.0}"),
+        n if n >= 10.0 => format!("{n:.1}"),
+        n => format!("{n:.2}"),
+    }
+}

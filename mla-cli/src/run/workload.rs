@@ -1,0 +1,297 @@
+//! A batch as the layer runs it: in order, with pages and slots, and what it costs.
+
+use std::ops::Range;
+
+use fastrand::Rng;
+use mla_runtime::backend::StepLimits;
+use mla_runtime::batch::{BatchSpec, Request};
+use mla_runtime::layer::StepBatch;
+use mla_runtime::plan::PlanError;
+use mla_runtime::plan::memory::MAX_PAGES;
+use mla_runtime::plan::parallel::ContextParallel;
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::plan::split::split;
+use mla_runtime::plan::workspace::row_budget;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+
+use crate::error::CliError;
+
+/// A batch in the order of the step.
+pub(super) struct Workload {
+    pub(super) label: String,
+    pub(super) requests: Vec<Request>,
+    /// The requests on the absorbed path; the others follow.
+    pub(super) absorbed: Range<usize>,
+    /// Where each request's new tokens begin, and the end of the last.
+    pub(super) token_starts: Vec<usize>,
+    pub(super) query_len: QueryLen,
+    threshold: u32,
+    page_size: u32,
+    /// The pages of the cache: as many as the batch needs.
+    pub(super) pages: u64,
+    max_pages: usize,
+    tables: Vec<i32>,
+    slots: Vec<i64>,
+}
+
+/// Arithmetic and memory traffic.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Cost {
+    /// Floating-point operations, two per multiply-add.
+    pub(super) flop: f64,
+    /// Bytes that have to move between memory and processor at least.
+    pub(super) bytes: f64,
+}
+
+impl Workload {
+    pub(super) fn new(
+        spec: &BatchSpec,
+        threshold: u32,
+        page_size: u32,
+        seed: u32,
+    ) -> Result<Self, CliError> {
+        let order = split(spec.requests(), threshold, false)?;
+        let requests: Vec<Request> = order.order.iter().map(|&at| spec.requests()[at]).collect();
+        let query_len = match order.uniform_len {
+            Some(1) => QueryLen::Single,
+            Some(_) => QueryLen::Uniform,
+            // Nothing on the absorbed path asks nothing of the decode backend.
+            None if order.absorbed_tokens == 0 => QueryLen::Single,
+            None => QueryLen::Ragged,
+        };
+        let mut token_starts = vec![0];
+        for request in &requests {
+            token_starts.push(token_starts[token_starts.len() - 1] + request.q as usize);
+        }
+
+        let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
+        let pages: u64 = requests.iter().map(|r| needed(r) as u64).sum();
+        if pages > MAX_PAGES {
+            return Err(CliError::Argument {
+                argument: "--batch",
+                given: format!("{pages} pages of {page_size} tokens"),
+                accepted: format!("at most {MAX_PAGES} pages"),
+            });
+        }
+        let max_pages = requests.iter().map(needed).max().unwrap_or(0).max(1);
+        // Pages lie anywhere, as in a cache that has been in use.
+        let mut free: Vec<i32> = (0..pages as i32).collect();
+        Rng::with_seed(seed.into()).shuffle(&mut free);
+        let mut free = free.into_iter();
+        let mut tables = Vec::with_capacity(requests.len() * max_pages);
+        for request in &requests {
+            tables.extend(free.by_ref().take(needed(request)));
+            tables.resize(tables.len().next_multiple_of(max_pages), -1);
+        }
+        let slots = BlockTables::new(&tables, max_pages, page_size)?.new_token_slots(&requests)?;
+        Ok(Self {
+            label: spec.label(),
+            absorbed: order.absorbed(),
+            requests,
+            token_starts,
+            query_len,
+            threshold,
+            page_size,
+            pages,
+            max_pages,
+            tables,
+            slots,
+        })
+    }
+
+    pub(super) fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
+        BlockTables::new(&self.tables, self.max_pages, self.page_size)
+    }
+
+    pub(super) fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
+        Ok(StepBatch {
+            requests: &self.requests,
+            block_tables: self.tables()?,
+            slots: &self.slots,
+            threshold: Some(self.threshold),
+            max_len: None,
+        })
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The requests on the expanded path.
+    pub(super) fn expanded(&self) -> Range<usize> {
+        self.absorbed.end..self.requests.len()
+    }
+
+    /// The new tokens of some requests.
+    pub(super) fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
+        self.token_starts[requests.start]..self.token_starts[requests.end]
+    }
+
+    /// Limits that this batch just keeps to, with a row budget as given or the customary one.
+    pub(super) fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
+        let context = |request: &Request| u64::from(request.context_len());
+        let context: u64 = self.requests[self.expanded()].iter().map(context).sum();
+        let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
+        let page = u64::from(self.page_size);
+        let rows = match rows {
+            Some(rows) => u64::from(rows).next_multiple_of(page),
+            None => {
+                let count = self.requests.len() as u32;
+                let budget = row_budget(longest, count, self.page_size, ContextParallel::SINGLE)?;
+                u64::from(budget).min(context.next_multiple_of(page))
+            }
+        };
+        let absorbed = self.requests[self.absorbed.clone()].iter();
+        Ok(StepLimits {
+            requests: self.requests.len(),
+            tokens: self.tokens(),
+            decode_query_len: absorbed.map(|r| r.q).max().unwrap_or(0) as usize,
+            pages_per_request: self.max_pages,
+            context_rows: rows as usize,
+        })
+    }
+
+    /// What the absorbed path computes and moves at least: the queries to the latent and back, the
+    /// pairs of query tokens and cache rows; weights, queries and outputs once, and each request's
+    /// cache rows once for all its tokens and heads.
+    pub(super) fn absorbed_cost(&self, problem: &Problem) -> Cost {
+        let n = Sizes::of(problem);
+        let requests = &self.requests[self.absorbed.clone()];
+        let (tokens, pairs) = (tokens(requests), pairs(requests));
+        let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        if tokens == 0.0 {
+            return Cost::default();
+        }
+        Cost {
+            flop: 2.0 * n.heads * (tokens * n.latent * n.kv_b + pairs * (2.0 * n.latent + n.rope)),
+            bytes: n.weight_bytes + tokens * n.token_bytes + rows * n.row_bytes,
+        }
+    }
+
+    /// What the expanded path computes and moves at least: the expansion of new rows and of context
+    /// rows, the pairs of query tokens and keys; weights, queries, outputs, new rows and cache rows
+    /// once, and the expanded keys and values written and read once.
+    pub(super) fn expanded_cost(&self, problem: &Problem) -> Cost {
+        let n = Sizes::of(problem);
+        let requests = &self.requests[self.expanded()];
+        let (tokens, pairs) = (tokens(requests), pairs(requests));
+        let context: f64 = requests.iter().map(|r| f64::from(r.context_len())).sum();
+        if tokens == 0.0 {
+            return Cost::default();
+        }
+        let rows = tokens + context;
+        let expanded_bytes = 2.0 * rows * n.heads * n.kv_b * n.element_bytes;
+        let new_bytes = tokens * (n.latent + n.rope) * n.element_bytes;
+        Cost {
+            flop: 2.0 * n.heads * (rows * n.latent * n.kv_b + pairs * (n.kv_b + n.rope)),
+            bytes: n.weight_bytes
+                + tokens * n.token_bytes
+                + new_bytes
+                + context * n.row_bytes
+                + expanded_bytes,
+        }
+    }
+}
+
+fn tokens(requests: &[Request]) -> f64 {
+    requests.iter().map(|r| f64::from(r.q)).sum()
+}
+
+/// The pairs of a query token and a token that it sees: the whole context, and of the new tokens
+/// those up to itself.
+fn pairs(requests: &[Request]) -> f64 {
+    let of = |r: &Request| {
+        let (new, context) = (f64::from(r.q), f64::from(r.context_len()));
+        new * context + new * (new + 1.0) / 2.0
+    };
+    requests.iter().map(of).sum()
+}
+
+/// The widths of a problem, as factors.
+struct Sizes {
+    heads: f64,
+    latent: f64,
+    rope: f64,
+    /// P + V.
+    kv_b: f64,
+    element_bytes: f64,
+    weight_bytes: f64,
+    row_bytes: f64,
+    /// Of one token's queries and outputs.
+    token_bytes: f64,
+}
+
+impl Sizes {
+    fn of(problem: &Problem) -> Self {
+        let dims = problem.dims;
+        let [heads, latent, rope, kv_b, qk, v] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.kv_b(),
+            dims.head.qk(),
+            dims.head.v,
+        ]
+        .map(f64::from);
+        let element_bytes = problem.dtype.bytes() as f64;
+        Self {
+            heads,
+            latent,
+            rope,
+            kv_b,
+            element_bytes,
+            weight_bytes: latent * heads * kv_b * element_bytes,
+            row_bytes: problem.kv_format.row_bytes(dims) as f64,
+            token_bytes: heads * (qk + v) * element_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mla_runtime::dims::{HeadDims, MlaDims};
+    use mla_runtime::dtype::DType;
+
+    use super::*;
+
+    #[test]
+    fn pairs_are_those_of_a_loop() {
+        for (q, kv) in [(1, 1), (1, 9), (4, 4), (5, 13)] {
+            let counted: u32 = (0..q).map(|own| kv - q + own + 1).sum();
+            assert_eq!(pairs(&[Request { q, kv }]), f64::from(counted));
+        }
+    }
+
+    #[test]
+    fn costs_of_a_batch_small_enough_to_count() {
+        let spec: BatchSpec = "q1s3_q4".parse().unwrap();
+        let workload = Workload::new(&spec, 1, 2, 7).unwrap();
+        assert_eq!(workload.pages, 4);
+        assert_eq!(workload.limits(None).unwrap().context_rows, 0);
+        // L, P, R, V, H in f32.
+        let dims = MlaDims::new(5, HeadDims::new(2, 1, 3));
+        let problem = Problem::new(dims, 2, DType::F32);
+        let cost = workload.absorbed_cost(&problem);
+        assert_eq!(cost.flop, 2.0 * 2.0 * (5.0 * 5.0 + 3.0 * 11.0));
+        // Weights 5·2·5, a token's 2·(3 + 3), three rows of 6: each 4 bytes.
+        assert_eq!(cost.bytes, 4.0 * (50.0 + 12.0 + 18.0));
+        let cost = workload.expanded_cost(&problem);
+        assert_eq!(cost.flop, 2.0 * 2.0 * (4.0 * 25.0 + 10.0 * 6.0));
+        let expanded = 2.0 * 4.0 * 2.0 * 5.0;
+        assert_eq!(cost.bytes, 4.0 * (50.0 + 48.0 + 24.0 + expanded));
+    }
+
+    #[test]
+    fn the_absorbed_path_comes_first_and_tables_hold_every_page_once() {
+        let spec: BatchSpec = "q300s400_3q1s100_q200_q5s80".parse().unwrap();
+        let workload = Workload::new(&spec, 171, 16, 3).unwrap();
+        assert_eq!(workload.absorbed, 0..4);
+        assert_eq!(workload.tokens_of(&workload.absorbed), 0..8);
+        assert_eq!(workload.query_len, QueryLen::Ragged);
+        let mut pages: Vec<_> = workload.tables.iter().filter(|page| **page >= 0).collect();
+        pages.sort_unstable();
+        let all: Vec<i32> = (0..workload.pages as i32).collect();
+        assert!(pages.into_iter().eq(all.iter()));
+    }
+}
