@@ -235,7 +235,7 @@ mod tests {
                 compile_seconds: 0.0,
                 peak: 0,
                 object_bytes: 0,
-                device_bytes: 0,
+                device_bytes: Default::default(),
                 kernels,
             }],
         }

@@ -1,7 +1,7 @@
 //! The build: from sources to a linked library.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     env, fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -15,6 +15,7 @@ use crate::{
     compiler::{self, Compiler, Host},
     depfile,
     diagnostic::{self, Failure, Failures},
+    fatbin,
     hasher::{Hasher, content_now},
     process,
     progress::{Event, Progress},
@@ -39,7 +40,7 @@ use crate::{
 /// ```
 ///
 /// All paths are relative to the package. A source below a folder `sm90` or `sm100` is compiled for that
-/// architecture when it is turned on; any other (by custom below `all`) for every one that is, into one
+/// architecture when it is turned on; any other (by habit below `all`) for every one that is, into one
 /// object. `common` is for headers, and a source there is an error.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is built before `compile`"]
@@ -830,7 +831,7 @@ impl Plan {
                     compile_seconds: entry.meta.seconds,
                     peak: entry.meta.peak,
                     object_bytes: entry.object.len() as u64,
-                    device_bytes: device_bytes(&entry.object),
+                    device_bytes: device_bytes(&entry.object, unit),
                     kernels: ptxas::parse(&entry.meta.log),
                 }
             })
@@ -998,15 +999,22 @@ fn parse_size(text: &str) -> Option<u64> {
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The bytes of an object that hold code for the GPU.
-fn device_bytes(object: &[u8]) -> u64 {
-    use object::{Object as _, ObjectSection as _};
-    object::File::parse(object).map_or(0, |file| {
-        file.sections()
-            .filter(|section| section.name().is_ok_and(|name| name.contains("nv_fatbin")))
-            .map(|section| section.size())
-            .sum()
-    })
+/// The bytes of GPU code in an object, by target.
+fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
+    let by_number = fatbin::code_by_architecture(object);
+    let target = |number: u32| {
+        let names = |a: &&Architecture| {
+            a.target().trim_matches(|c: char| !c.is_ascii_digit()) == number.to_string()
+        };
+        unit.architectures
+            .iter()
+            .find(names)
+            .map_or_else(|| format!("sm_{number}"), |a| a.target().to_owned())
+    };
+    by_number
+        .into_iter()
+        .map(|(number, bytes)| (target(number), bytes))
+        .collect()
 }
 
 #[cfg(test)]

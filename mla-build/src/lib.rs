@@ -21,6 +21,7 @@ mod compiler;
 mod depfile;
 mod diagnostic;
 mod error;
+mod fatbin;
 mod hasher;
 mod kernels;
 mod memory;

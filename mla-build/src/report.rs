@@ -5,6 +5,7 @@
 //! it.
 
 use std::{
+    collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
 };
@@ -61,8 +62,8 @@ pub struct Unit {
     pub peak: u64,
     /// Size of its object, in bytes.
     pub object_bytes: u64,
-    /// Of that, code for the GPU.
-    pub device_bytes: u64,
+    /// Of that, code for the GPU, per target.
+    pub device_bytes: BTreeMap<String, u64>,
     /// Its kernels, per target.
     pub kernels: Vec<Kernel>,
 }
@@ -114,6 +115,28 @@ impl Report {
             Ok(())
         };
         write().map_err(Error::file("write", path))
+    }
+
+    /// Bytes of code for the GPU that each target adds to a program that calls everything.
+    pub fn device_bytes(&self) -> BTreeMap<String, u64> {
+        let mut bytes = BTreeMap::new();
+        for (target, more) in self.units.iter().flat_map(|unit| &unit.device_bytes) {
+            *bytes.entry(target.clone()).or_default() += more;
+        }
+        bytes
+    }
+
+    /// Seconds that the compilers took for everything in it, one after another.
+    pub fn compile_seconds(&self) -> f64 {
+        self.units.iter().map(|unit| unit.compile_seconds).sum()
+    }
+
+    /// Peak memory of the `count` largest units together, in bytes: no build with as many jobs needs
+    /// more.
+    pub fn peak_of_largest(&self, count: usize) -> u64 {
+        let mut peaks: Vec<_> = self.units.iter().map(|unit| unit.peak).collect();
+        peaks.sort_unstable_by_key(|&peak| std::cmp::Reverse(peak));
+        peaks.iter().take(count).sum()
     }
 
     /// How many units came from where.
@@ -199,6 +222,17 @@ pub fn table(report: &Report) -> String {
         report.seconds,
         size(report.library_bytes),
     ));
+    let code: Vec<_> = report
+        .device_bytes()
+        .into_iter()
+        .map(|(target, bytes)| format!("{target} {}", size(bytes)))
+        .collect();
+    line(format!(
+        "{:.1} s of compilers in all; the 2 largest units at once need {}; code for the GPU: {}",
+        report.compile_seconds(),
+        size(report.peak_of_largest(2)),
+        code.join(", "),
+    ));
     line(units_table(report).to_string());
     line(kernels_table(report).to_string());
     for warned in report
@@ -237,7 +271,7 @@ fn units_table(report: &Report) -> Table {
             right(format!("{:.1}", unit.compile_seconds)),
             right(size(unit.peak)),
             right(size(unit.object_bytes)),
-            right(size(unit.device_bytes)),
+            right(size(unit.device_bytes.values().sum())),
         ]);
     }
     table

@@ -146,7 +146,7 @@ impl Follow {
 fn summary(report: &Report, top: usize) -> String {
     let mut units: Vec<_> = report.units.iter().collect();
     units.sort_by(|a, b| b.compile_seconds.total_cmp(&a.compile_seconds));
-    let total: f64 = units.iter().map(|unit| unit.compile_seconds).sum();
+    let total = report.compile_seconds();
     let mut lines = Vec::new();
     for unit in units.iter().take(top) {
         lines.push(format!(
@@ -167,14 +167,12 @@ fn summary(report: &Report, top: usize) -> String {
             rest.len()
         ));
     }
-    let mut peaks: Vec<_> = units.iter().map(|unit| unit.peak).collect();
-    peaks.sort_unstable_by_key(|&peak| std::cmp::Reverse(peak));
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     lines.push(format!(
         "{total:.1} s of compilers in all; the build took {:.1} s; library {}; the {jobs} largest units at once need {}",
         report.seconds,
         size(report.library_bytes),
-        size(peaks.iter().take(jobs).sum()),
+        size(report.peak_of_largest(jobs)),
     ));
     lines.join("\n")
 }

@@ -111,7 +111,7 @@ fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_uni
         ),
         ("a(float*)", "sm_90a", 0)
     );
-    assert!(kernel.registers > 0 && report.units[1].device_bytes > 0);
+    assert!(kernel.registers > 0 && report.units[1].device_bytes["sm_90a"] > 0);
 
     let copied = Command::new("cp")
         .arg("-r")
@@ -213,6 +213,9 @@ fn both_architectures_make_one_object_of_a_shared_source() {
     assert_eq!(built.report.units[0].source, "cuda/all/c.cu");
     assert_eq!(targets, ["sm_90a", "sm_100a"]);
     assert_eq!(built.report.units[1].kernels.len(), 1);
+    let code = built.report.device_bytes();
+    assert_eq!(code.keys().collect::<Vec<_>>(), ["sm_100a", "sm_90a"]);
+    assert!(code.values().all(|&bytes| bytes > 1000), "{code:?}");
 }
 
 /// A crate of somebody else, with one line in its build script, built by Cargo and run.
