@@ -16,6 +16,7 @@ mod architecture;
 #[cfg(feature = "bindings")]
 mod bindings;
 pub mod budget;
+mod build;
 mod cache;
 mod compiler;
 mod depfile;

@@ -29,7 +29,7 @@ pub use pins::Pins;
 pub use version::Version;
 
 use crate::Error;
-use search::Search;
+pub(crate) use search::Search;
 
 /// One part of the toolkit: where it was found, its version, and which place of the order held it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,11 +92,7 @@ pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
 }
 
 /// Finds CUDA.
-pub(crate) fn cuda(install: &str) -> Result<Cuda, Error> {
-    cuda_in(&Search::new(), install)
-}
-
-fn cuda_in(search: &Search, install: &str) -> Result<Cuda, Error> {
+pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
     let mut looked = Vec::new();
     if let Some(given) = search.variable("NVCC") {
         let nvcc = PathBuf::from(&given);
@@ -143,11 +139,7 @@ fn cuda_in(search: &Search, install: &str) -> Result<Cuda, Error> {
 }
 
 /// Finds the CUTLASS headers: the folder that holds `cutlass/cutlass.h`.
-pub(crate) fn cutlass(install: &str) -> Result<Found, Error> {
-    cutlass_in(&Search::new(), install)
-}
-
-fn cutlass_in(search: &Search, install: &str) -> Result<Found, Error> {
+pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
     const HEADER: &str = "cutlass/cutlass.h";
     let found = |path: PathBuf, place: &str| Found {
         part: "CUTLASS".into(),
@@ -197,11 +189,7 @@ fn cutlass_in(search: &Search, install: &str) -> Result<Found, Error> {
 
 /// Finds libclang: the folder that holds the shared library.
 #[cfg_attr(not(feature = "bindings"), allow(dead_code))]
-pub(crate) fn libclang(install: &str) -> Result<Found, Error> {
-    libclang_in(&Search::new(), install)
-}
-
-fn libclang_in(search: &Search, install: &str) -> Result<Found, Error> {
+pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
     let found = |library: &Path, place: &str| Found {
         part: "libclang".into(),
         path: library.to_owned(),

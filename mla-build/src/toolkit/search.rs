@@ -6,12 +6,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::OnceLock,
 };
 
 use super::{Pins, root_of};
 
 /// What the search may look at. A test gives its own; a build takes the process's.
-pub(super) struct Search {
+pub(crate) struct Search {
     variables: BTreeMap<OsString, OsString>,
     /// The usual folders of a toolkit.
     usual: Vec<PathBuf>,
@@ -19,12 +20,15 @@ pub(super) struct Search {
     usual_libclang: Vec<PathBuf>,
     /// The interpreter that is asked for its site-packages.
     python: Option<PathBuf>,
+    /// Its answer, asked for once: starting an interpreter is the slowest step of a build that has
+    /// nothing to do.
+    python_folders: OnceLock<Result<Vec<PathBuf>, String>>,
     /// The folder of this crate's own toolkit.
     own: Option<PathBuf>,
 }
 
 impl Search {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut usual = vec![PathBuf::from("/usr/local/cuda")];
         let mut versions = children(Path::new("/usr/local"), "cuda-");
         versions.reverse();
@@ -58,6 +62,7 @@ impl Search {
             usual,
             usual_libclang,
             python,
+            python_folders: OnceLock::new(),
             own: Pins::current().folder(),
         }
     }
@@ -77,6 +82,7 @@ impl Search {
             usual: usual.iter().map(|p| p.to_path_buf()).collect(),
             usual_libclang: usual.iter().map(|p| p.to_path_buf()).collect(),
             python: python.map(Path::to_owned),
+            python_folders: OnceLock::new(),
             own: own.map(Path::to_owned),
         }
     }
@@ -153,19 +159,14 @@ impl Search {
                 add(name, python.join("site-packages"));
             }
         }
-        // One question tells the user's folder and the system's, wherever this Python keeps them.
-        const QUESTION: &str = "import site\nprint(site.getusersitepackages())\nprint(*site.getsitepackages(), sep='\\n')";
-        match &self.python {
-            Some(python) => match Command::new(python).args(["-c", QUESTION]).output() {
-                Ok(output) if output.status.success() => {
-                    for line in String::from_utf8_lossy(&output.stdout).lines() {
-                        add("Python site-packages", line.into());
-                    }
-                }
-                Ok(output) => looked.push(format!("{}: {}", python.display(), output.status)),
-                Err(error) => looked.push(format!("{}: {error}", python.display())),
-            },
-            None => looked.push("Python site-packages: no python3 on PATH".into()),
+        match self
+            .python_folders
+            .get_or_init(|| ask(self.python.as_deref()))
+        {
+            Ok(answer) => answer
+                .iter()
+                .for_each(|folder| add("Python site-packages", folder.clone())),
+            Err(message) => looked.push(format!("Python site-packages: {message}")),
         }
         match &self.own {
             Some(folder) => add("toolkit folder", folder.clone()),
@@ -185,6 +186,24 @@ impl Search {
         }
         roots
     }
+}
+
+/// The site-packages folders that a Python knows: the user's and the system's, wherever it keeps them.
+fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
+    const QUESTION: &str =
+        "import site\nprint(site.getusersitepackages())\nprint(*site.getsitepackages(), sep='\\n')";
+    let python = python.ok_or("no python3 on PATH")?;
+    let output = Command::new(python)
+        .args(["-c", QUESTION])
+        .output()
+        .map_err(|error| format!("{}: {error}", python.display()))?;
+    if !output.status.success() {
+        return Err(format!("{}: {}", python.display(), output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(PathBuf::from)
+        .collect())
 }
 
 /// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in them,

@@ -54,7 +54,7 @@ fn the_first_place_of_the_order_that_is_whole_wins() {
     let usual = at("usual");
     let own = at("own");
     let look = |variables: &[(&str, &std::ffi::OsStr)], usual: &[&Path], python: Option<&Path>| {
-        let cuda = cuda_in(
+        let cuda = cuda(
             &Search::for_test(variables, usual, python, Some(&own)),
             "install",
         )
@@ -101,7 +101,7 @@ fn a_toolkit_without_its_headers_is_passed_over_and_named() {
     fake(&half, "12.8");
     fs::remove_file(half.join("include/cuda_runtime.h")).unwrap();
     let search = Search::for_test(&[("CUDA_HOME", half.as_os_str())], &[], None, Some(&own));
-    let message = cuda_in(&search, "cargo xtask toolkit")
+    let message = cuda(&search, "cargo xtask toolkit")
         .unwrap_err()
         .to_string();
     assert!(
@@ -137,7 +137,7 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
             None,
             None,
         );
-        let message = cuda_in(&search, "").unwrap_err().to_string();
+        let message = cuda(&search, "").unwrap_err().to_string();
         assert!(
             message.starts_with(&format!("{variable}: given")),
             "{message}"
@@ -145,14 +145,14 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
     }
     let search = Search::for_test(&[("LIBCLANG_PATH", good.as_os_str())], &[], None, None);
     assert!(
-        libclang_in(&search, "")
+        libclang(&search, "")
             .unwrap_err()
             .to_string()
             .starts_with("LIBCLANG_PATH: given")
     );
     let search = Search::for_test(&[("MLA_CUTLASS", good.as_os_str())], &[], None, None);
     assert!(
-        cutlass_in(&search, "")
+        cutlass(&search, "")
             .unwrap_err()
             .to_string()
             .starts_with("MLA_CUTLASS: given")
@@ -176,10 +176,10 @@ fn cutlass_and_libclang_are_found_in_a_wheel_with_their_versions() {
 
     let search = Search::for_test(&[], &[], None, Some(folder.path()));
     assert_eq!(
-        cutlass_in(&search, "").unwrap().version.as_deref(),
+        cutlass(&search, "").unwrap().version.as_deref(),
         Some("4.2.0")
     );
-    let libclang = libclang_in(&search, "").unwrap();
+    let libclang = libclang(&search, "").unwrap();
     assert_eq!(libclang.version.as_deref(), Some("18.1.1"));
     assert!(libclang.path.ends_with("clang/native/libclang.so"));
 }

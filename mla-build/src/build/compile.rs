@@ -1,0 +1,307 @@
+//! Each unit: from the cache, or from the compiler into it.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use super::{Done, Plan};
+use crate::{
+    Error,
+    cache::{DependencySet, Entry, Estimate, Key, Loaded, Meta},
+    depfile,
+    diagnostic::{self, Failure},
+    hasher::{Hasher, content_now},
+    process,
+    progress::{Event, Progress},
+    report::Outcome,
+    schedule::{self, Job, Limits},
+    unit::Unit,
+};
+
+impl Plan {
+    pub(super) fn compile_units(
+        &self,
+        limits: &Limits,
+        progress: &Progress,
+    ) -> Result<Vec<Done>, Error> {
+        // Files that change from here on are not trusted, and the clock of a file system may be late by
+        // one tick of the kernel.
+        let trusted = SystemTime::now();
+        thread::sleep(Duration::from_millis(10));
+        let hasher = Hasher::default();
+
+        let mut done = Vec::new();
+        let mut jobs = Vec::new();
+        for (index, unit) in self.units.iter().enumerate() {
+            let first = self.first_key(unit, &hasher)?;
+            match self.look_up(first, &hasher) {
+                Ok((entry, files)) => {
+                    done.push(self.take(index, entry, files, Outcome::Cached, String::new()));
+                }
+                Err(reason) => {
+                    let estimate = self
+                        .cache
+                        .estimate(self.unit_key(unit))
+                        .unwrap_or(Estimate {
+                            seconds: 30.0,
+                            // A unit that includes CUTLASS needs a few, a small one half of one.
+                            peak: 2 << 30,
+                        });
+                    jobs.push(Job {
+                        work: (index, first, reason),
+                        memory: estimate.peak,
+                        seconds: estimate.seconds,
+                    });
+                }
+            }
+        }
+        progress.tell(&Event::Planned {
+            package: self.package.clone(),
+            units: self.units.len(),
+            cached: done.len(),
+        });
+        let compiled = schedule::run(jobs, limits, |(index, first, reason)| {
+            let started = Instant::now();
+            let done = self.compile_unit(index, first, reason, trusted, &hasher, progress);
+            progress.tell(&Event::Finished {
+                unit: self.units[index].to_string(),
+                outcome: done.outcome,
+                seconds: started.elapsed().as_secs_f64(),
+                peak: done.entry.as_ref().map_or(0, |entry| entry.meta.peak),
+                error: done
+                    .failure
+                    .as_ref()
+                    .map(|failure| failure.first_error.clone())
+                    .or_else(|| done.error.as_ref().map(ToString::to_string)),
+            });
+            done
+        })
+        .map_err(Error::file(
+            "take a token of the jobserver for",
+            &self.out_dir,
+        ))?;
+        done.extend(compiled);
+        done.sort_by_key(|done| done.index);
+        match done.iter_mut().find_map(|done| done.error.take()) {
+            Some(error) => Err(error),
+            None => Ok(done),
+        }
+    }
+
+    fn first_key(&self, unit: &Unit, hasher: &Hasher) -> Result<Key, Error> {
+        let source = self.compiler.root.join(&unit.source);
+        let content = hasher
+            .content(&source)
+            .ok_or(io::ErrorKind::NotFound)
+            .map_err(|kind| Error::File {
+                action: "read",
+                path: source,
+                source: kind.into(),
+            })?;
+        let canonical = self.compiler.canonical(unit);
+        // The place within the package is part of it: a quoted include starts from there.
+        let mut parts: Vec<&[u8]> = vec![
+            unit.source.as_bytes(),
+            content.as_bytes(),
+            self.compiler.cuda.version_text.as_bytes(),
+            self.compiler.host.version_text.as_bytes(),
+        ];
+        parts.extend(canonical.iter().map(|argument| argument.as_bytes()));
+        Ok(Key::new(parts))
+    }
+
+    /// Of the unit whatever its content: what its last compilation needed is kept under it.
+    fn unit_key(&self, unit: &Unit) -> Key {
+        let targets = unit.targets().join(" ");
+        Key::new([
+            self.package.as_bytes(),
+            unit.source.as_bytes(),
+            targets.as_bytes(),
+        ])
+    }
+
+    /// The object and the files that it was made of, or why it has to be compiled.
+    fn look_up(&self, first: Key, hasher: &Hasher) -> Result<(Entry, Vec<PathBuf>), String> {
+        let mut reason = None;
+        for set in &self.cache.manifest(first).sets {
+            match set.check(&self.roles, &self.roots, hasher) {
+                Ok(files) => match self.cache.load(first.with_dependencies(set)) {
+                    Loaded::Whole(entry) => return Ok((entry, files)),
+                    Loaded::Missing => {
+                        reason = reason.or(Some("its object is gone from the cache".to_owned()))
+                    }
+                    Loaded::Corrupted => {
+                        reason = reason.or(Some("its object in the cache is corrupted".to_owned()))
+                    }
+                },
+                // The latest set comes first, and what changed against it is what the user wants to know.
+                Err(changed) => reason = reason.or(Some(changed)),
+            }
+        }
+        Err(reason.unwrap_or_else(|| "its source, flags and compilers are new together".to_owned()))
+    }
+
+    fn compile_unit(
+        &self,
+        index: usize,
+        first: Key,
+        reason: String,
+        trusted: SystemTime,
+        hasher: &Hasher,
+        progress: &Progress,
+    ) -> Done {
+        let unit = &self.units[index];
+        let _guard = self.cache.lock(first);
+        // Another build may have compiled it while this one waited for the lock.
+        if let Ok((entry, files)) = self.look_up(first, hasher) {
+            return self.take(index, entry, files, Outcome::Cached, String::new());
+        }
+        progress.tell(&Event::Started {
+            unit: unit.to_string(),
+            reason: reason.clone(),
+        });
+        let failed = |failure, error| Done {
+            index,
+            outcome: Outcome::Failed,
+            reason: reason.clone(),
+            entry: None,
+            files: vec![self.compiler.root.join(&unit.source)],
+            failure,
+            error,
+        };
+        let temporary = match tempfile::Builder::new()
+            .prefix("nvcc-")
+            .tempdir_in(&self.out_dir)
+        {
+            Ok(folder) => folder,
+            Err(error) => {
+                return failed(
+                    None,
+                    Some(Error::file("make a folder in", &self.out_dir)(error)),
+                );
+            }
+        };
+        let object = temporary.path().join("unit.o");
+        let rule = temporary.path().join("unit.d");
+        let mut command = self
+            .compiler
+            .command(unit, &object, &rule, temporary.path());
+        let finished = match process::run(&mut command) {
+            Ok(finished) => finished,
+            Err(error) => {
+                return failed(
+                    None,
+                    Some(Error::file("run", &self.compiler.cuda.nvcc)(error)),
+                );
+            }
+        };
+        let log = self.objects.join(format!("{}.log", unit.file_stem()));
+        // Said to the user as the place of the whole output; without it the first error is still shown.
+        let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
+        if !finished.status.success() {
+            let failure = Failure {
+                unit: unit.to_string(),
+                first_error: diagnostic::first_error(&finished.log, &finished.status.to_string()),
+                hint: diagnostic::hint(&finished.log, finished.signal()),
+                log,
+            };
+            return failed(Some(failure), None);
+        }
+        let read =
+            |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
+        let (bytes, rule) = match read(&object).and_then(|bytes| Ok((bytes, read(&rule)?))) {
+            Ok(both) => both,
+            Err(error) => return failed(None, Some(error)),
+        };
+        let files: Vec<_> = depfile::parse(&String::from_utf8_lossy(&rule))
+            .into_iter()
+            .map(|path| self.compiler.root.join(path))
+            .collect();
+        let estimate = Estimate {
+            seconds: finished.elapsed.as_secs_f64(),
+            peak: finished.peak,
+        };
+        let entry = Entry {
+            meta: Meta {
+                seconds: estimate.seconds,
+                peak: estimate.peak,
+                log: finished.log,
+            },
+            object: bytes,
+        };
+        self.cache.keep_estimate(self.unit_key(unit), estimate);
+        match self.dependencies(unit, &files, trusted, hasher) {
+            Ok(set) => self.cache.keep(first, set, &entry),
+            Err(path) => progress.tell(&Event::Noted {
+                text: format!(
+                    "{unit} is not kept: {} changed while it was compiled",
+                    path.display()
+                ),
+            }),
+        }
+        self.take(index, entry, files, Outcome::Compiled, reason)
+    }
+
+    /// What the compilation depended on, or a file that may have been read in another state than it is
+    /// in now.
+    fn dependencies(
+        &self,
+        unit: &Unit,
+        files: &[PathBuf],
+        trusted: SystemTime,
+        hasher: &Hasher,
+    ) -> Result<DependencySet, PathBuf> {
+        // The source itself is always one, whatever the compiler says.
+        let source = self.compiler.root.join(&unit.source);
+        let mut all = vec![source];
+        all.extend_from_slice(files);
+        let trusted = trusted
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        for path in &all {
+            // The time of the last change of the file's data or name, which, unlike the time of
+            // modification, nobody can set.
+            let Ok(data) = fs::metadata(path) else {
+                return Err(path.clone());
+            };
+            let changed =
+                Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
+            if changed >= trusted && content_now(path).ok() != hasher.known(path) {
+                return Err(path.clone());
+            }
+        }
+        DependencySet::new(&all, &self.roles, &self.roots, hasher)
+    }
+
+    /// Puts an object where the archiver takes it.
+    fn take(
+        &self,
+        index: usize,
+        entry: Entry,
+        files: Vec<PathBuf>,
+        outcome: Outcome,
+        reason: String,
+    ) -> Done {
+        let path = self.object(&self.units[index]);
+        let error = fs::write(&path, &entry.object)
+            .map_err(Error::file("write", &path))
+            .err();
+        Done {
+            index,
+            outcome,
+            reason,
+            entry: Some(entry),
+            files,
+            failure: None,
+            error,
+        }
+    }
+
+    pub(super) fn object(&self, unit: &Unit) -> PathBuf {
+        self.objects.join(format!("{}.o", unit.file_stem()))
+    }
+}

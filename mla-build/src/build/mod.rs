@@ -1,0 +1,372 @@
+//! The build: from sources to a linked library.
+
+mod compile;
+mod output;
+
+use std::{
+    collections::BTreeSet,
+    env, fs, io,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use crate::{
+    Architecture, Built, Error, Kernels,
+    cache::{Cache, Entry, PACKAGE},
+    compiler::{self, Compiler, Host},
+    diagnostic::{Failure, Failures},
+    progress::{Event, Progress},
+    report::{self, Outcome},
+    roles::Roles,
+    schedule::Limits,
+    toolkit::{self, Found, Pins, Search},
+    unit::{self, Unit},
+};
+
+/// A build whose settings are all known.
+pub(crate) struct Plan {
+    library: String,
+    package: String,
+    out_dir: PathBuf,
+    /// Objects and logs.
+    objects: PathBuf,
+    target_dir: PathBuf,
+    for_cargo: bool,
+    globs: Vec<String>,
+    header: Option<PathBuf>,
+    architectures: BTreeSet<Architecture>,
+    units: Vec<Unit>,
+    compiler: Compiler,
+    found: Vec<Found>,
+    roles: Roles,
+    /// The include roots, in the order of the search, without their roles.
+    roots: Vec<PathBuf>,
+    cache: Cache,
+    cache_bound: u64,
+    compile_commands: Option<PathBuf>,
+    install_command: String,
+    search: Search,
+}
+
+/// What became of a unit.
+struct Done {
+    index: usize,
+    outcome: Outcome,
+    reason: String,
+    entry: Option<Entry>,
+    /// The files that it was made of.
+    files: Vec<PathBuf>,
+    failure: Option<Failure>,
+    /// A problem that is not the unit's.
+    error: Option<Error>,
+}
+
+impl Plan {
+    pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
+        if library.is_empty()
+            || !library
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+        {
+            return Err(Error::Setting {
+                field: "library".into(),
+                given: library.to_owned(),
+                accepted: "a name of letters, digits, _ and -".into(),
+            });
+        }
+        for flag in &kernels.flags {
+            compiler::check_flag(flag)?;
+        }
+        let folder = |given: Option<PathBuf>, variable: &str| {
+            given.or_else(|| env::var_os(variable).map(PathBuf::from)).ok_or_else(|| Error::Setting {
+                field: variable.to_owned(),
+                given: "nothing".into(),
+                accepted: "a folder: Cargo sets it for build scripts, elsewhere call the setter of Kernels".into(),
+            })
+        };
+        let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
+        let root = root
+            .canonicalize()
+            .map_err(Error::file("open the package's folder", &root))?;
+        let for_cargo = kernels.out_dir.is_none();
+        let out_dir = folder(kernels.out_dir, "OUT_DIR")?;
+        fs::create_dir_all(&out_dir).map_err(Error::file("make", &out_dir))?;
+        let out_dir = out_dir
+            .canonicalize()
+            .map_err(Error::file("open", &out_dir))?;
+
+        let architectures = if kernels.architectures.is_empty() {
+            Architecture::from_features()?
+        } else {
+            kernels.architectures
+        };
+        if architectures.is_empty() {
+            return Err(Error::NoArchitecture);
+        }
+        let units = unit::discover(&root, &kernels.sources, &architectures)?;
+
+        let install_command = kernels
+            .install_command
+            .unwrap_or_else(|| Pins::current().command());
+        let search = Search::new();
+        let cuda = match &kernels.cuda_home {
+            Some(home) => toolkit::cuda_at(home)?,
+            None => toolkit::cuda(&search, &install_command)?,
+        };
+        for &architecture in &architectures {
+            if cuda.version < architecture.needs_toolkit() {
+                return Err(Error::ToolkitTooOld {
+                    architecture,
+                    needed: architecture.needs_toolkit(),
+                    found: cuda.version,
+                    nvcc: cuda.nvcc,
+                });
+            }
+        }
+        let mut found = vec![cuda.found.clone()];
+        let host = Host::find(kernels.host_compiler.as_deref())?;
+
+        // The order of the search, and the role of each folder.
+        let header = kernels.header.map(|header| root.join(header));
+        let mut own: Vec<PathBuf> = header
+            .iter()
+            .filter_map(|h| h.parent())
+            .map(Path::to_owned)
+            .collect();
+        for include in kernels.includes {
+            let folder = root.join(&include);
+            if !folder.is_dir() {
+                return Err(Error::Setting {
+                    field: "include".into(),
+                    given: include.display().to_string(),
+                    accepted: "an existing folder, absolute or relative to the package".into(),
+                });
+            }
+            if !own.contains(&folder) {
+                own.push(folder);
+            }
+        }
+        let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
+        let mut includes = Vec::new();
+        for (number, folder) in own.into_iter().enumerate() {
+            // A folder of the package is known by its place there; one elsewhere by its number.
+            let role = match folder.strip_prefix(&root) {
+                Ok(inside) => format!("{PACKAGE}/{}", inside.display()),
+                Err(_) => {
+                    let role = format!("include {number}");
+                    roles.push((role.clone(), folder.clone()));
+                    role
+                }
+            };
+            includes.push((role, folder));
+        }
+        if kernels.cutlass {
+            let cutlass = toolkit::cutlass(&search, &install_command)?;
+            includes.push(("cutlass".to_owned(), cutlass.path.clone()));
+            roles.push(("cutlass".to_owned(), cutlass.path.clone()));
+            found.push(cutlass);
+        }
+        roles.push(("cuda".to_owned(), cuda.include.clone()));
+        let roots: Vec<_> = includes
+            .iter()
+            .map(|(_, folder)| folder.clone())
+            .chain([cuda.include.clone()])
+            .collect();
+
+        let cache = kernels
+            .cache
+            .or_else(|| {
+                env::var_os("MLA_BUILD_CACHE")
+                    .filter(|v| !v.is_empty())
+                    .map(PathBuf::from)
+            })
+            .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
+            // Without a home there is still a build, whose cache lives and dies with its target folder.
+            .unwrap_or_else(|| out_dir.join("mla-build-cache"));
+        let target_dir = out_dir
+            .ancestors()
+            .filter(|folder| folder.join("CACHEDIR.TAG").is_file())
+            .last()
+            .unwrap_or(&out_dir)
+            .to_owned();
+        let compile_commands = kernels
+            .compile_commands
+            .or_else(|| {
+                env::var_os("MLA_BUILD_COMPILE_COMMANDS")
+                    .filter(|v| !v.is_empty())
+                    .map(PathBuf::from)
+            })
+            .map(|path| root.join(path));
+        Ok(Self {
+            library: library.to_owned(),
+            package: env::var("CARGO_PKG_NAME")
+                .ok()
+                .filter(|_| for_cargo)
+                .unwrap_or_else(|| {
+                    root.file_name()
+                        .unwrap_or_default()
+                        .to_string_lossy()
+                        .into_owned()
+                }),
+            objects: out_dir.join(format!("{library}-objects")),
+            out_dir,
+            target_dir,
+            for_cargo,
+            globs: kernels.sources,
+            header,
+            architectures,
+            units,
+            compiler: Compiler {
+                cuda,
+                host,
+                root,
+                includes,
+                defines: kernels.defines,
+                flags: kernels.flags,
+            },
+            found,
+            roles: Roles::new(roles),
+            roots,
+            cache: Cache::open(cache),
+            cache_bound: cache_bound()?,
+            compile_commands,
+            install_command,
+            search,
+        })
+    }
+
+    pub(crate) fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
+        if self.for_cargo {
+            // Before anything can fail: a build that failed must run again when its cause is gone.
+            self.watch_settings();
+        }
+        let mut watched = Vec::new();
+        let bindings = self.bind(&mut watched)?;
+        if let Some(path) = &self.compile_commands {
+            self.write_compile_commands(path)?;
+        }
+        // Objects of units that are gone must not linger.
+        match fs::remove_dir_all(&self.objects) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::File {
+                    action: "empty",
+                    path: self.objects,
+                    source: error,
+                });
+            }
+            _ => fs::create_dir_all(&self.objects).map_err(Error::file("make", &self.objects))?,
+        }
+
+        let progress = Progress::new();
+        let done = self.compile_units(limits, &progress)?;
+        self.cache.shrink(self.cache_bound);
+
+        let failures: Vec<_> = done
+            .iter()
+            .filter_map(|done| done.failure.clone())
+            .collect();
+        let mut library_bytes = 0;
+        let library = self.out_dir.join(format!("lib{}.a", self.library));
+        if failures.is_empty() {
+            self.archive(&library)?;
+            library_bytes = fs::metadata(&library)
+                .map_err(Error::file("read", &library))?
+                .len();
+        }
+        for note in self.cache.notes() {
+            progress.tell(&Event::Noted { text: note });
+        }
+        watched.extend(done.iter().flat_map(|done| done.files.iter().cloned()));
+        let report = self.report(done, started, library_bytes);
+        report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
+        if self.target_dir != self.out_dir {
+            report.save(
+                &report::folder(&self.target_dir)
+                    .join(format!("{}-{}.json", self.package, self.library)),
+            )?;
+        }
+        if !failures.is_empty() {
+            return Err(Error::Compile(Failures {
+                units: failures,
+                total: self.units.len(),
+            }));
+        }
+        if self.for_cargo {
+            self.tell_cargo(watched);
+        }
+        Ok(Built {
+            library,
+            bindings,
+            report,
+        })
+    }
+
+    #[cfg(feature = "bindings")]
+    fn bind(&mut self, watched: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
+        let Some(header) = &self.header else {
+            return Ok(None);
+        };
+        let libclang = toolkit::libclang(&self.search, &self.install_command)?;
+        let output = self.out_dir.join(format!("{}.rs", self.library));
+        let files =
+            crate::bindings::write(header, &output, &self.roots, &libclang, &self.compiler.host)?;
+        watched.extend(files);
+        self.found.push(libclang);
+        Ok(Some(output))
+    }
+
+    #[cfg(not(feature = "bindings"))]
+    fn bind(&mut self, _: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
+        match &self.header {
+            None => Ok(None),
+            Some(header) => Err(Error::Bindings {
+                header: header.clone(),
+                message: format!(
+                    "mla-build was built without its feature `bindings` ({})",
+                    self.install_command
+                ),
+            }),
+        }
+    }
+}
+
+/// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
+fn cache_bound() -> Result<u64, Error> {
+    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE")
+        .ok()
+        .filter(|v| !v.is_empty())
+    else {
+        return Ok(10 << 30);
+    };
+    parse_size(&given).ok_or_else(|| Error::Setting {
+        field: "MLA_BUILD_CACHE_SIZE".into(),
+        given,
+        accepted: "a number of bytes, or one with MiB or GiB after it".into(),
+    })
+}
+
+fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, shift) = if let Some(number) = text.strip_suffix("GiB") {
+        (number, 30)
+    } else if let Some(number) = text.strip_suffix("MiB") {
+        (number, 20)
+    } else {
+        (text, 0)
+    };
+    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(parse_size("4096"), Some(4096));
+        assert_eq!(parse_size("3 MiB"), Some(3 << 20));
+        assert_eq!(parse_size("2GiB"), Some(2 << 30));
+        assert_eq!(parse_size("much"), None);
+        assert_eq!(parse_size("99999999999999GiB"), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! What a build makes of its objects: the library, the report, and what Cargo is told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Instant, SystemTime},
+};
+
+use super::{Done, Plan};
+use crate::{
+    Architecture, Error,
+    cache::{Entry, Meta},
+    compiler, fatbin, process, ptxas,
+    report::{self, Report},
+    toolkit,
+    unit::{self, Unit},
+};
+
+impl Plan {
+    pub(super) fn archive(&self, library: &Path) -> Result<(), Error> {
+        // The archiver adds to what there is, and what there is may hold units that are gone.
+        match fs::remove_file(library) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::File {
+                    action: "replace",
+                    path: library.to_owned(),
+                    source: error,
+                });
+            }
+            _ => {}
+        }
+        let mut archiver = compiler::tools()
+            .try_get_archiver()
+            .map_err(|error| Error::Tool {
+                program: "ar".into(),
+                message: error.to_string(),
+            })?;
+        let program = archiver.get_program().to_string_lossy().into_owned();
+        // D: no times and owners, so that equal objects make an equal library.
+        archiver
+            .arg("crsD")
+            .arg(library)
+            .args(self.units.iter().map(|unit| self.object(unit)));
+        let finished = process::run(&mut archiver).map_err(|error| Error::Tool {
+            program: program.clone(),
+            message: error.to_string(),
+        })?;
+        if finished.status.success() {
+            Ok(())
+        } else {
+            Err(Error::Tool {
+                program,
+                message: format!("{}: {}", finished.status, finished.log.trim()),
+            })
+        }
+    }
+
+    pub(super) fn report(&self, done: Vec<Done>, started: Instant, library_bytes: u64) -> Report {
+        let units = done
+            .into_iter()
+            .map(|done| {
+                let unit = &self.units[done.index];
+                let entry = done.entry.unwrap_or(Entry {
+                    meta: Meta::default(),
+                    object: Vec::new(),
+                });
+                report::Unit {
+                    source: unit.source.clone(),
+                    targets: unit.targets(),
+                    outcome: done.outcome,
+                    reason: done.reason,
+                    compile_seconds: entry.meta.seconds,
+                    peak: entry.meta.peak,
+                    object_bytes: entry.object.len() as u64,
+                    device_bytes: device_bytes(&entry.object, unit),
+                    kernels: ptxas::parse(&entry.meta.log),
+                }
+            })
+            .collect();
+        Report {
+            package: self.package.clone(),
+            library: self.library.clone(),
+            finished: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs_f64(),
+            targets: self
+                .architectures
+                .iter()
+                .map(|a| a.target().to_owned())
+                .collect(),
+            toolkit: self.found.clone(),
+            host_compiler: (
+                self.compiler.host.path.clone(),
+                self.compiler.host.version().to_owned(),
+            ),
+            cache: self.cache.folder().to_owned(),
+            notes: self.cache.notes(),
+            seconds: started.elapsed().as_secs_f64(),
+            library_bytes,
+            units,
+        }
+    }
+
+    pub(super) fn write_compile_commands(&self, path: &Path) -> Result<(), Error> {
+        let commands: Vec<_> = self
+            .units
+            .iter()
+            .map(|unit| {
+                // clangd speaks clang's dialect of CUDA, not nvcc's.
+                let mut arguments: Vec<String> = [
+                    "clang++",
+                    "-x",
+                    "cuda",
+                    "-std=c++17",
+                    "-nocudalib",
+                    "-Wno-unknown-cuda-version",
+                ]
+                .map(str::to_owned)
+                .into();
+                let architecture = unit
+                    .architectures
+                    .iter()
+                    .next_back()
+                    .map(|a| a.target())
+                    .unwrap_or_default();
+                arguments.push(format!("--cuda-gpu-arch={architecture}"));
+                arguments.push(format!(
+                    "--cuda-path={}",
+                    self.compiler.cuda.found.path.display()
+                ));
+                arguments.extend(
+                    self.roots
+                        .iter()
+                        .map(|folder| format!("-I{}", folder.display())),
+                );
+                arguments.extend(
+                    self.compiler
+                        .defines
+                        .iter()
+                        .map(|define| format!("-D{define}")),
+                );
+                arguments.extend(["-c".to_owned(), unit.source.clone()]);
+                serde_json::json!({
+                    "directory": self.compiler.root,
+                    "file": unit.source,
+                    "arguments": arguments,
+                })
+            })
+            .collect();
+        let text = serde_json::to_string_pretty(&commands).unwrap_or_default();
+        fs::write(path, text).map_err(Error::file("write", path))
+    }
+
+    pub(super) fn watch_settings(&self) {
+        let build = [
+            "MLA_BUILD_CACHE",
+            "MLA_BUILD_CACHE_SIZE",
+            "MLA_BUILD_COMPILE_COMMANDS",
+        ];
+        for name in toolkit::VARIABLES
+            .iter()
+            .chain(compiler::VARIABLES)
+            .chain(&build)
+        {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        if self.found.iter().any(|found| found.place == "PATH") {
+            println!("cargo::rerun-if-env-changed=PATH");
+        }
+        for glob in &self.globs {
+            // A folder stands for all that is in it, so a new source is noticed.
+            println!(
+                "cargo::rerun-if-changed={}",
+                unit::fixed_part(glob).display()
+            );
+        }
+        println!(
+            "cargo::rerun-if-changed={}",
+            self.compiler.cuda.nvcc.display()
+        );
+        if self.compiler.host.path.is_absolute() {
+            println!(
+                "cargo::rerun-if-changed={}",
+                self.compiler.host.path.display()
+            );
+        } else if let Ok(path) = which::which(&self.compiler.host.path) {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+    }
+
+    pub(super) fn tell_cargo(&self, watched: Vec<PathBuf>) {
+        let watched: BTreeSet<_> = watched
+            .iter()
+            // One spelling for each file, and none of Cargo's checks twice.
+            .filter_map(|path| self.roles.locate(&self.roles.name(path)))
+            .collect();
+        for path in watched {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        println!("cargo::rustc-link-search=native={}", self.out_dir.display());
+        println!(
+            "cargo::rustc-link-search=native={}",
+            self.compiler.cuda.library.display()
+        );
+        println!("cargo::rustc-link-lib=static={}", self.library);
+        // The runtime is linked in whole, and itself looks for the driver when it is first called: a
+        // program with kernels starts on a machine without one.
+        println!("cargo::rustc-link-lib=static=cudart_static");
+        for system in ["stdc++", "dl", "rt", "pthread"] {
+            println!("cargo::rustc-link-lib=dylib={system}");
+        }
+    }
+}
+
+/// The bytes of GPU code in an object, by target.
+fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
+    let by_number = fatbin::code_by_architecture(object);
+    let target = |number: u32| {
+        let names = |a: &&Architecture| {
+            a.target().trim_matches(|c: char| !c.is_ascii_digit()) == number.to_string()
+        };
+        unit.architectures
+            .iter()
+            .find(names)
+            .map_or_else(|| format!("sm_{number}"), |a| a.target().to_owned())
+    };
+    by_number
+        .into_iter()
+        .map(|(number, bytes)| (target(number), bytes))
+        .collect()
+}
