@@ -26,17 +26,19 @@ struct Arguments {
     /// The C++ compiler.
     #[arg(long)]
     host_compiler: Option<PathBuf>,
-    /// How many compilers run at once.
-    #[arg(long, default_value_t = 2)]
-    jobs: usize,
+    /// How many compilers run at once; by default what the jobserver of a parent process allows.
+    #[arg(long)]
+    jobs: Option<usize>,
 }
 
 fn main() -> Result<(), mla_build::Error> {
     let arguments = Arguments::parse();
     let mut kernels = Kernels::new()
         .root(&arguments.root)
-        .out_dir(&arguments.output)
-        .jobs(arguments.jobs);
+        .out_dir(&arguments.output);
+    if let Some(jobs) = arguments.jobs {
+        kernels = kernels.jobs(jobs);
+    }
     for glob in arguments.sources {
         kernels = kernels.sources(glob);
     }

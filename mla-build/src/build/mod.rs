@@ -45,6 +45,10 @@ pub(crate) struct Plan {
     cache_bound: u64,
     compile_commands: Option<PathBuf>,
     install_command: String,
+    #[cfg_attr(
+        not(feature = "bindings"),
+        allow(dead_code, reason = "only libclang is looked for later")
+    )]
     search: Search,
 }
 

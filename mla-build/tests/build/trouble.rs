@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::stub::{ALL, World, version};
-use mla_build::{Error, Kernels, Sm100};
+use mla_build::{Error, Kernels, Sm100, progress::Event};
 
 const NONE: [&str; 0] = [];
 
@@ -228,6 +228,41 @@ fn two_builds_at_once_compile_each_unit_once() {
     for number in 0..3 {
         let library = world.library(&format!("out-{number}"));
         assert!((0..6).all(|unit| library.contains(&format!("unit-{unit}"))));
+    }
+}
+
+#[test]
+fn the_jobserver_of_cargo_bounds_the_compilers_and_gets_its_tokens_back() {
+    for (tokens, allowed) in [(0, 1), (1, 2)] {
+        let world = World::new();
+        for number in 0..4 {
+            world.write(
+                &format!("package/cuda/sm90/unit{number}.cu"),
+                &format!("unit-{number}\n// sleep: 0.2\n"),
+            );
+        }
+        let jobserver = jobserver::Client::new(tokens).unwrap();
+        let mut build = world.command("out");
+        build.env("MLA_BUILD_PROGRESS", world.at("events"));
+        // The way in which Cargo gives it to a build script.
+        jobserver.configure(&mut build);
+        let output = build.output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let (mut now, mut most) = (0, 0);
+        for line in fs::read_to_string(world.at("events")).unwrap().lines() {
+            match serde_json::from_str(line).unwrap() {
+                Event::Started { .. } => now += 1,
+                Event::Finished { .. } => now -= 1,
+                _ => {}
+            }
+            most = most.max(now);
+        }
+        assert_eq!(most, allowed, "of a jobserver with {tokens} tokens");
+        assert_eq!(jobserver.available().unwrap(), tokens);
     }
 }
 
