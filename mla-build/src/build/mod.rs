@@ -187,10 +187,10 @@ impl Plan {
             .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
             // Without a home there is still a build, whose cache lives and dies with its target folder.
             .unwrap_or_else(|| out_dir.join("mla-build-cache"));
+        // The innermost: a target folder may lie in another's, as those of tests do.
         let target_dir = out_dir
             .ancestors()
-            .filter(|folder| folder.join("CACHEDIR.TAG").is_file())
-            .last()
+            .find(|folder| folder.join("CACHEDIR.TAG").is_file())
             .unwrap_or(&out_dir)
             .to_owned();
         let compile_commands = kernels
