@@ -211,7 +211,7 @@ impl PrefillBackend for Nothing {
         Ok(Self)
     }
 
-    fn workspace_bytes(&self, _: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> u64 {
         1000
     }
 
@@ -265,7 +265,7 @@ impl DecodeBackend for Nothing {
         Ok(Self)
     }
 
-    fn workspace_bytes(&self, _: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> u64 {
         300
     }
 

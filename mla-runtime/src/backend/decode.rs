@@ -116,8 +116,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
-        let _ = limits;
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+        let _ = (device, limits);
         0
     }
 
@@ -182,7 +182,7 @@ pub trait DecodeStage: Send + Sync + 'static {
     fn spec(&self) -> &'static BackendSpec;
 
     /// As [`DecodeBackend::workspace_bytes`].
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64;
 
     /// As [`DecodeBackend::state`].
     ///
@@ -232,9 +232,9 @@ pub trait DecodeStage: Send + Sync + 'static {
 // methods come from.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
-        fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
             let $this = self;
-            $source::workspace_bytes($receiver, limits)
+            $source::workspace_bytes($receiver, device, limits)
         }
 
         fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
@@ -321,7 +321,7 @@ impl<D: Device> DecodeStage for SelectedDecode<D> {
 // device's.
 trait DecodeObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -346,8 +346,8 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
         const { &B::SPEC }
     }
 
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
-        DecodeBackend::workspace_bytes(self, limits)
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64 {
+        DecodeBackend::workspace_bytes(self, device, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {

@@ -106,8 +106,8 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
-        let _ = limits;
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+        let _ = (device, limits);
         0
     }
 
@@ -193,7 +193,7 @@ pub trait PrefillStage: Send + Sync + 'static {
     fn spec(&self) -> &'static BackendSpec;
 
     /// As [`PrefillBackend::workspace_bytes`].
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64;
 
     /// As [`PrefillBackend::state`].
     ///
@@ -260,9 +260,9 @@ pub trait PrefillStage: Send + Sync + 'static {
 // because the two implementations below must never differ in anything else.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
-        fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
+        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
             let $this = self;
-            $source::workspace_bytes($receiver, limits)
+            $source::workspace_bytes($receiver, device, limits)
         }
 
         fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State> {
@@ -366,7 +366,7 @@ impl<D: Device> PrefillStage for SelectedPrefill<D> {
 // device's.
 trait PrefillObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -400,8 +400,8 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
         const { &B::SPEC }
     }
 
-    fn workspace_bytes(&self, limits: &StepLimits) -> u64 {
-        PrefillBackend::workspace_bytes(self, limits)
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64 {
+        PrefillBackend::workspace_bytes(self, device, limits)
     }
 
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque> {

@@ -242,8 +242,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             packed_keys: self.packed_keys(),
             padded_values: self.prefill.requires_padded_values(),
             step_bytes: arrays.bytes() as u64,
-            decode_workspace: self.decode.workspace_bytes(limits),
-            prefill_workspace: self.prefill.workspace_bytes(limits),
+            decode_workspace: self.decode.workspace_bytes(&self.device, limits),
+            prefill_workspace: self.prefill.workspace_bytes(&self.device, limits),
             alignment: ALIGNMENT,
             ..MemoryNeeds::of(problem)?
         })

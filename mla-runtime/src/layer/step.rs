@@ -649,3 +649,142 @@ impl<'a> Writer<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dims::MlaDims;
+    use crate::dtype::DType;
+
+    fn problem(page_size: u32) -> Problem {
+        Problem {
+            page_size,
+            query_len: QueryLen::Ragged,
+            ..Problem::new(MlaDims::R1, 16, DType::BF16)
+        }
+    }
+
+    // Limits, and a batch that keeps to them, with as little room for context as there can be.
+    fn steps() -> impl Strategy<Value = (StepLimits, u32, Vec<Request>)> {
+        let page = prop_oneof![Just(1u32), Just(3), Just(16)];
+        (page, 1usize..12, 1usize..9, 0usize..70, 0usize..5).prop_flat_map(
+            |(page, pages, count, rows, threshold)| {
+                let longest = page * pages as u32;
+                let request = (0..=longest).prop_flat_map(|kv| (0..=kv.min(9), Just(kv)));
+                let request = request.prop_map(|(q, kv)| Request { q, kv });
+                proptest::collection::vec(request, 0..=count).prop_map(move |requests| {
+                    let limits = StepLimits {
+                        requests: count,
+                        tokens: requests.iter().map(|r| r.q as usize).sum(),
+                        decode_query_len: threshold,
+                        pages_per_request: pages,
+                        context_rows: rows.max(page as usize),
+                    };
+                    (limits, page, requests)
+                })
+            },
+        )
+    }
+
+    proptest! {
+        /// No step within the limits is too large for the arrays, whatever its chunks.
+        #[test]
+        fn every_step_within_the_limits_fits((limits, page, requests) in steps()) {
+            let pages = vec![0; requests.len() * limits.pages_per_request];
+            let slots = vec![SKIPPED; limits.tokens];
+            let mut step = Step::new(&limits, page).unwrap();
+            let batch = StepBatch {
+                requests: &requests,
+                block_tables: BlockTables::new(&pages, limits.pages_per_request, page).unwrap(),
+                slots: &slots,
+                threshold: None,
+                max_len: None,
+            };
+            step.plan(&problem(page), 4, &batch).unwrap();
+            let end = 4 * step.chunk_starts.last().unwrap();
+            prop_assert!(step.layout.chunks.start + end <= step.layout.chunks.end);
+            let tokens: usize = requests.iter().map(|r| r.q as usize).sum();
+            prop_assert_eq!(step.absorbed_tokens() + step.expanded_tokens(), tokens);
+            // Every context row of the expanded path is in a chunk.
+            let expanded = &requests[step.absorbed_requests()..];
+            let with_tokens = expanded.iter().filter(|r| r.q > 0);
+            let rows: u64 = with_tokens.map(|r| u64::from(r.context_len())).sum();
+            let chunks = &step.context().chunks;
+            prop_assert_eq!(chunks.iter().map(|chunk| chunk.rows()).sum::<u64>(), rows);
+        }
+    }
+
+    #[test]
+    fn arrays_keep_their_places_from_step_to_step() {
+        let limits = StepLimits {
+            requests: 3,
+            tokens: 40,
+            decode_query_len: 2,
+            pages_per_request: 5,
+            context_rows: 32,
+        };
+        let mut step = Step::new(&limits, 16).unwrap();
+        let pages = [0; 15];
+        let mut places = Vec::new();
+        for requests in [
+            &[Request { q: 1, kv: 70 }, Request { q: 1, kv: 0 }][..],
+            &[Request { q: 1, kv: 3 }, Request { q: 1, kv: 80 }],
+        ] {
+            let batch = StepBatch {
+                requests,
+                block_tables: BlockTables::new(&pages, 5, 16).unwrap(),
+                slots: &[SKIPPED; 2],
+                threshold: None,
+                max_len: Some(80),
+            };
+            step.plan(&problem(16), 2, &batch).unwrap();
+            // What a graph would have captured: places, counts, and the longest length.
+            places.push((
+                format!("{:?}", step.layout),
+                step.absorbed_requests(),
+                step.absorbed_tokens(),
+                step.max_absorbed_query_len,
+                step.max_seq_len,
+            ));
+        }
+        assert_eq!(places[0], places[1]);
+        assert_eq!(places[0].4, 80);
+    }
+
+    #[test]
+    fn limits_are_checked_against_the_devices_integers() {
+        let limits = StepLimits {
+            requests: 1,
+            tokens: 1,
+            decode_query_len: 1,
+            pages_per_request: 1,
+            context_rows: 64,
+        };
+        let refused = |limits: StepLimits| ArrayLayout::new(&limits, 64).unwrap_err().to_string();
+        assert_eq!(
+            refused(StepLimits {
+                tokens: 1 << 31,
+                ..limits
+            }),
+            "limits.tokens: given 2147483648, accepted less than 2147483647"
+        );
+        assert_eq!(
+            refused(StepLimits {
+                pages_per_request: 1 << 25,
+                ..limits
+            }),
+            "limits.pages_per_request: given 33554432, accepted at most 33554431 pages of 64 tokens"
+        );
+        assert!(
+            refused(StepLimits {
+                requests: 100_000,
+                tokens: 100_000,
+                pages_per_request: 20_000,
+                ..limits
+            })
+            .starts_with("limits.context_rows: given 64, accepted so many that ")
+        );
+    }
+}
