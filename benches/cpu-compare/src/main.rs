@@ -1,0 +1,171 @@
+//! The CPU backends beside candle's tensor operations and PyTorch's attention, on the same inputs in
+//! one run. Rounds are interleaved, and ratios are medians over rounds of ratios within a round, so
+//! that whatever else loads the machine hits all alike.
+//!
+//! `PYTHON` names the interpreter; where it cannot import torch, torch is left out and the table
+//! says so.
+
+mod peer;
+mod work;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use comfy_table::Table;
+use half::bf16;
+use mla_runtime::dtype::Element;
+
+use work::{Case, Work};
+
+type Failure = Box<dyn std::error::Error>;
+
+const ROUNDS: usize = 7;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cpu-compare: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let threads = rayon::current_num_threads();
+    println!("{threads} threads, {ROUNDS} interleaved rounds, medians; ratio = theirs / ours");
+    let mut table = Table::new();
+    table.set_header(["case", "who", "ms", "ratio", "GFLOP/s", "1 − cosine"]);
+    let decode = Case::Decode {
+        batch: 8,
+        heads: 16,
+        tokens: 4096,
+    };
+    let single = Case::Decode {
+        batch: 1,
+        heads: 16,
+        tokens: 4096,
+    };
+    let prefill = Case::Prefill {
+        heads: 16,
+        tokens: 2048,
+    };
+    for case in [decode, single, prefill] {
+        compare::<bf16>(case, threads, &mut table)?;
+        compare::<f32>(case, threads, &mut table)?;
+    }
+    println!("{table}");
+    Ok(())
+}
+
+// One way to do the work: its name, how to run it once, and its output for checking.
+struct Contender<'a> {
+    name: String,
+    run: Box<dyn FnMut() -> Result<f64, Failure> + 'a>,
+    out: Vec<f32>,
+}
+
+fn compare<T: Element + candle_core::WithDType>(
+    case: Case,
+    threads: usize,
+    table: &mut Table,
+) -> Result<(), Failure> {
+    let work = Work::<T>::new(case);
+    // Declared first, so that it outlives those that borrow it.
+    let torch;
+    let mut contenders = Vec::new();
+
+    let mut ours = work.ours()?;
+    let out = ours.output()?;
+    contenders.push(Contender {
+        name: "mla-runtime".to_owned(),
+        run: Box::new(move || timed(|| ours.run())),
+        out,
+    });
+    for (name, variant) in work.candle()? {
+        let out = work::to_f32(&variant()?)?;
+        contenders.push(Contender {
+            name,
+            run: Box::new(move || timed(|| variant().map(drop))),
+            out,
+        });
+    }
+    torch = match peer::Peer::start(&work, threads) {
+        Ok(peer) => Some(std::cell::RefCell::new(peer)),
+        Err(error) => {
+            table.add_row([case.name::<T>(), format!("torch: {error}")]);
+            None
+        }
+    };
+    if let Some(torch) = &torch {
+        let variants = torch.borrow().variants.clone();
+        for variant in variants {
+            let out = torch.borrow_mut().output(&variant)?;
+            contenders.push(Contender {
+                name: format!("torch {} {variant}", torch.borrow().version),
+                run: Box::new(move || torch.borrow_mut().run(&variant)),
+                out,
+            });
+        }
+    }
+
+    let mut times = vec![Vec::new(); contenders.len()];
+    for round in 0..=ROUNDS {
+        for (times, contender) in times.iter_mut().zip(&mut contenders) {
+            let seconds = (contender.run)()?;
+            // The first round warms caches and allocators.
+            if round > 0 {
+                times.push(seconds);
+            }
+        }
+    }
+    for (contender, theirs) in contenders.iter().zip(&times) {
+        let seconds = median(theirs.clone());
+        let ratio = median(theirs.iter().zip(&times[0]).map(|(a, b)| a / b).collect());
+        // candle in f32, the second contender, is the truth. What the others compute has to be the
+        // same, or the times compare nothing; ours has to be so to the rounding of bf16, while
+        // candle in bf16 rounds scores and weights as well, and shows it.
+        let error = 1.0 - cosine(&contender.out, &contenders[1].out);
+        let bound = if std::ptr::eq(contender, &contenders[0]) {
+            2e-5
+        } else {
+            2e-2
+        };
+        if error.is_nan() || error > bound {
+            return Err(format!("{}: 1 − cosine is {error:.1e}", contender.name).into());
+        }
+        table.add_row([
+            case.name::<T>(),
+            contender.name.clone(),
+            format!("{:.2}", seconds * 1e3),
+            format!("{ratio:.2}"),
+            format!("{:.0}", case.flop() / seconds / 1e9),
+            format!("{error:.1e}"),
+        ]);
+    }
+    Ok(())
+}
+
+fn timed(run: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    if a.len() != b.len() {
+        return f64::NAN;
+    }
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
