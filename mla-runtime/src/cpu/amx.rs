@@ -20,10 +20,13 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::attention::{BLOCK, Engine, KEYS, Widths, rescale};
+use super::attention::{Engine, KEYS, Widths, rescale};
 use super::buffer::Scratch;
 use super::softmax::{LANES, POLYNOMIAL, Running};
 use crate::error::Result;
+
+// Query rows that one kernel multiplies.
+const BLOCK: usize = 2 * LANES;
 
 // Of bf16 elements: what one product takes along the inner dimension.
 const DEPTH: usize = 32;
@@ -260,6 +263,8 @@ impl Engine for AmxEngine {
     type Lane = bf16;
     type Proof = Amx;
 
+    const BLOCK: usize = BLOCK;
+
     fn new(amx: Amx, rows: usize, widths: Widths) -> Result<Self> {
         let rows = rows.next_multiple_of(BLOCK);
         let key_width = widths.key.next_multiple_of(DEPTH);
@@ -360,7 +365,7 @@ impl Engine for AmxEngine {
             // SAFETY: `amx` proves the instructions that the function is compiled for.
             let alpha = unsafe {
                 softmax(
-                    &mut self.scores[group * LANES..],
+                    &self.scores[group * LANES..],
                     keys,
                     limits,
                     scale,
@@ -547,7 +552,7 @@ fn exp2(x: __m512) -> __m512 {
 // filled up to a multiple of 32 with weights of 0.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 fn softmax(
-    scores: &mut [f32],
+    scores: &[f32],
     keys: usize,
     limits: &[u32; LANES],
     scale: f32,
@@ -557,7 +562,7 @@ fn softmax(
     let padded = keys.next_multiple_of(2 * LANES);
     assert!(padded <= KEYS && scores.len() >= (padded - 1) * BLOCK + LANES);
     assert!(weights.len() >= LANES * KEYS);
-    let scores = scores.as_mut_ptr();
+    let scores = scores.as_ptr();
     let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
     // SAFETY: sixteen elements each.
     let (limit, before, sum_before) = unsafe {
@@ -572,24 +577,23 @@ fn softmax(
         .fold(u32::MAX, |least, limit| least.min(*limit));
     let seen = (seen as usize).min(keys);
 
-    // Maxima of unscaled scores would do for a positive scale only.
+    // The largest score is the largest scaled one, since scales are positive; masks are applied to
+    // both passes, so that the first need not write.
     let factor = _mm512_set1_ps(scale);
-    let mut max = [before; 4];
+    let sees = |key: usize| _mm512_cmplt_epu32_mask(_mm512_set1_epi32(key as i32), limit);
+    let mut max = [infinite; 4];
     for key in 0..padded {
         // SAFETY: within `scores`, as asserted.
-        unsafe {
-            let at = scores.add(key * BLOCK);
-            let mut score = _mm512_mul_ps(_mm512_loadu_ps(at), factor);
-            if key >= seen {
-                let sees = _mm512_cmplt_epu32_mask(_mm512_set1_epi32(key as i32), limit);
-                score = _mm512_mask_mov_ps(infinite, sees, score);
-            }
-            _mm512_storeu_ps(at, score);
-            // Operands in this order keep a NaN in the score.
-            max[key % 4] = _mm512_max_ps(max[key % 4], score);
+        let mut score = unsafe { _mm512_loadu_ps(scores.add(key * BLOCK)) };
+        if key >= seen {
+            score = _mm512_mask_mov_ps(infinite, sees(key), score);
         }
+        // Operands in this order keep a NaN in the score.
+        max[key % 4] = _mm512_max_ps(max[key % 4], score);
     }
-    let max = _mm512_max_ps(_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3]));
+    let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
+    let max = _mm512_mul_ps(_mm512_max_ps(max[0], max[1]), factor);
+    let max = _mm512_max_ps(before, max);
     // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
     let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(max, infinite);
     let base = _mm512_mask_mov_ps(max, nothing, _mm512_setzero_ps());
@@ -604,7 +608,12 @@ fn softmax(
                 let at = scores.add((key + 2 * pair) * BLOCK);
                 (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(BLOCK)))
             };
-            let (a, b) = (exp2(_mm512_sub_ps(a, base)), exp2(_mm512_sub_ps(b, base)));
+            let mut a = exp2(_mm512_fmsub_ps(a, factor, base));
+            let mut b = exp2(_mm512_fmsub_ps(b, factor, base));
+            if key + 2 * pair + 1 >= seen {
+                a = _mm512_maskz_mov_ps(sees(key + 2 * pair), a);
+                b = _mm512_maskz_mov_ps(sees(key + 2 * pair + 1), b);
+            }
             sum[0] = _mm512_add_ps(sum[0], a);
             sum[1] = _mm512_add_ps(sum[1], b);
             // Each row's two weights next to each other.

@@ -5,7 +5,7 @@
 //! load the query rows
 //! for each tile of 256 keys:
 //!     load the keys and values of the tile, converted     once for all rows
-//!     for each block of 32 rows that sees a key of it:
+//!     for each block of rows that sees a key of it:
 //!         scores = keys · queriesᵀ                          [keys, rows]
 //!         softmax of the scores, rescaling what there is
 //!         out += scoresᵀ · values                           [rows, V]
@@ -35,8 +35,8 @@ use crate::error::{Error, Result};
 /// Keys of a tile.
 pub(super) const KEYS: usize = 256;
 
-/// Query rows of a block.
-pub(super) const BLOCK: usize = 2 * LANES;
+/// The most query rows of an engine's block.
+const MAX_BLOCK: usize = 4 * LANES;
 
 /// Where a unit's rows come from.
 pub(super) trait Source<S: Lane> {
@@ -68,6 +68,9 @@ pub(super) struct Widths {
 pub(super) trait Engine: Sized + Send {
     /// What it multiplies.
     type Lane: Lane;
+
+    /// Query rows of a block: a multiple of sixteen, at most `MAX_BLOCK`.
+    const BLOCK: usize;
 
     /// What shows that the processor has what it takes.
     type Proof: Copy;
@@ -125,17 +128,20 @@ impl Engine for F32Engine {
     type Lane = f32;
     type Proof = ();
 
+    // As many vectors of scores as the `gemm` crate's kernel takes.
+    const BLOCK: usize = MAX_BLOCK;
+
     fn new((): (), rows: usize, widths: Widths) -> Result<Self> {
         Ok(Self {
             widths,
-            queries: Scratch::new(rows.next_multiple_of(BLOCK) * widths.key)?,
+            queries: Scratch::new(rows.next_multiple_of(Self::BLOCK) * widths.key)?,
             keys: Scratch::new(KEYS * widths.key)?,
             values: Scratch::new(if widths.shared {
                 0
             } else {
                 KEYS * widths.value
             })?,
-            scores: Scratch::new(KEYS * BLOCK)?,
+            scores: Scratch::new(KEYS * Self::BLOCK)?,
         })
     }
 
@@ -177,16 +183,16 @@ impl Engine for F32Engine {
         product_f32(
             [keys, rows, key],
             &mut self.scores,
-            (1, BLOCK),
+            (1, Self::BLOCK),
             false,
             &self.keys,
             (1, key),
-            &self.queries[block * BLOCK * key..],
+            &self.queries[block * Self::BLOCK * key..],
             (key, 1),
         );
         for (group, (limits, running)) in limits.iter().zip(running).enumerate() {
             let scores = &mut self.scores[group * LANES..];
-            let alpha = softmax(scores, BLOCK, keys, limits, scale, running);
+            let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
             rescale(&alpha, &mut out[group * LANES * value..], value);
         }
         let (values, pitch) = if shared {
@@ -200,7 +206,7 @@ impl Engine for F32Engine {
             (1, value),
             true,
             &self.scores,
-            (BLOCK, 1),
+            (Self::BLOCK, 1),
             values,
             (1, pitch),
         );
@@ -294,7 +300,7 @@ pub(super) struct Workspace<E> {
 
 impl<E: Engine> Workspace<E> {
     pub(super) fn new(proof: E::Proof, rows: usize, widths: Widths, splits: bool) -> Result<Self> {
-        let rows = rows.next_multiple_of(BLOCK);
+        let rows = rows.next_multiple_of(E::BLOCK);
         let engine = E::new(proof, rows, widths)?;
         let total = if splits { rows } else { 0 };
         Ok(Self {
@@ -392,12 +398,12 @@ pub(super) fn attend<E: Engine, S: Source<E::Lane>>(
             }
         }
         engine.tile(keys);
-        for block in 0..rows.div_ceil(BLOCK) {
-            let first = block * BLOCK;
-            let groups = (rows - first).min(BLOCK).div_ceil(LANES);
-            let mut limits = [[0; LANES]; BLOCK / LANES];
+        for block in 0..rows.div_ceil(E::BLOCK) {
+            let first = block * E::BLOCK;
+            let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
+            let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
             let mut most = 0;
-            for row in first..rows.min(first + BLOCK) {
+            for row in first..rows.min(first + E::BLOCK) {
                 let seen = source.limit(row).saturating_sub(start).min(keys);
                 limits[(row - first) / LANES][row % LANES] = seen as u32;
                 most = most.max(seen);

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::mla_backend;
 
 // Query tokens of a unit: they share the conversion of each tile of keys and values.
-const ROWS: usize = 256;
+const ROWS: usize = 512;
 
 /// Expanded attention on the CPU: any dimensions, any number of heads, f32, f16 and bf16.
 #[derive(Debug)]
@@ -122,10 +122,14 @@ impl PrefillBackend for CpuPrefill {
 }
 
 pub(super) fn check_scale(scale: f32) -> Result<()> {
-    if scale.is_finite() {
+    if scale.is_finite() && scale > 0.0 {
         return Ok(());
     }
-    Err(Error::argument("softmax scale", scale, "a finite number"))
+    Err(Error::argument(
+        "softmax scale",
+        scale,
+        "a finite number above 0",
+    ))
 }
 
 // The arguments of a call, checked and typed.

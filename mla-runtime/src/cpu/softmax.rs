@@ -32,6 +32,12 @@ pub(super) fn exp2(x: f32) -> f32 {
     if x < -126.0 { 0.0 } else { power * scale }
 }
 
+// Written so that NaN wins: it has to show in the result.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b <= a { a } else { b }
+}
+
 /// The coefficients of 2^f, lowest first.
 pub(super) const POLYNOMIAL: [f32; 7] = [
     1.0,
@@ -83,19 +89,32 @@ pub(super) fn softmax(
         .fold(u32::MAX, |least, limit| least.min(*limit));
     let seen = (seen as usize).min(keys);
 
-    let mut max = running.max;
-    for (key, row) in scores.chunks_mut(pitch).take(keys).enumerate() {
+    // The largest score is the largest scaled one, since scales are positive.
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let (plain, masked) = scores.split_at_mut((seen * pitch).min(scores.len()));
+    // Arrays rather than slices: sixteen checks of bounds would keep the loops out of registers.
+    for row in plain
+        .chunks(pitch)
+        .filter_map(<[f32]>::first_chunk::<LANES>)
+    {
         for lane in 0..LANES {
-            let score = row[lane] * scale;
-            let score = if key < seen || (key as u32) < limits[lane] {
-                score
-            } else {
-                f32::NEG_INFINITY
-            };
-            row[lane] = score;
-            // Written so that NaN wins: it has to show in the result.
-            max[lane] = if score <= max[lane] { max[lane] } else { score };
+            max[lane] = larger(max[lane], row[lane]);
         }
+    }
+    let masked = masked.chunks_mut(pitch).take(keys - seen);
+    for (key, row) in masked
+        .filter_map(<[f32]>::first_chunk_mut::<LANES>)
+        .enumerate()
+    {
+        for lane in 0..LANES {
+            if (seen + key) as u32 >= limits[lane] {
+                row[lane] = f32::NEG_INFINITY;
+            }
+            max[lane] = larger(max[lane], row[lane]);
+        }
+    }
+    for lane in 0..LANES {
+        max[lane] = larger(running.max[lane], max[lane] * scale);
     }
 
     // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
@@ -111,9 +130,10 @@ pub(super) fn softmax(
     }
 
     let mut sum = [0.0f32; LANES];
-    for row in scores.chunks_mut(pitch).take(keys) {
+    let rows = scores.chunks_mut(pitch).take(keys);
+    for row in rows.filter_map(<[f32]>::first_chunk_mut::<LANES>) {
         for lane in 0..LANES {
-            let power = exp2(row[lane] - base[lane]);
+            let power = exp2(row[lane] * scale - base[lane]);
             row[lane] = power;
             sum[lane] += power;
         }
