@@ -39,6 +39,79 @@
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`](crate::backend::SelectedPrefill) and
 //! [`SelectedDecode`](crate::backend::SelectedDecode) in [`MlaLayer::new`]).
+//!
+//! # Example
+//!
+//! A request that decodes its sixth token, and a prompt of three:
+//!
+//! ```
+//! use mla_runtime::backend::{LayerConfig, StepLimits};
+//! use mla_runtime::batch::Request;
+//! use mla_runtime::cache::{CacheLayout, CacheMut};
+//! use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+//! use mla_runtime::device::Device;
+//! use mla_runtime::dims::{HeadDims, MlaDims};
+//! use mla_runtime::dtype::DType;
+//! use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
+//! use mla_runtime::plan::slots::BlockTables;
+//! use mla_runtime::problem::Problem;
+//! use mla_runtime::tensor::{TensorMut, TensorRef};
+//!
+//! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 64.
+//! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
+//! let config = LayerConfig {
+//!     problem: Problem::new(dims, 2, DType::F32),
+//!     softmax_scale: 1.0 / 48f32.sqrt(),
+//! };
+//! let device = Cpu::new();
+//! let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config)?;
+//!
+//! // Once: all memory, to be used by every layer of the model.
+//! let mut workspace = layer.workspace(&StepLimits {
+//!     requests: 8,
+//!     tokens: 32,
+//!     decode_query_len: 1,
+//!     pages_per_request: 4,
+//!     context_rows: 64,
+//! })?;
+//!
+//! // Once per step. The first request is in page 1, the second in page 0.
+//! let requests = [Request { q: 1, kv: 6 }, Request { q: 3, kv: 3 }];
+//! let block_tables = BlockTables::new(&[1, 0], 1, 64)?;
+//! let slots = block_tables.new_token_slots(&requests)?;
+//! let batch = StepBatch {
+//!     requests: &requests,
+//!     block_tables,
+//!     slots: &slots,
+//!     threshold: None,
+//!     max_len: None,
+//! };
+//! workspace.prepare(&layer, &batch)?;
+//! assert_eq!((workspace.absorbed_tokens(), workspace.tokens()), (1, 4));
+//!
+//! // Once per layer and step, on the engine's own tensors.
+//! let layout = CacheLayout::contiguous(dims, config.problem.kv_format, 2, 64);
+//! let mut cache = device.allocate(2 * layout.page_stride)?;
+//! let kv_b = vec![0.01; 64 * 2 * (32 + 32)];
+//! let (query, latent, rope) = ([0.5; 4 * 2 * 48], [1.0; 4 * 64], [0.5; 4 * 16]);
+//! let mut out = [0.0f32; 4 * 2 * 32];
+//! layer.forward(
+//!     &mut workspace,
+//!     LayerCall {
+//!         weights: Weights::new(TensorRef::from_slice::<f32>(&kv_b, [1, 64, 128])?, &config)?,
+//!         query: TensorRef::from_slice::<f32>(&query, [4, 2, 48])?,
+//!         latent: TensorRef::from_slice::<f32>(&latent, [4, 1, 64])?,
+//!         rope: TensorRef::from_slice::<f32>(&rope, [4, 1, 16])?,
+//!         cache: CacheMut::new(Cpu::bytes_mut(&mut cache), layout)?,
+//!         out: TensorMut::from_slice(&mut out, [4, 2, 32])?,
+//!         lse: None,
+//!         slot_lists: None,
+//!     },
+//! )?;
+//! // Every token of the prompt has the same latent, and so the value 64 · 1 · 0.01.
+//! assert!(out[2 * 32..].iter().all(|value| (value - 0.64).abs() < 1e-6));
+//! # Ok::<(), mla_runtime::Error>(())
+//! ```
 
 mod absorbed;
 mod arena;
