@@ -189,8 +189,10 @@ impl Report {
         if self.context_chunks > 0 {
             let _ = writeln!(
                 text,
-                "Context was expanded in {} chunks of at most {} rows.",
-                self.context_chunks, self.context_rows
+                "Context was expanded in {} chunk{} of at most {} rows.",
+                self.context_chunks,
+                if self.context_chunks == 1 { "" } else { "s" },
+                self.context_rows
             );
         }
         text

@@ -196,6 +196,44 @@ fn uniform_and_single_decodes_leave_the_rest_to_prefill() {
 }
 
 #[test]
+fn sparse_tokens_attend_to_their_slots_alone() {
+    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+        let case = Case {
+            sparse: true,
+            threshold: 100,
+            dims: MlaDims::new(128, HeadDims::new(16, 8, 16)),
+            dtype: DType::BF16,
+            kv_format,
+            ..Case::small(MIXED)
+        };
+        let (world, outcome) = run(&case);
+        assert_eq!(outcome.absorbed_tokens, world.slots.len());
+        // All slots would give something else.
+        let dense = World::new(&Case {
+            sparse: false,
+            ..case.clone()
+        });
+        assert!(dense.check(&outcome).is_err());
+    }
+    // There is no expanded form of it.
+    let case = Case {
+        sparse: true,
+        threshold: 4,
+        ..Case::small(MIXED)
+    };
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let error = workspace
+        .prepare(&layer, &World::new(&case).batch())
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "requests.q: given 30, accepted at most limits.decode_query_len = 4: sparse attention has \
+         the absorbed form only"
+    );
+}
+
+#[test]
 fn backends_get_keys_values_and_queries_as_they_ask() {
     fn check<const PACKED: bool, const PADDED: bool>(case: &Case) {
         let world = World::new(case);
@@ -498,6 +536,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 requests,
                 threshold,
                 context_rows: rows.max(page_size as usize),
+                sparse: false,
                 transposed_weights,
                 seed,
             }

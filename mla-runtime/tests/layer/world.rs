@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::cpu::Cpu;
@@ -35,6 +35,8 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<Request>,
     pub(crate) threshold: u32,
     pub(crate) context_rows: usize,
+    /// Whether each token attends to a list of slots.
+    pub(crate) sparse: bool,
     /// Whether W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) seed: u64,
@@ -53,6 +55,7 @@ impl Case {
             requests: requests.iter().map(|&(q, kv)| Request { q, kv }).collect(),
             threshold: 4,
             context_rows: 64,
+            sparse: false,
             transposed_weights: true,
             seed: 1,
         }
@@ -64,6 +67,7 @@ impl Case {
                 kv_format: self.kv_format,
                 page_size: self.page_size,
                 query_len: self.query_len,
+                sparse: self.sparse,
                 ..Problem::new(self.dims, self.heads, self.dtype)
             },
             softmax_scale: 1.0 / (self.dims.head.qk() as f32).sqrt(),
@@ -316,6 +320,48 @@ impl World {
         }
     }
 
+    fn list_width(&self) -> usize {
+        let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
+        longest as usize + 2
+    }
+
+    /// For each token the positions that its list names: of a sparse case every other one, counted
+    /// back from its own.
+    fn attended(&self, request: &Request, own: u32) -> Vec<u32> {
+        let visible = match request.kv {
+            0 => 0,
+            kv => kv - request.q + own + 1,
+        };
+        let every = if self.case.sparse { 2 } else { 1 };
+        let mut positions: Vec<u32> = (0..visible).rev().step_by(every).collect();
+        positions.reverse();
+        positions
+    }
+
+    /// The slots of these positions, out of order and with entries to skip in between.
+    fn lists(&self) -> Vec<i32> {
+        let mut numbers = Numbers::new(self.case.seed);
+        let (page, width) = (self.case.page_size, self.list_width());
+        let mut lists = Vec::new();
+        let tables = self.tables.chunks(self.max_pages.max(1));
+        for (request, table) in self.requests.iter().zip(tables) {
+            for own in 0..request.q {
+                let slot = |position: u32| {
+                    table[(position / page) as usize] * page as i32 + (position % page) as i32
+                };
+                let mut list: Vec<i32> =
+                    self.attended(request, own).into_iter().map(slot).collect();
+                list.resize_with(width, || match numbers.next() % 2 {
+                    0 => -1,
+                    _ => i32::MAX,
+                });
+                numbers.shuffle(&mut list);
+                lists.extend(list);
+            }
+        }
+        lists
+    }
+
     /// Makes this the step in which each request of `whole`, all of equal length, brings its token
     /// number `step` to a cache that holds the ones before.
     pub(crate) fn step_of(&mut self, whole: &World, step: u32) {
@@ -408,6 +454,7 @@ impl World {
         self.device
             .upload(&self.cache, Cpu::bytes_mut(&mut cache))
             .unwrap();
+        let lists = self.lists();
         layer.forward(
             workspace,
             LayerCall {
@@ -424,7 +471,13 @@ impl World {
                     )?),
                     false => None,
                 },
-                slot_lists: None,
+                slot_lists: match self.case.sparse {
+                    true => Some(SlotLists {
+                        slots: ArrayRef::from_slice(&lists),
+                        width: self.list_width(),
+                    }),
+                    false => None,
+                },
             },
         )?;
         let download = |buffer: &Buffer| {
@@ -489,11 +542,12 @@ impl World {
             for own in 0..request.q as usize {
                 for (head, kv_b) in kv_b.iter().enumerate() {
                     let query = &self.query.values[(token * heads + head) * qk..][..qk];
-                    let visible = match request.kv {
-                        0 => 0,
-                        _ => context + own + 1,
-                    };
-                    let (row, sum) = oracle::attend(dims, scale, query, kv_b, &rows[..visible]);
+                    let rows: Vec<&[f64]> = self
+                        .attended(request, own as u32)
+                        .into_iter()
+                        .map(|position| rows[position as usize])
+                        .collect();
+                    let (row, sum) = oracle::attend(dims, scale, query, kv_b, &rows);
                     out.extend(row);
                     lse[head * tokens + token] = sum;
                 }

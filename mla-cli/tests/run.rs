@@ -1,0 +1,199 @@
+//! `mla run` as a user runs it, on a model small enough for unoptimised code.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A model with the widths of no kernel, but whose latent every cache format holds.
+const CONFIG: &str = r#"{
+    "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
+    "num_attention_heads": 3, "torch_dtype": "bfloat16"
+}"#;
+
+fn mla(name: &str, arguments: &str) -> Output {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run_{name}.json"));
+    fs::write(&path, CONFIG).unwrap();
+    Command::new(env!("CARGO_BIN_EXE_mla"))
+        .arg("run")
+        .arg("--config")
+        .arg(path)
+        .args(arguments.split_whitespace())
+        .output()
+        .unwrap()
+}
+
+fn printed(name: &str, arguments: &str) -> String {
+    let output = mla(name, arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(
+        (output.status.code(), &*stderr),
+        (Some(0), ""),
+        "{arguments}"
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(name: &str, arguments: &str) -> Value {
+    let text = printed(name, &format!("{arguments} --repeat 1 --format json"));
+    serde_json::from_str(&text).unwrap()
+}
+
+fn phases(report: &Value) -> Vec<(&str, u64, u64)> {
+    let phase = |phase: &'static str| move |value: &Value| value[phase].as_u64().unwrap();
+    report["phases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|value| {
+            (
+                value["phase"].as_str().unwrap(),
+                phase("requests")(value),
+                phase("tokens")(value),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn every_dtype_and_cache_format_agrees_with_the_reference() {
+    for (dtype, kv) in [
+        ("f32", "f32"),
+        ("f16", "f16"),
+        ("bf16", "bf16"),
+        ("bf16", "fp8"),
+        ("f16", "fp8_ds_mla"),
+        ("bf16", "fp8_ds_mla"),
+    ] {
+        let report = json(
+            &format!("{dtype}_{kv}"),
+            &format!(
+                "--batch 3q1s70_2q4s33_q90_q60s200 --threshold 8 --page 16 --rows 48 \
+                 --dtype {dtype} --kv {kv}"
+            ),
+        );
+        assert_eq!(
+            phases(&report),
+            [("decode", 5, 11), ("prefill", 2, 150), ("total", 7, 161)]
+        );
+        assert_eq!(report["context_chunks"], 3, "{dtype} {kv}");
+        assert_eq!(report["pass"], true, "{dtype} {kv}: {report:#}");
+        for phase in &report["phases"].as_array().unwrap()[..2] {
+            assert_eq!(
+                phase["samples"],
+                64.min(phase["tokens"].as_u64().unwrap() * 3)
+            );
+            assert!(phase["max_relative"].as_f64() <= phase["tolerance"].as_f64());
+            // Rounding leaves something: that nothing differs would mean that nothing was compared.
+            assert!(phase["max_absolute"].as_f64().unwrap() > 0.0);
+            assert!(phase["seconds"].as_f64().unwrap() > 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_batch_may_have_one_phase_only() {
+    let decode = json("decode", "--batch 4q1s100 --page 7");
+    assert_eq!(phases(&decode), [("decode", 4, 4), ("total", 4, 4)]);
+    let prefill = json("prefill", "--batch q40_2q30s50 --threshold 0");
+    assert_eq!(phases(&prefill), [("prefill", 3, 100), ("total", 3, 100)]);
+    assert_eq!(
+        (&decode["pass"], &prefill["pass"]),
+        (&true.into(), &true.into())
+    );
+}
+
+#[test]
+fn the_memory_is_planned_for_the_batch() {
+    let report = json(
+        "memory",
+        "--batch 2q1s65_q100s200 --threshold 1 --page 32 --rows 33",
+    );
+    let memory = &report["memory"];
+    let region = |name: &str| {
+        let regions = memory["regions"].as_array().unwrap().iter();
+        let bytes = regions
+            .filter(|r| r["name"] == name)
+            .map(|r| r["bytes"].as_u64());
+        bytes.flatten().sum::<u64>()
+    };
+    // 3 + 3 + 7 pages of 32 rows of 136 values in bf16; rows are whole pages.
+    assert_eq!(region("kv_cache"), 13 * 32 * 136 * 2);
+    assert_eq!(region("context_latent"), 64 * 128 * 2);
+    let parts = [
+        "cache_bytes",
+        "workspace_bytes",
+        "step_bytes",
+        "backend_bytes",
+    ];
+    let sum: u64 = parts
+        .iter()
+        .map(|part| memory[part].as_u64().unwrap())
+        .sum();
+    assert_eq!(memory["total_bytes"], sum);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_errors() {
+    let errors = |seed: u32| {
+        let report = json("seed", &format!("--batch 2q1s50_q30 --seed {seed}"));
+        report["phases"][0]["max_absolute"].as_f64().unwrap()
+    };
+    assert_eq!(errors(7), errors(7));
+    assert_ne!(errors(7), errors(8));
+}
+
+#[test]
+fn the_table_says_what_was_chosen_and_found() {
+    let text = printed("table", "--batch 2q1s50_q30s90 --threshold 1 --repeat 2");
+    for part in [
+        "1 extend (1xq30kv90), 2 decode (2x50) on cpu",
+        "decode: CPU, ",
+        "prefill: CPU, ",
+        "planned and allocated",
+        "tokens/s",
+        "GFLOP/s",
+        "verdict",
+        "pass",
+        "median of 2 runs",
+        "Context was expanded in 1 chunk of at most 64 rows.",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in\n{text}");
+    }
+    assert!(!text.contains("FAIL"), "{text}");
+}
+
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    for (name, arguments, parts) in [
+        ("spec", "--batch q8s4", ["the kv length 4", "at least 8"]),
+        ("zero", "--batch q0", ["the query length is 0", "1 to"]),
+        ("none", "", ["--batch", "required"]),
+        ("device", "--batch q4 --device tpu", ["tpu", "cpu"]),
+        ("kv", "--batch q4 --kv int4", ["int4", "fp8_ds_mla"]),
+        (
+            "unknown",
+            "--batch q4 --decode FLASHMAL",
+            ["FLASHMAL", "did you mean"],
+        ),
+        (
+            "refused",
+            "--batch q4 --prefill FLASH_ATTN",
+            ["FLASH_ATTN was asked for", "given cpu"],
+        ),
+        ("samples", "--batch q4 --samples 0", ["--samples", "from 1"]),
+        ("page", "--batch q4 --page 0", ["--page", "from 1"]),
+        ("heads", "--batch q4 --heads x", ["--heads", "\"x\""]),
+    ] {
+        let output = mla(name, arguments);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
+        assert!(output.stdout.is_empty(), "{arguments}");
+        assert!(stderr.starts_with("error: "), "{arguments}: {stderr}");
+        assert!(!stderr.contains("panicked"), "{arguments}: {stderr}");
+        for part in parts {
+            assert!(stderr.contains(part), "{arguments}: {part:?} in {stderr}");
+        }
+    }
+}
