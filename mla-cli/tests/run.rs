@@ -185,6 +185,11 @@ fn bad_input_is_refused_in_one_line() {
         ("samples", "--batch q4 --samples 0", ["--samples", "from 1"]),
         ("page", "--batch q4 --page 0", ["--page", "from 1"]),
         ("heads", "--batch q4 --heads x", ["--heads", "\"x\""]),
+        (
+            "memory",
+            "--batch 1048575q1s2k_q1s2147483647",
+            ["of memory at least", "available"],
+        ),
     ] {
         let output = mla(name, arguments);
         let stderr = String::from_utf8(output.stderr).unwrap();

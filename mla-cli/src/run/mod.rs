@@ -103,7 +103,9 @@ fn run<D: Device>(
     let threshold = args
         .threshold
         .unwrap_or_else(|| crossover_threshold(D::PLATFORM, &problem, false));
-    let workload = Workload::new(&args.batch.parse()?, threshold, args.page, args.seed)?;
+    let spec = args.batch.parse()?;
+    workload::check_memory(&spec, &problem)?;
+    let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
 
     let registry = Registry::linked()?;
     let selection = registry.select(&Request {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use bytesize::ByteSize;
 use fastrand::Rng;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::{BatchSpec, Request};
@@ -206,6 +207,50 @@ fn pairs(requests: &[Request]) -> f64 {
         new * context + new * (new + 1.0) / 2.0
     };
     requests.iter().map(of).sum()
+}
+
+/// Refuses a batch whose cache, tensors and block table would not fit into this machine's memory,
+/// before any of them is made: what is allocated is not used at once, so that a machine may promise
+/// memory that it has not got.
+pub(super) fn check_memory(spec: &BatchSpec, problem: &Problem) -> Result<(), CliError> {
+    let Some(available) = available_memory() else {
+        return Ok(());
+    };
+    let n = Sizes::of(problem);
+    let requests = spec.requests();
+    let page = f64::from(problem.page_size);
+    let pages = |r: &Request| f64::from(r.kv.div_ceil(problem.page_size));
+    let rows: f64 = requests.iter().map(|r| pages(r) * page).sum();
+    let longest = requests.iter().map(pages).fold(0.0, f64::max);
+    let expanded = n.heads * n.kv_b * n.element_bytes;
+    // Random tensors are there twice: as they were made, and on the device.
+    let needed = rows * n.row_bytes
+        + tokens(requests) * (2.0 * n.token_bytes + expanded)
+        + 2.0 * n.weight_bytes
+        + requests.len() as f64 * longest * 8.0;
+    if needed <= available as f64 {
+        return Ok(());
+    }
+    // Far below 2⁶⁴: a batch has at most 2²⁰ requests of 2³¹ tokens.
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    Err(CliError::Argument {
+        argument: "--batch",
+        given: format!(
+            "{spec}, which takes {} of memory at least",
+            size(needed as u64)
+        ),
+        accepted: format!("what fits into the {} that are available", size(available)),
+    })
+}
+
+/// What the system says can be used without swapping; `None` where it does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// The widths of a problem, as factors.
