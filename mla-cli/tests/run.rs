@@ -148,10 +148,12 @@ fn the_same_seed_gives_the_same_errors() {
 fn the_table_says_what_was_chosen_and_found() {
     let text = printed("table", "--batch 2q1s50_q30s90 --threshold 1 --repeat 2");
     for part in [
-        "1 extend (1xq30kv90), 2 decode (2x50) on cpu",
+        "3 heads, bf16",
+        "bf16 cache in pages of 64, on cpu (",
+        "1 extend (1xq30kv90), 2 decode (2x50)",
         "decode: CPU, ",
         "prefill: CPU, ",
-        "planned and allocated",
+        "planned",
         "tokens/s",
         "GFLOP/s",
         "verdict",
@@ -162,6 +164,13 @@ fn the_table_says_what_was_chosen_and_found() {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
     assert!(!text.contains("FAIL"), "{text}");
+    // The first line has the path of the configuration.
+    for line in text.lines().skip(1) {
+        assert!(
+            line.chars().count() <= 80,
+            "{line:?} is wider than 80 columns"
+        );
+    }
 }
 
 #[test]

@@ -163,15 +163,15 @@ impl Report {
 
     pub(super) fn describe(&self) -> String {
         let mut text = format!(
-            "{}: {}, {} heads, {}; {} cache in pages of {}\n{} on {}\n\n",
+            "{}: {}, {} heads, {}\n{} cache in pages of {}, on {}\n{}\n\n",
             self.model,
             self.dims,
             self.heads,
             self.dtype,
             self.kv_format,
             self.page_size,
-            self.batch,
-            self.device
+            self.device,
+            self.batch
         );
         for why in &self.selection {
             let _ = writeln!(text, "{why}");
@@ -180,10 +180,10 @@ impl Report {
         let _ = writeln!(text, "\n{}", self.phase_table().trim_fmt());
         let _ = writeln!(
             text,
-            "Times are the median of {} runs, the total with the cache write. GFLOP/s and GB/s \
-             count\nthe arithmetic of each form and the bytes it has to move at least. Errors are \
-             those of\nsampled rows against attention in f64: relative per row, 1 − cos over all \
-             of them.",
+            "Times are the median of {} runs, the total with the cache write. GFLOP/s and\n\
+             GB/s count the arithmetic of each form and the bytes it has to move at least.\n\
+             Errors are those of sampled rows against attention in f64: relative per row,\n\
+             1 − cos over all of them.",
             self.repeat
         );
         if self.context_chunks > 0 {
@@ -209,7 +209,7 @@ impl Report {
             ]);
         }
         table.add_row([
-            Cell::new("planned and allocated"),
+            Cell::new("planned"),
             Cell::new(""),
             Cell::new(size(self.memory.total_bytes)).add_attribute(Attribute::Bold),
         ]);
