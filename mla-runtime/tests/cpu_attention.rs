@@ -612,3 +612,157 @@ proptest! {
         }
     }
 }
+
+// One request of three tokens over a cache of f32, as a call into which a test puts its mistake or
+// its kind of output.
+struct Small {
+    query: Vec<f32>,
+    cache: Vec<f32>,
+    table: Vec<i32>,
+    seq_lens: Vec<i32>,
+    starts: Vec<i32>,
+}
+
+impl Small {
+    const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
+
+    fn new() -> Self {
+        let mut random = Random(9);
+        Self {
+            query: random.fill(2 * 12),
+            cache: random.fill(2 * 2 * 12),
+            table: vec![1, 0],
+            seq_lens: vec![3],
+            starts: vec![0, 1],
+        }
+    }
+
+    fn decode<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
+        let cpu = Cpu::new();
+        let problem = Problem::new(Self::DIMS, 2, DType::F32);
+        let backend = CpuDecode::new(&cpu, &config(problem))?;
+        let mut state = backend.state(&cpu, &limits(1))?;
+        let layout = CacheLayout::contiguous(Self::DIMS, KvFormat::F32, 2, 2);
+        let call = DecodeCall {
+            query: Query::Concatenated(TensorRef::from_slice(&self.query, [1, 2, 12])?),
+            cache: CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
+            batch: DecodeBatch {
+                block_table: BlockTable::new(ArrayRef::from_slice(&self.table), 1, 2)?,
+                seq_lens: ArrayRef::from_slice(&self.seq_lens),
+                query_starts: ArrayRef::from_slice(&self.starts),
+                max_query_len: 1,
+                max_seq_len: 100,
+            },
+            out,
+            lse: None,
+            slots: None,
+        };
+        backend.decode(&cpu, call, &mut state, &())
+    }
+
+    fn prefill<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
+        let cpu = Cpu::new();
+        let problem = Problem::new(Self::DIMS, 2, DType::F32);
+        let backend = CpuPrefill::new(&cpu, &config(problem))?;
+        let mut state = backend.state(&cpu, &limits(1))?;
+        let call = PrefillCall {
+            query: TensorRef::from_slice(&self.query, [1, 2, 8])?,
+            keys: Keys::Packed(TensorRef::from_slice(&self.cache, [2, 2, 8])?),
+            values: TensorRef::from_slice(&self.cache[20..], [2, 2, 4])?,
+            out,
+            lse: None,
+            query_starts: ArrayRef::from_slice(&self.starts),
+            key_starts: ArrayRef::from_slice(&[0, 2]),
+            max_query_len: 1,
+            max_key_len: 2,
+        };
+        backend.new_tokens(&cpu, call, &mut state, &())
+    }
+}
+
+#[test]
+fn quantised_outputs_are_the_plain_ones_encoded() {
+    let small = Small::new();
+    type Attend = for<'a> fn(&'a Small, Output<'a, Cpu>) -> mla_runtime::Result<()>;
+    for (attend, width) in [(Small::decode as Attend, 8), (Small::prefill as Attend, 4)] {
+        let mut plain = vec![0.0f32; 2 * width];
+        attend(
+            &small,
+            Output::Plain(TensorMut::from_slice(&mut plain, [1, 2, width]).unwrap()),
+        )
+        .unwrap();
+        let mut bytes = vec![0x7fu8; 2 * width];
+        attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes,
+                scale: 0.01,
+            },
+        )
+        .unwrap();
+        let want: Vec<u8> = plain
+            .iter()
+            .map(|x| mla_runtime::cpu::fp8::encode(x / 0.01))
+            .collect();
+        assert_eq!(bytes, want);
+        assert!(bytes.iter().any(|code| code & 0x7f != 0));
+
+        let error = attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes[1..],
+                scale: 1.0,
+            },
+        )
+        .unwrap_err();
+        assert!(error.to_string().starts_with("out: given"), "{error}");
+        let error = attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes,
+                scale: 0.0,
+            },
+        )
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "out scale: given 0, accepted a finite number above 0"
+        );
+    }
+}
+
+#[test]
+fn bad_batches_are_named() {
+    let mistake = |change: fn(&mut Small), message: &str| {
+        let mut small = Small::new();
+        change(&mut small);
+        let mut out = vec![5.0f32; 16];
+        let error = small
+            .decode(Output::Plain(
+                TensorMut::from_slice(&mut out, [1, 2, 8]).unwrap(),
+            ))
+            .unwrap_err();
+        assert_eq!(error.to_string(), message);
+        assert!(out.iter().all(|x| *x == 5.0));
+    };
+    mistake(
+        |small| small.table[1] = 2,
+        "block table entry: given 2 at [0, 1], accepted 0 and up below 2",
+    );
+    mistake(
+        |small| small.seq_lens[0] = 5,
+        "sequence length: given 5 of request 0, accepted at most 4 (2 pages of 2)",
+    );
+    mistake(
+        |small| small.seq_lens[0] = -1,
+        "sequence length: given -1 of request 0, accepted 0 to 100, as the batch says",
+    );
+    mistake(
+        |small| small.starts = vec![1, 0],
+        "query starts: given [1, 0], accepted ascending from 0 to at most 1",
+    );
+    mistake(
+        |small| small.seq_lens = vec![1, 1],
+        "sequence lengths: given 2, accepted 1, one per request of the block table",
+    );
+}

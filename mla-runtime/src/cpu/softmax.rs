@@ -113,8 +113,8 @@ pub(super) fn softmax(
             max[lane] = larger(max[lane], row[lane]);
         }
     }
-    for lane in 0..LANES {
-        max[lane] = larger(running.max[lane], max[lane] * scale);
+    for (max, before) in max.iter_mut().zip(&running.max) {
+        *max = larger(*before, *max * scale);
     }
 
     // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
