@@ -20,7 +20,17 @@
 //! ```
 //!
 //! Work is spread over a thread pool, and no result depends on the number of threads: what a task
-//! computes, and the order in which parts are added up, follow from the shapes alone.
+//! computes, and the order in which parts are added up, follow from the shapes alone. They do depend on
+//! the processor: bf16 is multiplied on the matrix unit where there is one
+//! (see [`Cpu::portable`]).
+//!
+//! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the matrix
+//! unit. It is checked by running its tests under AddressSanitizer:
+//!
+//! ```console
+//! $ RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --target x86_64-unknown-linux-gnu \
+//!       --package mla-runtime --test cpu_attention --test cpu_device
+//! ```
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
