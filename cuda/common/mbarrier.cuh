@@ -12,35 +12,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// The address of the same variable in the shared memory of block `rank` of this cluster.
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
-    uint32_t r;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
-    return r;
-}
-
 __device__ __forceinline__ void barrier_init(uint32_t bar, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers visible to the copy engine and to the other blocks of the cluster.
+// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-// Arrives on a barrier of another block of the cluster; `bar` comes from cluster_address. Publishes nothing beyond what
-// the block itself has ordered: enough to say that a slot has been read.
-__device__ __forceinline__ void barrier_arrive_remote(uint32_t bar) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-// As barrier_arrive_remote, and makes earlier writes visible to the cluster; takes about as long as a fence.
-__device__ __forceinline__ void barrier_arrive_cluster(uint32_t bar) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 // Arrives and announces `bytes` that the copy engine will deliver in this phase.
@@ -61,20 +43,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
-// As barrier_wait, and acquires what other blocks of the cluster wrote before they arrived.
-__device__ __forceinline__ void barrier_wait_cluster(uint32_t bar, uint32_t parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra finished;\n"
-        "bra again;\n"
-        "finished:\n"
-        "}\n" ::"r"(bar), "r"(parity)
-        : "memory");
-}
-
 // Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -84,6 +52,12 @@ __device__ __forceinline__ int atomic_increment(int* counter) {
     int before;
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
+}
+
+__device__ __forceinline__ int load_acquire(const int* address) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
 }
 
 // A barrier among `threads` threads of the block; id 0 is __syncthreads'.

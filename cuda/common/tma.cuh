@@ -38,14 +38,4 @@ __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint32_t des
         : "memory");
 }
 
-// As tma_load, into the same place of every block of the cluster whose bit is set in `blocks`, and onto each one's barrier.
-__device__ __forceinline__ void tma_load_multicast(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y,
-                                                   int z, uint16_t blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(blocks)
-        : "memory");
-}
-
 }  // namespace mla

@@ -72,7 +72,8 @@ typedef struct MlaDecodeParams {
     const void *cache;
     /* [requests, max_pages] int32; entries past a request's last page are never read */
     const int32_t *block_table;
-    /* [requests] int32: cached tokens of each request, its query tokens included; 0 is allowed */
+    /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages * page_size, which the
+     * caller guarantees, as it does that the table's entries are below `pages` and that cu_q_lens rises by at most query_len */
     const int32_t *kv_lens;
     /* [requests + 1] int32, or null: then every request has query_len tokens */
     const int32_t *cu_q_lens;
@@ -115,7 +116,7 @@ typedef struct MlaDecodeParams {
     int32_t rope_dim;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t q_dtype;
-    /* q_dtype, or MLA_DTYPE_E4M3 */
+    /* q_dtype; MLA_DTYPE_E4M3 is not built yet */
     int32_t cache_dtype;
     /* non-zero: causal among a request's query tokens */
     int32_t causal;

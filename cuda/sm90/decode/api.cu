@@ -34,16 +34,12 @@ MlaStatus device_facts(DeviceFacts& facts) {
     return ok();
 }
 
-// Rows per block and blocks per cluster, from what is known without reading a length.
-Shape shape_of(const MlaDecodeParams& p, int multiprocessors) {
+// Rows per block, and blocks that do different rows of the same tiles.
+Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
     shape.rows = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     shape.pair = rows > 64 ? 2 : 1;
-    const int tile_rows = shape.rows * shape.pair;
-    const int64_t tiles = int64_t(p.requests) * ((rows + tile_rows - 1) / tile_rows);
-    shape.splits = 1;
-    while (shape.pair * shape.splits < kMaxCluster && tiles * shape.pair * shape.splits * 2 <= multiprocessors) shape.splits *= 2;
     return shape;
 }
 
@@ -56,10 +52,9 @@ size_t partial_bytes(int rows) {
     }
 }
 
-static_assert(kCounters * sizeof(int) == MLA_DECODE_COUNTER_BYTES, "mla.h states the length of the counters");
+static_assert(kCounters * sizeof(MergeCounters) <= MLA_DECODE_COUNTER_BYTES, "mla.h states the length of the counters");
 
-// Each cluster has at most two unfinished tiles, and the blocks of a cluster share them unless their rows differ: twice
-// the number of multiprocessors bounds the places for any division into clusters.
+// Each team has at most two unfinished tiles.
 size_t workspace_bytes(int rows, int multiprocessors) {
     return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
 }
@@ -106,7 +101,7 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
         {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope}, {p.cache_page_stride, "cache_page_stride", kLatent + kRope}};
     for (const auto& s : strides) {
         if (s.stride % quantum) return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
-        if (s.stride < s.least) return refuse(s.name, s.stride, "at least 576");
+        if (s.stride < s.least) return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
     }
     // The copy engine's strides have 40 bits.
     constexpr int64_t limit = int64_t(1) << 39;
@@ -185,7 +180,7 @@ extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, si
     DeviceFacts facts;
     s = device_facts(facts);
     if (s.code != MLA_OK) return s;
-    *bytes = workspace_bytes(shape_of(*params, facts.multiprocessors).rows, facts.multiprocessors);
+    *bytes = workspace_bytes(shape_of(*params).rows, facts.multiprocessors);
     return ok();
 }
 
@@ -197,7 +192,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     DeviceFacts facts;
     s = device_facts(facts);
     if (s.code != MLA_OK) return s;
-    const Shape shape = shape_of(p, facts.multiprocessors);
+    const Shape shape = shape_of(p);
     s = check(p, workspace_bytes(shape.rows, facts.multiprocessors));
     if (s.code != MLA_OK) return s;
     if (p.tokens == 0) return ok();
@@ -210,7 +205,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.block_table = p.block_table;
     k.kv_lens = p.kv_lens;
     k.cu_q_lens = p.cu_q_lens;
-    k.counters = static_cast<int*>(p.workspace);
+    k.counters = static_cast<MergeCounters*>(p.workspace);
     k.partials = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + MLA_DECODE_COUNTER_BYTES);
     k.q_latent_token_stride = p.q_latent_token_stride;
     k.q_latent_head_stride = p.q_latent_head_stride;
@@ -226,7 +221,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.page_size = p.page_size;
     k.run = p.page_size % kBlock == 0 ? kBlock : 16;
     k.causal = p.causal;
-    k.tile_cost = shape.splits > 1 ? 0 : 1;
+    k.tile_cost = 1;
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
     k.out_scale = 1.f;
 
@@ -234,7 +229,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
 
     TensorMaps maps;
-    s = describe_cache(p, k.run == kBlock ? kBlock / shape.pair : k.run, maps.cache);
+    s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     if (k.even_query) {
         s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);

@@ -7,7 +7,7 @@
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T. Cache tokens are summed over, so
 //            N is as small as the number of query rows and no multiplication is spent on padding.
 //
-//   for each piece of this cluster's range (schedule.cuh):
+//   for each piece of this team's range (schedule.cuh):
 //       load Q
 //       for each block of 64 tokens:                    scores             output
 //           nine tiles arrive                             S = Q K^T
@@ -16,19 +16,16 @@
 //                                                                            O = O * factor  (only when it is not 1)
 //                                                                            O += V^T P^T
 //                                                                            free the tiles
-//       whole piece: O / l -> out.  Part of a tile: O, m, l -> workspace; the last block to arrive merges all parts
-//       in order, so results do not depend on who is last.
+//       whole piece: O / l -> out.  Part of a tile: O / l and log-sum-exp -> workspace (merge.cuh)
 //
 // The running maximum follows a row's true maximum only when that has risen by more than 2^8: the factor is then 1 for
 // almost every block, and the sums lose nothing, since both O and l carry the same scale.
 //
-// A cluster is `splits` times `pair` blocks. With pair = 2, the two blocks have different rows of the same request and
-// each loads half of every cache tile for both (multicast). With splits > 1, the blocks of a cluster share a piece's
-// tokens and merge through distributed shared memory, each one finishing a slice of the output.
+// With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at about the same time, so
+// that the second one finds the cache rows in L2.
 #pragma once
 
-#include "../../common/cluster.cuh"
-#include "../../common/matrix.cuh"
+#include "../../common/instructions.cuh"
 #include "../../common/mbarrier.cuh"
 #include "../../common/tma.cuh"
 #include "../../common/wgmma.cuh"
@@ -42,7 +39,6 @@ namespace mla::sm90::decode {
 constexpr int kThreads = 512;
 // Register budgets of the warpgroups with 64 rows; 512 in all. With fewer rows the even share of 128 is enough.
 constexpr int kLoadRegisters = 56, kScoreRegisters = 88, kOutputRegisters = 184;
-constexpr int kOutputBarrier = 1;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
@@ -56,12 +52,36 @@ struct Kernel {
     const KernelParams& p;
     uint32_t base;  // shared memory
     Small& s;
-    uint32_t rank, half, split, splits;  // in the cluster
-    int cluster;
+    int half;  // which rows of a tile
+    int team;
 
     __device__ uint32_t latent_slot(int slot) const { return base + L::kRingOffset + slot * kSlotBytes; }
     __device__ uint32_t rope_slot(int slot) const { return latent_slot(L::kLatentSlots + slot); }
     __device__ static uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
+
+    // Called by one warp, before the block's first barrier.
+    __device__ void initialise(int lane) const {
+        // The rings' barriers lie one after the other: all full ones, then all empty ones.
+        if (lane < L::kSlots) {
+            barrier_init(at(s.latent_full[0]) + lane * 8, 1);
+            barrier_init(at(s.latent_empty[0]) + lane * 8, lane < L::kLatentSlots ? 4 : 8);
+        }
+        if (lane < kHandOver) {
+            barrier_init(at(s.scores_full[lane]), 4);
+            s.any_factor[lane] = make_int4(0, 0, 0, 0);
+        }
+        if (lane < kPieces) {
+            barrier_init(at(s.piece_full[lane]), 1);
+            barrier_init(at(s.piece_empty[lane]), kPieceReaders);
+        }
+        if (lane == 0) {
+            barrier_init(at(s.query_full), p.even_query ? 1 : 32);
+            barrier_init(at(s.query_empty), 128);
+            barrier_init(at(s.stats_full), 4);
+            barrier_init(at(s.stats_empty), 8);
+        }
+        fence_barrier_init();
+    }
 
     // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it.
     struct Queue {
@@ -85,32 +105,28 @@ struct Kernel {
         }
     }
 
-    __device__ void divide_work(int clusters) {
-        Schedule schedule(p, s.prefix, N * pair, clusters, cluster);
+    // Hands out the pieces; the first one already lies in the queue.
+    __device__ void divide_work(Schedule& schedule) const {
+        const bool leader = (threadIdx.x & 31) == 0;
         Queue q;
-        while (true) {
+        if (leader) barrier_arrive(at(s.piece_full[0]));
+        while (s.pieces[q.slot].request >= 0) {
             const Piece piece = schedule.next();
-            barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
-            if ((threadIdx.x & 31) == 0) {
-                s.pieces[q.slot] = piece;
-                barrier_arrive(at(s.piece_full[q.slot]));
-            }
-            __syncwarp();
-            if (piece.request < 0) return;
             if (++q.slot == kPieces) {
                 q.slot = 0;
                 q.phase ^= 1;
             }
+            barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
+            __syncwarp();
+            if (leader) {
+                s.pieces[q.slot] = piece;
+                barrier_arrive(at(s.piece_full[q.slot]));
+            }
+            __syncwarp();
         }
     }
 
-    // The part of a piece that this block does.
-    __device__ void my_blocks(const Piece& piece, int& begin, int& end) const {
-        const int n = piece.block_end - piece.block_begin;
-        begin = piece.block_begin + n * int(split) / int(splits);
-        end = piece.block_begin + n * int(split + 1) / int(splits);
-    }
-    __device__ int first_row(const Piece& piece) const { return piece.first_row + int(half) * N; }
+    __device__ int first_row(const Piece& piece) const { return piece.first_row + half * N; }
     __device__ int rows(const Piece& piece) const { return min(max(piece.q_len * p.heads - first_row(piece), 0), N); }
 
     // ---------------------------------------------------------------------------------------------------- load
@@ -123,28 +139,20 @@ struct Kernel {
             barrier_wait(empty, phase ^ 1);
             barrier_expect(full, tokens * 128);
             if (whole) {
-                copy_run(map, slot + (pair == 2 ? half * (kSlotBytes / 2) : 0), full, x, first[0], page[0]);
+                tma_load(map, slot, full, x, first[0], page[0]);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (i * 16 < tokens && (pair == 1 || i / 2 == int(half))) copy_run(map, slot + i * 2048, full, x, first[i], page[i]);
+                    if (i * 16 < tokens) tma_load(map, slot + i * 2048, full, x, first[i], page[i]);
             }
         };
-        load(at(s.rope_full[rope.slot]), at(s.rope_empty[rope.slot]), rope.phase, rope_slot(rope.slot), kLatent);
-        rope.advance(1);
 #pragma unroll 1
-        for (int x = 0; x < kLatent; x += 64) {
-            load(at(s.latent_full[latent.slot]), at(s.latent_empty[latent.slot]), latent.phase, latent_slot(latent.slot), x);
+        for (int i = 0; i < 8; ++i) {
+            load(at(s.latent_full[latent.slot]), at(s.latent_empty[latent.slot]), latent.phase, latent_slot(latent.slot), first_value(i));
             latent.advance(1);
         }
-    }
-
-    // One box of the cache, for this block or for both of a pair.
-    __device__ __forceinline__ void copy_run(const CUtensorMap* map, uint32_t destination, uint32_t full, int x, int first, int page) const {
-        if constexpr (pair == 1)
-            tma_load(map, destination, full, x, first, page);
-        else
-            tma_load_multicast(map, destination, full, x, first, page, uint16_t(3 << (split * 2)));
+        load(at(s.rope_full[rope.slot]), at(s.rope_empty[rope.slot]), rope.phase, rope_slot(rope.slot), kLatent);
+        rope.advance(1);
     }
 
     __device__ void load_cache(const CUtensorMap* map) {
@@ -157,10 +165,7 @@ struct Kernel {
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            if (splits > 1 && pieces > 0) barrier_wait_cluster(at(s.partial_read), (pieces - 1) & 1);
-            ++pieces;
-            int begin, end;
-            my_blocks(piece, begin, end);
+            const int begin = piece.block_begin, end = piece.block_end;
             const int* table = p.block_table + piece.request * p.block_table_stride;
             // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
             const int pages = unsigned(piece.kv_len + p.page_size - 1) / unsigned(p.page_size);
@@ -179,10 +184,9 @@ struct Kernel {
                     following = page_of_run(block * runs + 32 + lane);
                 }
                 int page[4], first[4];
-                const int at_page = block * kBlock % unsigned(p.page_size);
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current, run);
-                    first[0] = at_page + (pair == 2 ? int(half) * 32 : 0);
+                    first[0] = block * kBlock % unsigned(p.page_size);
                     if (lane == 0) load_block<true>(map, latent, rope, kBlock, page, first);
                 } else {
 #pragma unroll
@@ -259,8 +263,7 @@ struct Kernel {
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            int begin, end;
-            my_blocks(piece, begin, end);
+            const int begin = piece.block_begin, end = piece.block_end;
             // Rows attend to the tokens before their limit.
             const int first = first_row(piece);
             int limit0 = piece.kv_len, limit1 = piece.kv_len, no_mask_before = piece.kv_len;
@@ -273,15 +276,15 @@ struct Kernel {
             barrier_wait(at(s.query_full), pieces & 1);
             for (int block = begin; block < end; ++block) {
                 float d[32];
-                barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
-                multiply_tile(d, 8, rope_slot(rope.slot), 0);
                 LatentRing tile = latent;
 #pragma unroll
-                for (int t = 0; t < 8; ++t) {
+                for (int i = 0; i < 8; ++i) {
                     barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    multiply_tile(d, t, latent_slot(tile.slot), 1);
+                    multiply_tile(d, first_value(i) / 64, latent_slot(tile.slot), i > 0);
                     tile.advance(1);
                 }
+                barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
+                multiply_tile(d, 8, rope_slot(rope.slot), 1);
                 wgmma_commit();
                 wgmma_wait<0>();
                 if (block + 1 == end) barrier_arrive(at(s.query_empty));
@@ -300,8 +303,8 @@ struct Kernel {
                             if (column + 8 * i + 1 >= limit1) d[4 * i + 3] = -INFINITY;
                         }
                     }
-                    const float factor0 = raise_maximum(max0, d, 0);
-                    const float factor1 = raise_maximum(max1, d, 2);
+                    const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
+                    const float factor0 = raise_maximum(max0, top0), factor1 = raise_maximum(max1, top1);
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
                     const bool any = __any_sync(~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
@@ -321,10 +324,7 @@ struct Kernel {
             }
             if (begin == end) barrier_arrive(at(s.query_empty));
 
-            if (splits == 1)
-                barrier_wait(at(s.stats_empty), (pieces & 1) ^ 1);
-            else if (pieces > 0)
-                barrier_wait(at(s.partial_read), (pieces - 1) & 1);
+            barrier_wait(at(s.stats_empty), (pieces & 1) ^ 1);
             if (has_rows) {
                 sum0 += __shfl_xor_sync(~0u, sum0, 1);
                 sum0 += __shfl_xor_sync(~0u, sum0, 2);
@@ -336,10 +336,10 @@ struct Kernel {
                     s.sum[row0] = sum0;
                     s.sum[row1] = sum1;
                 }
-                if (piece.parts == 1 && splits == 1 && (lane & 3) == 0) {
+                if (piece.parts == 1 && (lane & 3) == 0) {
                     const int valid = rows(piece);
-                    if (row0 < valid) write_lse(p, first + row0, piece.q_begin, max0, sum0);
-                    if (row1 < valid) write_lse(p, first + row1, piece.q_begin, max1, sum1);
+                    if (row0 < valid) write_lse(p, first + row0, piece.q_begin, row_lse(max0, sum0));
+                    if (row1 < valid) write_lse(p, first + row1, piece.q_begin, row_lse(max1, sum1));
                 }
             }
             __syncwarp();
@@ -367,33 +367,40 @@ struct Kernel {
         }
     }
 
-    // Raises a row's reference maximum if its scores demand it; returns what older sums must be multiplied by.
-    __device__ float raise_maximum(float& maximum, const float (&d)[32], int first) const {
-        float m = -INFINITY;
+    // Maximum of a row's 64 scores, in units of log2.
+    __device__ float row_maximum(const float (&d)[32], int first) const {
+        float m = fmaxf(d[first], d[first + 1]), n = fmaxf(d[first + 4], d[first + 5]);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) m = fmaxf(m, fmaxf(d[4 * i + first], d[4 * i + first + 1]));
+        for (int i = 2; i < 8; i += 2) {
+            m = fmaxf(m, fmaxf(d[4 * i + first], d[4 * i + first + 1]));
+            n = fmaxf(n, fmaxf(d[4 * i + 4 + first], d[4 * i + 5 + first]));
+        }
+        m = fmaxf(m, n);
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
-        if (!(m > maximum + kLazyMaximum) && maximum != -INFINITY) return 1.f;
-        if (m == -INFINITY) return 1.f;
-        const float factor = exp2_approx(maximum - m);
-        maximum = m;
+        return fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
+    }
+
+    // Raises a row's reference maximum if its scores demand it; returns what older sums must be multiplied by.
+    __device__ static float raise_maximum(float& maximum, float m) {
+        const bool raise = m > maximum + kLazyMaximum;
+        const float factor = raise ? exp2_approx(maximum - m) : 1.f;
+        maximum = raise ? m : maximum;
         return factor;
     }
 
     __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum, float factor) const {
         const float offset = maximum == -INFINITY ? 0.f : maximum;
-        float total = 0.f;
+        float total[2] = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 float& x = d[4 * i + first + j];
                 x = exp2_approx(fmaf(x, p.scale_log2, -offset));
-                total += x;
+                total[j] += x;
             }
         }
-        sum = fmaf(sum, factor, total);
+        sum = fmaf(sum, factor, total[0] + total[1]);
     }
 
     // Writes P as a K-major tile: row = query row, 64 tokens.
@@ -410,14 +417,8 @@ struct Kernel {
 
     // -------------------------------------------------------------------------------------------------- output
 
-    __device__ void free_slot(uint32_t bar, int lane) const {
-        if (lane) return;
-        if constexpr (pair == 1) {
-            barrier_arrive(bar);
-        } else {
-            barrier_arrive_remote(cluster_address(bar, split * 2));
-            barrier_arrive_remote(cluster_address(bar, split * 2 + 1));
-        }
+    __device__ static void free_slot(const uint64_t& bar, int lane) {
+        if (lane == 0) barrier_arrive(at(bar));
     }
 
     __device__ void output() {
@@ -428,8 +429,7 @@ struct Kernel {
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            int begin, end;
-            my_blocks(piece, begin, end);
+            const int begin = piece.block_begin, end = piece.block_end;
             float acc[4][N / 2];
             if (begin == end) {
 #pragma unroll
@@ -456,7 +456,7 @@ struct Kernel {
                     }
                 }
                 const uint64_t b = wgmma_descriptor(rope_slot(rope.slot));
-                LatentRing tile = latent.ahead(group * 4);
+                LatentRing tile = latent.ahead(group);
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
@@ -466,30 +466,30 @@ struct Kernel {
                     for (int k = 0; k < 4; ++k)
                         Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, k > 0 || block > begin);
                     wgmma_commit();
-                    tile.advance(1);
+                    tile.advance(2);
                 }
-                tile = latent.ahead(group * 4);
+                tile = latent.ahead(group);
                 wgmma_wait<3>();
-                free_slot(at(s.latent_empty[tile.slot]), lane);
-                tile.advance(1);
+                free_slot(s.latent_empty[tile.slot], lane);
+                tile.advance(2);
                 wgmma_wait<2>();
-                free_slot(at(s.latent_empty[tile.slot]), lane);
-                tile.advance(1);
+                free_slot(s.latent_empty[tile.slot], lane);
+                tile.advance(2);
                 wgmma_wait<1>();
-                free_slot(at(s.latent_empty[tile.slot]), lane);
-                tile.advance(1);
+                free_slot(s.latent_empty[tile.slot], lane);
+                tile.advance(2);
                 wgmma_wait<0>();
-                free_slot(at(s.latent_empty[tile.slot]), lane);
-                free_slot(at(s.rope_empty[rope.slot]), lane);
+                free_slot(s.latent_empty[tile.slot], lane);
+                free_slot(s.rope_empty[rope.slot], lane);
                 latent.advance(8);
                 rope.advance(1);
             }
             barrier_wait(at(s.stats_full), pieces & 1);
             ++pieces;
-            if (splits == 1 && piece.parts == 1)
+            if (piece.parts == 1)
                 write_whole(piece, acc, thread);
             else
-                merge(piece, acc, thread, pieces);
+                merge(piece, acc, thread);
         }
     }
 
@@ -497,189 +497,66 @@ struct Kernel {
         return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads, piece.q_begin, first_row(piece), rows(piece)};
     }
 
+    // What the accumulators of two neighbouring columns are multiplied by at the end.
+    __device__ float2 inverse_sums(int column) const {
+        const float2 sum = *reinterpret_cast<const float2*>(&s.sum[column]);
+        return make_float2(sum.x > 0.f ? __fdividef(p.out_scale, sum.x) : 0.f, sum.y > 0.f ? __fdividef(p.out_scale, sum.y) : 0.f);
+    }
+
     __device__ void write_whole(const Piece& piece, float (&acc)[4][N / 2], int thread) {
         const int lane = thread & 31;
         const OutputRows<T> out = output_rows(piece);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
-            const float2 sum = *reinterpret_cast<const float2*>(&s.sum[8 * j + 2 * (lane & 3)]);
-            const float x = sum.x > 0.f ? __fdividef(p.out_scale, sum.x) : 0.f, y = sum.y > 0.f ? __fdividef(p.out_scale, sum.y) : 0.f;
+            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
             const int r = 8 * j + (lane >> 2);
             const bool valid = r < out.rows;
             T* row = out.row(r);
 #pragma unroll
             for (int t = 0; t < 4; ++t)
                 out.write(row, valid, thread, t,
-                          make_float4(acc[t][4 * j] * x, acc[t][4 * j + 1] * y, acc[t][4 * j + 2] * x, acc[t][4 * j + 3] * y));
+                          make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
         }
         __syncwarp();
         if (lane == 0) barrier_arrive(at(s.stats_empty));
     }
 
-    // Index of a partial's place in the workspace. A cluster has at most two unfinished tiles: one that begins in its
+    // Index of a partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its
     // range and one that began before it.
-    __device__ int partial_slot(int of_cluster, bool begins) const { return (of_cluster * 2 + begins) * pair + int(half); }
+    __device__ int partial_slot(int of_team, bool begins) const { return (of_team * 2 + begins) * pair + half; }
 
-    __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread, uint32_t pieces) {
+    // Puts a part of a tile into the workspace, and merges the parts once all are there.
+    __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
         using Partial = PartialLayout<N>;
         const int lane = thread & 31;
-        const OutputRows<T> out = output_rows(piece);
-        float* mine = p.partials + partial_slot(cluster, piece.part == 0) * Partial::kFloats;
-        float* stats = mine + Partial::kFragments * 4 + split * 2 * N;
-        const int slice = Partial::kFragments / int(splits);
-        const int slice_begin = slice * int(split), slice_end = slice_begin + slice;
-
-        if (splits == 1) {
+        float* mine = p.partials + partial_slot(team, piece.part == 0) * Partial::kFloats;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
 #pragma unroll
             for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int j = 0; j < N / 8; ++j)
-                    __stcg(reinterpret_cast<float4*>(mine) + (t * (N / 8) + j) * 256 + thread,
-                           make_float4(acc[t][4 * j], acc[t][4 * j + 1], acc[t][4 * j + 2], acc[t][4 * j + 3]));
-            if (thread < N) {
-                __stcg(stats + thread, s.maximum[thread]);
-                __stcg(stats + N + thread, s.sum[thread]);
-            }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(at(s.stats_empty));
-        } else {
-            // Every tile of the piece has been used by both warpgroups before the ring is overwritten, and the partials of
-            // the piece before have been read.
-            if (pieces > 1) barrier_wait_cluster(at(s.partial_read), pieces & 1);
-            named_barrier(kOutputBarrier, kOutputThreads);
-            float4* ring = reinterpret_cast<float4*>(reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset);
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int j = 0; j < N / 8; ++j)
-                    ring[(t * (N / 8) + j) * 256 + thread] =
-                        make_float4(acc[t][4 * j], acc[t][4 * j + 1], acc[t][4 * j + 2], acc[t][4 * j + 3]);
-            named_barrier(kOutputBarrier, kOutputThreads);
-            if (thread < int(splits)) barrier_arrive_cluster(cluster_address(at(s.partial_ready), thread * pair + half));
-            barrier_wait_cluster(at(s.partial_ready), (pieces - 1) & 1);
-
-            if (thread < N) {
-                float m[kMaxCluster], l[kMaxCluster], maximum = -INFINITY, sum = 0.f;
-#pragma unroll
-                for (int i = 0; i < kMaxCluster; ++i) {
-                    m[i] = -INFINITY;
-                    l[i] = 0.f;
-                    if (i < int(splits)) {
-                        m[i] = load_cluster(cluster_address(shared_address(&s.maximum[thread]), i * pair + half));
-                        l[i] = load_cluster(cluster_address(shared_address(&s.sum[thread]), i * pair + half));
-                    }
-                    maximum = fmaxf(maximum, m[i]);
-                }
-#pragma unroll
-                for (int i = 0; i < kMaxCluster; ++i) {
-                    m[i] = m[i] == -INFINITY ? 0.f : exp2_approx(m[i] - maximum);
-                    sum = fmaf(l[i], m[i], sum);
-                }
-                const float inverse = piece.parts > 1 ? 1.f : sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f;
-#pragma unroll
-                for (int i = 0; i < kMaxCluster; ++i) s.weight[i][thread] = m[i] * inverse;
-                if (piece.parts > 1) {
-                    __stcg(stats + thread, maximum);
-                    __stcg(stats + N + thread, sum);
-                } else if (split == 0 && thread < out.rows) {
-                    write_lse(p, out.first_row + thread, out.q_begin, maximum, sum);
-                }
-            }
-            named_barrier(kOutputBarrier, kOutputThreads);
-            const ClusterSource source{base + L::kRingOffset, half, pair};
-            for (int i = slice_begin + thread; i < slice_end; i += kOutputThreads) {
-                const int group = (i >> 8) % (N / 8);
-                const int column = 8 * group + 2 * (lane & 3);
-                float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-                for (int k = 0; k < kMaxCluster; ++k) {
-                    if (k < int(splits)) {
-                        const float4 x = source.vector(k, i);
-                        const float2 w = *reinterpret_cast<const float2*>(&s.weight[k][column]);
-                        v.x = fmaf(x.x, w.x, v.x);
-                        v.y = fmaf(x.y, w.y, v.y);
-                        v.z = fmaf(x.z, w.x, v.z);
-                        v.w = fmaf(x.w, w.y, v.w);
-                    }
-                }
-                if (piece.parts > 1) {
-                    __stcg(reinterpret_cast<float4*>(mine) + i, v);
-                } else {
-                    const int r = 8 * group + (lane >> 2);
-                    out.write(out.row(r), r < out.rows, i & 255, (i >> 8) / (N / 8), v);
-                }
-            }
-            // Everybody may overwrite the ring and the stats once all have read them.
-            fence_async_proxy();
-            named_barrier(kOutputBarrier, kOutputThreads);
-            if (thread < int(splits * pair)) barrier_arrive_cluster(cluster_address(at(s.partial_read), thread));
-            if (piece.parts == 1) return;
+                __stcg(reinterpret_cast<float4*>(mine) + (t * (N / 8) + j) * 256 + thread,
+                       make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
         }
+        if (thread < N) __stcg(mine + Partial::kFragments * 4 + thread, row_lse(s.maximum[thread], s.sum[thread]));
+        __syncwarp();
+        if (lane == 0) barrier_arrive(at(s.stats_empty));
 
-        // The last block to finish this slice merges all parts of it.
         named_barrier(kOutputBarrier, kOutputThreads);
-        if (thread == 0) {
-            int* counter = p.counters + piece.first_cluster * int(splits * pair) + rank;
-            // Releases what all threads wrote before the barrier, and acquires what the other blocks released.
-            s.last = atomic_increment(counter) == piece.parts - 1;
-            if (s.last) *counter = 0;
-        }
+        MergeCounters* counters = p.counters + piece.first_team * pair + half;
+        if (thread == 0) s.complete = counters->arrive(piece.parts, piece.last);
         named_barrier(kOutputBarrier, kOutputThreads);
-        if (!s.last) return;
-
-        const WorkspaceSource source{p.partials, Partial::kFloats, partial_slot(piece.first_cluster, true),
-                                     partial_slot(piece.first_cluster, false), 2 * pair};
-        const int stats_offset = Partial::kFragments * 4 + int(split) * 2 * N;
-#pragma unroll 1
-        for (int i = slice_begin + thread; i < slice_end; i += kOutputThreads) {
-            const int group = (i >> 8) % (N / 8), tile = (i >> 8) / (N / 8);
-            const int column = 8 * group + 2 * (lane & 3);
-            float2 maximum = make_float2(-INFINITY, -INFINITY), sum = make_float2(0.f, 0.f);
-            float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-            constexpr int batch = 4;
-#pragma unroll 1
-            for (int first = 0; first < piece.parts; first += batch) {
-                float4 x[batch];
-                float2 m[batch], l[batch];
-#pragma unroll
-                for (int k = 0; k < batch; ++k) {
-                    // Past the last part the last one is read again, with weight 0.
-                    const float* slot = source.slot(min(first + k, piece.parts - 1));
-                    x[k] = __ldcg(reinterpret_cast<const float4*>(slot) + i);
-                    m[k] = __ldcg(reinterpret_cast<const float2*>(slot + stats_offset + column));
-                    l[k] = __ldcg(reinterpret_cast<const float2*>(slot + stats_offset + column + N));
-                    if (first + k >= piece.parts) m[k] = make_float2(-INFINITY, -INFINITY);
-                }
-                float2 top = maximum;
-#pragma unroll
-                for (int k = 0; k < batch; ++k) top = make_float2(fmaxf(top.x, m[k].x), fmaxf(top.y, m[k].y));
-                const float a = weight(maximum.x, top.x), b = weight(maximum.y, top.y);
-                v = make_float4(v.x * a, v.y * b, v.z * a, v.w * b);
-                sum = make_float2(sum.x * a, sum.y * b);
-                maximum = top;
-#pragma unroll
-                for (int k = 0; k < batch; ++k) {
-                    const float c = weight(m[k].x, top.x), d = weight(m[k].y, top.y);
-                    v.x = fmaf(x[k].x, c, v.x);
-                    v.y = fmaf(x[k].y, d, v.y);
-                    v.z = fmaf(x[k].z, c, v.z);
-                    v.w = fmaf(x[k].w, d, v.w);
-                    sum.x = fmaf(l[k].x, c, sum.x);
-                    sum.y = fmaf(l[k].y, d, sum.y);
-                }
-            }
-            if (tile == 0 && (i & 255) < 4) {
-                if (column < out.rows) write_lse(p, out.first_row + column, out.q_begin, maximum.x, sum.x);
-                if (column + 1 < out.rows) write_lse(p, out.first_row + column + 1, out.q_begin, maximum.y, sum.y);
-            }
-            const float c = sum.x > 0.f ? __fdividef(p.out_scale, sum.x) : 0.f, d = sum.y > 0.f ? __fdividef(p.out_scale, sum.y) : 0.f;
-            const int r = 8 * group + (lane >> 2);
-            out.write(out.row(r), r < out.rows, i & 255, tile, make_float4(v.x * c, v.y * d, v.z * c, v.w * d));
+        if (s.complete) {
+            const PartialSource<N> source{p.partials, partial_slot(piece.first_team, true), partial_slot(piece.first_team, false),
+                                          2 * pair, piece.parts};
+            char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
+            if (piece.last)
+                merge_parts<T, N, true>(p, source, output_rows(piece), counters, reinterpret_cast<float*>(ring), s, thread);
+            else
+                merge_parts<T, N, false>(p, source, output_rows(piece), counters, nullptr, s, thread);
         }
+        if (thread == 0) counters->leave(piece.parts);
     }
-
-    // exp2(m - maximum), for a part that may be empty.
-    __device__ static float weight(float m, float maximum) { return m == -INFINITY ? 0.f : exp2_approx(m - maximum); }
 };
 
 template <typename T, int N, int pair>
@@ -688,68 +565,45 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     using L = Layout<N>;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
-    const uint32_t rank = cluster_rank(), blocks = cluster_size();
-    const int cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+    const int team = blockIdx.x / pair, teams = gridDim.x / pair;
 
-    if (threadIdx.x < 32) {
-        // The rings' barriers lie one after the other: all full ones, then all empty ones.
-        const int lane = threadIdx.x;
-        if (lane < L::kSlots) {
-            barrier_init(shared_address(&s.latent_full[0]) + lane * 8, 1);
-            barrier_init(shared_address(&s.latent_empty[0]) + lane * 8, (lane < L::kLatentSlots ? 4 : 8) * pair);
-        }
-        if (lane < kHandOver) {
-            barrier_init(shared_address(&s.scores_full[lane]), 4);
-            s.any_factor[lane] = make_int4(0, 0, 0, 0);
-        }
-        if (lane == 0) {
-            tma_prefetch_descriptor(&maps.cache);
-            barrier_init(shared_address(&s.query_full), p.even_query ? 1 : 32);
-            barrier_init(shared_address(&s.query_empty), 128);
-            for (int i = 0; i < kPieces; ++i) {
-                barrier_init(shared_address(&s.piece_full[i]), 1);
-                barrier_init(shared_address(&s.piece_empty[i]), Kernel<T, N, pair>::kPieceReaders);
-            }
-            barrier_init(shared_address(&s.stats_full), 4);
-            barrier_init(shared_address(&s.stats_empty), 8);
-            barrier_init(shared_address(&s.partial_ready), blocks / pair);
-            barrier_init(shared_address(&s.partial_read), blocks);
-        }
-        fence_barrier_init();
+    Kernel<T, N, pair> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
+    Schedule schedule(p, s.prefix, N * pair, team);
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (warp == 2) {
+        schedule.divide(teams);
+        const Piece piece = schedule.next();
+        if (lane == 0) s.pieces[0] = piece;
+    } else if (warp == 0) {
+        kernel.initialise(lane);
+    } else if (warp == 1) {
+        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
+        if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
+        if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
+    } else if (warp == 3) {
+        // Together the blocks fetch the block table, which is needed as soon as the work is divided.
+        const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
+        if (entry < p.requests * p.block_table_stride) prefetch_line(p.block_table + entry);
     }
-    // The scheduling warp turns the lengths into their running sum.
-    for (int i = threadIdx.x; i < p.requests; i += kThreads) s.prefix[i] = p.kv_lens[i];
     __syncthreads();
-    if (blocks > 1) {
-        cluster_arrive();
-        cluster_wait();
-    }
 
-    Kernel<T, N, pair> kernel{p, shared_address(shared), s, rank, rank % pair, rank / pair, blocks / pair, cluster};
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x >> 7, 0);
+    const int warpgroup = warp >> 2;
     if (warpgroup == 0) {
         if constexpr (N == 64) registers_shrink<kLoadRegisters>();
-        const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0);
         if (warp == 0)
             kernel.load_cache(&maps.cache);
-        else if (warp == 2)
-            kernel.divide_work(clusters);
         else if (warp == 1 && p.even_query)
             kernel.load_even_query(&maps.q_latent, &maps.q_rope);
         else if (warp == 1)
             kernel.load_query();
+        else if (warp == 2)
+            kernel.divide_work(schedule);
     } else if (warpgroup == 1) {
         if constexpr (N == 64) registers_shrink<kScoreRegisters>();
         kernel.scores();
     } else {
         if constexpr (N == 64) registers_grow<kOutputRegisters>();
         kernel.output();
-    }
-    // No block leaves while another one of its cluster may still reach into its shared memory.
-    __syncwarp();
-    if (blocks > 1) {
-        cluster_arrive();
-        cluster_wait();
     }
 }
 

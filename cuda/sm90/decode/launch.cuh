@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "kernel.cuh"
@@ -12,8 +13,7 @@ namespace mla::sm90::decode {
 // How a launch divides the device, chosen from what the host knows.
 struct Shape {
     int rows;    // N
-    int pair;    // blocks that share their cache tiles
-    int splits;  // blocks that share a piece's tokens
+    int pair;    // blocks that do different rows of the same tiles
 };
 
 struct Launch {
@@ -28,32 +28,18 @@ constexpr int kMaxDevices = 64;
 template <typename T, int N, int pair>
 cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     auto* kernel = &decode_kernel<T, N, pair>;
-    const unsigned blocks = l.shape.splits * pair;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {blocks, 1, 1};
+    // Whether the kernel may use all shared memory on this device. Setting it twice does no harm.
+    static std::atomic<bool> prepared[kMaxDevices];
+    if (!prepared[l.device].load(std::memory_order_relaxed)) {
+        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<N>::kBytes);
+        if (e != cudaSuccess) return e;
+        prepared[l.device].store(true, std::memory_order_relaxed);
+    }
     cudaLaunchConfig_t config = {};
+    config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / pair * pair), 1, 1};
     config.blockDim = {kThreads, 1, 1};
-    config.gridDim = {blocks, 1, 1};
     config.dynamicSmemBytes = Layout<N>::kBytes;
     config.stream = l.stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-
-    // How many clusters fit the device at once; 0 = not asked yet. Both answers that a race could store are the same.
-    static std::atomic<int> resident[kMaxDevices][4];
-    const int size_class = blocks == 1 ? 0 : blocks == 2 ? 1 : blocks == 4 ? 2 : 3;
-    int clusters = resident[l.device][size_class].load(std::memory_order_relaxed);
-    if (clusters == 0) {
-        cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<N>::kBytes);
-        if (e != cudaSuccess) return e;
-        e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-        if (e != cudaSuccess) return e;
-        if (clusters == 0) return cudaErrorLaunchOutOfResources;
-        clusters = min(clusters, l.multiprocessors / int(blocks));
-        resident[l.device][size_class].store(clusters, std::memory_order_relaxed);
-    }
-    config.gridDim.x = clusters * blocks;
     return cudaLaunchKernelEx(&config, kernel, p, maps);
 }
 

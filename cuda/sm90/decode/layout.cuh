@@ -3,6 +3,9 @@
 // Query tiles come first (nine of N rows by 64 values), then two rings of 8 KiB slots, each one 64-token by 64-value
 // tile of the cache: the latent ring (eight tiles per block) and the rope ring (one). A rope tile is dead once the
 // scores are computed; the probabilities of its block are written over it.
+//
+// The latent tiles of a block lie in the ring in the order in which the output warpgroups finish them, so that a slot is
+// refilled as early as possible: the first tile of either half of the 512 values, the second of either, and so on.
 #pragma once
 
 #include "params.cuh"
@@ -17,8 +20,14 @@ constexpr int kSharedLimit = 232448;
 // tiles, and the latent ring holds fewer than three blocks: four buffers cannot be overwritten too early.
 constexpr int kHandOver = 4;
 
+// Up to this many parts have their weights in shared memory when they are merged.
+constexpr int kMergeParts = 8;
+
 // Length of the queue of pieces.
 constexpr int kPieces = 4;
+
+// The first latent value of the i-th tile in the ring.
+__host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
 
 template <int N>
 struct Layout {
@@ -37,15 +46,17 @@ struct Layout {
         uint64_t query_full, query_empty;
         uint64_t scores_full[kHandOver];
         uint64_t stats_full, stats_empty;
-        // Merging inside a cluster: every block's partial is in place; every block has read them.
-        uint64_t partial_ready, partial_read;
         // What the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
         alignas(16) int4 any_factor[kHandOver];
         float factor[kHandOver][64];
         // Row maximum (in units of log2) and sum of a finished piece.
         float maximum[64], sum[64];
-        float weight[kMaxCluster][N];
-        int last;
+        // Merging: what each part is multiplied by, where there are few parts; the log-sum-exp of the merged rows.
+        float weight[kMergeParts][N];
+        float merged[N];
+        float of_thread[256];
+        int ticket;
+        bool complete;
     };
 
     static constexpr int kRingOffset = kQueryBytes;
@@ -54,8 +65,8 @@ struct Layout {
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-    // A partial result is laid over the latent ring while a cluster merges.
-    static_assert(PartialLayout<N>::kFragments * 16 <= kLatentSlots * kSlotBytes, "a partial does not fit the ring");
+    // While merging, an idle ring holds a weight per part and row, and two sums per thread.
+    static_assert(kCounters * N * 4 + 2 * 256 * 16 <= kLatentSlots * kSlotBytes, "the weights do not fit the ring");
 };
 
 // Walks a ring of `count` slots.

@@ -13,10 +13,21 @@ constexpr int kRope = 64;
 // Cached tokens per step of the main loop.
 constexpr int kBlock = 64;
 constexpr int kMaxRequests = 1024;
-// Largest portable cluster.
-constexpr int kMaxCluster = 8;
-// Length of the counter array at the start of a workspace; at most one counter per thread block is used.
-constexpr int kCounters = 1024;
+// Most thread blocks of a launch, one per multiprocessor.
+constexpr int kCounters = 160;
+
+// Counts the parts of one tile; zero between launches.
+struct MergeCounters {
+    int arrived, ticket, left;
+
+#ifdef __CUDACC__
+    // Says that a part is in the workspace, and whether all are. A block that has nothing else to do waits for the others for
+    // a while, to help merging.
+    __device__ bool arrive(int parts, bool may_wait);
+    // Every part's block calls this once, when it no longer looks at the tile.
+    __device__ void leave(int parts);
+#endif
+};
 
 struct KernelParams {
     const void* q_latent;      // [tokens, heads, 512]
@@ -26,7 +37,7 @@ struct KernelParams {
     const int* block_table;    // [requests, pages of the longest]
     const int* kv_lens;        // [requests]
     const int* cu_q_lens;      // [requests + 1], or null
-    int* counters;             // [kCounters], zero before and after
+    MergeCounters* counters;   // [kCounters], zero before and after
     float* partials;           // [2 * thread blocks][PartialLayout]
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
@@ -54,13 +65,13 @@ struct TensorMaps {
     CUtensorMap q_rope;    // [tokens * heads][64]
 };
 
-// A partial result in the workspace: the accumulator fragments of the 256 output threads, then per row maximum and sum,
-// once for every thread block that may finish a slice of it.
+// A partial result in the workspace: the normalised output as fragments of the 256 output threads, then the log-sum-exp
+// (base 2) of each row.
 template <int N>
 struct PartialLayout {
     static constexpr int kVectors = N / 2;  // float4 per thread
     static constexpr int kFragments = kVectors * 256;
-    static constexpr size_t kFloats = size_t(kFragments) * 4 + size_t(kMaxCluster) * 2 * N;
+    static constexpr size_t kFloats = size_t(kFragments) * 4 + N;
     static constexpr size_t kBytes = kFloats * sizeof(float);
 };
 

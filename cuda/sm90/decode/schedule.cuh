@@ -1,8 +1,9 @@
-// Which part of the batch each cluster works on, derived on the device from the lengths alone.
+// Which part of the batch each team works on, derived on the device from the lengths alone. A team is `pair` neighbouring
+// blocks, which do different rows of the same tiles.
 //
 // A tile is up to N * pair query rows of one request (rows count query tokens and heads together). Its cost is its
 // number of 64-token blocks (at least one) plus a constant. All tiles of all requests, in order, form one line of cost
-// units, which is cut into equal ranges, one per cluster. A cluster walks its range tile by tile; a tile that a cut
+// units, which is cut into equal ranges, one per team. A team walks its range tile by tile; a tile that a cut
 // crosses is done in parts, which are merged afterwards.
 //
 // When all tiles cost the same, cutting only between tiles is preferred unless it takes noticeably longer.
@@ -11,6 +12,8 @@
 // memory.
 #pragma once
 
+#include "../../common/instructions.cuh"
+#include "../../common/mbarrier.cuh"
 #include "params.cuh"
 
 namespace mla::sm90::decode {
@@ -18,21 +21,29 @@ namespace mla::sm90::decode {
 struct Piece {
     // -1: there are no more.
     int request;
-    // Row of the request's first row in this tile (for the whole cluster).
+    // Row of the request's first row in this tile (for the whole team).
     int first_row;
     int q_len, q_begin, kv_len;
     // Blocks of this part of the tile.
     int block_begin, block_end;
-    // This is part `part` of `parts`; part i was given to cluster first_cluster + i.
-    int part, parts, first_cluster;
+    // This is part `part` of `parts`; part i was given to team first_team + i.
+    int part, parts, first_team;
+    // The team has no piece after this one.
+    bool last;
 };
 
 class Schedule {
   public:
-    // `prefix` holds the cached lengths and has room for one more entry; it becomes the running sum of the costs. Called by
-    // one whole warp.
-    __device__ Schedule(const KernelParams& p, int* prefix, int tile_rows, int clusters, int cluster)
-        : p_(p), prefix_(prefix), tile_rows_(tile_rows), cluster_(cluster) {
+    __device__ Schedule(const KernelParams& p, int* prefix, int tile_rows, int team)
+        : p_(p), prefix_(prefix), tile_rows_(tile_rows), team_(team) {}
+
+    // Divides the batch among the teams. `prefix` has room for requests + 1. Called by one whole warp.
+    __device__ void divide(int teams) {
+        const KernelParams& p = p_;
+        // First the lengths, all at once, then their running sum in their place.
+        for (int i = threadIdx.x & 31; i < p.requests; i += 32) copy_async4(shared_address(prefix_ + i), p.kv_lens + i);
+        copy_async_wait();
+        __syncwarp();
         const int lane = threadIdx.x & 31;
         int total = 0, low = INT32_MAX, high = 0;
 #pragma unroll 1
@@ -63,19 +74,20 @@ class Schedule {
         high = __reduce_max_sync(~0u, high);
 
         total_ = total;
-        step_ = unsigned(total) / unsigned(clusters);
-        longer_ = total - step_ * clusters;
+        step_ = unsigned(total) / unsigned(teams);
+        longer_ = total - step_ * teams;
         if (low == high) {
             const unsigned tiles = unsigned(total) / unsigned(high);
-            const int whole = (tiles + clusters - 1) / unsigned(clusters) * high;
-            constexpr int split_cost = 3;
-            if (whole <= step_ + split_cost) {
+            const int whole = (tiles + teams - 1) / unsigned(teams) * high;
+            // A split tile costs the writing and merging of its parts, about as long as three blocks; on the other hand a
+            // block takes less time while some multiprocessors leave the memory to the others.
+            if (whole * 3 <= step_ * 5 + 16) {
                 step_ = whole;
                 longer_ = 0;
             }
         }
-        position_ = boundary(cluster);
-        end_ = boundary(cluster + 1);
+        position_ = boundary(team_);
+        end_ = boundary(team_ + 1);
         // The last request that begins at or before the position.
         int first = 0, last = p.requests;
         while (last - first > 1) {
@@ -85,7 +97,7 @@ class Schedule {
         request_ = first;
     }
 
-    // The next piece of this cluster's range; its request is -1 at the end.
+    // The next piece of this team's range; its request is -1 at the end.
     __device__ Piece next() {
         Piece piece;
         while (position_ < end_) {
@@ -108,9 +120,10 @@ class Schedule {
             piece.kv_len = kv_len;
             piece.block_begin = begin;
             piece.block_end = finish;
-            piece.first_cluster = empty ? cluster_ : cluster_of(tile_begin + idle);
-            piece.parts = empty ? 1 : cluster_of(tile_begin + cost - 1) - piece.first_cluster + 1;
-            piece.part = cluster_ - piece.first_cluster;
+            piece.first_team = empty ? team_ : team_of(tile_begin + idle);
+            piece.parts = empty ? 1 : team_of(tile_begin + cost - 1) - piece.first_team + 1;
+            piece.part = team_ - piece.first_team;
+            piece.last = position_ >= end_;
             return piece;
         }
         piece.request = -1;
@@ -125,16 +138,16 @@ class Schedule {
     __device__ static int blocks_of(int kv_len) { return (kv_len + kBlock - 1) / kBlock; }
 
     // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
-    __device__ int boundary(int cluster) const { return min(cluster * step_ + min(cluster, longer_), total_); }
-    // The cluster whose range holds a cost unit.
-    __device__ int cluster_of(int unit) const {
+    __device__ int boundary(int team) const { return min(team * step_ + min(team, longer_), total_); }
+    // The team whose range holds a cost unit.
+    __device__ int team_of(int unit) const {
         const int in_longer = longer_ * (step_ + 1);
         return unit < in_longer ? unsigned(unit) / unsigned(step_ + 1) : longer_ + unsigned(unit - in_longer) / unsigned(step_);
     }
 
     const KernelParams& p_;
     int* prefix_;
-    int tile_rows_, cluster_;
+    int tile_rows_, team_;
     int total_, step_, longer_, position_, end_, request_;
 };
 

@@ -1,4 +1,5 @@
-// 8x8 matrices of 16-bit values spread over a warp: stores to shared memory and transposition in registers.
+// Single instructions that have no other home: 8x8 matrices of 16-bit values spread over a warp, asynchronous copies, conversions,
+// register budgets.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -44,7 +45,14 @@ __device__ __forceinline__ void copy_async16(uint32_t destination, const void* s
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void copy_async4(uint32_t destination, const void* source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Fetches the 128-byte line of an address into L2.
+__device__ __forceinline__ void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float r;
