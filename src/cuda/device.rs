@@ -7,12 +7,12 @@ use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::{Device, GatherRows};
-use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
+use super::argument::{dtype_code, expect, narrow, unit_columns, wide};
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::rotary::{Rotary, RotaryQuery};
 use super::{Cuda, failed};
@@ -438,40 +438,8 @@ fn is_registered(bytes: &[u8]) -> bool {
     status == sys::CUresult::CUDA_SUCCESS
 }
 
-fn expect(name: &'static str, layout: &Layout, dtype: DType, shape: [usize; 3]) -> Result<()> {
-    if layout.dtype == dtype && layout.shape == shape {
-        Ok(())
-    } else {
-        Err(Error::argument(name, layout, format!("{dtype} {shape:?}")))
-    }
-}
-
-fn unit_columns(name: &'static str, layout: &Layout) -> Result<()> {
-    if layout.has_unit_columns() {
-        Ok(())
-    } else {
-        Err(Error::argument(name, layout, "a last axis of stride 1"))
-    }
-}
-
 fn widths(layout: &CacheLayout) -> (usize, usize) {
     (layout.dims.latent as usize, layout.dims.head.rope as usize)
-}
-
-fn narrow(name: &'static str, value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| Error::argument(name, value, "at most 2147483647"))
-}
-
-fn wide(name: &'static str, value: usize) -> Result<i64> {
-    i64::try_from(value).map_err(|_| Error::argument(name, value, "at most 2^63 - 1"))
-}
-
-fn dtype_code(dtype: DType) -> i32 {
-    match dtype {
-        DType::F32 => raw::MLA_DTYPE_F32 as i32,
-        DType::F16 => raw::MLA_DTYPE_F16 as i32,
-        DType::BF16 => raw::MLA_DTYPE_BF16 as i32,
-    }
 }
 
 fn format_code(format: KvFormat) -> i32 {

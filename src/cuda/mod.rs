@@ -12,6 +12,7 @@
 //! [`allocate`](mla_runtime::device::Device::allocate) allocates, so that everything else can be
 //! captured into a [`Graph`].
 
+pub(crate) mod argument;
 mod blas;
 mod device;
 mod graph;
@@ -109,7 +110,7 @@ impl Cuda {
     }
 
     // Makes the stream's context current: the launches of the raw tier go to the current one.
-    fn bind(&self) -> Result<()> {
+    pub(crate) fn bind(&self) -> Result<()> {
         self.inner
             .stream
             .context()

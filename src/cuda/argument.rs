@@ -1,0 +1,49 @@
+//! What a tensor's view has to be before its address goes to a kernel.
+
+use mla_runtime::dtype::DType;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Layout;
+
+use crate::raw;
+
+/// Refuses a tensor of another dtype or shape.
+pub(crate) fn expect(
+    name: &'static str,
+    layout: &Layout,
+    dtype: DType,
+    shape: [usize; 3],
+) -> Result<()> {
+    if layout.dtype == dtype && layout.shape == shape {
+        Ok(())
+    } else {
+        Err(Error::argument(name, layout, format!("{dtype} {shape:?}")))
+    }
+}
+
+/// Refuses a tensor whose rows are not contiguous.
+pub(crate) fn unit_columns(name: &'static str, layout: &Layout) -> Result<()> {
+    if layout.has_unit_columns() {
+        Ok(())
+    } else {
+        Err(Error::argument(name, layout, "a last axis of stride 1"))
+    }
+}
+
+/// An extent as the C interface takes it.
+pub(crate) fn narrow(name: &'static str, value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| Error::argument(name, value, "at most 2147483647"))
+}
+
+/// A stride as the C interface takes it.
+pub(crate) fn wide(name: &'static str, value: usize) -> Result<i64> {
+    i64::try_from(value).map_err(|_| Error::argument(name, value, "at most 2^63 - 1"))
+}
+
+/// The C interface's number of a dtype.
+pub(crate) fn dtype_code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => raw::MLA_DTYPE_F32 as i32,
+        DType::F16 => raw::MLA_DTYPE_F16 as i32,
+        DType::BF16 => raw::MLA_DTYPE_BF16 as i32,
+    }
+}

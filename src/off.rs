@@ -1,0 +1,50 @@
+//! The backends of architectures that this build leaves out: their names and constraints stay, with the
+//! feature that would compile them as the reason why they cannot run.
+
+use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
+use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::spec::{
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, PageSizes, Phase, Priority, QueryLen,
+};
+
+/// What the attribute writes for `FlashMla`.
+const FLASHMLA: BackendSpec = BackendSpec {
+    capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
+    cache_dims: Some(&[CacheDims::R1]),
+    heads: HeadCounts::Range(1, 128),
+    page_sizes: PageSizes::MultipleOf(16),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::Always,
+    features: FeatureSet::of(&[Feature::Deterministic]),
+    priority: Priority::everywhere(100),
+    ..BackendSpec::new("FLASHMLA", Phase::Decode, Platform::Cuda)
+}
+.checked();
+
+#[cfg(not(any(feature = "sm90", miri)))]
+mod entries {
+    use mla_runtime::availability::{Availability, Cause};
+    use mla_runtime::backend::{Entry, LINKED};
+    use mla_runtime::private::linkme;
+
+    #[linkme::distributed_slice(LINKED)]
+    #[linkme(crate = linkme)]
+    static FLASHMLA: Entry = Entry::known(super::FLASHMLA, sm90);
+
+    fn sm90() -> Availability {
+        Availability::Unavailable(Cause::FeatureOff("sm90"))
+    }
+}
+
+// With the feature on, the two ways to write a spec can be compared.
+#[cfg(all(test, feature = "sm90"))]
+mod tests {
+    use mla_runtime::backend::DecodeBackend;
+
+    use crate::flash_mla::FlashMla;
+
+    #[test]
+    fn specs_are_those_of_the_backends() {
+        assert_eq!(super::FLASHMLA, FlashMla::SPEC);
+    }
+}
