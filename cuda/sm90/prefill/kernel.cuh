@@ -17,7 +17,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../common/matrix.cuh"
+#include "../../common/instructions.cuh"
 #include "../../common/mbarrier.cuh"
 #include "../../common/tma.cuh"
 #include "params.cuh"
