@@ -34,7 +34,7 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
 }
 
 #[cfg(any(feature = "sm90", feature = "sm100"))]
-pub(crate) use imp::{driver, gpu};
+pub(crate) use imp::gpu;
 
 #[cfg(not(any(feature = "sm90", feature = "sm100")))]
 mod imp {
@@ -55,8 +55,7 @@ mod imp {
 
     use super::{Capability, Cause, Gpu};
 
-    /// Initialises the driver.
-    pub(crate) fn driver() -> Result<(), Cause> {
+    fn driver() -> Result<(), Cause> {
         // The first call into an absent library panics in cudarc, so its presence is asked before.
         //
         // SAFETY: this loads the driver's library, whose initialisers are those that every CUDA

@@ -22,7 +22,7 @@ void check_cache(Check& check, const void* cache, int format, int64_t latent_dim
         .that(format != MLA_CACHE_FP8_DS_MLA || latent_dim % kScaleGroup == 0, "latent_dim", latent_dim, "a multiple of 128, for its scales")
         .that(page_size >= 1, "page_size", page_size, "1 and up")
         .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages, "at most 2147483647 slots")
-        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale", int64_t(scale), "2^-60 to 2^60");
+        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale", truncated(scale), "2^-60 to 2^60");
     if (check.failed() || pages == 0) return;
     const RowShape row = row_shape(format, latent_dim, rope_dim);
     check.pointer(cache, row.element_alignment, "cache")
@@ -46,13 +46,13 @@ bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> 
     return true;
 }
 
-CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide) {
+CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide, bool turned) {
     switch (format) {
-        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide);
-        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide);
-        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide);
-        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide);
-        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide);
+        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide, turned);
+        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide, turned);
+        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide, turned);
+        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide, turned);
+        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, turned);
     }
 }
 
@@ -66,6 +66,14 @@ CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide) {
     }
 }
 
+// How many warps share `rows`: as many as an H200 holds at once, so that each has several and can load ahead; never fewer
+// than a 32nd of them.
+int64_t warps_for(int64_t rows) {
+    constexpr int64_t resident = 132 * 32;
+    const int64_t least = ceil_div(rows, 32), most = rows < resident ? rows : resident;
+    return least > most ? least : most;
+}
+
 // Strides of an axis of one element are never used.
 int64_t used(int64_t stride, int64_t extent) { return extent > 1 ? stride : 0; }
 
@@ -75,7 +83,8 @@ MlaStatus load_cache_kernels() {
     for (int format = MLA_CACHE_F32; format <= MLA_CACHE_FP8_DS_MLA; ++format)
         for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
             for (const bool wide : {false, true}) {
-                MlaStatus status = load("cache write", write_kernel(format, dtype, wide));
+                MlaStatus status = load("cache write", write_kernel(format, dtype, wide, false));
+                if (status.code == MLA_OK) status = load("cache write", write_kernel(format, dtype, wide, true));
                 if (status.code == MLA_OK) status = load("cache gather", gather_kernel(format, dtype, wide));
                 if (status.code != MLA_OK) return status;
             }
@@ -132,12 +141,12 @@ extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* st
     }
 
     const int64_t row_blocks = ceil_div(p.tokens, kWriteWarps);
-    const int64_t per_token = queries ? ceil_div(int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)), kWriteThreads) : 1;
-    const int64_t blocks = row_blocks + (queries ? p.tokens * per_token : 0);
-    check.that(blocks <= INT32_MAX, "tokens", p.tokens, "fewer tokens times heads");
+    const int64_t query_threads = queries ? int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)) : 1;
+    check.that(!queries || p.tokens * query_threads <= UINT32_MAX - kWriteThreads, "tokens", p.tokens, "fewer tokens times heads");
     if (check.failed()) return check.status();
-    const WritePlan plan = {uint32_t(row_blocks), uint32_t(per_token), wide};
-    return launch("cache write", write_kernel(p.cache_format, p.dtype, wide), dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
+    const int64_t blocks = row_blocks + (queries ? ceil_div(p.tokens * query_threads, kWriteThreads) : 0);
+    const WritePlan plan = {uint32_t(row_blocks), uint32_t(query_threads)};
+    return launch("cache write", write_kernel(p.cache_format, p.dtype, wide, p.positions != nullptr), dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
 }
 
 extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {
@@ -163,6 +172,7 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
                       is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
                       (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
-    return launch("cache gather", gather_kernel(p.cache_format, p.dtype, wide), dim3(uint32_t(ceil_div(p.rows, kGatherWarps))),
-                  dim3(kGatherThreads), stream, p);
+    const int64_t warps = warps_for(p.rows);
+    return launch("cache gather", gather_kernel(p.cache_format, p.dtype, wide),
+                  dim3(uint32_t(ceil_div(warps, kGatherWarps))), dim3(kGatherThreads), stream, p, int(warps));
 }

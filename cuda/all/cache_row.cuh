@@ -13,19 +13,21 @@ constexpr int kScaleGroup = 128;
 
 __device__ __forceinline__ Octet<uint8_t> e4m3_octet(const float (&x)[kOctet]) {
     Octet<uint8_t> to;
+    uint32_t* words = reinterpret_cast<uint32_t*>(&to);
 #pragma unroll
-    for (int i = 0; i < kOctet; i += 2) {
-        const __nv_fp8x2_storage_t pair = __nv_cvt_float2_to_fp8x2({x[i], x[i + 1]}, __NV_SATFINITE, __NV_E4M3);
-        to.x[i] = pair & 0xff;
-        to.x[i + 1] = pair >> 8;
+    for (int i = 0; i < kOctet; i += 4) {
+        const uint32_t low = __nv_cvt_float2_to_fp8x2({x[i], x[i + 1]}, __NV_SATFINITE, __NV_E4M3);
+        const uint32_t high = __nv_cvt_float2_to_fp8x2({x[i + 2], x[i + 3]}, __NV_SATFINITE, __NV_E4M3);
+        words[i / 4] = low | high << 16;
     }
     return to;
 }
 
 __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, float (&x)[kOctet]) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(&from);
 #pragma unroll
     for (int i = 0; i < kOctet; i += 2) {
-        const __nv_fp8x2_storage_t bytes = from.x[i] | from.x[i + 1] << 8;
+        const auto bytes = __nv_fp8x2_storage_t(words[i / 4] >> 8 * (i % 4));
         const float2 pair = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(bytes, __NV_E4M3)));
         x[i] = pair.x;
         x[i + 1] = pair.y;
@@ -33,9 +35,9 @@ __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, floa
 }
 
 // x / scale, rounded to nearest: a multiplication by the rounded inverse, then one Newton step with the exact
-// remainder. Beyond 1024 the result saturates whatever it is, and the remainder of infinity is no number. The host makes
-// sure that the scale is no smaller than 2^-60 and no larger than 2^60: so neither remainder nor inverse underflows
-// where the result is not zero.
+// remainder. Where e4m3 saturates or vanishes the product is near enough, and the step would lose the sign of zero and
+// make no number of infinity. The host makes sure that the scale is no smaller than 2^-60 and no larger than 2^60: so
+// neither remainder nor inverse underflows.
 struct Quotient {
     float scale;
     float inverse;
@@ -45,7 +47,8 @@ struct Quotient {
     __device__ __forceinline__ float operator()(float x) const {
         const float q = x * inverse;
         const float remainder = __fmaf_rn(-q, scale, x);
-        return fabsf(q) < 1024.f ? __fmaf_rn(remainder, inverse, q) : q;
+        const float size = fabsf(q);
+        return size > 0x1p-12f && size < 1024.f ? __fmaf_rn(remainder, inverse, q) : q;
     }
 };
 
@@ -65,8 +68,10 @@ __device__ __forceinline__ float latent_scale(const Octet<Source>& x, bool mine,
     } else {
         float amax = 0.f;
         if (mine) {
+            float y[kOctet];
+            to_floats(x, y);
 #pragma unroll
-            for (int i = 0; i < kOctet; ++i) amax = fmaxf(amax, fabsf(to_float(x.x[i])));
+            for (int i = 0; i < kOctet; ++i) amax = fmaxf(amax, fabsf(y[i]));
         }
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
@@ -87,14 +92,22 @@ struct PlainRow {
         store<Wide>(reinterpret_cast<T*>(row) + latent_dim + octet * kOctet, convert<T>(x), rope_dim - octet * kOctet);
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> latent(const char* row, int octet, int latent_dim, float) {
-        return convert<To>(load<Wide>(reinterpret_cast<const T*>(row) + octet * kOctet, latent_dim - octet * kOctet));
+    using Latent = Octet<T>;
+    using Rope = Octet<T>;
+
+    template <bool Wide>
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+        return load<Wide>(reinterpret_cast<const T*>(row) + octet * kOctet, latent_dim - octet * kOctet);
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> rope(const char* row, int octet, int latent_dim, int rope_dim, float) {
-        return convert<To>(load<Wide>(reinterpret_cast<const T*>(row) + latent_dim + octet * kOctet, rope_dim - octet * kOctet));
+    template <bool Wide>
+    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim, int rope_dim) {
+        return load<Wide>(reinterpret_cast<const T*>(row) + latent_dim + octet * kOctet, rope_dim - octet * kOctet);
+    }
+
+    template <typename To>
+    static __device__ __forceinline__ Octet<To> value(const Octet<T>& x, float) {
+        return convert<To>(x);
     }
 };
 
@@ -102,10 +115,9 @@ template <typename To>
 __device__ __forceinline__ Octet<To> scaled(const Octet<uint8_t>& from, float scale) {
     float x[kOctet];
     from_e4m3_octet(from, x);
-    Octet<To> to;
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) to.x[i] = from_float<To>(__fmul_rn(x[i], scale));
-    return to;
+    for (int i = 0; i < kOctet; ++i) x[i] = __fmul_rn(x[i], scale);
+    return from_floats<To>(x);
 }
 
 template <int Format>
@@ -123,8 +135,9 @@ struct Row<MLA_CACHE_FP8> {
     static __device__ __forceinline__ void put(uint8_t* to, const Octet<Source>& x, float scale, int count) {
         const Quotient quotient(scale);
         float y[kOctet];
+        to_floats(x, y);
 #pragma unroll
-        for (int i = 0; i < kOctet; ++i) y[i] = quotient(to_float(x.x[i]));
+        for (int i = 0; i < kOctet; ++i) y[i] = quotient(y[i]);
         store<Wide>(to, e4m3_octet(y), count);
     }
 
@@ -138,14 +151,22 @@ struct Row<MLA_CACHE_FP8> {
         put<Wide>(reinterpret_cast<uint8_t*>(row) + latent_dim + octet * kOctet, x, scale, rope_dim - octet * kOctet);
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> latent(const char* row, int octet, int latent_dim, float scale) {
-        return scaled<To>(load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet, latent_dim - octet * kOctet), scale);
+    using Latent = Octet<uint8_t>;
+    using Rope = Octet<uint8_t>;
+
+    template <bool Wide>
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+        return load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet, latent_dim - octet * kOctet);
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> rope(const char* row, int octet, int latent_dim, int rope_dim, float scale) {
-        return scaled<To>(load<Wide>(reinterpret_cast<const uint8_t*>(row) + latent_dim + octet * kOctet, rope_dim - octet * kOctet), scale);
+    template <bool Wide>
+    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim, int rope_dim) {
+        return load<Wide>(reinterpret_cast<const uint8_t*>(row) + latent_dim + octet * kOctet, rope_dim - octet * kOctet);
+    }
+
+    template <typename To>
+    static __device__ __forceinline__ Octet<To> value(const Octet<uint8_t>& x, float scale) {
+        return scaled<To>(x, scale);
     }
 };
 
@@ -157,8 +178,9 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, float scale, int latent_dim) {
         const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
         float y[kOctet];
+        to_floats(x, y);
 #pragma unroll
-        for (int i = 0; i < kOctet; ++i) y[i] = to_float(x.x[i]) * inverse;
+        for (int i = 0; i < kOctet; ++i) y[i] *= inverse;
         store<Wide>(reinterpret_cast<uint8_t*>(row) + octet * kOctet, e4m3_octet(y), kOctet);
         constexpr int octets = kScaleGroup / kOctet;
         if (octet % octets == 0) {
@@ -172,16 +194,31 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
         store<Wide>(to + octet * kOctet, convert<__nv_bfloat16>(x), rope_dim - octet * kOctet);
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> latent(const char* row, int octet, int latent_dim, float) {
-        const float scale = reinterpret_cast<const float*>(row + latent_dim)[octet / (kScaleGroup / kOctet)];
-        return scaled<To>(load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet, kOctet), scale);
+    struct Latent {
+        Octet<uint8_t> bytes;
+        float scale;
+    };
+    using Rope = Octet<__nv_bfloat16>;
+
+    template <bool Wide>
+    static __device__ __forceinline__ Latent latent(const char* row, int octet, int latent_dim) {
+        return {load<Wide>(reinterpret_cast<const uint8_t*>(row) + octet * kOctet, kOctet),
+                reinterpret_cast<const float*>(row + latent_dim)[octet / (kScaleGroup / kOctet)]};
     }
 
-    template <bool Wide, typename To>
-    static __device__ __forceinline__ Octet<To> rope(const char* row, int octet, int latent_dim, int rope_dim, float) {
-        const __nv_bfloat16* from = rope_of(const_cast<char*>(row), latent_dim);
-        return convert<To>(load<Wide>(from + octet * kOctet, rope_dim - octet * kOctet));
+    template <bool Wide>
+    static __device__ __forceinline__ Rope rope(const char* row, int octet, int latent_dim, int rope_dim) {
+        return load<Wide>(rope_of(const_cast<char*>(row), latent_dim) + octet * kOctet, rope_dim - octet * kOctet);
+    }
+
+    template <typename To>
+    static __device__ __forceinline__ Octet<To> value(const Latent& x, float) {
+        return scaled<To>(x.bytes, x.scale);
+    }
+
+    template <typename To>
+    static __device__ __forceinline__ Octet<To> value(const Rope& x, float) {
+        return convert<To>(x);
     }
 
   private:

@@ -1,12 +1,14 @@
-// Writes cache rows, one warp per token, and rotates queries in further blocks of the same launch.
+// Writes cache rows, a warp per token, and rotates queries in further blocks of the same launch.
 //
-//   row blocks (4 tokens each)                       query blocks
+//   row blocks                                       query blocks
 //   +--------------------------------+               +--------------------------------+
-//   | warp: slot, 3 octets per lane  |               | thread: 8 pairs of one head of |
-//   | in flight, quantise, store     |               | one token: load, turn, store   |
+//   | warp: the token's slot and its |               | thread: 8 pairs of one head of |
+//   | octets in flight together,     |               | one token: load, turn, store   |
+//   | then quantise and store        |               |                                |
 //   +--------------------------------+               +--------------------------------+
 //
-// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane, all issued before the slot is looked at.
+// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in turn or loaded ahead,
+// were slower at every size but the largest quantised ones: what counts is the number of warps.
 #pragma once
 
 #include "../common/status.cuh"
@@ -22,33 +24,33 @@ constexpr int kWriteWarps = kWriteThreads / 32;
 struct WritePlan {
     // Blocks that write rows; those after them rotate queries.
     uint32_t row_blocks;
-    uint32_t query_blocks_per_token;
-    bool wide;
+    // Threads that share a token's queries.
+    uint32_t query_threads;
 };
 
 template <typename Source, bool Wide>
-__device__ void turn_queries(const MlaCacheWriteParams& p, uint32_t block, uint32_t blocks_per_token) {
+__device__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan) {
     constexpr int pairs = Wide ? kOctet : 1;
-    const uint32_t token = block / blocks_per_token;
-    const int item = int(block % blocks_per_token) * kWriteThreads + int(threadIdx.x);
-    const int half = p.rope_dim / 2, per_head = half / pairs;
-    const int head = item / per_head;
-    if (head >= p.heads) return;
+    const uint32_t thread = (blockIdx.x - plan.row_blocks) * kWriteThreads + threadIdx.x;
+    const uint32_t token = thread / plan.query_threads, item = thread % plan.query_threads;
+    if (token >= uint32_t(p.tokens)) return;
+    const uint32_t half = p.rope_dim / 2, per_head = half / pairs;
+    const int64_t head = item / per_head;
     const Source* from = static_cast<const Source*>(p.query_rope) + token * p.query_token_stride + head * p.query_head_stride;
     Source* to = static_cast<Source*>(p.query_rope_out) + token * p.query_out_token_stride + head * p.query_out_head_stride;
-    turn_pairs<Wide, Source, pairs>(from, to, item % per_head * pairs, Angles(p, token), p.rotary_style, half);
+    turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
-template <typename Source, int Format, bool Wide>
-__global__ void __launch_bounds__(kWriteThreads) cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
+template <typename Source, int Format, bool Wide, bool Turned>
+__global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (Turned ? 8 : 10) : 4) cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                                                                     const __grid_constant__ WritePlan plan) {
-    if (blockIdx.x >= plan.row_blocks) {
-        turn_queries<Source, Wide>(p, blockIdx.x - plan.row_blocks, plan.query_blocks_per_token);
+    if (Turned && blockIdx.x >= plan.row_blocks) {
+        turn_queries<Source, Wide>(p, plan);
         return;
     }
+    const int lane = threadIdx.x % 32;
     const int64_t token = int64_t(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
     if (token >= p.tokens) return;
-    const int lane = threadIdx.x % 32;
     const int64_t slot = p.slots[token];
     const Source* latent = static_cast<const Source*>(p.latent) + token * p.latent_token_stride;
     const Source* rope = static_cast<const Source*>(p.rope) + token * p.rope_token_stride;
@@ -85,7 +87,7 @@ __global__ void __launch_bounds__(kWriteThreads) cache_write_kernel(const __grid
     }
     for (int octet = lane; octet < rope_octets; octet += 32) {
         if (octet != lane) read_rope(octet);
-        if (p.positions) r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, p.rope_dim);
+        if constexpr (Turned) r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, p.rope_dim);
         Row<Format>::template put_rope<Wide>(row, octet, r, p.cache_scale, p.latent_dim, p.rope_dim);
     }
 }
@@ -94,12 +96,19 @@ template <int Format>
 struct CacheWrite {
     using Kernel = void (*)(MlaCacheWriteParams, WritePlan);
 
-    static Kernel kernel(int dtype, bool wide) {
+    static Kernel kernel(int dtype, bool wide, bool turned) {
         switch (dtype) {
-            case MLA_DTYPE_BF16: return wide ? cache_write_kernel<__nv_bfloat16, Format, true> : cache_write_kernel<__nv_bfloat16, Format, false>;
-            case MLA_DTYPE_F16: return wide ? cache_write_kernel<__half, Format, true> : cache_write_kernel<__half, Format, false>;
-            default: return wide ? cache_write_kernel<float, Format, true> : cache_write_kernel<float, Format, false>;
+            case MLA_DTYPE_BF16: return of<__nv_bfloat16>(wide, turned);
+            case MLA_DTYPE_F16: return of<__half>(wide, turned);
+            default: return of<float>(wide, turned);
         }
+    }
+
+  private:
+    template <typename Source>
+    static Kernel of(bool wide, bool turned) {
+        if (turned) return wide ? cache_write_kernel<Source, Format, true, true> : cache_write_kernel<Source, Format, false, true>;
+        return wide ? cache_write_kernel<Source, Format, true, false> : cache_write_kernel<Source, Format, false, false>;
     }
 };
 

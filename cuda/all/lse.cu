@@ -15,11 +15,13 @@ __global__ void __launch_bounds__(kTile * kRowsAtOnce) lse_kernel(const __grid_c
     __shared__ float tile[HeadsFirst ? 1 : kTile][kTile + 1];
     const int64_t token = int64_t(blockIdx.x % token_tiles) * kTile, head = int64_t(blockIdx.x / token_tiles) * kTile;
     if constexpr (!HeadsFirst) {
+#pragma unroll
         for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce)
             if (token + i < p.tokens && head + threadIdx.x < p.heads)
                 tile[i][threadIdx.x] = p.from[(token + i) * p.from_row_stride + head + threadIdx.x];
         __syncthreads();
     }
+#pragma unroll
     for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce) {
         const int64_t t = token + threadIdx.x, h = head + i;
         if (t >= p.tokens || h >= p.heads) continue;
@@ -45,7 +47,7 @@ extern "C" MlaStatus mla_lse_natural(const MlaLseParams* params, void* stream) {
     Check check;
     check.that(p.tokens >= 0, "tokens", p.tokens, "0 and up")
         .that(p.heads >= 0, "heads", p.heads, "0 and up")
-        .that(p.unit > 0.f && p.unit <= 3.402823466e38f, "unit", int64_t(p.unit), "a finite number above 0");
+        .that(p.unit > 0.f && p.unit <= 3.402823466e38f, "unit", truncated(p.unit), "a finite number above 0");
     if (check.failed() || p.tokens == 0 || p.heads == 0) return check.status();
     const bool one_row = p.heads_first ? p.heads == 1 : p.tokens == 1;
     const int64_t token_tiles = ceil_div(p.tokens, kTile), blocks = token_tiles * ceil_div(p.heads, kTile);

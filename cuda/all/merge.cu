@@ -2,7 +2,7 @@
 //
 // A warp takes one head and several neighbouring tokens, so that the log-sum-exps of its rows share a sector, and the
 // eight warps of a block take neighbouring heads, whose rows are neighbours in memory. With V = 128 a row is 16 octets:
-// half a warp, four rows in a row, eight 16-byte loads in flight per thread.
+// half a warp, and sixteen 16-byte loads in flight per thread.
 
 #include "../common/octet.cuh"
 #include "helpers.cuh"
@@ -11,7 +11,9 @@ namespace mla {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int kRows = 4;
+// Rows of a thread at once: 128 bytes of each part in flight, whatever the type. Element by element, addresses take the
+// registers.
+constexpr int rows_at_once(int64_t bytes, bool wide) { return wide ? 16 / int(bytes) : 4; }
 
 // The weights of two parts in their merge, and the merged log-sum-exp.
 struct Weights {
@@ -34,23 +36,24 @@ struct Weights {
 };
 
 template <typename T, bool Wide>
-__global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ MlaMergeParams p, uint32_t head_blocks, int row_shift) {
+__global__ void __launch_bounds__(kWarps * 32, 2) merge_kernel(const __grid_constant__ MlaMergeParams p, uint32_t head_blocks, int row_shift) {
+    constexpr int rows = rows_at_once(sizeof(T), Wide);
     const int lane = threadIdx.x % 32;
     const int head = int(blockIdx.x % head_blocks) * kWarps + int(threadIdx.x / 32);
     if (head >= p.heads) return;
     const int groups = 32 >> row_shift, group = lane >> row_shift, member = lane & ((1 << row_shift) - 1);
-    const int64_t first = int64_t(blockIdx.x / head_blocks) * (groups * kRows) + group;
+    const int64_t first = int64_t(blockIdx.x / head_blocks) * (groups * rows) + group;
     const int octets = (p.width + kOctet - 1) / kOctet;
     T* out = static_cast<T*>(p.out) + head * p.out_head_stride;
     const T* other = static_cast<const T*>(p.other) + head * p.other_head_stride;
     float* lse = p.lse + head * p.lse_head_stride;
     const float* other_lse = p.other_lse + head * p.other_lse_head_stride;
 
-    Octet<T> x[kRows], y[kRows];
-    float a[kRows], b[kRows];
+    Octet<T> x[rows], y[rows];
+    float a[rows], b[rows];
     const auto read = [&](int octet) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
+        for (int i = 0; i < rows; ++i) {
             const int64_t token = first + i * groups;
             if (token >= p.tokens || octet >= octets) continue;
             x[i] = load<Wide>(out + token * p.out_token_stride + octet * kOctet, p.width - octet * kOctet);
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
         }
     };
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < rows; ++i) {
         const int64_t token = first + i * groups;
         a[i] = token < p.tokens ? lse[token] : 0.f;
         b[i] = token < p.tokens ? other_lse[token] : 0.f;
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
     // A row's first lane overwrites its log-sum-exp only after every lane has read it.
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < rows; ++i) {
         const int64_t token = first + i * groups;
         const Weights w(a[i], b[i]);
         if (member == 0 && token < p.tokens) lse[token] = w.lse;
@@ -77,18 +80,20 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
     for (int octet = member; octet < octets; octet += 1 << row_shift) {
         if (octet != member) read(octet);
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
+        for (int i = 0; i < rows; ++i) {
             const int64_t token = first + i * groups;
             if (token >= p.tokens) continue;
-            Octet<T> merged;
+            float u[kOctet], v[kOctet];
+            to_floats(x[i], u);
+            to_floats(y[i], v);
 #pragma unroll
             for (int e = 0; e < kOctet; ++e) {
                 // A part that weighs nothing may hold anything, also what is no number.
-                const float from_x = a[i] == 0.f ? 0.f : to_float(x[i].x[e]) * a[i];
-                const float from_y = b[i] == 0.f ? 0.f : to_float(y[i].x[e]) * b[i];
-                merged.x[e] = from_float<T>(from_x + from_y);
+                const float from_x = a[i] == 0.f ? 0.f : u[e] * a[i];
+                const float from_y = b[i] == 0.f ? 0.f : v[e] * b[i];
+                u[e] = from_x + from_y;
             }
-            store<Wide>(out + token * p.out_token_stride + octet * kOctet, merged, p.width - octet * kOctet);
+            store<Wide>(out + token * p.out_token_stride + octet * kOctet, from_floats<T>(u), p.width - octet * kOctet);
         }
     }
 }
@@ -150,7 +155,7 @@ extern "C" MlaStatus mla_merge(const MlaMergeParams* params, void* stream) {
     int row_shift = 0;
     while (row_shift < 5 && (kOctet << row_shift) < p.width) ++row_shift;
     const int64_t head_blocks = ceil_div(p.heads, kWarps);
-    const int64_t blocks = head_blocks * ceil_div(p.tokens, (32 >> row_shift) * kRows);
+    const int64_t blocks = head_blocks * ceil_div(p.tokens, (32 >> row_shift) * rows_at_once(bytes, wide));
     if (blocks > INT32_MAX) return refuse("tokens", p.tokens, "fewer tokens times heads");
     return launch("merge", merge_kernel_for(p.dtype, wide), dim3(uint32_t(blocks)), dim3(kWarps * 32), stream, p, uint32_t(head_blocks), row_shift);
 }

@@ -43,75 +43,77 @@ __device__ __forceinline__ float turned_second(float a, float b, float cos, floa
 template <bool Wide, typename T>
 __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet, const Angles& angles, int style, int rope_dim) {
     const int first = octet * kOctet, half = rope_dim / 2;
-    Octet<T> to;
+    float own[kOctet];
+    to_floats(x, own);
     if (style == MLA_ROTARY_INTERLEAVED) {
         constexpr int pairs = kOctet / 2;
         const auto cos = angle<Wide, pairs>(angles.cos, first / 2, half - first / 2);
         const auto sin = angle<Wide, pairs>(angles.sin, first / 2, half - first / 2);
 #pragma unroll
         for (int i = 0; i < pairs; ++i) {
-            const float a = to_float(x.x[2 * i]), b = to_float(x.x[2 * i + 1]);
-            to.x[2 * i] = from_float<T>(turned_first(a, b, cos.x[i], sin.x[i]));
-            to.x[2 * i + 1] = from_float<T>(turned_second(a, b, cos.x[i], sin.x[i]));
+            const float a = own[2 * i], b = own[2 * i + 1];
+            own[2 * i] = turned_first(a, b, cos.x[i], sin.x[i]);
+            own[2 * i + 1] = turned_second(a, b, cos.x[i], sin.x[i]);
         }
-        return to;
+        return from_floats<T>(own);
     }
     if constexpr (Wide) {
         const bool second = first >= half;
         const int pair = second ? first - half : first;
-        const auto partner = load<true>(vector + (second ? first - half : first + half), kOctet);
+        float other[kOctet];
+        to_floats(load<true>(vector + (second ? first - half : first + half), kOctet), other);
         const auto cos = angle<true, kOctet>(angles.cos, pair, kOctet);
         const auto sin = angle<true, kOctet>(angles.sin, pair, kOctet);
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) {
-            const float own = to_float(x.x[i]), other = to_float(partner.x[i]);
-            to.x[i] = from_float<T>(second ? turned_second(other, own, cos.x[i], sin.x[i]) : turned_first(own, other, cos.x[i], sin.x[i]));
+            own[i] = second ? turned_second(other[i], own[i], cos.x[i], sin.x[i]) : turned_first(own[i], other[i], cos.x[i], sin.x[i]);
         }
     } else {
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) {
             const int e = first + i;
-            if (e >= rope_dim) {
-                to.x[i] = T(0.f);
-                continue;
-            }
+            if (e >= rope_dim) continue;
             const bool second = e >= half;
             const int pair = second ? e - half : e;
-            const float own = to_float(x.x[i]), other = to_float(vector[second ? pair : pair + half]);
+            const float other = to_float(vector[second ? pair : pair + half]);
             const float cos = angle<false, 1>(angles.cos, pair, 1).x[0], sin = angle<false, 1>(angles.sin, pair, 1).x[0];
-            to.x[i] = from_float<T>(second ? turned_second(other, own, cos, sin) : turned_first(own, other, cos, sin));
+            own[i] = second ? turned_second(other, own[i], cos, sin) : turned_first(own[i], other, cos, sin);
         }
     }
-    return to;
+    return from_floats<T>(own);
 }
 
-// Turns `N` pairs of one vector from pair `first` on; the thread owns both sides of each pair, so the vector may be
-// turned in place.
+// Turns `N` pairs of one vector of the queries from pair `first` on; the thread owns both sides of each pair, so the
+// vector may be turned in place. What is to be turned is on its way before the position, and with it the angles, are known.
 template <bool Wide, typename T, int N>
-__device__ __forceinline__ void turn_pairs(const T* from, T* to, int first, const Angles& angles, int style, int half) {
+__device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t token, const T* from, T* to, int first) {
+    const bool interleaved = p.rotary_style == MLA_ROTARY_INTERLEAVED;
+    const int at = interleaved ? 2 * first : first;
+    const int beyond = interleaved ? at + N : at + p.rope_dim / 2;
+    const auto low_raw = load<Wide, T, N>(from + at, N), high_raw = load<Wide, T, N>(from + beyond, N);
+    const Angles angles(p, token);
     const auto cos = angle<Wide, N>(angles.cos, first, N);
     const auto sin = angle<Wide, N>(angles.sin, first, N);
-    const bool interleaved = style == MLA_ROTARY_INTERLEAVED;
-    const int at = interleaved ? 2 * first : first;
-    const int beyond = interleaved ? at + N : at + half;
-    Group<T, N> low = load<Wide, T, N>(from + at, N), high = load<Wide, T, N>(from + beyond, N);
-    const auto turn = [&](T& a, T& b, int i) {
-        const float x = to_float(a), y = to_float(b);
-        a = from_float<T>(turned_first(x, y, cos.x[i], sin.x[i]));
-        b = from_float<T>(turned_second(x, y, cos.x[i], sin.x[i]));
+    float low[N], high[N];
+    to_floats(low_raw, low);
+    to_floats(high_raw, high);
+    const auto turn = [&](float& a, float& b, int i) {
+        const float x = a, y = b;
+        a = turned_first(x, y, cos.x[i], sin.x[i]);
+        b = turned_second(x, y, cos.x[i], sin.x[i]);
     };
     if (!interleaved || N == 1) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) turn(low.x[i], high.x[i], i);
+        for (int i = 0; i < N; ++i) turn(low[i], high[i], i);
     } else {
 #pragma unroll
         for (int i = 0; i + 1 < N; i += 2) {
-            turn(low.x[i], low.x[i + 1], i / 2);
-            turn(high.x[i], high.x[i + 1], (i + N) / 2);
+            turn(low[i], low[i + 1], i / 2);
+            turn(high[i], high[i + 1], (i + N) / 2);
         }
     }
-    store<Wide, T, N>(to + at, low, N);
-    store<Wide, T, N>(to + beyond, high, N);
+    store<Wide, T, N>(to + at, from_floats<T>(low), N);
+    store<Wide, T, N>(to + beyond, from_floats<T>(high), N);
 }
 
 }  // namespace mla

@@ -79,18 +79,61 @@ __device__ __forceinline__ void store(T* to, const Group<T, N>& from, int count)
     }
 }
 
+// All elements as floats. 16-bit types are taken apart a word at a time: as elements they would occupy a register each.
+template <typename T, int N>
+__device__ __forceinline__ void to_floats(const Group<T, N>& from, float (&to)[N]) {
+    if constexpr (sizeof(T) == 4 || N % 2) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) to[i] = to_float(from.x[i]);
+    } else {
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(&from);
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+                to[2 * i] = __uint_as_float(words[i] << 16);
+                to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000);
+            } else {
+                const float2 pair = __half22float2(reinterpret_cast<const __half2&>(words[i]));
+                to[2 * i] = pair.x;
+                to[2 * i + 1] = pair.y;
+            }
+        }
+    }
+}
+
+// The floats, rounded.
+template <typename T, int N>
+__device__ __forceinline__ Group<T, N> from_floats(const float (&from)[N]) {
+    Group<T, N> to;
+    if constexpr (sizeof(T) == 4 || N % 2) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) to.x[i] = from_float<T>(from[i]);
+    } else {
+        uint32_t* words = reinterpret_cast<uint32_t*>(&to);
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) {
+            if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+                const __nv_bfloat162 pair = __floats2bfloat162_rn(from[2 * i], from[2 * i + 1]);
+                words[i] = reinterpret_cast<const uint32_t&>(pair);
+            } else {
+                const __half2 pair = __floats2half2_rn(from[2 * i], from[2 * i + 1]);
+                words[i] = reinterpret_cast<const uint32_t&>(pair);
+            }
+        }
+    }
+    return to;
+}
+
 // An exact conversion where the types are the same, bits and all.
 template <typename To, typename From>
 __device__ __forceinline__ Octet<To> convert(const Octet<From>& from) {
-    Octet<To> to;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-        if constexpr (std::is_same_v<To, From>)
-            to.x[i] = from.x[i];
-        else
-            to.x[i] = from_float<To>(to_float(from.x[i]));
+    if constexpr (std::is_same_v<To, From>) {
+        return from;
+    } else {
+        float x[kOctet];
+        to_floats(from, x);
+        return from_floats<To>(x);
     }
-    return to;
 }
 
 }  // namespace mla

@@ -29,6 +29,9 @@ inline MlaStatus cuda_status(const char* call, cudaError_t error) {
 
 inline int64_t address(const void* pointer) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer)); }
 
+// A number as far as a status can say it.
+inline int64_t truncated(float x) { return x >= 0x1p62f ? INT64_MAX : x <= -0x1p62f ? INT64_MIN : x == x ? int64_t(x) : 0; }
+
 inline bool is_aligned(const void* pointer, int64_t bytes) { return address(pointer) % bytes == 0; }
 
 // Arguments are checked in a row, and the first refusal is the answer.

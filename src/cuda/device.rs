@@ -1,5 +1,6 @@
 //! The operations of the device.
 
+use std::ffi::c_void;
 use std::ops::Range;
 
 use cudarc::driver::{result, sys};
@@ -163,6 +164,7 @@ impl Device for Cuda {
         rope: TensorMut<'_, Self>,
     ) -> Result<()> {
         let layout = cache.layout();
+        check_scale(layout)?;
         let (latent_dim, rope_dim) = widths(layout);
         let room = latent.shape()[0];
         let dtype = latent.dtype();
@@ -332,6 +334,7 @@ impl Cuda {
         rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
     ) -> Result<()> {
         let layout = *cache.layout();
+        check_scale(&layout)?;
         let (latent_dim, rope_dim) = widths(&layout);
         let (tokens, dtype) = (latent.shape()[0], latent.dtype());
         expect("latent", latent.layout(), dtype, [tokens, 1, latent_dim])?;
@@ -426,16 +429,24 @@ fn same_length(host: usize, device: usize) -> Result<()> {
 // Whether the driver knows these host bytes, so that it may copy from them without staging.
 fn is_registered(bytes: &[u8]) -> bool {
     let mut kind = 0u32;
-    // SAFETY: the attribute is 32 bits wide; any address may be asked about, and one that the driver
-    // does not know is an error, not undefined.
+    let mut attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    let mut value: *mut c_void = (&raw mut kind).cast();
+    // SAFETY: one attribute is asked for, which is 32 bits wide. Any address may be asked about: for one
+    // that the driver does not know, the attribute is 0.
     let status = unsafe {
-        sys::cuPointerGetAttribute(
-            (&raw mut kind).cast(),
-            sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            bytes.as_ptr() as u64,
-        )
+        sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)
     };
-    status == sys::CUresult::CUDA_SUCCESS
+    status == sys::CUresult::CUDA_SUCCESS && kind != 0
+}
+
+// The C interface checks it as well, but its status has no room for such a number.
+fn check_scale(layout: &CacheLayout) -> Result<()> {
+    const LIMIT: f32 = (1u64 << 60) as f32;
+    if layout.format == KvFormat::Fp8 && !(1.0 / LIMIT..=LIMIT).contains(&layout.scale) {
+        let given = format!("{:?}", layout.scale);
+        return Err(Error::argument("cache scale", given, "2^-60 to 2^60"));
+    }
+    Ok(())
 }
 
 fn widths(layout: &CacheLayout) -> (usize, usize) {

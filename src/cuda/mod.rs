@@ -58,7 +58,7 @@ impl Cuda {
     /// Where there is no driver or no such GPU, or the driver refuses.
     pub fn new(ordinal: usize) -> Result<Self> {
         // Without a driver, cudarc panics.
-        gpu::driver().map_err(|cause| unavailable(ordinal, cause))?;
+        gpu::gpu(ordinal).map_err(|cause| unavailable(ordinal, cause))?;
         let context = CudaContext::new(ordinal).map_err(failed("retain context"))?;
         let stream = context.new_stream().map_err(failed("create stream"))?;
         Self::on_stream(stream)
