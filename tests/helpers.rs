@@ -1,0 +1,1249 @@
+//! The helpers of the GPU against those of the CPU device: bit for bit where a format is exact, within
+//! rounding elsewhere.
+//!
+//! Each operation is a function over any device, run on both with the same bytes. Inputs lie among NaN,
+//! outputs are compared with everything around them.
+
+#![cfg(any(feature = "sm90", feature = "sm100"))]
+
+mod common;
+
+use common::{
+    On, Tensor, difference, download, get, gpu, indices, lse, lse_mut, normal, padded, pick, put,
+    rng, strides, upload,
+};
+use mla_kernels::cuda::{Rotary, RotaryQuery, RotaryStyle};
+use mla_kernels::{Cuda, present_gpu, raw};
+use mla_runtime::availability::Availability;
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Result;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::{Base2TokensFirst, LseConvention, LseLayout, LseRef, Natural};
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+// ---- Cache write ----------------------------------------------------------------------------------
+
+struct Write {
+    latent: Tensor,
+    rope: Tensor,
+    slots: Vec<i64>,
+    cache: Vec<u8>,
+    layout: CacheLayout,
+}
+
+fn dims(latent: usize, rope: usize) -> MlaDims {
+    MlaDims::new(latent as u32, HeadDims::new(128, rope as u32, 128))
+}
+
+// Dimensions, paddings and pages of all kinds; half of the cases are aligned as an engine's would be.
+fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout {
+    let (latent, rope) = if rng.random_bool(0.5) {
+        pick(rng, &[(512, 64), (256, 32), (512, 0), (128, 64)])
+    } else if format == KvFormat::Fp8DsMla {
+        (128 * rng.random_range(1..6), rng.random_range(0..70))
+    } else {
+        (rng.random_range(1..700), rng.random_range(0..300))
+    };
+    let dims = dims(latent, rope);
+    let element = match format {
+        KvFormat::F32 | KvFormat::Fp8DsMla => 4,
+        KvFormat::F16 | KvFormat::BF16 => 2,
+        KvFormat::Fp8 => 1,
+    };
+    let gap = |rng: &mut StdRng| pick(rng, &[0, 0, 16, 48, element, 3 * element]);
+    let page_size = pick(rng, &[1, 5, 16, 64]);
+    let row_stride = (format.row_bytes(dims) + gap(rng)).next_multiple_of(element);
+    CacheLayout {
+        dims,
+        format,
+        pages,
+        page_size,
+        page_stride: page_size * row_stride + gap(rng),
+        row_stride,
+        scale: if format == KvFormat::Fp8 {
+            pick(rng, &[1.0, 0.25, 0.013, 3.7])
+        } else {
+            1.0
+        },
+    }
+}
+
+fn cache_bytes(layout: &CacheLayout) -> usize {
+    layout.pages * layout.page_stride
+}
+
+// Slots that differ, with a few that are skipped.
+fn random_slots(rng: &mut StdRng, slots: usize, tokens: usize) -> Vec<i64> {
+    let mut all: Vec<i64> = (0..slots as i64).collect();
+    all.shuffle(rng);
+    all.truncate(tokens);
+    for slot in &mut all {
+        if rng.random_bool(0.1) {
+            *slot = -1;
+        }
+    }
+    all
+}
+
+fn random_write(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Write {
+    let pages = rng.random_range(1..40);
+    let layout = random_cache(rng, format, pages);
+    let tokens = rng.random_range(0..=layout.slots().min(70));
+    let aligned = rng.random_bool(0.5);
+    let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let shift = if aligned { 0 } else { rng.random_range(0..4) };
+    let latent = padded(rng, dtype, [tokens, 1, latent], aligned);
+    let rope = padded(rng, dtype, [tokens, 1, rope], aligned);
+    let mut write = Write {
+        latent: Tensor::random(rng, latent, shift),
+        rope: Tensor::random(rng, rope, shift),
+        slots: random_slots(rng, layout.slots(), tokens),
+        cache: vec![0; cache_bytes(&layout)],
+        layout,
+    };
+    rng.fill(&mut write.cache[..]);
+    write
+}
+
+fn run_write<D: Device>(device: &D, case: &Write) -> Result<Vec<u8>> {
+    let (latent, rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
+    let slots = upload(device, bytemuck::cast_slice(&case.slots))?;
+    let mut cache = upload(device, &case.cache)?;
+    device.write_cache(
+        latent.read()?,
+        rope.read()?,
+        indices::<D, i64>(&slots, case.slots.len())?,
+        CacheMut::new(D::bytes_mut(&mut cache), case.layout)?,
+    )?;
+    download(device, &cache)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn cache_rows_are_written_as_on_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for format in KvFormat::ALL.iter().copied() {
+        for dtype in DType::ALL.iter().copied() {
+            for seed in 0..12 {
+                let case = random_write(&mut rng(seed), format, dtype);
+                let (got, want) = (
+                    run_write(&gpu, &case).unwrap(),
+                    run_write(&cpu, &case).unwrap(),
+                );
+                if let Some(difference) = difference(&got, &want) {
+                    panic!(
+                        "{dtype} to {format}, seed {seed}, {:?}: {difference}",
+                        case.layout
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for dtype in [DType::BF16, DType::F16] {
+        for (format, scale) in [
+            (KvFormat::Fp8, 1.0),
+            (KvFormat::Fp8, 0.013),
+            (KvFormat::Fp8, 1.0 / 3.0),
+            (KvFormat::Fp8, 7.7e5),
+            (KvFormat::Fp8, 2.5e-7),
+            (KvFormat::Fp8DsMla, 1.0),
+            (KvFormat::BF16, 1.0),
+            (KvFormat::F16, 1.0),
+            (KvFormat::F32, 1.0),
+        ] {
+            let tokens = 128;
+            let mut layout = CacheLayout::contiguous(dims(512, 64), format, 2, 64);
+            layout.scale = scale;
+            let mut latent = Tensor::poison(Layout::contiguous(dtype, [tokens, 1, 512]), 0);
+            // All 65536 patterns in numeric order, so that neighbours in a group are of one size; no
+            // number becomes 1, whose NaN the formats keep differently.
+            for (pattern, bytes) in latent.bytes.chunks_exact_mut(2).enumerate() {
+                bytes.copy_from_slice(&(pattern as u16).to_le_bytes());
+                if get(dtype, bytes, 0).is_nan() {
+                    put(dtype, bytes, 0, 1.0);
+                }
+            }
+            let rope = Tensor::random(&mut rng(1), Layout::contiguous(dtype, [tokens, 1, 64]), 0);
+            let slots = (0..tokens as i64).rev().collect();
+            let cache = vec![0; cache_bytes(&layout)];
+            let case = Write {
+                latent,
+                rope,
+                slots,
+                cache,
+                layout,
+            };
+            let (got, want) = (
+                run_write(&gpu, &case).unwrap(),
+                run_write(&cpu, &case).unwrap(),
+            );
+            if let Some(difference) = difference(&got, &want) {
+                panic!("{dtype} to {format} scale {scale}: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn slots_outside_the_cache_are_skipped() {
+    let gpu = gpu();
+    let mut case = random_write(&mut rng(3), KvFormat::BF16, DType::BF16);
+    let end = case.layout.slots() as i64;
+    for (i, slot) in case.slots.iter_mut().enumerate() {
+        *slot = [
+            -1,
+            -2,
+            i64::MIN,
+            end,
+            end + 1,
+            i64::MAX,
+            i64::from(i32::MAX) + 1,
+            1 << 40,
+        ][i % 8];
+    }
+    assert!(!case.slots.is_empty());
+    assert_eq!(
+        difference(&run_write(&gpu, &case).unwrap(), &case.cache),
+        None
+    );
+}
+
+// ---- Rotary embedding -----------------------------------------------------------------------------
+
+// The oracle: pairs turned in f32, one product after the other, rounded to the dtype.
+fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], style: RotaryStyle) {
+    let before = tensor.clone();
+    let half = before.layout.shape[2] / 2;
+    tensor.fill(|[token, head, element], _| {
+        let (pair, second) = match style {
+            RotaryStyle::Interleaved => (element / 2, element % 2 == 1),
+            RotaryStyle::Halves => (element % half, element >= half),
+        };
+        let (first, other) = match style {
+            RotaryStyle::Interleaved => (2 * pair, 2 * pair + 1),
+            RotaryStyle::Halves => (pair, pair + half),
+        };
+        let (a, b) = (
+            before.at([token, head, first]),
+            before.at([token, head, other]),
+        );
+        let position = positions[token] as usize;
+        let (cos, sin) = (cos.at([0, position, pair]), sin.at([0, position, pair]));
+        if second {
+            b * cos + a * sin
+        } else {
+            a * cos - b * sin
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn a_fused_rotation_is_one_beforehand() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for seed in 0..60 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, DType::ALL);
+        let style = pick(rng, &[RotaryStyle::Interleaved, RotaryStyle::Halves]);
+        let mut case = loop {
+            let format = pick(rng, KvFormat::ALL);
+            let case = random_write(rng, format, dtype);
+            let rope = case.rope.layout.shape[2];
+            if rope > 0 && rope.is_multiple_of(2) && !case.slots.is_empty() {
+                break case;
+            }
+        };
+        let [tokens, _, width] = case.rope.layout.shape;
+        let aligned = rng.random_bool(0.5);
+        let shape = [1, 50, width / 2];
+        let slack = rng.random_range(0..3) * if aligned { 4 } else { 1 };
+        let table = Layout {
+            dtype: DType::F32,
+            shape,
+            strides: [0, width / 2 + slack, 1],
+        };
+        let (mut cos, mut sin) = (Tensor::poison(table, 0), Tensor::poison(table, 0));
+        let angle = |i: [usize; 3]| i[1] as f32 * 0.37f32.powi(i[2] as i32);
+        cos.fill(|i, _| angle(i).cos());
+        sin.fill(|i, _| angle(i).sin());
+        let positions: Vec<i64> = (0..tokens).map(|_| rng.random_range(0..50)).collect();
+        let heads = rng.random_range(1..20);
+        let layout = padded(rng, dtype, [tokens, heads, width], aligned);
+        let query = Tensor::random(rng, layout, 0);
+
+        let on_gpu = || -> Result<_> {
+            let (latent, rope) = (On::new(&gpu, &case.latent)?, On::new(&gpu, &case.rope)?);
+            let (cos, sin) = (On::new(&gpu, &cos)?, On::new(&gpu, &sin)?);
+            let (mut query, source) = (On::new(&gpu, &query)?, On::new(&gpu, &query)?);
+            let mut elsewhere = On::new(&gpu, &Tensor::poison(layout, 0))?;
+            let slots = upload(&gpu, bytemuck::cast_slice(&case.slots))?;
+            let positions = upload(&gpu, bytemuck::cast_slice(&positions))?;
+            let rotary = Rotary {
+                positions: indices::<Cuda, i64>(&positions, tokens)?,
+                cos: cos.read()?,
+                sin: sin.read()?,
+                style,
+            };
+            let mut caches = Vec::new();
+            for in_place in [true, false] {
+                let mut cache = upload(&gpu, &case.cache)?;
+                let query = if in_place {
+                    RotaryQuery::InPlace(query.write()?)
+                } else {
+                    RotaryQuery::Into {
+                        from: source.read()?,
+                        to: elsewhere.write()?,
+                    }
+                };
+                gpu.write_cache_rotated(
+                    latent.read()?,
+                    rope.read()?,
+                    &rotary,
+                    Some(query),
+                    indices::<Cuda, i64>(&slots, tokens)?,
+                    CacheMut::new(cache.bytes_mut(), case.layout)?,
+                )?;
+                caches.push(download(&gpu, &cache)?);
+            }
+            Ok((caches, query.host(&gpu)?, elsewhere.host(&gpu)?))
+        };
+        let (caches, in_place, elsewhere) = on_gpu().unwrap();
+        let mut turned = query.clone();
+        turn(&mut turned, &cos, &sin, &positions, style);
+        turn(&mut case.rope, &cos, &sin, &positions, style);
+        let want = run_write(&cpu, &case).unwrap();
+        let what = format!("{dtype} {style:?} {:?}, seed {seed}", case.layout);
+        for got in caches {
+            assert_eq!(difference(&got, &want), None, "cache, {what}");
+        }
+        assert_eq!(
+            difference(&in_place.bytes, &turned.bytes),
+            None,
+            "query, {what}"
+        );
+        assert_eq!(
+            elsewhere.values(),
+            turned.values(),
+            "query elsewhere, {what}"
+        );
+    }
+}
+
+// ---- Gather ---------------------------------------------------------------------------------------
+
+struct Gather {
+    cache: Vec<u8>,
+    layout: CacheLayout,
+    table: Vec<i32>,
+    max_pages: usize,
+    token_starts: Vec<i32>,
+    row_starts: Vec<i32>,
+    latent: Tensor,
+    rope: Tensor,
+}
+
+impl Gather {
+    fn rows(&self) -> usize {
+        *self.row_starts.last().unwrap() as usize
+    }
+}
+
+// Segments over shuffled pages, some of them empty. A slot that no segment reads is NaN in every
+// format, and so are the scales of a page's padding; table entries past a segment are any number.
+fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
+    let segments = rng.random_range(1..80);
+    let page_size_hint = random_cache(rng, format, 1);
+    let page_size = page_size_hint.page_size;
+    let lens: Vec<(usize, usize)> = (0..segments)
+        .map(|_| {
+            let len = if rng.random_bool(0.3) {
+                0
+            } else {
+                rng.random_range(1..60)
+            };
+            (rng.random_range(0..3 * page_size), len)
+        })
+        .collect();
+    let max_pages = lens
+        .iter()
+        .map(|(start, len)| (start + len).div_ceil(page_size))
+        .max()
+        .unwrap()
+        .max(1);
+    let needed: usize = lens
+        .iter()
+        .map(|(start, len)| (start + len).div_ceil(page_size))
+        .sum();
+    let pages = needed + rng.random_range(1..5);
+    let layout = CacheLayout {
+        pages,
+        ..page_size_hint
+    };
+    let mut free: Vec<i32> = (0..pages as i32).collect();
+    free.shuffle(rng);
+    let mut table = Vec::new();
+    let (mut row_starts, mut token_starts) = (vec![0], Vec::new());
+    let mut read = vec![false; layout.slots()];
+    for (start, len) in &lens {
+        let used = (start + len).div_ceil(page_size);
+        let own: Vec<i32> = free.drain(..used).collect();
+        for token in *start..start + len {
+            read[own[token / page_size] as usize * page_size + token % page_size] = true;
+        }
+        table.extend(&own);
+        table.extend((used..max_pages).map(|_| pick(rng, &[i32::MIN, -1, 2147480000, i32::MAX])));
+        token_starts.push(*start as i32);
+        row_starts.push(row_starts.last().unwrap() + *len as i32);
+    }
+
+    // Rows as the CPU writes them.
+    let slots: Vec<i64> = (0..layout.slots())
+        .filter(|slot| read[*slot])
+        .map(|slot| slot as i64)
+        .collect();
+    let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let rows = |width| Layout::contiguous(DType::F32, [slots.len(), 1, width]);
+    let write = Write {
+        latent: Tensor::random(rng, rows(latent), 0),
+        rope: Tensor::random(rng, rows(rope), 0),
+        slots,
+        cache: vec![0xff; cache_bytes(&layout)],
+        layout,
+    };
+    let cache = run_write(&Cpu::new(), &write).unwrap();
+
+    let total = *row_starts.last().unwrap() as usize;
+    let room = total + rng.random_range(0..5);
+    let aligned = rng.random_bool(0.5);
+    let shift = if aligned { 0 } else { rng.random_range(0..4) };
+    let latent = padded(rng, dtype, [room, 1, latent], aligned);
+    let rope = padded(rng, dtype, [room, 1, rope], aligned);
+    Gather {
+        cache,
+        layout,
+        table,
+        max_pages,
+        token_starts,
+        row_starts,
+        latent: Tensor::poison(latent, shift),
+        rope: Tensor::poison(rope, shift),
+    }
+}
+
+fn run_gather<D: Device>(device: &D, case: &Gather) -> Result<(Vec<u8>, Vec<u8>)> {
+    let cache = upload(device, &case.cache)?;
+    let table = upload(device, bytemuck::cast_slice(&case.table))?;
+    let token_starts = upload(device, bytemuck::cast_slice(&case.token_starts))?;
+    let row_starts = upload(device, bytemuck::cast_slice(&case.row_starts))?;
+    let (mut latent, mut rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
+    let segments = case.token_starts.len();
+    device.gather_cache(
+        CacheRef::new(D::bytes(&cache), case.layout)?,
+        GatherRows {
+            block_table: BlockTable::new(
+                indices(&table, case.table.len())?,
+                segments,
+                case.max_pages,
+            )?,
+            token_starts: indices(&token_starts, segments)?,
+            row_starts: indices(&row_starts, segments + 1)?,
+            rows: case.rows(),
+        },
+        latent.write()?,
+        rope.write()?,
+    )?;
+    Ok((latent.download(device)?, rope.download(device)?))
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn cache_rows_are_gathered_as_on_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for format in KvFormat::ALL.iter().copied() {
+        for dtype in DType::ALL.iter().copied() {
+            for seed in 0..12 {
+                let case = random_gather(&mut rng(seed), format, dtype);
+                let (got, want) = (
+                    run_gather(&gpu, &case).unwrap(),
+                    run_gather(&cpu, &case).unwrap(),
+                );
+                let what = format!("{format} to {dtype}, seed {seed}, {:?}", case.layout);
+                assert_eq!(difference(&got.0, &want.0), None, "latent, {what}");
+                assert_eq!(difference(&got.1, &want.1), None, "rope, {what}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for dtype in DType::ALL.iter().copied() {
+        for scale in [1.0, 0.013, 448.0, 3.1e-5] {
+            let mut layout = CacheLayout::contiguous(dims(256, 0), KvFormat::Fp8, 1, 1);
+            layout.scale = scale;
+            let tensor = |width| Tensor::poison(Layout::contiguous(dtype, [1, 1, width]), 0);
+            let case = Gather {
+                // The two codes of NaN are left out: which NaN they become is nobody's business.
+                cache: (0..=255u8)
+                    .map(|code| if code & 0x7f == 0x7f { 0 } else { code })
+                    .collect(),
+                layout,
+                table: vec![0],
+                max_pages: 1,
+                token_starts: vec![0],
+                row_starts: vec![0, 1],
+                latent: tensor(256),
+                rope: tensor(0),
+            };
+            let (got, want) = (
+                run_gather(&gpu, &case).unwrap(),
+                run_gather(&cpu, &case).unwrap(),
+            );
+            assert_eq!(difference(&got.0, &want.0), None, "{dtype}, scale {scale}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn a_page_that_does_not_exist_gives_nan() {
+    let gpu = gpu();
+    let mut case = random_gather(&mut rng(5), KvFormat::BF16, DType::BF16);
+    let pages = case.layout.pages as i32;
+    for (i, entry) in case.table.iter_mut().enumerate() {
+        *entry = [-1, i32::MIN, pages, i32::MAX][i % 4];
+    }
+    case.latent.fill(|_, _| 0.0);
+    let (latent, _) = run_gather(&gpu, &case).unwrap();
+    let latent = Tensor {
+        bytes: latent,
+        ..case.latent.clone()
+    };
+    let width = case.layout.dims.latent as usize;
+    assert!(case.rows() > 0);
+    assert!(
+        latent.values()[..case.rows() * width]
+            .iter()
+            .all(|value| value.is_nan())
+    );
+    assert!(
+        latent.values()[case.rows() * width..]
+            .iter()
+            .all(|value| *value == 0.0)
+    );
+}
+
+// ---- Merge ----------------------------------------------------------------------------------------
+
+struct Merge {
+    out: Tensor,
+    lse: Vec<f32>,
+    lse_layout: LseLayout,
+    other: Tensor,
+    other_lse: Vec<f32>,
+    other_lse_layout: LseLayout,
+}
+
+fn random_lse(rng: &mut StdRng, layout: LseLayout) -> Vec<f32> {
+    (0..layout.heads * layout.row_stride)
+        .map(|_| match rng.random_range(0..10) {
+            0 => f32::NEG_INFINITY,
+            1 => f32::INFINITY,
+            2 => 50.0 * normal(rng),
+            _ => 3.0 + normal(rng),
+        })
+        .collect()
+}
+
+fn random_merge(rng: &mut StdRng, dtype: DType) -> Merge {
+    let (tokens, heads) = (rng.random_range(1..70), rng.random_range(1..40));
+    let width = if rng.random_bool(0.6) {
+        pick(rng, &[128, 512, 64, 256, 8])
+    } else {
+        rng.random_range(1..600)
+    };
+    let shape = [tokens, heads, width];
+    let aligned = rng.random_bool(0.5);
+    let out = padded(rng, dtype, shape, aligned);
+    let order = pick(rng, &[[0, 1, 2], [1, 0, 2]]);
+    let other = Layout {
+        strides: strides(rng, shape, order, 16, if aligned { 8 } else { 1 }),
+        ..out
+    };
+    let lse_layout = |rng: &mut StdRng| LseLayout {
+        heads,
+        tokens,
+        row_stride: tokens + rng.random_range(0..9),
+    };
+    let (lse_layout, other_lse_layout) = (lse_layout(rng), lse_layout(rng));
+    let mut merge = Merge {
+        out: Tensor::random(rng, out, 0),
+        lse: random_lse(rng, lse_layout),
+        lse_layout,
+        other: Tensor::random(rng, other, 0),
+        other_lse: random_lse(rng, other_lse_layout),
+        other_lse_layout,
+    };
+    // What attended to nothing may hold anything.
+    for (tensor, lse, layout) in [
+        (&mut merge.out, &merge.lse, lse_layout),
+        (&mut merge.other, &merge.other_lse, other_lse_layout),
+    ] {
+        let before = tensor.clone();
+        tensor.fill(|at, _| {
+            let lse = lse[at[1] * layout.row_stride + at[0]];
+            if lse.is_infinite() {
+                f32::NAN
+            } else {
+                before.at(at)
+            }
+        });
+    }
+    merge
+}
+
+fn run_merge<D: Device>(device: &D, case: &Merge) -> Result<(Tensor, Vec<f32>)> {
+    let (mut out, other) = (On::new(device, &case.out)?, On::new(device, &case.other)?);
+    let mut lse_buffer = upload(device, bytemuck::cast_slice(&case.lse))?;
+    let other_lse = upload(device, bytemuck::cast_slice(&case.other_lse))?;
+    device.merge(
+        out.write()?,
+        lse_mut::<D>(&mut lse_buffer, case.lse_layout)?,
+        other.read()?,
+        lse(&other_lse, case.other_lse_layout)?,
+    )?;
+    let merged = download(device, &lse_buffer)?;
+    Ok((out.host(device)?, bytemuck::pod_collect_to_vec(&merged)))
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn merges_agree_with_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for dtype in DType::ALL.iter().copied() {
+        // A unit in the last place of numbers up to 2, and the weights' own error.
+        let unit = match dtype {
+            DType::F32 => 1e-6,
+            DType::F16 => 2f32.powi(-10),
+            DType::BF16 => 2f32.powi(-7),
+        };
+        for seed in 0..40 {
+            let case = random_merge(&mut rng(seed), dtype);
+            let ((got, got_lse), (want, want_lse)) = (
+                run_merge(&gpu, &case).unwrap(),
+                run_merge(&cpu, &case).unwrap(),
+            );
+            let what = format!("{dtype}, seed {seed}, {}", case.out.layout);
+            for (i, (got, want)) in got_lse.iter().zip(&want_lse).enumerate() {
+                let close = got == want || (got - want).abs() <= 1e-6 * want.abs().max(1.0);
+                assert!(close, "lse {i}: {got} against {want}, {what}");
+            }
+            for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
+                let close = (got - want).abs() <= unit * want.abs().max(0.25);
+                assert!(close, "out {i}: {got} against {want}, {what}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn merging_touches_nothing_between_the_rows() {
+    let gpu = gpu();
+    for seed in 0..10 {
+        let case = random_merge(&mut rng(seed), DType::BF16);
+        let (out, lse) = run_merge(&gpu, &case).unwrap();
+        let mut gaps = case.out.clone();
+        let values = out.clone();
+        gaps.fill(|at, _| values.at(at));
+        assert_eq!(difference(&gaps.bytes, &out.bytes), None, "seed {seed}");
+        let LseLayout {
+            heads,
+            tokens,
+            row_stride,
+        } = case.lse_layout;
+        for head in 0..heads {
+            let gap = head * row_stride + tokens..(head + 1) * row_stride;
+            assert_eq!(lse[gap.clone()], case.lse[gap], "seed {seed}");
+        }
+    }
+}
+
+// ---- Log-sum-exps ---------------------------------------------------------------------------------
+
+fn run_convert<D: Device, C: LseConvention>(
+    device: &D,
+    (from, from_layout): (&[f32], LseLayout),
+    to_layout: LseLayout,
+) -> Result<Vec<u8>> {
+    let from = upload(device, bytemuck::cast_slice(from))?;
+    let poison = vec![0xff; 4 * to_layout.heads * to_layout.row_stride];
+    let mut to = upload(device, &poison)?;
+    device.convert_lse(
+        lse::<D, C>(&from, from_layout)?,
+        lse_mut::<D>(&mut to, to_layout)?,
+    )?;
+    download(device, &to)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn log_sum_exps_are_converted_as_on_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for seed in 0..30 {
+        let rng = &mut rng(seed);
+        let (tokens, heads) = (rng.random_range(1..200), rng.random_range(1..140));
+        let to = LseLayout {
+            heads,
+            tokens,
+            row_stride: tokens + rng.random_range(0..5),
+        };
+        let from = LseLayout {
+            row_stride: heads + rng.random_range(0..5),
+            ..to
+        };
+        let values: Vec<f32> = (0..tokens * from.row_stride).map(|_| normal(rng)).collect();
+        let got = run_convert::<_, Base2TokensFirst>(&gpu, (&values, from), to).unwrap();
+        let want = run_convert::<_, Base2TokensFirst>(&cpu, (&values, from), to).unwrap();
+        assert_eq!(difference(&got, &want), None, "base 2, seed {seed}");
+        let from = LseLayout {
+            row_stride: tokens + rng.random_range(0..5),
+            ..to
+        };
+        let values = random_lse(rng, from);
+        let got = run_convert::<_, Natural>(&gpu, (&values, from), to).unwrap();
+        let want = run_convert::<_, Natural>(&cpu, (&values, from), to).unwrap();
+        assert_eq!(difference(&got, &want), None, "natural, seed {seed}");
+    }
+}
+
+// ---- Copies ---------------------------------------------------------------------------------------
+
+fn run_copy<D: Device>(device: &D, from: Option<&Tensor>, to: &Tensor) -> Result<Vec<u8>> {
+    let mut out = On::new(device, to)?;
+    match from {
+        Some(from) => device.copy(On::new(device, from)?.read()?, out.write()?)?,
+        None => device.clear(out.write()?)?,
+    }
+    out.download(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn copies_agree_with_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    let orders = [[0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1], [1, 2, 0]];
+    for seed in 0..150 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, DType::ALL);
+        let shape = [0; 3].map(|_| pick(rng, &[1, 2, 7, 8, 16, 33, 64]));
+        let (slack, multiple) = pick(rng, &[(0, 1), (5, 1), (16, 8)]);
+        let order = pick(rng, &orders);
+        let to = Layout {
+            dtype,
+            shape,
+            strides: strides(rng, shape, order, slack, multiple),
+        };
+        let order = pick(rng, &orders);
+        let mut from = Layout {
+            dtype,
+            shape,
+            strides: strides(rng, shape, order, slack, multiple),
+        };
+        if rng.random_bool(0.3) {
+            from.strides[rng.random_range(0..2)] = 0;
+        }
+        let shift = pick(rng, &[0, 0, 1, 4]);
+        let from = Tensor::random(rng, from, shift);
+        let shift = pick(rng, &[0, 0, 1, 4]);
+        let to = Tensor::poison(to, shift);
+        for source in [Some(&from), None] {
+            let (got, want) = (
+                run_copy(&gpu, source, &to).unwrap(),
+                run_copy(&cpu, source, &to).unwrap(),
+            );
+            let what = format!("seed {seed}, {} to {}", from.layout, to.layout);
+            assert_eq!(difference(&got, &want), None, "{what}");
+        }
+    }
+}
+
+// ---- Products -------------------------------------------------------------------------------------
+
+fn run_gemm<D: Device>(device: &D, [a, b, c]: [&Tensor; 3]) -> Result<Tensor> {
+    let (a, b, mut c) = (
+        On::new(device, a)?,
+        On::new(device, b)?,
+        On::new(device, c)?,
+    );
+    device.gemm(a.read()?, b.read()?, c.write()?)?;
+    c.host(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn products_agree_with_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    for seed in 0..80 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, DType::ALL);
+        let batch = pick(rng, &[1, 3, 16]);
+        let [m, n, k] = [0; 3].map(|_| pick(rng, &[1, 2, 8, 17, 64, 128]));
+        let orders = [[0, 1, 2], [1, 0, 2], [0, 2, 1], [2, 0, 1]];
+        let mut tensor = |shape: [usize; 3], repeat: bool| {
+            let order = pick(rng, &orders);
+            let (slack, multiple) = pick(rng, &[(0, 1), (9, 1), (16, 8)]);
+            let mut strides = strides(rng, shape, order, slack, multiple);
+            if repeat {
+                strides[0] = 0;
+            }
+            Tensor::random(
+                rng,
+                Layout {
+                    dtype,
+                    shape,
+                    strides,
+                },
+                0,
+            )
+        };
+        let a = tensor([batch, m, k], seed % 5 == 0);
+        let b = tensor([batch, k, n], seed % 7 == 0);
+        let c = tensor([batch, m, n], false);
+        let (got, want) = (
+            run_gemm(&gpu, [&a, &b, &c]).unwrap(),
+            run_gemm(&cpu, [&a, &b, &c]).unwrap(),
+        );
+        let unit = match dtype {
+            DType::F32 => 2f32.powi(-18),
+            DType::F16 => 2f32.powi(-10),
+            DType::BF16 => 2f32.powi(-7),
+        };
+        let what = format!("seed {seed}: {} · {} = {}", a.layout, b.layout, c.layout);
+        for (i, (got, want)) in got.values().into_iter().zip(want.values()).enumerate() {
+            let close = (got - want).abs() <= unit * want.abs().max((k as f32).sqrt() / 4.0);
+            assert!(close, "{i}: {got} against {want}, {what}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn an_empty_inner_axis_gives_zeros() {
+    let gpu = gpu();
+    let tensor = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
+    let c = run_gemm(
+        &gpu,
+        [&tensor([2, 3, 0]), &tensor([2, 0, 4]), &tensor([2, 3, 4])],
+    )
+    .unwrap();
+    assert_eq!(c.values(), [0.0; 24]);
+}
+
+// ---- Size -----------------------------------------------------------------------------------------
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn offsets_go_beyond_31_bits_of_elements() {
+    let gpu = gpu();
+    // 4.9 GB of bf16 rows: the last elements lie past 2^31, their bytes past 2^32.
+    let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 66_000, 64);
+    assert!(cache_bytes(&layout) > (1 << 32) + (1 << 29) && cache_bytes(&layout) / 2 > 1 << 31);
+    let mut cache = gpu.allocate(cache_bytes(&layout)).unwrap();
+    let last = layout.slots() as i64 - 1;
+    // Wherever an offset cut to 32 bits would end up, a row is looked at as well.
+    let cut = |bits: u32| last - (1i64 << bits) / 1152;
+    let slots = [last, 0, last - 64 * 1000, (1 << 31) / 1152 + 1];
+    let untouched = [cut(32), cut(32) - 1, cut(31), cut(31) - 1, 1, last - 1];
+    let rng = &mut rng(9);
+    let latent = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 512]), 0);
+    let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 64]), 0);
+    let (on_latent, on_rope) = (
+        On::new(&gpu, &latent).unwrap(),
+        On::new(&gpu, &rope).unwrap(),
+    );
+    let on_slots = upload(&gpu, bytemuck::cast_slice(&slots)).unwrap();
+    gpu.write_cache(
+        on_latent.read().unwrap(),
+        on_rope.read().unwrap(),
+        indices(&on_slots, 4).unwrap(),
+        CacheMut::new(cache.bytes_mut(), layout).unwrap(),
+    )
+    .unwrap();
+
+    // One segment of one row per slot.
+    let read: Vec<i64> = slots.iter().chain(&untouched).copied().collect();
+    let table: Vec<i32> = read.iter().map(|slot| (slot / 64) as i32).collect();
+    let token_starts: Vec<i32> = read.iter().map(|slot| (slot % 64) as i32).collect();
+    let row_starts: Vec<i32> = (0..=read.len() as i32).collect();
+    let [table, token_starts, row_starts] = [table, token_starts, row_starts]
+        .map(|list| upload(&gpu, bytemuck::cast_slice(&list)).unwrap());
+    let count = read.len();
+    let out = |width| Tensor::poison(Layout::contiguous(DType::BF16, [count, 1, width]), 0);
+    let (mut got_latent, mut got_rope) = (
+        On::new(&gpu, &out(512)).unwrap(),
+        On::new(&gpu, &out(64)).unwrap(),
+    );
+    gpu.gather_cache(
+        CacheRef::new(cache.bytes(), layout).unwrap(),
+        GatherRows {
+            block_table: BlockTable::new(indices(&table, count).unwrap(), count, 1).unwrap(),
+            token_starts: indices(&token_starts, count).unwrap(),
+            row_starts: indices(&row_starts, count + 1).unwrap(),
+            rows: count,
+        },
+        got_latent.write().unwrap(),
+        got_rope.write().unwrap(),
+    )
+    .unwrap();
+    for (got, want, width) in [(got_latent, latent, 512), (got_rope, rope, 64)] {
+        let got = got.host(&gpu).unwrap().values();
+        assert_eq!(got[..4 * width], want.values());
+        assert!(got[4 * width..].iter().all(|value| *value == 0.0));
+    }
+
+    // The same memory as two rows of a tensor, far apart.
+    let far = (1 << 31) + 4096;
+    let wide = Layout {
+        dtype: DType::BF16,
+        shape: [2, 1, 128],
+        strides: [far, 128, 1],
+    };
+    let near = Layout::contiguous(DType::BF16, [2, 1, 128]);
+    let source = Tensor::random(rng, near, 0);
+    let on_source = On::new(&gpu, &source).unwrap();
+    gpu.copy(
+        on_source.read().unwrap(),
+        TensorMut::new(cache.bytes_mut(), wide).unwrap(),
+    )
+    .unwrap();
+    let mut back = On::new(&gpu, &Tensor::poison(near, 0)).unwrap();
+    gpu.copy(
+        TensorRef::new(cache.bytes(), wide).unwrap(),
+        back.write().unwrap(),
+    )
+    .unwrap();
+    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+
+    let states = LseLayout::heads_first(1, 2);
+    let mut ours = upload(&gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
+    let theirs = upload(&gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
+    gpu.merge(
+        TensorMut::new(cache.bytes_mut(), wide).unwrap(),
+        lse_mut::<Cuda>(&mut ours, states).unwrap(),
+        on_source.read().unwrap(),
+        lse(&theirs, states).unwrap(),
+    )
+    .unwrap();
+    gpu.copy(
+        TensorRef::new(cache.bytes(), wide).unwrap(),
+        back.write().unwrap(),
+    )
+    .unwrap();
+    // Two equal halves.
+    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+}
+
+// ---- Graphs and tiers -----------------------------------------------------------------------------
+
+// A step that uses every operation once, over memory that stays where it is.
+struct Step {
+    // latent, rope, states' outputs, weights
+    inputs: [On<Cuda>; 4],
+    slots: <Cuda as Device>::Buffer,
+    states: <Cuda as Device>::Buffer,
+    cache: <Cuda as Device>::Buffer,
+    lists: [<Cuda as Device>::Buffer; 3],
+    latent: On<Cuda>,
+    rope: On<Cuda>,
+    spread: On<Cuda>,
+    product: On<Cuda>,
+    merged: On<Cuda>,
+    natural: <Cuda as Device>::Buffer,
+}
+
+impl Step {
+    const TOKENS: usize = 24;
+    const HEADS: usize = 16;
+    const ROWS: usize = 128;
+    const CACHE: CacheLayout = CacheLayout::contiguous(MlaDims::R1, KvFormat::Fp8DsMla, 8, 16);
+    const STATES: usize = Self::TOKENS * Self::HEADS;
+
+    fn inputs(seed: u64) -> ([Tensor; 4], Vec<i64>, Vec<f32>) {
+        let rng = &mut rng(seed);
+        let tensors = [
+            [Self::TOKENS, 1, 512],
+            [Self::TOKENS, 1, 64],
+            [Self::TOKENS, Self::HEADS, 512],
+            [1, 512, 256],
+        ]
+        .map(|shape| Tensor::random(rng, Layout::contiguous(DType::BF16, shape), 0));
+        let slots = random_slots(rng, Self::CACHE.slots(), Self::TOKENS);
+        (
+            tensors,
+            slots,
+            (0..2 * Self::STATES).map(|_| normal(rng)).collect(),
+        )
+    }
+
+    fn new(gpu: &Cuda) -> Result<Self> {
+        let (tensors, slots, states) = Self::inputs(0);
+        let [latent, rope, other, weights] = tensors.map(|tensor| On::new(gpu, &tensor));
+        let empty = |shape| {
+            On::new(
+                gpu,
+                &Tensor::poison(Layout::contiguous(DType::BF16, shape), 0),
+            )
+        };
+        let pages: Vec<i32> = (0..8).collect();
+        Ok(Self {
+            inputs: [latent?, rope?, other?, weights?],
+            slots: upload(gpu, bytemuck::cast_slice(&slots))?,
+            states: upload(gpu, bytemuck::cast_slice(&states))?,
+            cache: gpu.allocate(cache_bytes(&Self::CACHE))?,
+            lists: [
+                upload(gpu, bytemuck::cast_slice(&pages))?,
+                upload(gpu, bytemuck::cast_slice(&[0i32]))?,
+                upload(gpu, bytemuck::cast_slice(&[0i32, Self::ROWS as i32]))?,
+            ],
+            latent: empty([Self::ROWS, 1, 512])?,
+            rope: empty([Self::ROWS, 1, 64])?,
+            spread: empty([Self::ROWS, Self::HEADS, 64])?,
+            product: empty([1, Self::ROWS, 256])?,
+            merged: empty([Self::TOKENS, Self::HEADS, 512])?,
+            natural: gpu.allocate(4 * Self::STATES)?,
+        })
+    }
+
+    fn set(&mut self, gpu: &Cuda, seed: u64) -> Result<()> {
+        let (tensors, slots, states) = Self::inputs(seed);
+        for (on, tensor) in self.inputs.iter_mut().zip(&tensors) {
+            on.set(gpu, tensor)?;
+        }
+        gpu.upload(bytemuck::cast_slice(&slots), self.slots.bytes_mut())?;
+        gpu.upload(bytemuck::cast_slice(&states), self.states.bytes_mut())
+    }
+
+    fn enqueue(&mut self, gpu: &Cuda) -> Result<()> {
+        let [latent, rope, other, weights] = &self.inputs;
+        gpu.write_cache(
+            latent.read()?,
+            rope.read()?,
+            indices(&self.slots, Self::TOKENS)?,
+            CacheMut::new(self.cache.bytes_mut(), Self::CACHE)?,
+        )?;
+        let [table, token_starts, row_starts] = &self.lists;
+        gpu.gather_cache(
+            CacheRef::new(self.cache.bytes(), Self::CACHE)?,
+            GatherRows {
+                block_table: BlockTable::new(indices(table, 8)?, 1, 8)?,
+                token_starts: indices(token_starts, 1)?,
+                row_starts: indices(row_starts, 2)?,
+                rows: Self::ROWS,
+            },
+            self.latent.write()?,
+            self.rope.write()?,
+        )?;
+        gpu.copy(
+            self.rope.read()?.broadcast(1, Self::HEADS)?,
+            self.spread.write()?,
+        )?;
+        gpu.gemm(
+            self.latent.read()?.transpose(0, 1),
+            weights.read()?,
+            self.product.write()?,
+        )?;
+        gpu.copy(other.read()?, self.merged.write()?)?;
+        let natural = LseLayout::heads_first(Self::HEADS, Self::TOKENS);
+        let states = |range| Cuda::byte_range(self.states.bytes(), range);
+        let (first, second) = (
+            states(0..4 * Self::STATES),
+            states(4 * Self::STATES..8 * Self::STATES),
+        );
+        let base_2 = LseLayout {
+            row_stride: Self::HEADS,
+            ..natural
+        };
+        gpu.convert_lse(
+            LseRef::<Cuda, Base2TokensFirst>::new(first, base_2)?,
+            lse_mut::<Cuda>(&mut self.natural, natural)?,
+        )?;
+        gpu.merge(
+            self.merged.write()?,
+            lse_mut::<Cuda>(&mut self.natural, natural)?,
+            other.read()?,
+            LseRef::new(second, natural)?,
+        )
+    }
+
+    fn results(&self, gpu: &Cuda) -> Result<Vec<Vec<u8>>> {
+        let mut results = vec![download(gpu, &self.cache)?, download(gpu, &self.natural)?];
+        for tensor in [&self.latent, &self.spread, &self.product, &self.merged] {
+            results.push(tensor.download(gpu)?);
+        }
+        Ok(results)
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
+    let gpu = gpu();
+    let (mut captured, mut eager) = (Step::new(&gpu).unwrap(), Step::new(&gpu).unwrap());
+    // Nothing ran before: the capture may not rely on what a first launch would load.
+    let graph = gpu.capture(|gpu| captured.enqueue(gpu)).unwrap();
+    assert!(
+        captured.results(&gpu).unwrap()[0]
+            .iter()
+            .all(|byte| *byte == 0),
+        "capturing ran something"
+    );
+    for seed in 1..5 {
+        captured.set(&gpu, seed).unwrap();
+        // SAFETY: `captured` holds everything that its capture was given, and only this stream uses it.
+        unsafe { graph.replay() }.unwrap();
+        eager.set(&gpu, seed).unwrap();
+        eager.enqueue(&gpu).unwrap();
+        let (got, want) = (
+            captured.results(&gpu).unwrap(),
+            eager.results(&gpu).unwrap(),
+        );
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            assert_eq!(difference(got, want), None, "result {i} of replay {seed}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn a_capture_that_fails_leaves_the_stream_usable() {
+    let gpu = gpu();
+    let refused = gpu.capture(|_| Err(mla_runtime::Error::argument("capture", 1, 2)));
+    assert!(refused.is_err());
+    let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        gpu.capture(|_| panic!("in a capture"))
+    }));
+    assert!(unwound.is_err());
+    let mut step = Step::new(&gpu).unwrap();
+    step.enqueue(&gpu).unwrap();
+    gpu.synchronize().unwrap();
+    assert!(
+        gpu.capture(|gpu| gpu.synchronize()).is_err(),
+        "a wait cannot be captured"
+    );
+    step.enqueue(&gpu).unwrap();
+    gpu.synchronize().unwrap();
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn slices_of_cudarc_and_raw_addresses_are_taken() {
+    let gpu = gpu();
+    let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    // Another stream owns the slices: cudarc's events order it and the device's.
+    let stream = gpu.stream().context().new_stream().unwrap();
+    let from = stream.clone_htod(&values).unwrap();
+    let mut to = stream.alloc_zeros::<f32>(64).unwrap();
+    let layout = Layout::contiguous(DType::F32, [2, 4, 8]);
+    {
+        let (from, mut to) = (gpu.lend(&from), gpu.lend_mut(&mut to));
+        assert_eq!((from.bytes().len(), to.bytes().len()), (256, 256));
+        gpu.copy(
+            TensorRef::new(from.bytes(), layout).unwrap(),
+            TensorMut::new(to.bytes_mut(), layout).unwrap(),
+        )
+        .unwrap();
+    }
+    assert_eq!(stream.clone_dtoh(&to).unwrap(), values);
+
+    // The raw tier, on the same memory: zeros over the first half.
+    {
+        let mut to = gpu.lend_mut(&mut to);
+        let params = raw::MlaCopyParams {
+            from: std::ptr::null(),
+            to: to.bytes_mut().address() as *mut _,
+            shape: [1, 1, 32],
+            from_strides: [0; 3],
+            to_strides: [32, 32, 1],
+            element_bytes: 4,
+        };
+        // SAFETY: 32 f32 lie at the address, which is lent until the end of the block.
+        raw::check("copy", unsafe { raw::mla_copy(&params, gpu.raw_stream()) }).unwrap();
+    }
+    let result = stream.clone_dtoh(&to).unwrap();
+    assert_eq!(
+        (&result[..32], &result[32..]),
+        (&[0.0; 32][..], &values[32..])
+    );
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn what_does_not_fit_is_refused_by_name() {
+    let gpu = gpu();
+    assert_eq!(Cuda::availability(), Availability::Available);
+    assert_eq!(gpu.target(), present_gpu().unwrap().target());
+    assert!(Cuda::new(1000).is_err());
+
+    let mut case = random_write(&mut rng(4), KvFormat::Fp8, DType::BF16);
+    case.layout.scale = 1e30;
+    let error = run_write(&gpu, &case).unwrap_err().to_string();
+    assert_eq!(error, "cache scale: given 1e30, accepted 2^-60 to 2^60");
+
+    let bf16 = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
+    let (a, b, c) = (bf16([1, 2, 3]), bf16([1, 4, 5]), bf16([1, 2, 5]));
+    let error = run_gemm(&gpu, [&a, &b, &c]).unwrap_err().to_string();
+    assert!(error.starts_with("gemm b: given bf16 [1, 4, 5]"), "{error}");
+    let error = run_copy(&gpu, Some(&a), &c).unwrap_err().to_string();
+    assert!(
+        error.starts_with("copy source: given bf16 [1, 2, 3]"),
+        "{error}"
+    );
+    let mut buffer = gpu.allocate(8).unwrap();
+    let error = gpu
+        .upload(&[0; 9], buffer.bytes_mut())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "host bytes: given 9, accepted the device's 8");
+
+    // The C interface itself, which engines may call without the typed tier.
+    let refused = |params: raw::MlaMergeParams| {
+        // SAFETY: the parameters are refused before anything is launched.
+        raw::check("merge", unsafe {
+            raw::mla_merge(&params, gpu.raw_stream())
+        })
+        .unwrap_err()
+        .to_string()
+    };
+    let valid = raw::MlaMergeParams {
+        tokens: 2,
+        heads: 2,
+        width: 8,
+        ..Default::default()
+    };
+    assert!(
+        refused(raw::MlaMergeParams { dtype: 7, ..valid })
+            .starts_with("dtype: given 7, accepted MLA_DTYPE_BF16")
+    );
+    assert!(
+        refused(raw::MlaMergeParams { heads: -1, ..valid })
+            .starts_with("heads: given -1, accepted 0..=65536")
+    );
+    assert!(refused(valid).starts_with("out: given 0, accepted a device pointer"));
+}
