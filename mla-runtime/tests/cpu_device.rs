@@ -475,7 +475,7 @@ fn bad_arguments_are_named() {
 
     let dims = MlaDims::new(2, HeadDims::new(1, 1, 1));
     let layout = CacheLayout::contiguous(dims, KvFormat::F32, 2, 2);
-    let mut cache = vec![0u8; 48];
+    let mut cache = [0f32; 12];
     for (slots, message) in [
         (
             [0i64, 4],
@@ -495,10 +495,10 @@ fn bad_arguments_are_named() {
                 read([2, 1, 2]),
                 read([2, 1, 1]),
                 ArrayRef::from_slice(&slots),
-                CacheMut::new(&mut cache[..], layout).unwrap(),
+                CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
             )
             .unwrap_err();
         assert_eq!(error.to_string(), message);
     }
-    assert!(cache.iter().all(|byte| *byte == 0));
+    assert!(cache.iter().all(|value| *value == 0.0));
 }
