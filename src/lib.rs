@@ -6,6 +6,8 @@
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 pub mod cuda;
 #[cfg(feature = "sm90")]
+pub mod flash_attn;
+#[cfg(feature = "sm90")]
 pub mod flash_mla;
 mod gpu;
 #[cfg(any(not(feature = "sm90"), test))]

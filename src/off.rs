@@ -2,6 +2,7 @@
 //! feature that would compile them as the reason why they cannot run.
 
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
+use mla_runtime::dims::HeadDims;
 use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::spec::{
     BackendSpec, CacheDims, GraphSupport, HeadCounts, PageSizes, Phase, Priority, QueryLen,
@@ -21,6 +22,21 @@ const FLASHMLA: BackendSpec = BackendSpec {
 }
 .checked();
 
+/// What the attribute writes for `FlashAttn`.
+const FLASH_ATTN: BackendSpec = BackendSpec {
+    capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
+    dims: Some(&[
+        HeadDims::R1,
+        HeadDims::new(192, 64, 256),
+        HeadDims::new(64, 32, 64),
+    ]),
+    graphs: GraphSupport::Always,
+    features: FeatureSet::of(&[Feature::Deterministic]),
+    priority: Priority::everywhere(100),
+    ..BackendSpec::new("FLASH_ATTN", Phase::Prefill, Platform::Cuda)
+}
+.checked();
+
 #[cfg(not(any(feature = "sm90", miri)))]
 mod entries {
     use mla_runtime::availability::{Availability, Cause};
@@ -31,6 +47,10 @@ mod entries {
     #[linkme(crate = linkme)]
     static FLASHMLA: Entry = Entry::known(super::FLASHMLA, sm90);
 
+    #[linkme::distributed_slice(LINKED)]
+    #[linkme(crate = linkme)]
+    static FLASH_ATTN: Entry = Entry::known(super::FLASH_ATTN, sm90);
+
     fn sm90() -> Availability {
         Availability::Unavailable(Cause::FeatureOff("sm90"))
     }
@@ -39,12 +59,14 @@ mod entries {
 // With the feature on, the two ways to write a spec can be compared.
 #[cfg(all(test, feature = "sm90"))]
 mod tests {
-    use mla_runtime::backend::DecodeBackend;
+    use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 
+    use crate::flash_attn::FlashAttn;
     use crate::flash_mla::FlashMla;
 
     #[test]
     fn specs_are_those_of_the_backends() {
         assert_eq!(super::FLASHMLA, FlashMla::SPEC);
+        assert_eq!(super::FLASH_ATTN, FlashAttn::SPEC);
     }
 }

@@ -206,6 +206,9 @@ typedef struct MlaPrefillParams {
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams *params, void *stream);
 
+/* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
+MlaStatus mla_load_prefill_sm90(void);
+
 /*
  * The helpers around attention. They run on every architecture that the library was built for, and on any dimensions
  * and strides: where pointers, strides (in bytes) and widths are multiples of 16 bytes (8 elements), every access is

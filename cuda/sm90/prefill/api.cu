@@ -170,6 +170,14 @@ MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStr
     return refuse("nope_dim", p.nope_dim, "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
 }
 
+template <typename T>
+MlaStatus load_dtype() {
+    for (const cudaError_t e : {load<Tile_128_64_128<T>>(), load<Tile_192_64_256<T>>(), load<Tile_64_32_64<T>>()}) {
+        if (e != cudaSuccess) return cuda_status("load of mla_prefill_sm90", e);
+    }
+    return ok();
+}
+
 }  // namespace
 }  // namespace mla::sm90::prefill
 
@@ -185,4 +193,10 @@ extern "C" MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stre
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     return params->dtype == MLA_DTYPE_BF16 ? sm90::prefill::run_dtype<__nv_bfloat16>(*params, facts, cuda_stream)
                                            : sm90::prefill::run_dtype<__half>(*params, facts, cuda_stream);
+}
+
+extern "C" MlaStatus mla_load_prefill_sm90(void) {
+    using namespace mla::sm90::prefill;
+    const MlaStatus s = load_dtype<__nv_bfloat16>();
+    return s.code == MLA_OK ? load_dtype<__half>() : s;
 }

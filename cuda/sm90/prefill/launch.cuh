@@ -17,6 +17,10 @@ struct Launch {
 template <typename Tile>
 cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 
+// Loads the kernel without launching it.
+template <typename Tile>
+cudaError_t load();
+
 template <typename Tile>
 constexpr size_t max_levels() {
     return (232448 - 1024 - sizeof(Shared<Tile>)) / sizeof(int);

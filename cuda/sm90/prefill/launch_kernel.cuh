@@ -23,4 +23,10 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
     return cudaLaunchKernelEx(&config, kernel, p, maps);
 }
 
+template <typename Tile>
+cudaError_t load() {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, &prefill_kernel<Tile>);
+}
+
 }  // namespace mla::sm90::prefill

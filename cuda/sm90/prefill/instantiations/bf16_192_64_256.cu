@@ -2,4 +2,7 @@
 
 #include "../launch_kernel.cuh"
 
-template cudaError_t mla::sm90::prefill::launch<mla::sm90::prefill::Tile_192_64_256<__nv_bfloat16>>(const Launch&, const KernelParams&, const Maps&);
+namespace mla::sm90::prefill {
+template cudaError_t launch<Tile_192_64_256<__nv_bfloat16>>(const Launch&, const KernelParams&, const Maps&);
+template cudaError_t load<Tile_192_64_256<__nv_bfloat16>>();
+}  // namespace mla::sm90::prefill

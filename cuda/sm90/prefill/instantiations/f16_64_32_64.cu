@@ -2,4 +2,7 @@
 
 #include "../launch_kernel.cuh"
 
-template cudaError_t mla::sm90::prefill::launch<mla::sm90::prefill::Tile_64_32_64<__half>>(const Launch&, const KernelParams&, const Maps&);
+namespace mla::sm90::prefill {
+template cudaError_t launch<Tile_64_32_64<__half>>(const Launch&, const KernelParams&, const Maps&);
+template cudaError_t load<Tile_64_32_64<__half>>();
+}  // namespace mla::sm90::prefill

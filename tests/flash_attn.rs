@@ -1,0 +1,561 @@
+//! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary, mixed
+//! in one batch; keys fewer and more than queries, packed and split; NaN around everything; and five
+//! runs, of which the last four replay a captured graph, with the same bits.
+#![cfg(feature = "sm90")]
+
+use std::ops::Range;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use half::{bf16, f16};
+use mla_kernels::Cuda;
+use mla_kernels::flash_attn::FlashAttn;
+use mla_runtime::backend::{
+    Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+};
+use mla_runtime::cpu::{Cpu, CpuPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Error;
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::problem::Problem;
+use mla_runtime::reference::{self, Array};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+
+// Rows of NaN before and behind each tensor.
+const MARGIN: usize = 130;
+
+const R1: HeadDims = HeadDims::R1;
+const WIDE: HeadDims = HeadDims::new(192, 64, 256);
+const SMALL: HeadDims = HeadDims::new(64, 32, 64);
+
+// One device for all tests, one test at a time, and no context destroyed between them.
+fn gpu() -> MutexGuard<'static, Cuda> {
+    static GPU: LazyLock<Mutex<Cuda>> =
+        LazyLock::new(|| Mutex::new(Cuda::new(0).expect("a GPU that the kernels were built for")));
+    GPU.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone)]
+struct Case {
+    dims: HeadDims,
+    dtype: DType,
+    heads: usize,
+    lens: Vec<(usize, usize)>,
+    causal: bool,
+    split: bool,
+    // Elements between rows, a multiple of eight.
+    gap: usize,
+}
+
+impl Case {
+    fn tokens(&self) -> (usize, usize) {
+        self.lens
+            .iter()
+            .fold((0, 0), |(q, k), len| (q + len.0, k + len.1))
+    }
+
+    fn config(&self) -> LayerConfig {
+        let dims = MlaDims::new(512, self.dims);
+        LayerConfig {
+            problem: Problem::new(dims, self.heads as u32, self.dtype),
+            softmax_scale: 1.0 / (self.dims.qk() as f32).sqrt(),
+        }
+    }
+
+    fn limits(&self) -> StepLimits {
+        StepLimits {
+            requests: self.lens.len(),
+            tokens: self.tokens().0,
+            decode_query_len: 1,
+            pages_per_request: 1,
+            context_rows: self.tokens().1,
+        }
+    }
+
+    // [tokens, heads, width] with gaps between rows, behind a margin.
+    fn host(&self, tokens: usize, heads: usize, width: usize) -> Host {
+        let row = heads * width + self.gap;
+        Host {
+            dtype: self.dtype,
+            bits: vec![0xffff; (tokens + 2 * MARGIN) * row],
+            layout: Layout {
+                dtype: self.dtype,
+                shape: [tokens, heads, width],
+                strides: [row, width, 1],
+            },
+        }
+    }
+}
+
+// A tensor in host memory, NaN wherever it has no element.
+#[derive(Clone)]
+struct Host {
+    dtype: DType,
+    bits: Vec<u16>,
+    layout: Layout,
+}
+
+impl Host {
+    fn index(&self, [i, j, k]: [usize; 3]) -> usize {
+        let [a, b, c] = self.layout.strides;
+        (MARGIN + i) * a + j * b + k * c
+    }
+
+    fn randomise(mut self, rng: &mut StdRng, amplitude: f32) -> Self {
+        let [tokens, heads, width] = self.layout.shape;
+        for i in 0..tokens {
+            for j in 0..heads {
+                for k in 0..width {
+                    let (u, v) = (rng.random::<f32>().max(1e-9), rng.random::<f32>());
+                    let normal = (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos();
+                    let at = self.index([i, j, k]);
+                    self.bits[at] = match self.dtype {
+                        DType::BF16 => bf16::from_f32(normal * amplitude).to_bits(),
+                        _ => f16::from_f32(normal * amplitude).to_bits(),
+                    };
+                }
+            }
+        }
+        self
+    }
+
+    fn at(&self, index: [usize; 3]) -> f64 {
+        let bits = self.bits[self.index(index)];
+        match self.dtype {
+            DType::BF16 => bf16::from_bits(bits).to_f64(),
+            _ => f16::from_bits(bits).to_f64(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.bits
+            .iter()
+            .flat_map(|bits| bits.to_ne_bytes())
+            .collect()
+    }
+
+    fn upload<D: Device>(&self, device: &D) -> D::Buffer {
+        upload(device, &self.bytes())
+    }
+
+    // Where the elements lie in the bytes.
+    fn span(&self) -> Range<usize> {
+        let start = MARGIN * self.layout.strides[0] * 2;
+        start..start + self.layout.span_bytes().unwrap()
+    }
+
+    fn view<'a, D: Device>(&self, buffer: &'a D::Buffer) -> TensorRef<'a, D> {
+        TensorRef::new(D::byte_range(D::bytes(buffer), self.span()), self.layout).unwrap()
+    }
+
+    fn view_mut<'a, D: Device>(&self, buffer: &'a mut D::Buffer) -> TensorMut<'a, D> {
+        let (_, tail) = D::split_mut(D::bytes_mut(buffer), self.span().start);
+        TensorMut::new(tail, self.layout).unwrap()
+    }
+}
+
+struct Inputs {
+    query: Host,
+    nope: Host,
+    rope: Host,
+    packed: Host,
+    values: Host,
+    query_starts: Vec<i32>,
+    key_starts: Vec<i32>,
+}
+
+impl Inputs {
+    fn new(case: &Case, seed: u64) -> Self {
+        let rng = &mut StdRng::seed_from_u64(seed);
+        let (tq, tk) = case.tokens();
+        let (p, r, v) = (
+            case.dims.nope as usize,
+            case.dims.rope as usize,
+            case.dims.v as usize,
+        );
+        let nope = case.host(tk, case.heads, p).randomise(rng, 1.0);
+        let rope = case.host(tk, 1, r).randomise(rng, 1.0);
+        let mut packed = case.host(tk, case.heads, p + r);
+        for i in 0..tk {
+            for j in 0..case.heads {
+                for k in 0..p + r {
+                    let at = packed.index([i, j, k]);
+                    packed.bits[at] = if k < p {
+                        nope.bits[nope.index([i, j, k])]
+                    } else {
+                        rope.bits[rope.index([i, 0, k - p])]
+                    };
+                }
+            }
+        }
+        let starts = |len: fn(&(usize, usize)) -> usize| {
+            let mut sum = 0;
+            let ends = case.lens.iter().map(|pair| {
+                sum += len(pair) as i32;
+                sum
+            });
+            std::iter::once(0).chain(ends).collect()
+        };
+        Self {
+            query: case.host(tq, case.heads, p + r).randomise(rng, 1.0),
+            values: case.host(tk, case.heads, v).randomise(rng, 0.1),
+            nope,
+            rope,
+            packed,
+            query_starts: starts(|pair| pair.0),
+            key_starts: starts(|pair| pair.1),
+        }
+    }
+}
+
+#[derive(PartialEq)]
+struct Outcome {
+    out: Vec<u8>,
+    lse: Vec<f32>,
+}
+
+fn upload<D: Device>(device: &D, bytes: &[u8]) -> D::Buffer {
+    let mut buffer = device.allocate(bytes.len()).unwrap();
+    device.upload(bytes, D::bytes_mut(&mut buffer)).unwrap();
+    buffer
+}
+
+fn download<D: Device>(device: &D, buffer: &D::Buffer) -> Vec<u8> {
+    let from = D::bytes(buffer);
+    let mut bytes = vec![0; D::byte_len(from)];
+    device.download(from, &mut bytes).unwrap();
+    bytes
+}
+
+// A backend with its operands in device memory.
+struct Bench<'a, B: PrefillBackend> {
+    device: &'a B::Device,
+    case: &'a Case,
+    inputs: &'a Inputs,
+    out: Host,
+    backend: B,
+    state: B::State,
+    metadata: B::Metadata,
+    buffers: [<B::Device as Device>::Buffer; 5],
+    starts: [<B::Device as Device>::Buffer; 2],
+    out_buffer: <B::Device as Device>::Buffer,
+    lse_buffer: <B::Device as Device>::Buffer,
+}
+
+impl<'a, B: PrefillBackend> Bench<'a, B> {
+    fn new(device: &'a B::Device, case: &'a Case, inputs: &'a Inputs) -> Self {
+        let backend = B::new(device, &case.config()).unwrap();
+        let limits = case.limits();
+        let out = case.host(case.tokens().0, case.heads, case.dims.v as usize);
+        let bytes = |starts: &[i32]| -> Vec<u8> {
+            starts
+                .iter()
+                .flat_map(|start| start.to_ne_bytes())
+                .collect()
+        };
+        let mut state = backend.state(device, &limits).unwrap();
+        let mut metadata = backend.metadata(device, &limits).unwrap();
+        let query_lens: Vec<u32> = case.lens.iter().map(|len| len.0 as u32).collect();
+        let batch = PrefillBatch {
+            query_lens: &query_lens,
+            chunks: &[],
+        };
+        backend
+            .prepare(device, &batch, &mut state, &mut metadata)
+            .unwrap();
+        Self {
+            buffers: [
+                &inputs.query,
+                &inputs.nope,
+                &inputs.rope,
+                &inputs.packed,
+                &inputs.values,
+            ]
+            .map(|host| host.upload(device)),
+            starts: [&inputs.query_starts, &inputs.key_starts]
+                .map(|starts| upload(device, &bytes(starts))),
+            out_buffer: out.upload(device),
+            lse_buffer: upload(
+                device,
+                &vec![0xff; (case.tokens().0 * case.heads).max(1) * 4],
+            ),
+            device,
+            case,
+            inputs,
+            out,
+            backend,
+            state,
+            metadata,
+        }
+    }
+
+    fn enqueue(&mut self) -> Result<(), Error> {
+        let (case, inputs) = (self.case, self.inputs);
+        let [query, nope, rope, packed, values] = &self.buffers;
+        let keys = if case.split {
+            Keys::Split {
+                nope: inputs.nope.view(nope),
+                rope: inputs.rope.view(rope),
+            }
+        } else {
+            Keys::Packed(inputs.packed.view(packed))
+        };
+        let (tokens, count) = (case.tokens().0, case.lens.len() + 1);
+        let starts = |at: usize| {
+            let bytes = <B::Device as Device>::bytes(&self.starts[at]);
+            ArrayRef::<B::Device, i32>::new(bytes, count)
+        };
+        let lse = <B::Device as Device>::bytes_mut(&mut self.lse_buffer);
+        let call = PrefillCall {
+            query: inputs.query.view(query),
+            keys,
+            values: inputs.values.view(values),
+            out: Output::Plain(self.out.view_mut(&mut self.out_buffer)),
+            lse: Some(LseMut::new(
+                lse,
+                LseLayout::heads_first(case.heads, tokens),
+            )?),
+            query_starts: starts(0)?,
+            key_starts: starts(1)?,
+            max_query_len: case.lens.iter().map(|len| len.0).max().unwrap_or(0),
+            max_key_len: case.lens.iter().map(|len| len.1).max().unwrap_or(0),
+        };
+        let (state, metadata) = (&mut self.state, &self.metadata);
+        if case.causal {
+            self.backend.new_tokens(self.device, call, state, metadata)
+        } else {
+            let key_lens: Vec<u32> = case.lens.iter().map(|len| len.1 as u32).collect();
+            let chunk = Chunk {
+                index: 0,
+                key_lens: &key_lens,
+            };
+            self.backend
+                .context_chunk(self.device, chunk, call, state, metadata)
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        let lse = download(self.device, &self.lse_buffer);
+        Outcome {
+            out: download(self.device, &self.out_buffer),
+            lse: lse
+                .chunks_exact(4)
+                .map(|x| f32::from_ne_bytes([x[0], x[1], x[2], x[3]]))
+                .collect(),
+        }
+    }
+}
+
+fn expected(case: &Case, inputs: &Inputs) -> (Vec<f64>, Vec<f64>) {
+    let (tokens, width) = (case.tokens().0, case.dims.v as usize);
+    let mut out = vec![0.0; tokens * case.heads * width];
+    let mut lse = vec![0.0; tokens * case.heads];
+    let (mut q0, mut k0) = (0, 0);
+    for &(queries, keys) in &case.lens {
+        let part = |host: &Host, start: usize, len: usize| {
+            Array::from_fn([len, case.heads, host.layout.shape[2]], |i, j, k| {
+                host.at([start + i, j, k])
+            })
+        };
+        let attended = reference::expanded(
+            &part(&inputs.query, q0, queries),
+            &part(&inputs.packed, k0, keys),
+            &part(&inputs.values, k0, keys),
+            f64::from(case.config().softmax_scale),
+            case.causal,
+        );
+        for token in 0..queries {
+            for head in 0..case.heads {
+                let row = (q0 + token) * case.heads + head;
+                out[row * width..][..width].copy_from_slice(attended.out.row(token, head));
+                lse[head * tokens + q0 + token] = attended.lse[token][head];
+            }
+        }
+        (q0, k0) = (q0 + queries, k0 + keys);
+    }
+    (out, lse)
+}
+
+// The tolerances of the peers' own tests of prefill.
+fn compare(
+    name: &str,
+    case: &Case,
+    host: &Host,
+    outcome: &Outcome,
+    expected: &(Vec<f64>, Vec<f64>),
+) {
+    let width = case.dims.v as usize;
+    let mut given = host.clone();
+    given.bits = outcome
+        .out
+        .chunks_exact(2)
+        .map(|x| u16::from_ne_bytes([x[0], x[1]]))
+        .collect();
+    let (mut product, mut squares) = (0.0, 0.0);
+    for token in 0..case.tokens().0 {
+        for head in 0..case.heads {
+            for column in 0..width {
+                let a = given.at([token, head, column]);
+                let b = expected.0[(token * case.heads + head) * width + column];
+                let error = (a - b).abs();
+                assert!(
+                    error <= 1e-3 || error <= b.abs() * 8.01 / 128.0,
+                    "{name}: out[{token}, {head}, {column}] = {a}, expected {b}"
+                );
+                product += a * b;
+                squares += a * a + b * b;
+            }
+        }
+    }
+    if squares > 0.0 {
+        let distance = 1.0 - 2.0 * product / squares;
+        assert!(distance < 7e-6, "{name}: cosine difference {distance}");
+    }
+    assert_eq!(outcome.lse.len(), expected.1.len().max(1), "{name}");
+    for (at, (a, b)) in outcome.lse.iter().zip(&expected.1).enumerate() {
+        let a = f64::from(*a);
+        let tolerance = (b.abs() * 2.01 / 65536.0).max(1e-5);
+        assert!(
+            a == *b || (a - b).abs() <= tolerance,
+            "{name}: lse[{at}] = {a}, expected {b}"
+        );
+    }
+    // What lies around the elements is as it was.
+    let mut untouched = given.bits;
+    for token in 0..case.tokens().0 {
+        for head in 0..case.heads {
+            for column in 0..width {
+                untouched[host.index([token, head, column])] = 0xffff;
+            }
+        }
+    }
+    assert!(
+        untouched.iter().all(|&bits| bits == 0xffff),
+        "{name}: wrote outside of the output"
+    );
+}
+
+fn check(case: &Case, seed: u64) {
+    let inputs = Inputs::new(case, seed);
+    let expected = expected(case, &inputs);
+
+    let cpu = Cpu::new();
+    let mut oracle = Bench::<CpuPrefill>::new(&cpu, case, &inputs);
+    oracle.enqueue().unwrap();
+    compare("CPU", case, &oracle.out, &oracle.outcome(), &expected);
+
+    let gpu = gpu();
+    let mut bench = Bench::<FlashAttn>::new(&*gpu, case, &inputs);
+    bench.enqueue().unwrap();
+    let first = bench.outcome();
+    compare("FLASH_ATTN", case, &bench.out, &first, &expected);
+
+    let graph = gpu.capture(|_| bench.enqueue()).unwrap();
+    for _ in 0..4 {
+        // SAFETY: `bench` owns all memory of the captured launch, and outlives this.
+        unsafe { graph.replay() }.unwrap();
+        assert!(
+            bench.outcome() == first,
+            "a run differs from the one before"
+        );
+    }
+}
+
+fn case(dims: HeadDims, dtype: DType, heads: usize, lens: &[(usize, usize)]) -> Case {
+    Case {
+        dims,
+        dtype,
+        heads,
+        lens: lens.to_vec(),
+        causal: true,
+        split: true,
+        gap: 0,
+    }
+}
+
+fn same(lens: &[usize]) -> Vec<(usize, usize)> {
+    lens.iter().map(|&len| (len, len)).collect()
+}
+
+const BOUNDARIES: [usize; 12] = [0, 1, 127, 128, 129, 63, 0, 64, 65, 255, 256, 257];
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+fn lengths_around_every_tile_boundary_mix_in_one_batch() {
+    for dims in [R1, WIDE, SMALL] {
+        for dtype in [DType::BF16, DType::F16] {
+            for split in [false, true] {
+                let case = Case {
+                    split,
+                    gap: if split { 0 } else { 8 },
+                    ..case(dims, dtype, 2, &same(&BOUNDARIES))
+                };
+                check(&case, 1);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+fn keys_may_be_more_or_fewer_than_queries() {
+    let more = [(100, 400), (1, 257), (256, 700), (0, 77), (130, 641)];
+    // Rows that see nothing, within a tile and in whole tiles.
+    let fewer = [(400, 100), (257, 1), (10, 0), (130, 129), (0, 0), (300, 40)];
+    for lens in [&more[..], &fewer[..]] {
+        for dims in [R1, WIDE, SMALL] {
+            for causal in [true, false] {
+                let case = Case {
+                    causal,
+                    gap: 16,
+                    ..case(dims, DType::BF16, 2, lens)
+                };
+                check(&case, 2);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+fn any_number_of_heads_and_of_requests() {
+    for heads in [1, 3, 16, 128] {
+        check(&case(R1, DType::BF16, heads, &same(&[150, 20])), 3);
+    }
+    check(&case(R1, DType::BF16, 1, &same(&[5; 300])), 4);
+    // One long request among short ones, whose queries end before the second half of a tile.
+    check(
+        &case(SMALL, DType::BF16, 1, &same(&[2500, 1, 37, 64, 65])),
+        5,
+    );
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+fn what_the_kernel_cannot_take_is_refused_by_name() {
+    let gpu = gpu();
+    // A gap of one element leaves rows that are not aligned to 16 bytes.
+    let case = Case {
+        gap: 1,
+        ..case(R1, DType::BF16, 2, &same(&[8]))
+    };
+    let inputs = Inputs::new(&case, 6);
+    let error = Bench::<FlashAttn>::new(&*gpu, &case, &inputs)
+        .enqueue()
+        .unwrap_err();
+    assert!(
+        matches!(&error, Error::Argument { field, .. } if *field == "query_token_stride"),
+        "{error}"
+    );
+
+    let mut config = case.config();
+    config.softmax_scale = f32::NAN;
+    let error = FlashAttn::new(&gpu, &config).unwrap_err();
+    assert!(
+        matches!(&error, Error::Argument { field, .. } if *field == "softmax scale"),
+        "{error}"
+    );
+}
