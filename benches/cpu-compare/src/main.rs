@@ -9,7 +9,7 @@ mod peer;
 mod work;
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use half::bf16;
@@ -20,6 +20,9 @@ use work::{Case, Work};
 type Failure = Box<dyn std::error::Error>;
 
 const ROUNDS: usize = 7;
+
+// Longer than the waiting of the contenders' thread pools.
+const PAUSE: Duration = Duration::from_millis(300);
 
 fn main() -> ExitCode {
     match run() {
@@ -110,13 +113,13 @@ fn compare<T: Element + candle_core::WithDType>(
     }
 
     let mut times = vec![Vec::new(); contenders.len()];
-    for round in 0..=ROUNDS {
+    for _ in 0..ROUNDS {
         for (times, contender) in times.iter_mut().zip(&mut contenders) {
-            let seconds = (contender.run)()?;
-            // The first round warms caches and allocators.
-            if round > 0 {
-                times.push(seconds);
-            }
+            // Threads of the contender before may still spin in wait for work, and caches hold its
+            // data: a pause and a run that does not count give everyone the same start.
+            std::thread::sleep(PAUSE);
+            (contender.run)()?;
+            times.push((contender.run)()?);
         }
     }
     for (contender, theirs) in contenders.iter().zip(&times) {
