@@ -24,6 +24,9 @@ const ROUNDS: usize = 7;
 // Longer than the waiting of the contenders' thread pools.
 const PAUSE: Duration = Duration::from_millis(300);
 
+// At least one run, and long enough for the system to spread threads over cores.
+const WARM_UP: Duration = Duration::from_millis(200);
+
 fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -115,10 +118,14 @@ fn compare<T: Element + candle_core::WithDType>(
     let mut times = vec![Vec::new(); contenders.len()];
     for _ in 0..ROUNDS {
         for (times, contender) in times.iter_mut().zip(&mut contenders) {
-            // Threads of the contender before may still spin in wait for work, and caches hold its
-            // data: a pause and a run that does not count give everyone the same start.
+            // Threads of the contender before may still spin in wait for work, caches hold its data,
+            // and threads that wake after a pause begin on one core: a pause, and runs that do not
+            // count until everything has settled, give everyone the same start.
             std::thread::sleep(PAUSE);
-            (contender.run)()?;
+            let start = Instant::now();
+            while start.elapsed() < WARM_UP {
+                (contender.run)()?;
+            }
             times.push((contender.run)()?);
         }
     }
