@@ -1,36 +1,16 @@
 // The C interface of this kernel: checks every argument, describes the cache to the copy engine, launches.
 
-#include <cuda.h>
-#include <cuda_runtime.h>
-
-#include "../../include/mla.h"
+#include "../../common/device.cuh"
 #include "launch.cuh"
 
 namespace mla::sm90::decode {
 namespace {
 
-MlaStatus ok() { return {MLA_OK, 0, nullptr, 0, nullptr}; }
-
-MlaStatus refuse(const char* field, int64_t given, const char* accepted) {
-    return {MLA_BAD_ARGUMENT, 0, field, given, accepted};
-}
-
-MlaStatus cuda_error(const char* call, cudaError_t error) { return {MLA_CUDA_ERROR, int32_t(error), call, int64_t(error), "success"}; }
-
-struct DeviceFacts {
-    int device, multiprocessors;
-};
-
+// The current device, if it is one whose occupancy a launch has room to remember.
 MlaStatus device_facts(DeviceFacts& facts) {
-    cudaError_t e = cudaGetDevice(&facts.device);
-    if (e != cudaSuccess) return cuda_error("cudaGetDevice", e);
-    if (facts.device >= kMaxDevices) return {MLA_UNSUPPORTED_DEVICE, 0, "device", facts.device, "an ordinal below 64"};
-    int major = 0, minor = 0;
-    if ((e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, facts.device)) != cudaSuccess ||
-        (e = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, facts.device)) != cudaSuccess ||
-        (e = cudaDeviceGetAttribute(&facts.multiprocessors, cudaDevAttrMultiProcessorCount, facts.device)) != cudaSuccess)
-        return cuda_error("cudaDeviceGetAttribute", e);
-    if (major != 9 || minor != 0) return {MLA_UNSUPPORTED_DEVICE, 0, "compute capability", major * 10 + minor, "90"};
+    const MlaStatus s = sm90_facts(facts);
+    if (s.code != MLA_OK) return s;
+    if (facts.device >= kMaxDevices) return unsupported("device", facts.device, "an ordinal below 64");
     return ok();
 }
 
@@ -58,9 +38,6 @@ static_assert(kCounters * sizeof(MergeCounters) <= MLA_DECODE_COUNTER_BYTES, "ml
 size_t workspace_bytes(int rows, int multiprocessors) {
     return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
 }
-
-bool aligned(const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; }
-int64_t address(const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p)); }
 
 MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.heads < 1 || p.heads > 128) return refuse("heads", p.heads, "1..=128");
@@ -92,7 +69,7 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
         {p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
     for (const auto& r : rows) {
         if (!r.pointer) return refuse(r.name, 0, "a device pointer");
-        if (!aligned(r.pointer, 16)) return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
+        if (!is_aligned(r.pointer, 16)) return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
     }
     const struct { int64_t stride; const char* name; int64_t least; } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0}, {p.q_latent_head_stride, "q_latent_head_stride", 0},
@@ -107,31 +84,14 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     constexpr int64_t limit = int64_t(1) << 39;
     if (p.cache_slot_stride >= limit) return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
     if (p.cache_page_stride >= limit) return refuse("cache_page_stride", p.cache_page_stride, "less than 2^39");
-    if (!p.block_table || !aligned(p.block_table, 4)) return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
-    if (!p.kv_lens || !aligned(p.kv_lens, 4)) return refuse("kv_lens", address(p.kv_lens), "a device pointer aligned to 4 bytes");
-    if (!aligned(p.cu_q_lens, 4)) return refuse("cu_q_lens", address(p.cu_q_lens), "null, or a device pointer aligned to 4 bytes");
-    if (!aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (!p.block_table || !is_aligned(p.block_table, 4)) return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
+    if (!p.kv_lens || !is_aligned(p.kv_lens, 4)) return refuse("kv_lens", address(p.kv_lens), "a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.cu_q_lens, 4)) return refuse("cu_q_lens", address(p.cu_q_lens), "null, or a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1) return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
     if (!(p.softmax_scale > 0.f)) return refuse("softmax_scale", int64_t(p.softmax_scale), "a positive number");
-    if (!p.workspace || !aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
+    if (!p.workspace || !is_aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < workspace) return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least what mla_decode_sm90_workspace says");
-    return ok();
-}
-
-using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
-
-MlaStatus encode_tiled(EncodeTiled& function) {
-    static std::atomic<void*> known{nullptr};
-    void* f = known.load(std::memory_order_relaxed);
-    if (!f) {
-        cudaDriverEntryPointQueryResult found;
-        const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
-        if (e != cudaSuccess) return cuda_error("cudaGetDriverEntryPointByVersion", e);
-        if (found != cudaDriverEntryPointSuccess || !f)
-            return {MLA_UNSUPPORTED_DEVICE, 0, "driver", int64_t(found), "a driver with cuTensorMapEncodeTiled (CUDA 12.0)"};
-        known.store(f, std::memory_order_relaxed);
-    }
-    function = reinterpret_cast<EncodeTiled>(f);
     return ok();
 }
 
@@ -170,6 +130,7 @@ bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stri
 }  // namespace
 }  // namespace mla::sm90::decode
 
+using namespace mla;
 using namespace mla::sm90::decode;
 
 extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
@@ -239,6 +200,6 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     }
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
     const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps) : launch_dtype<__half>(l, k, maps);
-    if (e != cudaSuccess) return cuda_error("cudaLaunchKernelEx", e);
+    if (e != cudaSuccess) return cuda_status("cudaLaunchKernelEx", e);
     return ok();
 }
