@@ -6,6 +6,7 @@
 
 mod args;
 mod build_report;
+mod device;
 mod error;
 mod explain;
 mod plan;

@@ -1,6 +1,6 @@
 //! The hardware of this machine.
 
-use mla_kernels::present_gpu;
+use mla_kernels::{Gpu, present_gpu};
 use mla_runtime::capability::Target;
 
 /// What a selection is made for where no other hardware is named: the first GPU, or the processor where
@@ -12,7 +12,12 @@ pub(crate) fn present_target() -> Target {
 /// The first GPU in words, or why there is none.
 pub(crate) fn describe_gpu() -> String {
     match present_gpu() {
-        Ok(gpu) => format!("GPU {}: {}, sm {}", gpu.ordinal, gpu.name, gpu.capability),
+        Ok(gpu) => name_gpu(&gpu),
         Err(cause) => format!("no GPU: {cause}; {}", cause.remedy()),
     }
+}
+
+/// A GPU in words.
+pub(crate) fn name_gpu(gpu: &Gpu) -> String {
+    format!("GPU {}: {}, sm {}", gpu.ordinal, gpu.name, gpu.capability)
 }

@@ -211,3 +211,18 @@ fn bad_input_is_refused_in_one_line() {
         }
     }
 }
+
+#[test]
+#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+fn without_a_kernel_feature_the_gpu_is_refused_with_the_feature() {
+    let output = mla("cuda", "--batch q4 --device cuda");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), &*stderr),
+        (
+            Some(2),
+            "error: --device: given cuda, but feature `sm90` is off, accepted cpu; for cuda, build \
+             with `--features sm90`\n"
+        )
+    );
+}

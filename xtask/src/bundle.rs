@@ -72,17 +72,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             )?;
         }
     }
-    // Features of a dependency are named with its package.
-    let of_kernels: Vec<_> = arguments
+    // The tool's own features turn on those of the kernels, and the device that it offers.
+    let of_tool: Vec<_> = arguments
         .features
         .iter()
-        .map(|feature| format!("mla-kernels/{feature}"))
+        .map(|feature| format!("mla-cli/{feature}"))
         .collect();
     for artifact in build(
         &workspace,
         "build",
-        &["--package", "mla-cli", "--package", "mla-kernels"],
-        &of_kernels.join(","),
+        &["--package", "mla-cli"],
+        &of_tool.join(","),
     )? {
         if artifact.target.kind.contains(&TargetKind::Bin) {
             copy(

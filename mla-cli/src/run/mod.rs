@@ -7,9 +7,7 @@ mod reference;
 mod report;
 mod workload;
 
-use clap::ValueEnum;
 use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, crossover_threshold};
@@ -22,6 +20,7 @@ use self::progress::Progress;
 use self::report::Report;
 use self::workload::Workload;
 use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
+use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 
 #[derive(clap::Args)]
@@ -68,32 +67,36 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// The devices that a layer can run on.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DeviceName {
-    /// This machine's processor.
-    Cpu,
-}
-
 /// The output, and whether every phase agrees with the reference.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let model = args.model.read()?;
-    let report = match args.device {
-        DeviceName::Cpu => {
-            let device = Cpu::new();
-            let name = format!("cpu ({} threads)", device.threads());
-            run(args, &model, &device, name)?
-        }
-    };
+    let report = args.device.run(Run {
+        args,
+        model: &model,
+    })?;
     let text = args.format.write(&report, || report.describe());
     Ok((text, report.pass))
+}
+
+/// What is to be run, on whichever device.
+struct Run<'a> {
+    args: &'a Args,
+    model: &'a Model,
+}
+
+impl Job for Run<'_> {
+    type Output = Report;
+
+    fn run<D: Device>(self, device: &D, about: &About) -> Result<Report, CliError> {
+        run(self.args, self.model, device, about)
+    }
 }
 
 fn run<D: Device>(
     args: &Args,
     model: &Model,
     device: &D,
-    device_name: String,
+    about: &About,
 ) -> Result<Report, CliError> {
     let problem = Problem {
         kv_format: args.kv.unwrap_or(KvFormat::of(model.dtype)),
@@ -104,7 +107,7 @@ fn run<D: Device>(
         .threshold
         .unwrap_or_else(|| crossover_threshold(D::PLATFORM, &problem, false));
     let spec = args.batch.parse()?;
-    workload::check_memory(&spec, &problem)?;
+    workload::check_memory(&spec, &problem, about.memory)?;
     let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
 
     let registry = Registry::linked()?;
@@ -144,7 +147,7 @@ fn run<D: Device>(
     progress.finish();
     Ok(Report::new(report::Run {
         model,
-        device: device_name,
+        device: about.description.clone(),
         selection: &selection,
         workload: &workload,
         chunks: workspace.context().chunks.len(),

@@ -209,11 +209,15 @@ fn pairs(requests: &[Request]) -> f64 {
     requests.iter().map(of).sum()
 }
 
-/// Refuses a batch whose cache, tensors and block table would not fit into this machine's memory,
-/// before any of them is made: what is allocated is not used at once, so that a machine may promise
-/// memory that it has not got.
-pub(super) fn check_memory(spec: &BatchSpec, problem: &Problem) -> Result<(), CliError> {
-    let Some(available) = available_memory() else {
+/// Refuses a batch whose cache, tensors and block table would not fit into the `available` bytes of
+/// the device's memory, before any of them is made: what is allocated is not used at once, so that a
+/// machine may promise memory that it has not got.
+pub(super) fn check_memory(
+    spec: &BatchSpec,
+    problem: &Problem,
+    available: Option<u64>,
+) -> Result<(), CliError> {
+    let Some(available) = available else {
         return Ok(());
     };
     let n = Sizes::of(problem);
@@ -241,16 +245,6 @@ pub(super) fn check_memory(spec: &BatchSpec, problem: &Problem) -> Result<(), Cl
         ),
         accepted: format!("what fits into the {} that are available", size(available)),
     })
-}
-
-/// What the system says can be used without swapping; `None` where it does not say.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 /// The widths of a problem, as factors.

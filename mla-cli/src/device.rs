@@ -1,0 +1,86 @@
+//! The devices that a subcommand can run on: `--device cpu` or `--device cuda`.
+
+use clap::ValueEnum;
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::Device;
+
+use crate::error::CliError;
+
+/// A device by name.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceName {
+    /// This machine's processor.
+    Cpu,
+    /// This machine's first GPU.
+    Cuda,
+}
+
+/// Work that runs on any device.
+pub(crate) trait Job {
+    /// What comes of it.
+    type Output;
+
+    /// Does it on `device`, which `about` describes.
+    fn run<D: Device>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
+}
+
+/// What there is to say about a device beyond what it can do.
+pub(crate) struct About {
+    /// In words, for a report.
+    pub(crate) description: String,
+    /// The bytes of memory that tensors on it can take; `None` where nobody says.
+    pub(crate) memory: Option<u64>,
+}
+
+impl DeviceName {
+    /// Opens the device and runs `job` on it.
+    pub(crate) fn run<J: Job>(self, job: J) -> Result<J::Output, CliError> {
+        match self {
+            Self::Cpu => {
+                let device = Cpu::new();
+                let about = About {
+                    description: format!("cpu ({} threads)", device.threads()),
+                    memory: available_memory(),
+                };
+                job.run(&device, &about)
+            }
+            Self::Cuda => run_on_gpu(job),
+        }
+    }
+}
+
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
+    let gpu = mla_kernels::present_gpu().map_err(refused)?;
+    let device = mla_kernels::Cuda::new(gpu.ordinal)?;
+    let about = About {
+        description: crate::target::name_gpu(&gpu),
+        memory: Some(gpu.memory as u64),
+    };
+    job.run(&device, &about)
+}
+
+#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+fn run_on_gpu<J: Job>(_: J) -> Result<J::Output, CliError> {
+    Err(refused(mla_runtime::availability::Cause::FeatureOff(
+        "sm90",
+    )))
+}
+
+fn refused(cause: mla_runtime::availability::Cause) -> CliError {
+    CliError::Argument {
+        argument: "--device",
+        given: format!("cuda, but {cause}"),
+        accepted: format!("cpu; for cuda, {}", cause.remedy()),
+    }
+}
+
+/// What the system says can be used without swapping; `None` where it does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
