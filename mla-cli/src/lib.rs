@@ -1,0 +1,96 @@
+//! The `mla` command: which backend a model gets on which GPU and why, how a batch is planned, and
+//! how much memory it takes.
+//!
+//! It knows the backends that its program links. A program of your own, which links yours as well, is
+//!
+//! ```
+//! use std::process::ExitCode;
+//!
+//! // A crate that is not named is not linked, and its backends are not there.
+//! use mla_kernels as _;
+//!
+//! fn main() -> ExitCode {
+//!     # if false {
+//!     mla_cli::main()
+//!     # } else { ExitCode::SUCCESS }
+//! }
+//! ```
+//!
+//! One file per subcommand. A subcommand returns what is to be printed, so that nothing is on
+//! standard output unless all of it is right.
+
+mod args;
+mod build_report;
+mod device;
+mod error;
+mod explain;
+mod plan;
+mod run;
+mod spec;
+mod table;
+mod target;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+// Linked for their backends: nothing else here names them.
+use mla_kernels as _;
+
+use crate::error::CliError;
+
+/// Multi-head Latent Attention: select, plan, run and measure.
+#[derive(Parser)]
+#[command(name = "mla", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say which backends a model gets on a GPU, and why not the others.
+    Explain(explain::Args),
+    /// Read a batch spec such as `2q2k_32q1s1k`.
+    Spec(spec::Args),
+    /// Plan a step without running it.
+    #[command(subcommand)]
+    Plan(plan::Command),
+    /// Run the layer on random data, time it, and compare it with a reference in f64.
+    Run(run::Args),
+    /// Show what the last build of CUDA kernels did.
+    BuildReport(build_report::Args),
+}
+
+impl Command {
+    /// What to print, and whether what it says is good.
+    fn output(&self) -> Result<(String, bool), CliError> {
+        let output = match self {
+            Self::Explain(args) => explain::output(args)?,
+            Self::Spec(args) => spec::output(args)?,
+            Self::Plan(command) => plan::output(command)?,
+            Self::Run(args) => return run::output(args),
+            Self::BuildReport(args) => build_report::output(args)?,
+        };
+        Ok((output, true))
+    }
+}
+
+/// The whole command: reads the program's arguments, prints, and says how it went.
+pub fn main() -> ExitCode {
+    let written = Cli::parse().command.output().and_then(|(output, good)| {
+        match io::stdout().write_all(output.as_bytes()) {
+            // Whoever reads the output may stop before its end.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(good),
+        }
+    });
+    match written {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
