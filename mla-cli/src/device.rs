@@ -2,9 +2,9 @@
 
 use clap::ValueEnum;
 use mla_runtime::cpu::Cpu;
-use mla_runtime::device::Device;
 
 use crate::error::CliError;
+use crate::stopwatch::Stopwatch;
 
 /// A device by name.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -21,7 +21,7 @@ pub(crate) trait Job {
     type Output;
 
     /// Does it on `device`, which `about` describes.
-    fn run<D: Device>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
+    fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
 }
 
 /// What there is to say about a device beyond what it can do.

@@ -37,6 +37,13 @@ pub(crate) enum CliError {
     },
     #[error("--config: cannot read {path:?}: {source}; accepted: a model's config.json")]
     Config { path: PathBuf, source: io::Error },
+    /// A file that cannot be read or does not say what it should.
+    #[error("{argument}: {path:?}: {message}")]
+    File {
+        argument: &'static str,
+        path: PathBuf,
+        message: String,
+    },
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
 }

@@ -20,6 +20,7 @@
 //! standard output unless all of it is right.
 
 mod args;
+mod bench;
 mod build_report;
 mod device;
 mod error;
@@ -27,6 +28,7 @@ mod explain;
 mod plan;
 mod run;
 mod spec;
+mod stopwatch;
 mod table;
 mod target;
 
@@ -58,6 +60,8 @@ enum Command {
     Plan(plan::Command),
     /// Run the layer on random data, time it, and compare it with a reference in f64.
     Run(run::Args),
+    /// Time attention, check it, and say how far the limit is.
+    Bench(Box<bench::Args>),
     /// Show what the last build of CUDA kernels did.
     BuildReport(build_report::Args),
 }
@@ -70,6 +74,7 @@ impl Command {
             Self::Spec(args) => spec::output(args)?,
             Self::Plan(command) => plan::output(command)?,
             Self::Run(args) => return run::output(args),
+            Self::Bench(args) => return bench::output(args),
             Self::BuildReport(args) => build_report::output(args)?,
         };
         Ok((output, true))

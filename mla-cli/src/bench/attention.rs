@@ -1,0 +1,723 @@
+//! One backend's attention on random data: absorbed or expanded, one or several layers at a time.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    Chunk, DecodeBatch, DecodeCall, DecodeStage, KeyLayout, Keys, LayerConfig, Output,
+    PrefillBatch, PrefillCall, PrefillStage, Query, QueryFormat, SelectedDecode, SelectedPrefill,
+    StepLimits,
+};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::plan::context::ContextChunk;
+use mla_runtime::reference::{attend, decode_row};
+use mla_runtime::registry::Registry;
+use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use rayon::prelude::*;
+
+use super::check::{Errors, Row};
+use super::cost::Cost;
+use super::random::{Normal, bytes_of, upload};
+use crate::error::CliError;
+
+/// Cache rows that are made at a time.
+const BLOCK: usize = 1 << 16;
+
+/// What is attended to, and by whom.
+#[derive(Clone, Debug)]
+pub(super) struct Attention {
+    pub(super) backend: &'static str,
+    pub(super) kind: Kind,
+    pub(super) config: LayerConfig,
+    /// Where expanded and not causal, `kv` counts keys alone.
+    pub(super) requests: Vec<Request>,
+    /// The standard deviation of queries, keys and values.
+    pub(super) deviation: f32,
+    /// How many layers run one after another, each with a cache, or keys and values, of its own.
+    pub(super) layers: usize,
+    pub(super) seed: u64,
+}
+
+/// The form of an attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Absorbed, to the cache.
+    Decode,
+    /// Expanded; causal for new tokens, not for a chunk of context.
+    Prefill { causal: bool },
+}
+
+impl Attention {
+    pub(super) fn tokens(&self) -> usize {
+        self.requests.iter().map(|r| r.q as usize).sum()
+    }
+
+    /// Of one layer.
+    pub(super) fn cost(&self) -> Cost {
+        match self.kind {
+            Kind::Decode => Cost::decode(&self.config.problem, &self.requests),
+            Kind::Prefill { causal } => Cost::prefill(&self.config.problem, &self.requests, causal),
+        }
+    }
+
+    fn longest(&self, of: fn(&Request) -> u32) -> usize {
+        self.requests.iter().map(of).max().unwrap_or(0) as usize
+    }
+
+    /// Where each request's tokens begin, and the end of the last.
+    fn starts(&self, of: fn(&Request) -> u32) -> Vec<i32> {
+        let mut starts = vec![0];
+        for request in &self.requests {
+            starts.push(starts[starts.len() - 1] + of(request) as i32);
+        }
+        starts
+    }
+
+    fn pages_of(&self, request: &Request) -> usize {
+        request.kv.div_ceil(self.config.problem.page_size) as usize
+    }
+
+    fn max_pages(&self) -> usize {
+        let pages = self.requests.iter().map(|r| self.pages_of(r));
+        pages.max().unwrap_or(0).max(1)
+    }
+
+    fn limits(&self) -> StepLimits {
+        StepLimits {
+            requests: self.requests.len(),
+            tokens: self.tokens(),
+            decode_query_len: match self.kind {
+                Kind::Decode => self.longest(|r| r.q),
+                Kind::Prefill { .. } => 1,
+            },
+            pages_per_request: self.max_pages(),
+            context_rows: match self.kind {
+                Kind::Decode => 0,
+                Kind::Prefill { .. } => self.requests.iter().map(|r| r.kv as usize).sum(),
+            },
+        }
+    }
+
+    /// The bytes that the inputs and outputs take on the device.
+    pub(super) fn bytes(&self) -> u64 {
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, nope, v] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.nope,
+            dims.head.v,
+        ]
+        .map(u64::from);
+        let element = problem.dtype.bytes() as u64;
+        let tokens = self.tokens() as u64;
+        let keys: u64 = self.requests.iter().map(|r| u64::from(r.kv)).sum();
+        let layers = self.layers as u64;
+        match self.kind {
+            Kind::Decode => {
+                let pages: usize = self.requests.iter().map(|r| self.pages_of(r)).sum();
+                let slots = pages as u64 * u64::from(problem.page_size);
+                let row = problem.kv_format.row_bytes(dims) as u64;
+                let table = (self.requests.len() * self.max_pages()) as u64 * 4;
+                layers * slots * row + table + tokens * heads * (2 * latent + rope) * element
+            }
+            Kind::Prefill { .. } => {
+                // Packed keys repeat the rotary part for every head.
+                let packed = keys * heads * (nope + rope + v) * element;
+                layers * packed + tokens * heads * (nope + rope + v) * element
+            }
+        }
+    }
+
+    /// The attention with everything that it needs on `device`.
+    pub(super) fn set_up<D: Device>(
+        &self,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<Work<'_, D>, CliError> {
+        Ok(match self.kind {
+            Kind::Decode => Work::Decode(Decode::new(self, registry, device)?),
+            Kind::Prefill { causal } => {
+                Work::Prefill(Prefill::new(self, causal, registry, device)?)
+            }
+        })
+    }
+}
+
+/// An attention that is ready to run.
+pub(super) enum Work<'a, D: Device> {
+    Decode(Decode<'a, D>),
+    Prefill(Prefill<'a, D>),
+}
+
+impl<D: Device> Work<'_, D> {
+    /// Enqueues all layers, with what has to be prepared from lengths on the device unless that is
+    /// `planned` already.
+    pub(super) fn enqueue(&mut self, device: &D, planned: bool) -> Result<()> {
+        match self {
+            Self::Decode(work) => {
+                if !planned {
+                    work.prepare(device)?;
+                }
+                work.attend(device)
+            }
+            Self::Prefill(work) => work.attend(device),
+        }
+    }
+
+    /// Whether there is anything to plan ahead.
+    pub(super) const fn has_plan(&self) -> bool {
+        matches!(self, Self::Decode(_))
+    }
+
+    /// Compares `count` rows of the last layer's output with attention in f64.
+    pub(super) fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+        match self {
+            Self::Decode(work) => work.check(device, count),
+            Self::Prefill(work) => work.check(device, count),
+        }
+    }
+}
+
+/// Results, and where they are.
+struct Outcome<D: Device> {
+    out: D::Buffer,
+    out_layout: Layout,
+    lse: D::Buffer,
+    lse_layout: LseLayout,
+}
+
+impl<D: Device> Outcome<D> {
+    fn new(device: &D, dtype: DType, shape: Shape) -> Result<Self> {
+        let out_layout = Layout::contiguous(dtype, shape);
+        // NaN, so that nothing passes for a result that was not written.
+        let poison = |bytes: usize| upload(device, &vec![0xff; bytes]);
+        Ok(Self {
+            out: poison(out_layout.elements() * dtype.bytes())?,
+            out_layout,
+            lse: poison(shape[0] * shape[1] * 4)?,
+            lse_layout: LseLayout::heads_first(shape[1], shape[0]),
+        })
+    }
+
+    fn write(&mut self) -> Result<(Output<'_, D>, LseMut<'_, D>)> {
+        let out = TensorMut::new(D::bytes_mut(&mut self.out), self.out_layout)?;
+        let lse = LseMut::new(D::bytes_mut(&mut self.lse), self.lse_layout)?;
+        Ok((Output::Plain(out), lse))
+    }
+
+    /// One head's output and log-sum-exp for one token.
+    fn row(&self, device: &D, token: usize, head: usize) -> Result<(Vec<f64>, f64)> {
+        let [tokens, heads, width] = self.out_layout.shape;
+        let mut row = vec![0; width * self.out_layout.dtype.bytes()];
+        let start = (token * heads + head) * row.len();
+        let bytes = D::byte_range(D::bytes(&self.out), start..start + row.len());
+        device.download(bytes, &mut row)?;
+        let mut lse = [0; 4];
+        let start = (head * tokens + token) * 4;
+        device.download(
+            D::byte_range(D::bytes(&self.lse), start..start + 4),
+            &mut lse,
+        )?;
+        let format = KvFormat::of(self.out_layout.dtype);
+        // A row without a rotary part.
+        let row = decode_row(format, width, 0, &row, 1.0);
+        Ok((row, f32::from_ne_bytes(lse).into()))
+    }
+}
+
+/// Different (token, head) pairs, in order: the first, the last, and others at random.
+fn choose(seed: u64, tokens: usize, heads: usize, count: usize) -> Vec<(usize, usize)> {
+    let mut rng = Rng::with_seed(seed ^ 0x5eed);
+    let count = count.min(tokens.saturating_mul(heads));
+    let mut rows = BTreeSet::from([(0, 0), (tokens - 1, heads - 1)]);
+    while rows.len() < count {
+        rows.insert((rng.usize(0..tokens), rng.usize(0..heads)));
+    }
+    rows.into_iter().collect()
+}
+
+/// The request that a token belongs to.
+fn request_of(starts: &[i32], token: usize) -> usize {
+    starts.partition_point(|start| *start as usize <= token) - 1
+}
+
+/// Absorbed attention.
+pub(super) struct Decode<'a, D: Device> {
+    what: &'a Attention,
+    backend: SelectedDecode<D>,
+    state: <SelectedDecode<D> as DecodeStage>::State,
+    metadata: <SelectedDecode<D> as DecodeStage>::Metadata,
+    query_numbers: Normal,
+    query: D::Buffer,
+    /// One per layer.
+    caches: Vec<D::Buffer>,
+    cache_layout: CacheLayout,
+    table: Vec<i32>,
+    block_table: D::Buffer,
+    lens: D::Buffer,
+    query_starts: D::Buffer,
+    outcome: Outcome<D>,
+}
+
+impl<'a, D: Device> Decode<'a, D> {
+    fn new(
+        what: &'a Attention,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<Self, CliError> {
+        let problem = &what.config.problem;
+        let (dims, dtype) = (problem.dims, problem.dtype);
+        let backend = registry.instantiate_decode(what.backend, device, &what.config)?;
+        let limits = what.limits();
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let row = dims.row() as usize;
+
+        let max_pages = what.max_pages();
+        let pages: usize = what.requests.iter().map(|r| what.pages_of(r)).sum();
+        // Pages lie anywhere, as in a cache that has been in use.
+        let mut free: Vec<i32> = (0..pages as i32).collect();
+        Rng::with_seed(what.seed).shuffle(&mut free);
+        let mut free = free.into_iter();
+        let mut table = Vec::with_capacity(what.requests.len() * max_pages);
+        for request in &what.requests {
+            table.extend(free.by_ref().take(what.pages_of(request)));
+            table.resize(table.len().next_multiple_of(max_pages), -1);
+        }
+
+        let cache_layout = CacheLayout {
+            // Few numbers are more than four standard deviations away; those saturate.
+            scale: match problem.kv_format {
+                KvFormat::Fp8 => 4.0 * what.deviation / 448.0,
+                _ => 1.0,
+            },
+            ..CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+        };
+        let caches = (0..what.layers)
+            .map(|layer| fill(what, device, cache_layout, layer))
+            .collect::<Result<_>>()?;
+        let query_numbers = Normal::new(what.seed + 1, dtype, what.deviation);
+        let lens: Vec<i32> = what.requests.iter().map(|r| r.kv as i32).collect();
+        Ok(Self {
+            state: backend.state(device, &limits)?,
+            metadata: backend.metadata(device, &limits)?,
+            query: query_numbers.buffer(device, 0, tokens * heads * row)?,
+            query_numbers,
+            caches,
+            cache_layout,
+            block_table: upload(device, &bytes_of(&table))?,
+            table,
+            lens: upload(device, &bytes_of(&lens))?,
+            query_starts: upload(device, &bytes_of(&what.starts(|r| r.q)))?,
+            outcome: Outcome::new(device, dtype, [tokens, heads, dims.latent as usize])?,
+            what,
+            backend,
+        })
+    }
+
+    fn batch(&self) -> Result<DecodeBatch<'_, D>> {
+        batch(
+            self.what,
+            [&self.block_table, &self.lens, &self.query_starts],
+        )
+    }
+
+    fn prepare(&mut self, device: &D) -> Result<()> {
+        let batch = batch(
+            self.what,
+            [&self.block_table, &self.lens, &self.query_starts],
+        )?;
+        self.backend
+            .prepare(device, &batch, &mut self.state, &mut self.metadata)
+    }
+
+    fn attend(&mut self, device: &D) -> Result<()> {
+        let problem = &self.what.config.problem;
+        let latent = problem.dims.latent as usize;
+        let row = problem.dims.row() as usize;
+        let shape = [self.what.tokens(), problem.heads as usize, row];
+        let layout = Layout::contiguous(problem.dtype, shape);
+        let query = TensorRef::new(D::bytes(&self.query), layout)?;
+        for cache in &self.caches {
+            let batch = batch(
+                self.what,
+                [&self.block_table, &self.lens, &self.query_starts],
+            )?;
+            let (out, lse) = self.outcome.write()?;
+            let call = DecodeCall {
+                query: match self.backend.query_format() {
+                    QueryFormat::Concatenated => Query::Concatenated(query.shorten()),
+                    QueryFormat::Split => Query::Split {
+                        latent: query.shorten().narrow(2, 0..latent)?,
+                        rope: query.shorten().narrow(2, latent..row)?,
+                    },
+                },
+                cache: CacheRef::new(D::bytes(cache), self.cache_layout)?,
+                batch,
+                out,
+                lse: Some(lse),
+                slots: None,
+            };
+            self.backend
+                .decode(device, call, &mut self.state, &self.metadata)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let heads = problem.heads as usize;
+        let [latent, rope] = [problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
+        let starts = what.starts(|r| r.q);
+        let layout = &self.cache_layout;
+        let max_pages = self.batch()?.block_table.max_pages();
+        let cache = &self.caches[self.caches.len() - 1];
+        // Not of `self`, which threads cannot share.
+        let query_numbers = &self.query_numbers;
+        let mut compared = Vec::new();
+        for rows in choose(what.seed, what.tokens(), heads, count)
+            .chunk_by(|a, b| request_of(&starts, a.0) == request_of(&starts, b.0))
+        {
+            let index = request_of(&starts, rows[0].0);
+            let request = what.requests[index];
+            let kv = request.kv as usize;
+            let mut stored: Vec<Vec<f64>> = Vec::with_capacity(kv);
+            let mut page = vec![0; layout.page_stride];
+            for at in 0..what.pages_of(&request) {
+                let start = self.table[index * max_pages + at] as usize * layout.page_stride;
+                let bytes = D::byte_range(D::bytes(cache), start..start + page.len());
+                device.download(bytes, &mut page)?;
+                let left = kv - stored.len();
+                let rows = page.chunks(layout.row_stride).take(left);
+                stored.extend(
+                    rows.map(|row| {
+                        decode_row(layout.format, latent, rope, row, layout.scale.into())
+                    }),
+                );
+            }
+            let keys: Vec<&[f64]> = stored.iter().map(Vec::as_slice).collect();
+            let values: Vec<&[f64]> = stored.iter().map(|row| &row[..latent]).collect();
+            let expected: Vec<_> = rows
+                .par_iter()
+                .map(|&(token, head)| {
+                    let width = latent + rope;
+                    let query = query_numbers.row((token * heads + head) * width, width);
+                    let own = token - starts[index] as usize;
+                    let seen = kv - request.q as usize + own + 1;
+                    let scale = what.config.softmax_scale.into();
+                    attend(&query, &keys[..seen], &values[..seen], scale)
+                })
+                .collect();
+            for (&(token, head), expected) in rows.iter().zip(expected) {
+                compared.push(Row {
+                    given: self.outcome.row(device, token, head)?,
+                    expected,
+                });
+            }
+        }
+        Ok(Errors::of(&compared, problem.dtype))
+    }
+}
+
+fn batch<'b, D: Device>(
+    what: &Attention,
+    [block_table, lens, starts]: [&'b D::Buffer; 3],
+) -> Result<DecodeBatch<'b, D>> {
+    let (requests, max_pages) = (what.requests.len(), what.max_pages());
+    let table = ArrayRef::new(D::bytes(block_table), requests * max_pages)?;
+    Ok(DecodeBatch {
+        block_table: BlockTable::new(table, requests, max_pages)?,
+        seq_lens: ArrayRef::new(D::bytes(lens), requests)?,
+        query_starts: ArrayRef::new(D::bytes(starts), requests + 1)?,
+        max_query_len: what.longest(|r| r.q),
+        max_seq_len: what.longest(|r| r.kv),
+    })
+}
+
+/// A layer's cache, every row of it random.
+fn fill<D: Device>(
+    what: &Attention,
+    device: &D,
+    layout: CacheLayout,
+    layer: usize,
+) -> Result<D::Buffer> {
+    let (dims, dtype) = (layout.dims, what.config.problem.dtype);
+    let [latent, rope] = [dims.latent, dims.head.rope].map(|n| n as usize);
+    let seed = what.seed + 2 + 2 * layer as u64;
+    let latent_numbers = Normal::new(seed, dtype, what.deviation);
+    let rope_numbers = Normal::new(seed + 1, dtype, what.deviation);
+    let mut cache = device.allocate(layout.pages * layout.page_stride)?;
+    let slots: Vec<usize> = (0..layout.slots()).collect();
+    for block in slots.chunks(BLOCK) {
+        let rows = block.len();
+        let latents = latent_numbers.buffer(device, block[0] * latent, rows * latent)?;
+        let ropes = rope_numbers.buffer(device, block[0] * rope, rows * rope)?;
+        let numbers = block.iter().flat_map(|slot| (*slot as i64).to_ne_bytes());
+        let slots = upload(device, &numbers.collect::<Vec<u8>>())?;
+        device.write_cache(
+            TensorRef::new(
+                D::bytes(&latents),
+                Layout::contiguous(dtype, [rows, 1, latent]),
+            )?,
+            TensorRef::new(D::bytes(&ropes), Layout::contiguous(dtype, [rows, 1, rope]))?,
+            ArrayRef::new(D::bytes(&slots), rows)?,
+            CacheMut::new(D::bytes_mut(&mut cache), layout)?,
+        )?;
+        // The block's memory is given back here.
+        device.synchronize()?;
+    }
+    Ok(cache)
+}
+
+/// Expanded attention.
+pub(super) struct Prefill<'a, D: Device> {
+    what: &'a Attention,
+    causal: bool,
+    backend: SelectedPrefill<D>,
+    state: <SelectedPrefill<D> as PrefillStage>::State,
+    metadata: <SelectedPrefill<D> as PrefillStage>::Metadata,
+    key_lens: Vec<u32>,
+    query_numbers: Normal,
+    query: D::Buffer,
+    /// One of each per layer.
+    layers: Vec<KeysAndValues<D>>,
+    starts: [D::Buffer; 2],
+    outcome: Outcome<D>,
+}
+
+/// Of one layer.
+struct KeysAndValues<D: Device> {
+    nope_numbers: Normal,
+    rope_numbers: Normal,
+    value_numbers: Normal,
+    /// `[Tk, H, P]`, and `[Tk, 1, R]` beside it; or both as `[Tk, H, P+R]`.
+    keys: D::Buffer,
+    rope: Option<D::Buffer>,
+    values: D::Buffer,
+}
+
+impl<'a, D: Device> Prefill<'a, D> {
+    fn new(
+        what: &'a Attention,
+        causal: bool,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<Self, CliError> {
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let backend = registry.instantiate_prefill(what.backend, device, &what.config)?;
+        let limits = what.limits();
+        let mut state = backend.state(device, &limits)?;
+        let mut metadata = backend.metadata(device, &limits)?;
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let key_lens: Vec<u32> = what.requests.iter().map(|r| r.kv).collect();
+        let query_lens: Vec<u32> = what.requests.iter().map(|r| r.q).collect();
+        let chunks: Vec<ContextChunk> = match causal {
+            true => Vec::new(),
+            false => vec![ContextChunk {
+                request_start: 0,
+                request_end: key_lens.len(),
+                starts: vec![0; key_lens.len()],
+                seq_lens: key_lens.clone(),
+                is_continuation: false,
+                local: None,
+            }],
+        };
+        let batch = PrefillBatch {
+            query_lens: &query_lens,
+            chunks: &chunks,
+        };
+        backend.prepare(device, &batch, &mut state, &mut metadata)?;
+        let query_numbers = Normal::new(what.seed + 1, problem.dtype, what.deviation);
+        let query_len = tokens * heads * head.qk() as usize;
+        let layout = backend.key_layout();
+        Ok(Self {
+            query: query_numbers.buffer(device, 0, query_len)?,
+            query_numbers,
+            layers: (0..what.layers)
+                .map(|layer| KeysAndValues::new(what, device, layout, layer))
+                .collect::<Result<_>>()?,
+            starts: [
+                upload(device, &bytes_of(&what.starts(|r| r.q)))?,
+                upload(device, &bytes_of(&what.starts(|r| r.kv)))?,
+            ],
+            outcome: Outcome::new(device, problem.dtype, [tokens, heads, head.v as usize])?,
+            key_lens,
+            what,
+            causal,
+            backend,
+            state,
+            metadata,
+        })
+    }
+
+    fn attend(&mut self, device: &D) -> Result<()> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let dtype = problem.dtype;
+        let (tokens, heads) = (what.tokens(), problem.heads as usize);
+        let keys = self.key_lens.iter().map(|len| *len as usize).sum();
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let count = what.requests.len() + 1;
+        for layer in &self.layers {
+            let view = |buffer, shape| {
+                TensorRef::<D>::new(D::bytes(buffer), Layout::contiguous(dtype, shape))
+            };
+            let (out, lse) = self.outcome.write()?;
+            let call = PrefillCall {
+                query: view(&self.query, [tokens, heads, qk])?,
+                keys: match &layer.rope {
+                    Some(shared) => Keys::Split {
+                        nope: view(&layer.keys, [keys, heads, nope])?,
+                        rope: view(shared, [keys, 1, rope])?,
+                    },
+                    None => Keys::Packed(view(&layer.keys, [keys, heads, qk])?),
+                },
+                values: view(&layer.values, [keys, heads, v])?,
+                out,
+                lse: Some(lse),
+                query_starts: ArrayRef::new(D::bytes(&self.starts[0]), count)?,
+                key_starts: ArrayRef::new(D::bytes(&self.starts[1]), count)?,
+                max_query_len: what.longest(|r| r.q),
+                max_key_len: what.longest(|r| r.kv),
+            };
+            let (state, metadata) = (&mut self.state, &self.metadata);
+            if self.causal {
+                self.backend.new_tokens(device, call, state, metadata)?;
+            } else {
+                let chunk = Chunk {
+                    index: 0,
+                    key_lens: &self.key_lens,
+                };
+                self.backend
+                    .context_chunk(device, chunk, call, state, metadata)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, device: &D, count: usize) -> std::result::Result<Errors, CliError> {
+        let what = self.what;
+        let problem = &what.config.problem;
+        let head = problem.dims.head;
+        let heads = problem.heads as usize;
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let (starts, key_starts) = (what.starts(|r| r.q), what.starts(|r| r.kv));
+        let layer = &self.layers[self.layers.len() - 1];
+        // Not of `self`, which threads cannot share.
+        let (query_numbers, causal) = (&self.query_numbers, self.causal);
+        let KeysAndValues {
+            nope_numbers,
+            rope_numbers,
+            value_numbers,
+            ..
+        } = layer;
+        let expected: Vec<_> = choose(what.seed, what.tokens(), heads, count)
+            .into_par_iter()
+            .map(|(token, head)| {
+                let index = request_of(&starts, token);
+                let request = what.requests[index];
+                let own = token - starts[index] as usize;
+                let seen = match causal {
+                    true => (request.kv - request.q) as usize + own + 1,
+                    false => request.kv as usize,
+                };
+                let first = key_starts[index] as usize;
+                let row = |numbers: &Normal, at, width| numbers.row(at * width, width);
+                let keys: Vec<Vec<f64>> = (first..first + seen)
+                    .map(|at| {
+                        let mut key = row(nope_numbers, at * heads + head, nope);
+                        key.extend(row(rope_numbers, at, rope));
+                        key
+                    })
+                    .collect();
+                let values: Vec<Vec<f64>> = (first..first + seen)
+                    .map(|at| row(value_numbers, at * heads + head, v))
+                    .collect();
+                let keys: Vec<&[f64]> = keys.iter().map(Vec::as_slice).collect();
+                let values: Vec<&[f64]> = values.iter().map(Vec::as_slice).collect();
+                let query = row(query_numbers, token * heads + head, qk);
+                let scale = what.config.softmax_scale.into();
+                ((token, head), attend(&query, &keys, &values, scale))
+            })
+            .collect();
+        let mut compared = Vec::with_capacity(expected.len());
+        for ((token, head), expected) in expected {
+            compared.push(Row {
+                given: self.outcome.row(device, token, head)?,
+                expected,
+            });
+        }
+        Ok(Errors::of(&compared, problem.dtype))
+    }
+}
+
+impl<D: Device> KeysAndValues<D> {
+    fn new(what: &Attention, device: &D, layout: KeyLayout, layer: usize) -> Result<Self> {
+        let problem = &what.config.problem;
+        let (head, dtype) = (problem.dims.head, problem.dtype);
+        let heads = problem.heads as usize;
+        let [nope, rope, qk, v] = [head.nope, head.rope, head.qk(), head.v].map(|n| n as usize);
+        let keys: usize = what.requests.iter().map(|r| r.kv as usize).sum();
+        let seed = what.seed + 2 + 3 * layer as u64;
+        let numbers = |number| Normal::new(seed + number, dtype, what.deviation);
+        let (nope_numbers, rope_numbers, value_numbers) = (numbers(0), numbers(1), numbers(2));
+        let head_part = nope_numbers.buffer(device, 0, keys * heads * nope)?;
+        let shared = rope_numbers.buffer(device, 0, keys * rope)?;
+        let (keys_buffer, rope_buffer) = match layout {
+            KeyLayout::Split => (head_part, Some(shared)),
+            KeyLayout::Packed => {
+                let whole = Layout::contiguous(dtype, [keys, heads, qk]);
+                let mut packed = device.allocate(whole.elements() * dtype.bytes())?;
+                let to = TensorMut::<D>::new(D::bytes_mut(&mut packed), whole)?;
+                let from = Layout::contiguous(dtype, [keys, heads, nope]);
+                let from = TensorRef::new(D::bytes(&head_part), from)?;
+                device.copy(from, to.narrow(2, 0..nope)?)?;
+                let to = TensorMut::<D>::new(D::bytes_mut(&mut packed), whole)?;
+                let from = Layout::contiguous(dtype, [keys, 1, rope]);
+                let from = TensorRef::new(D::bytes(&shared), from)?.broadcast(1, heads)?;
+                device.copy(from, to.narrow(2, nope..qk)?)?;
+                device.synchronize()?;
+                (packed, None)
+            }
+        };
+        Ok(Self {
+            keys: keys_buffer,
+            rope: rope_buffer,
+            values: value_numbers.buffer(device, 0, keys * heads * v)?,
+            nope_numbers,
+            rope_numbers,
+            value_numbers,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
+        let rows = choose(1, 4, 3, 8);
+        assert_eq!((rows.len(), rows[0], rows[7]), (8, (0, 0), (3, 2)));
+        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!(choose(1, 4, 3, 1000).len(), 12);
+        assert_eq!(choose(1, 1, 1, 9), [(0, 0)]);
+    }
+
+    #[test]
+    fn tokens_are_found_in_their_requests() {
+        let starts = [0, 2, 3, 7];
+        let found: Vec<_> = (0..7).map(|token| request_of(&starts, token)).collect();
+        assert_eq!(found, [0, 0, 1, 2, 2, 2, 2]);
+    }
+}

@@ -1,0 +1,296 @@
+//! A file of cases with a protocol, as a yardstick's other contenders read it.
+
+use std::path::Path;
+
+use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
+use rand_mt::Mt;
+use serde::Deserialize;
+
+use crate::error::CliError;
+
+/// The whole file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    protocol: String,
+    #[serde(default)]
+    decode: Vec<Decode>,
+    #[serde(default)]
+    prefill: Vec<Prefill>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Decode {
+    id: String,
+    /// Requests of `kv` tokens each, or around them where `varlen`.
+    b: Option<u32>,
+    kv: Option<u32>,
+    #[serde(default)]
+    varlen: bool,
+    /// The tokens of each request, instead.
+    lens: Option<Vec<u32>>,
+    h: u32,
+    s_q: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Prefill {
+    id: String,
+    h: u32,
+    q: Vec<u32>,
+    /// As many as queries where absent.
+    kv: Option<Vec<u32>>,
+    causal: bool,
+}
+
+/// One attention to time.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Case {
+    pub(super) id: String,
+    pub(super) heads: u32,
+    pub(super) requests: Vec<Request>,
+    pub(super) kind: CaseKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum CaseKind {
+    Decode,
+    Prefill { causal: bool },
+}
+
+/// A file's protocol and the cases whose ids begin as `only` says, or all.
+pub(super) fn read(path: &Path, only: &[String]) -> Result<(String, Vec<Case>), CliError> {
+    let refused = |message: String| CliError::File {
+        argument: "--cases",
+        path: path.to_owned(),
+        message,
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let (protocol, cases) = parse(&text).map_err(refused)?;
+    for prefix in only {
+        if !cases.iter().any(|case| case.id.starts_with(prefix)) {
+            let ids: Vec<_> = cases.iter().map(|case| case.id.as_str()).collect();
+            return Err(CliError::Argument {
+                argument: "--only",
+                given: prefix.clone(),
+                accepted: format!("how an id of the file begins: {}", ids.join(", ")),
+            });
+        }
+    }
+    let wanted =
+        |case: &Case| only.is_empty() || only.iter().any(|prefix| case.id.starts_with(prefix));
+    Ok((protocol, cases.into_iter().filter(wanted).collect()))
+}
+
+fn parse(text: &str) -> Result<(String, Vec<Case>), String> {
+    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut cases: Vec<Case> = Vec::new();
+    for case in file.decode {
+        let id = case.id.clone();
+        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+    }
+    for case in file.prefill {
+        let id = case.id.clone();
+        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+    }
+    for (index, case) in cases.iter().enumerate() {
+        if cases[..index].iter().any(|other| other.id == case.id) {
+            return Err(format!("id: given {} twice, accepted: once", case.id));
+        }
+    }
+    Ok((file.protocol, cases))
+}
+
+impl Decode {
+    fn read(self) -> Result<Case, String> {
+        let lens = match (self.lens, self.b, self.kv) {
+            (Some(lens), None, None) if !self.varlen => lens,
+            (None, Some(b), Some(kv)) if !self.varlen && b as usize <= MAX_REQUESTS => {
+                vec![kv; b as usize]
+            }
+            (None, Some(b), Some(kv)) if self.varlen && (16..=1024).contains(&b) => {
+                varied(b as usize, kv, self.s_q)
+            }
+            (None, Some(b), Some(_)) => {
+                return Err(format!(
+                    "b: given {b}, accepted 1 to {MAX_REQUESTS}, with varlen 16 to 1024"
+                ));
+            }
+            _ => {
+                return Err("accepted: either lens, or b and kv, with varlen or without".to_owned());
+            }
+        };
+        let request = |kv| Request { q: self.s_q, kv };
+        Case {
+            id: self.id,
+            heads: self.h,
+            requests: lens.into_iter().map(request).collect(),
+            kind: CaseKind::Decode,
+        }
+        .checked()
+    }
+}
+
+impl Prefill {
+    fn read(self) -> Result<Case, String> {
+        let kv = self.kv.unwrap_or_else(|| self.q.clone());
+        if kv.len() != self.q.len() {
+            return Err(format!(
+                "kv: given {} lengths, accepted {}, as many as q",
+                kv.len(),
+                self.q.len()
+            ));
+        }
+        let requests = self.q.iter().zip(kv).map(|(&q, kv)| Request { q, kv });
+        Case {
+            id: self.id,
+            heads: self.h,
+            requests: requests.collect(),
+            kind: CaseKind::Prefill {
+                causal: self.causal,
+            },
+        }
+        .checked()
+    }
+}
+
+impl Case {
+    fn checked(self) -> Result<Self, String> {
+        if self.heads == 0 {
+            return Err("h: given 0, accepted 1 and up".to_owned());
+        }
+        if self.requests.is_empty() {
+            return Err("given no request, accepted: at least one".to_owned());
+        }
+        for Request { q, kv } in &self.requests {
+            if !(1..=*kv).contains(q) || *kv > MAX_LEN {
+                return Err(format!(
+                    "given a query of {q} and kv of {kv} tokens, accepted: 1 ≤ query ≤ kv ≤ {MAX_LEN}, \
+                     since kv includes the query tokens"
+                ));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Normally distributed lengths around `kv` with a standard deviation of half of it, at least
+/// `least`: those that PyTorch draws from `Generator().manual_seed(0)`, because that is how the other
+/// contenders come to them. It fills 8 + 8 numbers at a time with a Box-Muller transform of even ones.
+fn varied(count: usize, kv: u32, least: u32) -> Vec<u32> {
+    let mut twister = Mt::new(0);
+    let mut normals: Vec<f32> = Vec::with_capacity(count + 16);
+    let mut even = |count: usize| -> Vec<f32> {
+        let mut draw = || (twister.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
+        (0..count).map(|_| draw()).collect()
+    };
+    let transform = |even: &[f32]| -> Vec<f32> {
+        let (radii, angles) = even.split_at(8);
+        let polar: Vec<(f32, f32)> = radii
+            .iter()
+            .zip(angles)
+            .map(|(u, v)| ((-2.0 * (1.0 - u).ln()).sqrt(), std::f32::consts::TAU * v))
+            .collect();
+        let cos = polar.iter().map(|(radius, angle)| radius * angle.cos());
+        let sin = polar.iter().map(|(radius, angle)| radius * angle.sin());
+        cos.chain(sin).collect()
+    };
+    let numbers = even(count.max(16));
+    for block in numbers.chunks_exact(16) {
+        normals.extend(transform(block));
+    }
+    // The last 16 numbers are drawn anew where the count is no multiple of 16.
+    if numbers.len() % 16 != 0 {
+        normals.truncate(numbers.len() - 16);
+        normals.extend(transform(&even(16)));
+    }
+    let length = |normal: &f32| ((normal * kv as f32 / 2.0 + kv as f32) as u32).max(least);
+    normals.iter().take(count).map(length).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_strictly() {
+        let (protocol, cases) = parse(
+            r#"{"protocol": "as agreed",
+                "decode": [{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70},
+                           {"id": "l", "h": 8, "s_q": 4, "lens": [9, 4]}],
+                "prefill": [{"id": "p", "h": 2, "q": [3, 4], "kv": [3, 9], "causal": false}]}"#,
+        )
+        .unwrap();
+        assert_eq!(protocol, "as agreed");
+        let lens = |case: &Case| -> Vec<_> { case.requests.iter().map(|r| (r.q, r.kv)).collect() };
+        assert_eq!(lens(&cases[0]), [(1, 70), (1, 70)]);
+        assert_eq!(lens(&cases[1]), [(4, 9), (4, 4)]);
+        assert_eq!(lens(&cases[2]), [(3, 3), (4, 9)]);
+        assert_eq!(cases[2].kind, CaseKind::Prefill { causal: false });
+
+        let decode = |case: &str| {
+            let text = format!(r#"{{"protocol": "", "decode": [{case}]}}"#);
+            parse(&text).unwrap_err()
+        };
+        let refusals = [
+            (
+                r#"{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70, "x": 1}"#,
+                "unknown field `x`",
+            ),
+            (
+                r#"{"id": "d", "b": 0, "h": 16, "s_q": 1, "kv": 70}"#,
+                "given no request",
+            ),
+            (
+                r#"{"id": "d", "b": 9, "h": 16, "s_q": 1, "kv": 70, "varlen": true}"#,
+                "b: given 9",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 16, "s_q": 4, "kv": 3}"#,
+                "kv includes the query tokens",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 16, "s_q": 0, "kv": 3}"#,
+                "1 ≤ query ≤ kv",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 0, "s_q": 1, "kv": 3}"#,
+                "h: given 0",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "lens": [3]}"#,
+                "either lens, or b and kv",
+            ),
+            (
+                r#"{"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}, {"id": "d", "b": 1, "h": 1, "s_q": 1, "kv": 3}"#,
+                "given d twice",
+            ),
+        ];
+        for (case, message) in refusals {
+            let error = decode(case);
+            assert!(error.contains(message), "{case}: {error}");
+        }
+    }
+
+    /// The first numbers that `torch.randn` gives after `manual_seed(0)`, as often printed.
+    #[test]
+    fn varied_lengths_are_those_of_pytorch() {
+        let scale = 20_000_000;
+        let printed = [
+            -1.1258, -1.1524, -0.2506, -0.4339, 0.8487, 0.6920, -0.3160, -2.1152, 0.3223, -1.2633,
+            0.3500, 0.3081, 0.1198, 1.2377, 1.1168, -0.2473,
+        ];
+        let lens = varied(16, scale, 1);
+        for (len, normal) in lens.iter().zip(printed) {
+            let expected = (normal * f64::from(scale) / 2.0 + f64::from(scale)).max(1.0);
+            assert!(
+                (f64::from(*len) - expected).abs() < 1000.0,
+                "{len} {expected}"
+            );
+        }
+        assert_eq!(varied(40, 100, 7).len(), 40);
+        assert!(varied(1000, 100, 7).iter().all(|len| *len >= 7));
+    }
+}

@@ -1,0 +1,122 @@
+//! Whether an output is right, and how far from it.
+
+use mla_runtime::dtype::DType;
+use serde::{Deserialize, Serialize};
+
+/// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they are
+/// in f64.
+pub(super) struct Row {
+    pub(super) given: (Vec<f64>, f64),
+    pub(super) expected: (Vec<f64>, f64),
+}
+
+/// How far sampled rows are from the reference.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Errors {
+    /// The rows that were compared.
+    pub(super) rows: usize,
+    /// The largest |difference| / |reference| of a row, as vectors.
+    pub(super) relative: f64,
+    /// 1 − cos of the angle between all rows and their references, as one vector each.
+    pub(super) cosine_difference: f64,
+    /// The largest difference of a log-sum-exp; absent where there is none to compare.
+    pub(super) lse: Option<f64>,
+    /// What `relative` may be.
+    pub(super) tolerance: f64,
+    /// Whether all are within their tolerances.
+    pub(super) pass: bool,
+}
+
+/// What a log-sum-exp may be off by: sums of hundreds of products, each off by 2⁻²⁴ of the largest.
+const LSE_TOLERANCE: f64 = 1e-3;
+
+/// What a row's relative error may be: weights, values and the output are each rounded to the dtype
+/// once, at random from key to key, and the worst of many rows is a few times the typical one. In f32
+/// sums of thousands of terms and the exponential count instead.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 10.0 * 2f64.powi(-9),
+        DType::F16 => 10.0 * 2f64.powi(-12),
+        DType::F32 => 400.0 * 2f64.powi(-24),
+    }
+}
+
+impl Errors {
+    pub(super) fn of(rows: &[Row], dtype: DType) -> Self {
+        let (mut relative, mut lse) = (0.0, 0.0);
+        let (mut product, mut given_square, mut expected_square) = (0.0, 0.0, 0.0);
+        for row in rows {
+            let pairs = || row.given.0.iter().zip(&row.expected.0);
+            let sum = |of: fn(f64, f64) -> f64| -> f64 { pairs().map(|(a, b)| of(*a, *b)).sum() };
+            let difference = sum(|a, b| (a - b) * (a - b));
+            let expected = sum(|_, b| b * b);
+            relative = worst(
+                relative,
+                if difference == 0.0 {
+                    0.0
+                } else {
+                    (difference / expected).sqrt()
+                },
+            );
+            lse = worst(lse, (row.given.1 - row.expected.1).abs());
+            product += sum(|a, b| a * b);
+            given_square += sum(|a, _| a * a);
+            expected_square += expected;
+        }
+        let cosine_difference = 1.0 - product / (given_square * expected_square).sqrt();
+        let tolerance = tolerance(dtype);
+        Self {
+            rows: rows.len(),
+            relative,
+            cosine_difference,
+            lse: Some(lse),
+            tolerance,
+            // An angle of at most the tolerance: 1 − cos α is α²/2 for small α.
+            pass: relative <= tolerance
+                && lse <= LSE_TOLERANCE
+                && cosine_difference <= tolerance * tolerance / 2.0,
+        }
+    }
+}
+
+/// The larger one; what is no number is infinitely far.
+fn worst(so_far: f64, error: f64) -> f64 {
+    if error.is_nan() {
+        f64::INFINITY
+    } else {
+        so_far.max(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors(given: (&[f64], f64), expected: (&[f64], f64)) -> Errors {
+        let row = Row {
+            given: (given.0.to_vec(), given.1),
+            expected: (expected.0.to_vec(), expected.1),
+        };
+        Errors::of(&[row], DType::BF16)
+    }
+
+    #[test]
+    fn errors_are_those_of_the_definitions() {
+        let same = errors((&[3.0, 4.0], 1.0), (&[3.0, 4.0], 1.0));
+        assert!(same.pass);
+        assert_eq!((same.relative, same.lse), (0.0, Some(0.0)));
+        let off = errors((&[3.0, 4.1], 1.0), (&[3.0, 4.0], 1.0));
+        assert!((off.relative - 0.02).abs() < 1e-12);
+        let turned = errors((&[-4.0, 3.0], 1.0), (&[3.0, 4.0], 1.0));
+        assert!((turned.cosine_difference - 1.0).abs() < 1e-12 && !turned.pass);
+        assert!(!errors((&[3.0, 4.0], 1.01), (&[3.0, 4.0], 1.0)).pass);
+    }
+
+    #[test]
+    fn what_is_no_number_never_passes() {
+        for given in [[f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 0.0]] {
+            assert!(!errors((&given, 0.0), (&[1.0, 1.0], 0.0)).pass, "{given:?}");
+        }
+        assert!(!errors((&[1.0, 1.0], f64::NAN), (&[1.0, 1.0], 0.0)).pass);
+    }
+}

@@ -1,0 +1,103 @@
+//! What an attention computes and moves at least, and how long that takes at the machine's limits.
+
+use mla_runtime::batch::Request;
+use mla_runtime::problem::Problem;
+use serde::{Deserialize, Serialize};
+
+/// Arithmetic and memory traffic.
+#[derive(Clone, Copy, Default, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Cost {
+    /// Floating-point operations, two per multiply-add.
+    pub(super) flop: f64,
+    /// Bytes that have to move between memory and processor at least.
+    pub(super) bytes: f64,
+}
+
+/// What a machine does at most.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ceilings {
+    pub(super) flop_per_second: f64,
+    pub(super) bytes_per_second: f64,
+}
+
+impl Cost {
+    /// Seconds at the ceilings, of which the slower one counts.
+    pub(super) fn at(self, ceilings: Ceilings) -> f64 {
+        (self.flop / ceilings.flop_per_second).max(self.bytes / ceilings.bytes_per_second)
+    }
+
+    /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
+    /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
+    /// once for all its tokens and heads.
+    pub(super) fn decode(problem: &Problem, requests: &[Request]) -> Self {
+        let dims = problem.dims;
+        let [heads, latent, rope] = [problem.heads, dims.latent, dims.head.rope].map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let token = heads * ((2.0 * latent + rope) * element + 4.0);
+        let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        Self {
+            flop: 2.0 * heads * pairs(requests, true) * (2.0 * latent + rope),
+            bytes: rows * problem.kv_format.row_bytes(dims) as f64 + queries(requests) * token,
+        }
+    }
+
+    /// Expanded attention: 2·H·(P + R + V) FLOP for each pair; queries, keys, values, outputs and
+    /// log-sum-exp once, the rotary key once for all heads.
+    pub(super) fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
+        let head = problem.dims.head;
+        let heads = f64::from(problem.heads);
+        let [nope, rope, v] = [head.nope, head.rope, head.v].map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let keys: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        let token = heads * ((nope + rope + v) * element + 4.0);
+        Self {
+            flop: 2.0 * heads * pairs(requests, causal) * (nope + rope + v),
+            bytes: queries(requests) * token + keys * (heads * (nope + v) + rope) * element,
+        }
+    }
+}
+
+fn queries(requests: &[Request]) -> f64 {
+    requests.iter().map(|r| f64::from(r.q)).sum()
+}
+
+/// The pairs of a query token and a token that it sees: where causal, the whole context, and of the
+/// new tokens those up to itself.
+fn pairs(requests: &[Request], causal: bool) -> f64 {
+    let of = |r: &Request| {
+        let (q, kv) = (f64::from(r.q), f64::from(r.kv));
+        q * kv - if causal { q * (q - 1.0) / 2.0 } else { 0.0 }
+    };
+    requests.iter().map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use mla_runtime::dims::{HeadDims, MlaDims};
+    use mla_runtime::dtype::DType;
+
+    use super::*;
+
+    #[test]
+    fn costs_of_requests_small_enough_to_count() {
+        // L, P, R, V, H in f32.
+        let problem = Problem::new(MlaDims::new(5, HeadDims::new(2, 1, 3)), 2, DType::F32);
+        let requests = [Request { q: 1, kv: 3 }, Request { q: 2, kv: 2 }];
+        let decode = Cost::decode(&problem, &requests);
+        // 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds; 5 rows of 6 and 3 tokens of 2·(11 + 1).
+        assert_eq!(decode.flop, 2.0 * 2.0 * 6.0 * 11.0);
+        assert_eq!(decode.bytes, 4.0 * (5.0 * 6.0 + 3.0 * 2.0 * 12.0));
+        let prefill = Cost::prefill(&problem, &requests, false);
+        assert_eq!(prefill.flop, 2.0 * 2.0 * 7.0 * 6.0);
+        assert_eq!(
+            prefill.bytes,
+            4.0 * (3.0 * 2.0 * 7.0 + 5.0 * (2.0 * 5.0 + 1.0))
+        );
+        let ceilings = Ceilings {
+            flop_per_second: 10.0,
+            bytes_per_second: 1e9,
+        };
+        assert_eq!(prefill.at(ceilings), prefill.flop / 10.0);
+    }
+}

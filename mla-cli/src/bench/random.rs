@@ -1,0 +1,125 @@
+//! Random normal numbers, many of them, that can be told again from their index.
+
+use fastrand::Rng;
+use half::{bf16, f16};
+use mla_runtime::Result;
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+
+/// A prime, so that rows of any width repeat only after this many rows.
+const POOL: usize = 1_048_573;
+
+/// Normally distributed numbers, rounded to a dtype: a pool of them, over and over.
+pub(super) struct Normal {
+    dtype: DType,
+    values: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+impl Normal {
+    /// Numbers with this standard deviation.
+    pub(super) fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut values = Vec::with_capacity(POOL);
+        while values.len() < POOL {
+            // Box and Muller's transform of two even numbers gives two normal ones.
+            let radius = (-2.0 * (1.0 - rng.f32()).max(f32::MIN_POSITIVE).ln()).sqrt() * deviation;
+            let (sin, cos) = (std::f32::consts::TAU * rng.f32()).sin_cos();
+            values.extend([radius * cos, radius * sin]);
+        }
+        values.truncate(POOL);
+        let mut bytes = Vec::with_capacity(POOL * dtype.bytes());
+        for value in &mut values {
+            match dtype {
+                DType::F32 => bytes.extend(value.to_ne_bytes()),
+                DType::F16 => {
+                    let rounded = f16::from_f32(*value);
+                    bytes.extend(rounded.to_ne_bytes());
+                    *value = rounded.to_f32();
+                }
+                DType::BF16 => {
+                    let rounded = bf16::from_f32(*value);
+                    bytes.extend(rounded.to_ne_bytes());
+                    *value = rounded.to_f32();
+                }
+            }
+        }
+        Self {
+            dtype,
+            values,
+            bytes,
+        }
+    }
+
+    /// Number `index`.
+    pub(super) fn at(&self, index: usize) -> f64 {
+        self.values[index % POOL].into()
+    }
+
+    /// Numbers `start .. start + count`.
+    pub(super) fn row(&self, start: usize, count: usize) -> Vec<f64> {
+        (start..start + count).map(|index| self.at(index)).collect()
+    }
+
+    /// `count` numbers from `start` on, in a device's memory.
+    pub(super) fn buffer<D: Device>(
+        &self,
+        device: &D,
+        start: usize,
+        count: usize,
+    ) -> Result<D::Buffer> {
+        let size = self.dtype.bytes();
+        let mut buffer = device.allocate(count * size)?;
+        let mut done = 0;
+        while done < count * size {
+            let (_, rest) = D::split_mut(D::bytes_mut(&mut buffer), done);
+            let from = (start * size + done) % self.bytes.len();
+            let piece = D::byte_len_mut(&rest).min(self.bytes.len() - from);
+            let (now, _) = D::split_mut(rest, piece);
+            device.upload(&self.bytes[from..from + piece], now)?;
+            done += piece;
+        }
+        Ok(buffer)
+    }
+}
+
+/// Bytes of integers, as they lie in memory.
+pub(super) fn bytes_of(numbers: &[i32]) -> Vec<u8> {
+    numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
+}
+
+/// Bytes in a device's memory.
+pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
+    let mut buffer = device.allocate(bytes.len())?;
+    device.upload(bytes, D::bytes_mut(&mut buffer))?;
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use mla_runtime::cpu::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_normal_and_the_same_in_memory() {
+        let normal = Normal::new(3, DType::BF16, 0.5);
+        let count = POOL as f64;
+        let mean = normal.row(0, POOL).iter().sum::<f64>() / count;
+        let square = normal.row(0, POOL).iter().map(|x| x * x).sum::<f64>() / count;
+        let within = normal.row(0, POOL).iter().filter(|x| x.abs() < 0.5).count();
+        assert!(mean.abs() < 2e-3, "{mean}");
+        assert!((square - 0.25).abs() < 2e-3, "{square}");
+        // Within one standard deviation.
+        assert!((within as f64 / count - 0.6827).abs() < 3e-3, "{within}");
+
+        let (device, start, elements) = (Cpu::new(), POOL - 3, POOL + 10);
+        let buffer = normal.buffer(&device, start, elements).unwrap();
+        let mut bytes = vec![0; 2 * elements];
+        device.download(Cpu::bytes(&buffer), &mut bytes).unwrap();
+        for (index, pair) in bytes.chunks_exact(2).enumerate() {
+            let stored = bf16::from_ne_bytes([pair[0], pair[1]]).to_f64();
+            assert_eq!(stored, normal.at(start + index), "{index}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Times on each kind of device, by one interface.
+
+use mla_runtime::Result;
+use mla_runtime::device::Device;
+use serde::Serialize;
+
+/// How samples are taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct Protocol {
+    pub(crate) samples: usize,
+    /// Runs that do not count, before the first sample.
+    pub(crate) warm_up: usize,
+    /// Whether the caches are filled with something else before every sample.
+    pub(crate) cold_cache: bool,
+    /// Whether the work is captured once and replayed.
+    pub(crate) graphs: bool,
+}
+
+/// The state of the device while samples were taken.
+#[derive(Clone, Copy, Default, PartialEq, Debug, Serialize)]
+pub(crate) struct Conditions {
+    /// Of the multiprocessors or cores.
+    pub(crate) clock_mhz: Option<f64>,
+    pub(crate) temperature_celsius: Option<f64>,
+    pub(crate) power_watts: Option<f64>,
+}
+
+/// A device that work can be timed on.
+pub(crate) trait Stopwatch: Device {
+    /// What has to be written so that no cache holds anything else.
+    fn flush_bytes(&self) -> usize;
+
+    /// Seconds that `work` takes, for each sample.
+    fn time(
+        &self,
+        protocol: &Protocol,
+        flush: &mut Self::Buffer,
+        work: &mut dyn FnMut(&Self) -> Result<()>,
+    ) -> Result<Vec<f64>>;
+
+    /// Clock and temperature now, as far as the system tells.
+    fn conditions(&self) -> Conditions;
+
+    /// Begins to watch the memory that is in use.
+    fn watch_memory(&self) -> Memory;
+
+    /// The most bytes that have been in use beyond those at the beginning of the watch.
+    fn peak_memory(&self, since: Memory) -> Option<u64>;
+}
+
+/// Bytes in use at the beginning of a watch, where they are known.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory(Option<u64>);
+
+mod cpu {
+    use std::fs;
+    use std::time::Instant;
+
+    use mla_runtime::cpu::Cpu;
+    use mla_runtime::dtype::DType;
+    use mla_runtime::tensor::{Layout, TensorMut};
+
+    use super::*;
+
+    /// Where the system does not say how large its last cache is.
+    const FLUSH: usize = 64 << 20;
+
+    impl Stopwatch for Cpu {
+        fn flush_bytes(&self) -> usize {
+            let path = "/sys/devices/system/cpu/cpu0/cache/index3/size";
+            let size = fs::read_to_string(path).ok();
+            let kib = size.and_then(|size| size.trim().strip_suffix('K')?.parse::<usize>().ok());
+            kib.map_or(FLUSH, |kib| 2 * kib * 1024)
+        }
+
+        fn time(
+            &self,
+            protocol: &Protocol,
+            flush: &mut Self::Buffer,
+            work: &mut dyn FnMut(&Self) -> Result<()>,
+        ) -> Result<Vec<f64>> {
+            let mut times = Vec::with_capacity(protocol.samples);
+            for sample in 0..protocol.warm_up + protocol.samples {
+                if protocol.cold_cache {
+                    clear(self, flush)?;
+                }
+                let start = Instant::now();
+                work(self)?;
+                let time = start.elapsed();
+                if sample >= protocol.warm_up {
+                    times.push(time.as_secs_f64());
+                }
+            }
+            Ok(times)
+        }
+
+        fn conditions(&self) -> Conditions {
+            let number =
+                |path: &str| -> Option<f64> { fs::read_to_string(path).ok()?.trim().parse().ok() };
+            let khz = number("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq");
+            let millidegrees = number("/sys/class/thermal/thermal_zone0/temp");
+            Conditions {
+                clock_mhz: khz.map(|khz| khz / 1e3),
+                temperature_celsius: millidegrees.map(|millidegrees| millidegrees / 1e3),
+                power_watts: None,
+            }
+        }
+
+        fn watch_memory(&self) -> Memory {
+            // Makes the peak that the system has noted what is in use now.
+            let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
+            Memory(status("VmRSS:").filter(|_| reset))
+        }
+
+        fn peak_memory(&self, since: Memory) -> Option<u64> {
+            Some(status("VmHWM:")?.saturating_sub(since.0?))
+        }
+    }
+
+    /// A size that the system tells about this process.
+    fn status(field: &str) -> Option<u64> {
+        let text = fs::read_to_string("/proc/self/status").ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kib * 1024)
+    }
+
+    pub(super) fn clear<D: Device>(device: &D, buffer: &mut D::Buffer) -> Result<()> {
+        let elements = D::byte_len(D::bytes(buffer)) / DType::F32.bytes();
+        let layout = Layout::contiguous(DType::F32, [1, 1, elements]);
+        device.clear(TensorMut::new(D::bytes_mut(buffer), layout)?)
+    }
+}
+
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+mod cuda {
+    use std::fmt::Write as _;
+
+    use mla_kernels::Cuda;
+    use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+    use mla_kernels::cuda::cudarc::driver::sys::CUuuid;
+    use mla_kernels::cuda::cudarc::driver::{DriverError, result};
+    use mla_runtime::error::Error;
+    use nvml_wrapper::Nvml;
+    use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+
+    use super::cpu::clear;
+    use super::*;
+
+    fn failed(operation: &'static str) -> impl FnOnce(DriverError) -> Error {
+        move |error| Error::Device {
+            device: "cuda",
+            operation,
+            message: error.to_string(),
+        }
+    }
+
+    impl Stopwatch for Cuda {
+        fn flush_bytes(&self) -> usize {
+            512 << 20
+        }
+
+        fn time(
+            &self,
+            protocol: &Protocol,
+            flush: &mut Self::Buffer,
+            work: &mut dyn FnMut(&Self) -> Result<()>,
+        ) -> Result<Vec<f64>> {
+            // What is loaded at the first call cannot be loaded within a capture.
+            work(self)?;
+            self.synchronize()?;
+            let graph = match protocol.graphs {
+                true => Some(self.capture(&mut *work)?),
+                false => None,
+            };
+            if let Some(graph) = &graph {
+                graph.upload()?;
+            }
+            let event = || {
+                let recorded = self.stream().record_event(Some(CU_EVENT_DEFAULT));
+                recorded.map_err(failed("record event"))
+            };
+            // Everything is enqueued before anything is waited for: so the GPU never waits for the
+            // host between two events.
+            let mut events = Vec::with_capacity(protocol.samples);
+            for sample in 0..protocol.warm_up + protocol.samples {
+                if protocol.cold_cache {
+                    clear(self, flush)?;
+                }
+                let start = event()?;
+                match &graph {
+                    // SAFETY: what the work was given is borrowed by `work`, which lives longer than
+                    // the wait below, and only this stream uses it.
+                    Some(graph) => unsafe { graph.replay() }?,
+                    None => work(self)?,
+                }
+                let end = event()?;
+                if sample >= protocol.warm_up {
+                    events.push((start, end));
+                }
+            }
+            self.synchronize()?;
+            let seconds = events.iter().map(|(start, end)| {
+                let milliseconds = start.elapsed_ms(end).map_err(failed("read event"))?;
+                Ok(f64::from(milliseconds) / 1e3)
+            });
+            seconds.collect()
+        }
+
+        fn conditions(&self) -> Conditions {
+            let Ok(nvml) = Nvml::init() else {
+                return Conditions::default();
+            };
+            // The driver's numbers for GPUs need not be the management library's.
+            let uuid = self.stream().context().uuid().map(name_of);
+            let Some(device) = uuid.ok().and_then(|uuid| nvml.device_by_uuid(uuid).ok()) else {
+                return Conditions::default();
+            };
+            Conditions {
+                clock_mhz: device.clock_info(Clock::SM).ok().map(f64::from),
+                temperature_celsius: device
+                    .temperature(TemperatureSensor::Gpu)
+                    .ok()
+                    .map(f64::from),
+                power_watts: device
+                    .power_usage()
+                    .ok()
+                    .map(|milliwatts| f64::from(milliwatts) / 1e3),
+            }
+        }
+
+        fn watch_memory(&self) -> Memory {
+            Memory(used())
+        }
+
+        fn peak_memory(&self, since: Memory) -> Option<u64> {
+            Some(used()?.saturating_sub(since.0?))
+        }
+    }
+
+    /// A GPU's identity as the management library writes it.
+    fn name_of(uuid: CUuuid) -> String {
+        let hex = uuid.bytes.iter().fold(String::new(), |mut hex, byte| {
+            // A C character, whose sign is the platform's.
+            let _ = write!(hex, "{:02x}", *byte as u8);
+            hex
+        });
+        let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &hex[range]);
+        format!("GPU-{}", parts.join("-"))
+    }
+
+    /// Bytes of the current GPU that are in use. Everything is allocated before it is timed and freed
+    /// after it, so what is in use then is the peak.
+    fn used() -> Option<u64> {
+        let (free, total) = result::mem_get_info().ok()?;
+        Some((total - free) as u64)
+    }
+}
