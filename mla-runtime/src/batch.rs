@@ -22,6 +22,8 @@
 //! Nothing else is accepted: no space, no sign, no upper case, no digit outside ASCII, no count or
 //! length of zero, and no kv length below the query length.
 
+pub mod template;
+
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::str::FromStr;

@@ -1,0 +1,483 @@
+//! Many batch specs in one line: a spec with names in braces, and the numbers that each stands for.
+//!
+//! `{b}q1s{s}k` with b = 1, 8 and s = 4, 16 is `1q1s4k`, `1q1s16k`, `8q1s4k`, `8q1s16k`: every
+//! combination, the first name varying slowest. A name is one or more letters a to z and stands for
+//! the same number wherever it occurs. Numbers come as a [`Range`].
+//!
+//! ```
+//! use mla_runtime::batch::template::{Range, Template};
+//!
+//! let template: Template = "{b}q1s{s}k".parse()?;
+//! let ranges = ["1..8*8".parse::<Range>()?, "4,16".parse()?];
+//! let specs = template.expand(&ranges)?;
+//! let labels: Vec<_> = specs.iter().map(|one| one.spec.label()).collect();
+//! assert_eq!(labels[3], "8 decode (8x16k)");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::str::FromStr;
+
+use super::{BatchSpec, BatchSpecError, shortened};
+
+/// The most specs that one template may expand to.
+pub const MAX_SPECS: usize = 1 << 16;
+
+/// A batch spec with names in it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Template {
+    text: String,
+    /// What stands before, between and behind the names: one more than `places`.
+    literals: Vec<String>,
+    /// Which name stands where.
+    places: Vec<usize>,
+    names: Vec<String>,
+}
+
+/// The numbers that a name stands for, in order: not empty.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Range {
+    numbers: Vec<u32>,
+}
+
+/// One spec of a template.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expanded {
+    /// The spec.
+    pub spec: BatchSpec,
+    /// What each name stands for in it, in the order of [`Template::names`].
+    pub values: Vec<u32>,
+}
+
+/// Why a template or a range is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TemplateError {
+    /// A brace without its other half, or something that is no name between them.
+    #[error(
+        "batch spec {text:?}, byte {offset}: given {given:?}, accepted a name of letters a to z in \
+         braces, such as {{b}}"
+    )]
+    Name {
+        /// The template, shortened if it is very long.
+        text: String,
+        /// The first byte of the opening or stray brace.
+        offset: usize,
+        /// What stands there.
+        given: String,
+    },
+    /// A range that is none.
+    #[error(
+        "range: given {given:?}, accepted numbers joined by commas, or start..stop with +step or \
+         *factor behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2"
+    )]
+    Range {
+        /// The range, shortened if it is very long.
+        given: String,
+    },
+    /// A range without numbers, or one that would not end.
+    #[error("range: given {given}, accepted {accepted}")]
+    Bounds {
+        /// The offending part.
+        given: String,
+        /// What would be taken.
+        accepted: &'static str,
+    },
+    /// As many ranges as names are needed.
+    #[error("ranges: given {given}, accepted {accepted}, one for each name")]
+    Count {
+        /// How many ranges there are.
+        given: usize,
+        /// How many names there are.
+        accepted: usize,
+    },
+    /// More combinations than anyone runs.
+    #[error("batch spec {text:?}: given {given} combinations, accepted at most {MAX_SPECS}")]
+    TooMany {
+        /// The template.
+        text: String,
+        /// Their number, as far as it can be counted.
+        given: usize,
+    },
+    /// A combination that is no batch spec.
+    #[error("{text:?} with {values}: {error}")]
+    Spec {
+        /// The template.
+        text: String,
+        /// The combination, as `b = 1, s = 4`.
+        values: String,
+        /// What is wrong with it.
+        error: BatchSpecError,
+    },
+}
+
+impl Template {
+    /// The names, in the order in which they first occur.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Every combination, the first name varying slowest.
+    ///
+    /// # Errors
+    ///
+    /// Where there is not one range for each name, there are more than [`MAX_SPECS`] combinations, or
+    /// one of them is no batch spec.
+    pub fn expand(&self, ranges: &[Range]) -> Result<Vec<Expanded>, TemplateError> {
+        if ranges.len() != self.names.len() {
+            return Err(TemplateError::Count {
+                given: ranges.len(),
+                accepted: self.names.len(),
+            });
+        }
+        let count = ranges.iter().fold(1usize, |count, range| {
+            count.saturating_mul(range.numbers.len())
+        });
+        if count > MAX_SPECS {
+            return Err(TemplateError::TooMany {
+                text: shortened(&self.text),
+                given: count,
+            });
+        }
+        (0..count)
+            .map(|index| self.combination(ranges, index))
+            .collect()
+    }
+
+    fn combination(&self, ranges: &[Range], mut index: usize) -> Result<Expanded, TemplateError> {
+        let mut values = vec![0; ranges.len()];
+        for (value, range) in values.iter_mut().zip(ranges).rev() {
+            *value = range.numbers[index % range.numbers.len()];
+            index /= range.numbers.len();
+        }
+        let mut text = self.literals[0].clone();
+        for (place, literal) in self.places.iter().zip(&self.literals[1..]) {
+            text += &values[*place].to_string();
+            text += literal;
+        }
+        match text.parse() {
+            Ok(spec) => Ok(Expanded { spec, values }),
+            Err(error) => {
+                let pairs = self.names.iter().zip(&values);
+                let pairs: Vec<_> = pairs
+                    .map(|(name, value)| format!("{name} = {value}"))
+                    .collect();
+                Err(TemplateError::Spec {
+                    text: shortened(&self.text),
+                    values: if pairs.is_empty() {
+                        "no names".to_owned()
+                    } else {
+                        pairs.join(", ")
+                    },
+                    error,
+                })
+            }
+        }
+    }
+}
+
+impl FromStr for Template {
+    type Err = TemplateError;
+
+    /// Finds the names; whether the rest is a batch spec shows when it is expanded.
+    fn from_str(text: &str) -> Result<Self, TemplateError> {
+        let (mut literals, mut places, mut names) = (Vec::new(), Vec::new(), Vec::<String>::new());
+        let mut from = 0;
+        while let Some(brace) = text[from..].find(['{', '}']).map(|at| from + at) {
+            let inner = text[brace..].strip_prefix('{');
+            let name = inner
+                .and_then(|inner| inner.split_once('}'))
+                .map(|(name, _)| name);
+            let is_name = |name: &&str| {
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase())
+            };
+            let Some(name) = name.filter(is_name) else {
+                return Err(TemplateError::Name {
+                    text: shortened(text),
+                    offset: brace,
+                    given: shortened(&text[brace..]),
+                });
+            };
+            literals.push(text[from..brace].to_owned());
+            let place = names.iter().position(|known| known == name);
+            places.push(place.unwrap_or(names.len()));
+            if place.is_none() {
+                names.push(name.to_owned());
+            }
+            from = brace + name.len() + "{}".len();
+        }
+        literals.push(text[from..].to_owned());
+        Ok(Self {
+            text: text.to_owned(),
+            literals,
+            places,
+            names,
+        })
+    }
+}
+
+impl Range {
+    /// These numbers.
+    ///
+    /// # Errors
+    ///
+    /// Where there are none.
+    pub fn list(numbers: Vec<u32>) -> Result<Self, TemplateError> {
+        Self { numbers }.checked()
+    }
+
+    /// `start`, `start + step` and so on up to `stop`, which is one of them if the steps meet it.
+    ///
+    /// # Errors
+    ///
+    /// Where `start` is above `stop`, the step is 0, or there are more than [`MAX_SPECS`] numbers.
+    pub fn stepped(start: u32, stop: u32, step: u32) -> Result<Self, TemplateError> {
+        if step == 0 {
+            return Err(TemplateError::Bounds {
+                given: "a step of 0".to_owned(),
+                accepted: "a step of 1 and up",
+            });
+        }
+        let numbers = (start..=stop).step_by(step as usize);
+        Self {
+            numbers: numbers.take(MAX_SPECS + 1).collect(),
+        }
+        .checked()
+    }
+
+    /// `start`, `start · factor` and so on up to `stop`, which is one of them if they meet it.
+    ///
+    /// # Errors
+    ///
+    /// Where `start` is 0 or above `stop`, or the factor is below 2.
+    pub fn multiplied(start: u32, stop: u32, factor: u32) -> Result<Self, TemplateError> {
+        for (what, given, least) in [("start", start, 1), ("factor", factor, 2)] {
+            if given < least {
+                return Err(TemplateError::Bounds {
+                    given: format!("a {what} of {given}"),
+                    accepted: "a start of 1 and up and a factor of 2 and up",
+                });
+            }
+        }
+        let numbers = std::iter::successors(Some(start), |number| number.checked_mul(factor));
+        Self {
+            numbers: numbers.take_while(|number| *number <= stop).collect(),
+        }
+        .checked()
+    }
+
+    /// The numbers.
+    pub fn numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    fn checked(self) -> Result<Self, TemplateError> {
+        let given = match self.numbers.len() {
+            0 => "no number".to_owned(),
+            1..=MAX_SPECS => return Ok(self),
+            _ => format!("more than {MAX_SPECS} numbers"),
+        };
+        Err(TemplateError::Bounds {
+            given,
+            accepted: "1 to 65536 numbers, with start at most stop",
+        })
+    }
+}
+
+impl FromStr for Range {
+    type Err = TemplateError;
+
+    fn from_str(text: &str) -> Result<Self, TemplateError> {
+        let number = |text: &str| {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse::<u32>().ok().filter(|_| digits)
+        };
+        let refused = || TemplateError::Range {
+            given: shortened(text),
+        };
+        let Some((start, rest)) = text.split_once("..") else {
+            let numbers: Option<Vec<u32>> = text.split(',').map(number).collect();
+            return Self::list(numbers.ok_or_else(refused)?);
+        };
+        let start = number(start).ok_or_else(refused)?;
+        let read = |stop, by| Some((number(stop)?, number(by)?));
+        if let Some((stop, factor)) = rest.split_once('*') {
+            let (stop, factor) = read(stop, factor).ok_or_else(refused)?;
+            Self::multiplied(start, stop, factor)
+        } else if let Some((stop, step)) = rest.split_once('+') {
+            let (stop, step) = read(stop, step).ok_or_else(refused)?;
+            Self::stepped(start, stop, step)
+        } else {
+            Self::stepped(start, number(rest).ok_or_else(refused)?, 1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn expand(template: &str, ranges: &[&str]) -> Result<Vec<String>, String> {
+        let template: Template = template.parse().map_err(|e: TemplateError| e.to_string())?;
+        let ranges: Result<Vec<Range>, _> = ranges.iter().map(|range| range.parse()).collect();
+        let specs = ranges.and_then(|ranges| template.expand(&ranges));
+        let specs = specs.map_err(|error| error.to_string())?;
+        Ok(specs.iter().map(|one| one.spec.to_string()).collect())
+    }
+
+    #[test]
+    fn combinations_are_in_order() {
+        let cases: [(&str, &[&str], &[&str]); 7] = [
+            (
+                "{b}q1s{s}k",
+                &["1..8*8", "4,16"],
+                &["q1s4k", "q1s16k", "8q1s4k", "8q1s16k"],
+            ),
+            (
+                "q2k_{b}q1s1k",
+                &["2..4"],
+                &["q2k_2q1s1k", "q2k_3q1s1k", "q2k_4q1s1k"],
+            ),
+            ("q{n}_q{n}s{m}", &["1,2", "9"], &["q1_q1s9", "q2_q2s9"]),
+            ("q{q}s1k", &["0..8+3"], &[]),
+            ("q{q}s1k", &["1..9+3"], &["q1s1k", "q4s1k", "q7s1k"]),
+            ("q{q}s1k", &["3..100*4"], &["q3s1k", "q12s1k", "q48s1k"]),
+            ("8q1s1k", &[], &["8q1s1k"]),
+        ];
+        for (template, ranges, expected) in cases {
+            match expand(template, ranges) {
+                Ok(specs) => assert_eq!(specs, expected, "{template}"),
+                Err(error) => assert!(expected.is_empty(), "{template}: {error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let accepted_name = "accepted a name of letters a to z in braces, such as {b}";
+        let accepted_range = "accepted numbers joined by commas, or start..stop with +step or *factor \
+                              behind it: 1,8,32 or 1..16 or 0..64+16 or 1..128*2";
+        let cases: [(&str, &[&str], String); 13] = [
+            (
+                "{b}q1",
+                &[],
+                "ranges: given 0, accepted 1, one for each name".into(),
+            ),
+            (
+                "q{b",
+                &[],
+                format!("batch spec \"q{{b\", byte 1: given \"{{b\", {accepted_name}"),
+            ),
+            (
+                "q}1",
+                &[],
+                format!("batch spec \"q}}1\", byte 1: given \"}}1\", {accepted_name}"),
+            ),
+            (
+                "q{B}",
+                &[],
+                format!("batch spec \"q{{B}}\", byte 1: given \"{{B}}\", {accepted_name}"),
+            ),
+            ("q{b}", &[""], format!("range: given \"\", {accepted_range}")),
+            ("q{b}", &["1;2"], format!("range: given \"1;2\", {accepted_range}")),
+            ("q{b}", &["-1"], format!("range: given \"-1\", {accepted_range}")),
+            ("q{b}", &["1..2..3"], format!("range: given \"1..2..3\", {accepted_range}")),
+            (
+                "q{b}",
+                &["2..1"],
+                "range: given no number, accepted 1 to 65536 numbers, with start at most stop".into(),
+            ),
+            (
+                "q{b}",
+                &["1..9+0"],
+                "range: given a step of 0, accepted a step of 1 and up".into(),
+            ),
+            (
+                "q{b}",
+                &["1..9*1"],
+                "range: given a factor of 1, accepted a start of 1 and up and a factor of 2 and up"
+                    .into(),
+            ),
+            (
+                "q{b}s{c}",
+                &["1..1000", "1..1000"],
+                "batch spec \"q{b}s{c}\": given 1000000 combinations, accepted at most 65536".into(),
+            ),
+            (
+                "q{q}s{s}",
+                &["8", "4"],
+                "\"q{q}s{s}\" with q = 8, s = 4: batch spec, segment 1 \"q8s4\", byte 3: the kv length \
+                 4 is less than the query length 8; accepted: at least 8, since kv includes the query \
+                 tokens"
+                    .into(),
+            ),
+        ];
+        for (template, ranges, message) in cases {
+            assert_eq!(
+                expand(template, ranges).unwrap_err(),
+                message,
+                "{template} {ranges:?}"
+            );
+        }
+    }
+
+    proptest! {
+        /// The combinations are those of nested loops.
+        #[test]
+        fn combinations_are_those_of_nested_loops(
+            a in proptest::collection::vec(1u32..50, 1..6),
+            b in proptest::collection::vec(50u32..99, 1..6),
+        ) {
+            let template: Template = "{a}q{a}s{b}_{b}q1s9k".parse().unwrap();
+            let ranges = [Range::list(a.clone()).unwrap(), Range::list(b.clone()).unwrap()];
+            let specs = template.expand(&ranges).unwrap();
+            let mut expected = Vec::new();
+            for a in &a {
+                for b in &b {
+                    let spec: BatchSpec = format!("{a}q{a}s{b}_{b}q1s9k").parse().unwrap();
+                    expected.push(Expanded { spec, values: vec![*a, *b] });
+                }
+            }
+            prop_assert_eq!(specs, expected);
+        }
+
+        /// A range has the numbers that its definition says, and no others.
+        #[test]
+        fn ranges_have_the_numbers_of_their_definition(
+            start in 1u32..500, stop in 1u32..500, by in 2u32..9,
+        ) {
+            let stepped: Vec<u32> =
+                (start..=stop).filter(|number| (number - start).is_multiple_of(by)).collect();
+            let range = format!("{start}..{stop}+{by}").parse::<Range>();
+            prop_assert_eq!(range.map(|range| range.numbers).unwrap_or_default(), stepped);
+            let multiplied: Vec<u32> = (0..9)
+                .map(|power| u64::from(start) * u64::from(by).pow(power))
+                .filter(|number| *number <= stop.into())
+                .map(|number| number as u32)
+                .collect();
+            let range = format!("{start}..{stop}*{by}").parse::<Range>();
+            prop_assert_eq!(range.map(|range| range.numbers).unwrap_or_default(), multiplied);
+        }
+
+        /// A template without names is its spec.
+        #[test]
+        fn text_without_names_is_itself(text in "[0-9qsk_]{0,16}") {
+            let template: Template = text.parse().unwrap();
+            let expanded = template.expand(&[]).map(|mut specs| specs.remove(0).spec);
+            match text.parse::<BatchSpec>() {
+                Ok(spec) => prop_assert_eq!(expanded, Ok(spec)),
+                Err(_) => prop_assert!(expanded.is_err()),
+            }
+        }
+
+        #[test]
+        fn any_text_is_taken_or_refused(text in "\\PC*|[0-9qsk_{}a-c.,*+]{0,24}") {
+            if let Ok(template) = text.parse::<Template>() {
+                let ranges = vec![Range::list(vec![1, 2]).unwrap(); template.names().len().min(4)];
+                let _ = template.expand(&ranges);
+            }
+            let _ = text.parse::<Range>();
+        }
+    }
+}
