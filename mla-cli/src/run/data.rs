@@ -26,19 +26,19 @@ const QUERY: f32 = 2.0 * UNIT;
 const BLOCK: usize = 4096;
 
 /// What an engine would own.
-pub(super) struct Data<D: Device> {
-    pub(super) query: Tensor<D>,
-    pub(super) latent: Tensor<D>,
-    pub(super) rope: Tensor<D>,
+pub(crate) struct Data<D: Device> {
+    pub(crate) query: Tensor<D>,
+    pub(crate) latent: Tensor<D>,
+    pub(crate) rope: Tensor<D>,
     /// `W_kv_b` as checkpoints hold it: `[1, H·(P+V), L]`.
-    pub(super) weights: Tensor<D>,
-    pub(super) out: Tensor<D>,
-    pub(super) cache: D::Buffer,
-    pub(super) cache_layout: CacheLayout,
+    pub(crate) weights: Tensor<D>,
+    pub(crate) out: Tensor<D>,
+    pub(crate) cache: D::Buffer,
+    pub(crate) cache_layout: CacheLayout,
 }
 
 /// A tensor on the device, and what was written to it.
-pub(super) struct Tensor<D: Device> {
+pub(crate) struct Tensor<D: Device> {
     buffer: D::Buffer,
     layout: Layout,
     host: Vec<u8>,
@@ -71,7 +71,7 @@ impl<D: Device> Tensor<D> {
     }
 
     /// `[i, j, 0..]` as it was written.
-    pub(super) fn row(&self, i: usize, j: usize) -> Vec<f64> {
+    pub(crate) fn row(&self, i: usize, j: usize) -> Vec<f64> {
         let [_, rows, width] = self.layout.shape;
         let bytes = width * self.layout.dtype.bytes();
         let start = (i * rows + j) * bytes;
@@ -79,7 +79,7 @@ impl<D: Device> Tensor<D> {
     }
 
     /// `[i, j, 0..]` as it is on the device now.
-    pub(super) fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
+    pub(crate) fn read(&self, device: &D, i: usize, j: usize) -> Result<Vec<f64>> {
         let [_, rows, width] = self.layout.shape;
         let mut row = vec![0; width * self.layout.dtype.bytes()];
         let start = (i * rows + j) * row.len();
@@ -120,7 +120,7 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
 }
 
 impl<D: Device> Data<D> {
-    pub(super) fn new(
+    pub(crate) fn new(
         device: &D,
         config: &LayerConfig,
         workload: &Workload,
@@ -200,7 +200,7 @@ impl<D: Device> Data<D> {
     }
 
     /// The layer's call on these tensors.
-    pub(super) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
+    pub(crate) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
         Ok(LayerCall {
             weights: Weights::new(self.weights.view()?.transpose(1, 2), config)?,
             query: self.query.view()?,

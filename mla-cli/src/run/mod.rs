@@ -1,11 +1,11 @@
 //! `mla run`: a layer on a batch of random data, timed and compared with the f64 reference.
 
-mod data;
+pub(crate) mod data;
 mod measure;
-mod progress;
-mod reference;
+pub(crate) mod progress;
+pub(crate) mod reference;
 mod report;
-mod workload;
+pub(crate) mod workload;
 
 use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
 use mla_runtime::device::Device;

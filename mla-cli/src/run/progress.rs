@@ -8,13 +8,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// A spinner on standard error: on a terminal only, and only for runs that take long.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     bar: ProgressBar,
     start: Instant,
 }
 
 impl Progress {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
@@ -25,7 +25,7 @@ impl Progress {
     }
 
     /// What is being done now.
-    pub(super) fn step(&self, what: impl Into<String>) {
+    pub(crate) fn step(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
         if self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
             // Standard error hides by itself where it is no terminal.
@@ -35,7 +35,7 @@ impl Progress {
     }
 
     /// Leaves no trace.
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

@@ -22,25 +22,25 @@ use crate::error::CliError;
 
 /// How far the sampled rows of a phase are from the reference.
 #[derive(Clone, Copy, Serialize)]
-pub(super) struct Errors {
+pub(crate) struct Errors {
     /// The rows that were compared.
-    pub(super) samples: usize,
+    pub(crate) samples: usize,
     /// The largest difference of an element.
-    pub(super) max_absolute: f64,
+    pub(crate) max_absolute: f64,
     /// The largest |difference| / |reference| of a row, as vectors.
-    pub(super) max_relative: f64,
+    pub(crate) max_relative: f64,
     /// 1 − cos of the angle between all rows and their references, as one vector each.
-    pub(super) cosine_difference: f64,
+    pub(crate) cosine_difference: f64,
     /// What `max_relative` may be.
-    pub(super) tolerance: f64,
+    pub(crate) tolerance: f64,
     /// Whether both are within their tolerances.
-    pub(super) pass: bool,
+    pub(crate) pass: bool,
 }
 
 /// The errors of the two phases; `None` for one without tokens.
-pub(super) struct PhaseErrors {
-    pub(super) absorbed: Option<Errors>,
-    pub(super) expanded: Option<Errors>,
+pub(crate) struct PhaseErrors {
+    pub(crate) absorbed: Option<Errors>,
+    pub(crate) expanded: Option<Errors>,
 }
 
 /// What a row's relative error may be.
@@ -69,7 +69,7 @@ fn tolerance(dtype: DType, chunks: usize) -> f64 {
     clippy::too_many_arguments,
     reason = "each is another thing of the run"
 )]
-pub(super) fn compare<P, B>(
+pub(crate) fn compare<P, B>(
     device: &P::Device,
     config: &LayerConfig,
     workload: &Workload,

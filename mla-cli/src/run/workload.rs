@@ -19,18 +19,18 @@ use mla_runtime::spec::QueryLen;
 use crate::error::CliError;
 
 /// A batch in the order of the step.
-pub(super) struct Workload {
-    pub(super) label: String,
-    pub(super) requests: Vec<Request>,
+pub(crate) struct Workload {
+    pub(crate) label: String,
+    pub(crate) requests: Vec<Request>,
     /// The requests on the absorbed path; the others follow.
-    pub(super) absorbed: Range<usize>,
+    pub(crate) absorbed: Range<usize>,
     /// Where each request's new tokens begin, and the end of the last.
-    pub(super) token_starts: Vec<usize>,
-    pub(super) query_len: QueryLen,
+    pub(crate) token_starts: Vec<usize>,
+    pub(crate) query_len: QueryLen,
     threshold: u32,
     page_size: u32,
     /// The pages of the cache: as many as the batch needs.
-    pub(super) pages: u64,
+    pub(crate) pages: u64,
     max_pages: usize,
     tables: Vec<i32>,
     slots: Vec<i64>,
@@ -38,15 +38,15 @@ pub(super) struct Workload {
 
 /// Arithmetic and memory traffic.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// Floating-point operations, two per multiply-add.
-    pub(super) flop: f64,
+    pub(crate) flop: f64,
     /// Bytes that have to move between memory and processor at least.
-    pub(super) bytes: f64,
+    pub(crate) bytes: f64,
 }
 
 impl Workload {
-    pub(super) fn new(
+    pub(crate) fn new(
         spec: &BatchSpec,
         threshold: u32,
         page_size: u32,
@@ -101,11 +101,11 @@ impl Workload {
         })
     }
 
-    pub(super) fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
+    pub(crate) fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
         BlockTables::new(&self.tables, self.max_pages, self.page_size)
     }
 
-    pub(super) fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
+    pub(crate) fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
         Ok(StepBatch {
             requests: &self.requests,
             block_tables: self.tables()?,
@@ -115,22 +115,22 @@ impl Workload {
         })
     }
 
-    pub(super) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.slots.len()
     }
 
     /// The requests on the expanded path.
-    pub(super) fn expanded(&self) -> Range<usize> {
+    pub(crate) fn expanded(&self) -> Range<usize> {
         self.absorbed.end..self.requests.len()
     }
 
     /// The new tokens of some requests.
-    pub(super) fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
+    pub(crate) fn tokens_of(&self, requests: &Range<usize>) -> Range<usize> {
         self.token_starts[requests.start]..self.token_starts[requests.end]
     }
 
     /// Limits that this batch just keeps to, with a row budget as given or the customary one.
-    pub(super) fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
+    pub(crate) fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
         let context = |request: &Request| u64::from(request.context_len());
         let context: u64 = self.requests[self.expanded()].iter().map(context).sum();
         let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
@@ -156,7 +156,7 @@ impl Workload {
     /// What the absorbed path computes and moves at least: the queries to the latent and back, the
     /// pairs of query tokens and cache rows; weights, queries and outputs once, and each request's
     /// cache rows once for all its tokens and heads.
-    pub(super) fn absorbed_cost(&self, problem: &Problem) -> Cost {
+    pub(crate) fn absorbed_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.absorbed.clone()];
         let (tokens, pairs) = (tokens(requests), pairs(requests));
@@ -173,7 +173,7 @@ impl Workload {
     /// What the expanded path computes and moves at least: the expansion of new rows and of context
     /// rows, the pairs of query tokens and keys; weights, queries, outputs, new rows and cache rows
     /// once, and the expanded keys and values written and read once.
-    pub(super) fn expanded_cost(&self, problem: &Problem) -> Cost {
+    pub(crate) fn expanded_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.expanded()];
         let (tokens, pairs) = (tokens(requests), pairs(requests));
@@ -212,7 +212,7 @@ fn pairs(requests: &[Request]) -> f64 {
 /// Refuses a batch whose cache, tensors and block table would not fit into the `available` bytes of
 /// the device's memory, before any of them is made: what is allocated is not used at once, so that a
 /// machine may promise memory that it has not got.
-pub(super) fn check_memory(
+pub(crate) fn check_memory(
     spec: &BatchSpec,
     problem: &Problem,
     available: Option<u64>,

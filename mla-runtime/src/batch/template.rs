@@ -106,7 +106,7 @@ pub enum TemplateError {
         /// The combination, as `b = 1, s = 4`.
         values: String,
         /// What is wrong with it.
-        error: BatchSpecError,
+        error: Box<BatchSpecError>,
     },
 }
 
@@ -168,7 +168,7 @@ impl Template {
                     } else {
                         pairs.join(", ")
                     },
-                    error,
+                    error: Box::new(error),
                 })
             }
         }
