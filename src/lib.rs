@@ -18,3 +18,23 @@ pub mod raw;
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 pub use cuda::Cuda;
 pub use gpu::{Gpu, present_gpu};
+
+/// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of an architecture that
+/// this build leaves out are listed as absent, so that a refusal names the feature.
+#[cfg(feature = "sm90")]
+pub type PrefillBackends = mla_runtime::backends![flash_attn::FlashAttn];
+
+/// The built-in decode backends, to [choose from](mla_runtime::dispatch). Those of an architecture that
+/// this build leaves out are listed as absent, so that a refusal names the feature.
+#[cfg(feature = "sm90")]
+pub type DecodeBackends = mla_runtime::backends![flash_mla::FlashMla];
+
+/// The built-in prefill backends, to [choose from](mla_runtime::dispatch): this build leaves them out,
+/// and a refusal names the feature.
+#[cfg(not(feature = "sm90"))]
+pub type PrefillBackends = mla_runtime::dispatch::Without<off::NoFlashAttn, ()>;
+
+/// The built-in decode backends, to [choose from](mla_runtime::dispatch): this build leaves them out,
+/// and a refusal names the feature.
+#[cfg(not(feature = "sm90"))]
+pub type DecodeBackends = mla_runtime::dispatch::Without<off::NoFlashMla, ()>;

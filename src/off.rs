@@ -1,8 +1,12 @@
 //! The backends of architectures that this build leaves out: their names and constraints stay, with the
 //! feature that would compile them as the reason why they cannot run.
 
+#[cfg(not(feature = "sm90"))]
+use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
 use mla_runtime::dims::HeadDims;
+#[cfg(not(feature = "sm90"))]
+use mla_runtime::dispatch::Absent;
 use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::spec::{
     BackendSpec, CacheDims, GraphSupport, HeadCounts, PageSizes, Phase, Priority, QueryLen,
@@ -37,23 +41,39 @@ const FLASH_ATTN: BackendSpec = BackendSpec {
 }
 .checked();
 
+/// `FlashMla`, which is left out.
+#[cfg(not(feature = "sm90"))]
+pub enum NoFlashMla {}
+
+#[cfg(not(feature = "sm90"))]
+impl Absent for NoFlashMla {
+    const SPEC: BackendSpec = FLASHMLA;
+    const CAUSE: Cause = Cause::FeatureOff("sm90");
+}
+
+/// `FlashAttn`, which is left out.
+#[cfg(not(feature = "sm90"))]
+pub enum NoFlashAttn {}
+
+#[cfg(not(feature = "sm90"))]
+impl Absent for NoFlashAttn {
+    const SPEC: BackendSpec = FLASH_ATTN;
+    const CAUSE: Cause = Cause::FeatureOff("sm90");
+}
+
 #[cfg(not(any(feature = "sm90", miri)))]
 mod entries {
-    use mla_runtime::availability::{Availability, Cause};
     use mla_runtime::backend::{Entry, LINKED};
+    use mla_runtime::dispatch::Absent;
     use mla_runtime::private::linkme;
 
     #[linkme::distributed_slice(LINKED)]
     #[linkme(crate = linkme)]
-    static FLASHMLA: Entry = Entry::known(super::FLASHMLA, sm90);
+    static FLASHMLA: Entry = super::NoFlashMla::ENTRY;
 
     #[linkme::distributed_slice(LINKED)]
     #[linkme(crate = linkme)]
-    static FLASH_ATTN: Entry = Entry::known(super::FLASH_ATTN, sm90);
-
-    fn sm90() -> Availability {
-        Availability::Unavailable(Cause::FeatureOff("sm90"))
-    }
+    static FLASH_ATTN: Entry = super::NoFlashAttn::ENTRY;
 }
 
 // With the feature on, the two ways to write a spec can be compared.

@@ -1,6 +1,6 @@
 //! Whether a backend can run here at all, and if not, why.
 
-use std::fmt;
+use crate::text::{self, Text};
 
 /// Why a backend cannot run, whatever the problem.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -32,32 +32,60 @@ impl Cause {
 
     /// What would remove the cause.
     pub fn remedy(self) -> String {
+        Remedy(self).to_string()
+    }
+
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::NotBuilt => "choose a backend that this version implements".to_owned(),
-            Self::NotRegistered => {
-                "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry"
-                    .to_owned()
+            Self::NotBuilt => text.push("not built in this version"),
+            Self::NotRegistered => text.push("no backend registered under this name"),
+            Self::FeatureOff(feature) => {
+                text.push("feature `");
+                text.push(feature);
+                text.push("` is off");
             }
-            Self::FeatureOff(feature) => format!("build with `--features {feature}`"),
-            Self::NoDriver => "install the driver".to_owned(),
-            Self::NoDevice => "run on a machine with such a device".to_owned(),
-            Self::LibraryMissing(library) => format!("install {library} where the loader finds it"),
+            Self::NoDriver => text.push("no driver on this machine"),
+            Self::NoDevice => text.push("no device on this machine"),
+            Self::LibraryMissing(library) => {
+                text.push("library ");
+                text.push(library);
+                text.push(" is missing");
+            }
+        }
+    }
+
+    pub(crate) const fn write_remedy(self, text: &mut Text<'_>) {
+        match self {
+            Self::NotBuilt => text.push("choose a backend that this version implements"),
+            Self::NotRegistered => text.push(
+                "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",
+            ),
+            Self::FeatureOff(feature) => {
+                text.push("build with `--features ");
+                text.push(feature);
+                text.push("`");
+            }
+            Self::NoDriver => text.push("install the driver"),
+            Self::NoDevice => text.push("run on a machine with such a device"),
+            Self::LibraryMissing(library) => {
+                text.push("install ");
+                text.push(library);
+                text.push(" where the loader finds it");
+            }
         }
     }
 }
 
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotBuilt => f.write_str("not built in this version"),
-            Self::NotRegistered => f.write_str("no backend registered under this name"),
-            Self::FeatureOff(feature) => write!(f, "feature `{feature}` is off"),
-            Self::NoDriver => f.write_str("no driver on this machine"),
-            Self::NoDevice => f.write_str("no device on this machine"),
-            Self::LibraryMissing(library) => write!(f, "library {library} is missing"),
-        }
+// The remedy as something to show.
+struct Remedy(Cause);
+
+impl Remedy {
+    const fn write(&self, text: &mut Text<'_>) {
+        self.0.write_remedy(text);
     }
 }
+
+text::display!(Cause, Remedy);
 
 /// Whether a backend can run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

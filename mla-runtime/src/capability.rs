@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::text::{self, Text};
+
 /// The kind of device whose memory a backend reads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Platform {
@@ -56,11 +58,15 @@ impl Capability {
     }
 }
 
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
+impl Capability {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        text.number(self.major as u32);
+        text.push(".");
+        text.number(self.minor as u32);
     }
 }
+
+text::display!(Capability, CapabilityMatch, Target);
 
 /// A text that is no compute capability.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -119,13 +125,19 @@ impl CapabilityMatch {
     }
 }
 
-impl fmt::Display for CapabilityMatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl CapabilityMatch {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Any => f.write_str("any"),
-            Self::Exact(capability) => write!(f, "{capability}"),
-            Self::Family(major) => write!(f, "{major}.x"),
-            Self::Floor(capability) => write!(f, "{capability}+"),
+            Self::Any => text.push("any"),
+            Self::Exact(capability) => capability.write(text),
+            Self::Family(major) => {
+                text.number(major as u32);
+                text.push(".x");
+            }
+            Self::Floor(capability) => {
+                capability.write(text);
+                text.push("+");
+            }
         }
     }
 }
@@ -170,11 +182,14 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Target {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
         match (self.platform, self.capability) {
-            (Platform::Cuda, Some(capability)) => write!(f, "sm {capability}"),
-            (platform, _) => write!(f, "{platform}"),
+            (Platform::Cuda, Some(capability)) => {
+                text.push("sm ");
+                capability.write(text);
+            }
+            (platform, _) => text.push(platform.name()),
         }
     }
 }

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use crate::text::{self, Text};
+
 /// The per-head dimensions (P, R, V) of the expanded form, which backends list as supported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct HeadDims {
@@ -42,11 +44,19 @@ impl HeadDims {
     }
 }
 
-impl fmt::Display for HeadDims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "({},{},{})", self.nope, self.rope, self.v)
+impl HeadDims {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        text.push("(");
+        text.number(self.nope);
+        text.push(",");
+        text.number(self.rope);
+        text.push(",");
+        text.number(self.v);
+        text.push(")");
     }
 }
+
+text::display!(HeadDims);
 
 /// All dimensions of a model: the latent width L and the per-head (P, R, V).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::text::{self, Text};
+
 /// Something that not every backend can do, and that none does unless its spec says so.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Feature {
@@ -95,8 +97,21 @@ impl FeatureSet {
     }
 }
 
-impl fmt::Display for FeatureSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        crate::reason::list(f, self.iter(), "none")
+impl FeatureSet {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        let (mut i, mut written) = (0, 0);
+        while i < Feature::ALL.len() {
+            if self.contains(Feature::ALL[i]) {
+                text.comma(written);
+                text.push(Feature::ALL[i].name());
+                written += 1;
+            }
+            i += 1;
+        }
+        if written == 0 {
+            text.push("none");
+        }
     }
 }
+
+text::display!(FeatureSet);

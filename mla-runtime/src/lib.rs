@@ -11,6 +11,7 @@ pub mod capability;
 pub mod cpu;
 pub mod device;
 pub mod dims;
+pub mod dispatch;
 pub mod dtype;
 pub mod error;
 pub mod explain;
@@ -28,6 +29,7 @@ pub mod registry;
 pub mod selection;
 pub mod spec;
 pub mod tensor;
+mod text;
 
 pub use error::{Error, Result};
 pub use mla_macros::mla_backend;

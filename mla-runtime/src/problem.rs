@@ -4,6 +4,7 @@ use crate::dims::MlaDims;
 use crate::dtype::DType;
 use crate::feature::FeatureSet;
 use crate::kv_format::KvFormat;
+use crate::reason::{Accepted, Field, Given, Reason};
 use crate::spec::{GraphSupport, QueryLen};
 
 /// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
@@ -51,5 +52,31 @@ impl Problem {
             sparse: false,
             features: FeatureSet::NONE,
         }
+    }
+
+    /// What no backend could make up for, if anything.
+    pub const fn fault(&self) -> Option<Reason> {
+        if self.heads == 0 {
+            return Some(Reason {
+                field: Field::Heads,
+                given: Given::Count(0),
+                accepted: Accepted::Text("1 and up"),
+            });
+        }
+        if !self.kv_format.holds(self.dims) {
+            return Some(Reason {
+                field: Field::KvFormat,
+                given: Given::RowFormat(self.kv_format, self.dims.latent),
+                accepted: Accepted::Text("fp8_ds_mla for a latent that is a multiple of 128"),
+            });
+        }
+        if self.page_size == 0 {
+            return Some(Reason {
+                field: Field::PageSize,
+                given: Given::Count(0),
+                accepted: Accepted::Text("1 and up"),
+            });
+        }
+        None
     }
 }

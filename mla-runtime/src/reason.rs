@@ -1,7 +1,7 @@
 //! Why a backend does not fit: a field, what was given, and what would be accepted.
 //!
 //! Reasons are plain data that constants can hold, so that the compiler can evaluate a selection;
-//! the sentences are their `Display`.
+//! the sentences are their `Display`, which the compiler can write as well.
 
 use std::fmt;
 
@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::spec::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
+use crate::text::{self, Text};
 
 /// What a reason is about.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -96,6 +97,8 @@ pub enum Given {
     Count(u32),
     /// A cache format.
     KvFormat(KvFormat),
+    /// A cache format, and the latent that its rows would have to hold.
+    RowFormat(KvFormat, u32),
     /// How query lengths differ.
     QueryLen(QueryLen),
     /// A level of graph support.
@@ -108,25 +111,32 @@ pub enum Given {
     Cause(Cause),
 }
 
-impl fmt::Display for Given {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Given {
+    const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Platform(x) => x.fmt(f),
-            Self::Capability(Some(x)) => x.fmt(f),
-            Self::Capability(None) => f.write_str("unknown"),
-            Self::DType(x) => x.fmt(f),
-            Self::Dims(x) => x.fmt(f),
-            Self::CacheDims(x) => x.fmt(f),
-            Self::Count(x) => x.fmt(f),
-            Self::KvFormat(x) => x.fmt(f),
-            Self::QueryLen(x) => x.fmt(f),
-            Self::Graphs(x) => x.fmt(f),
-            Self::Feature(x) => x.fmt(f),
-            Self::Text(x) => f.write_str(x),
-            Self::Cause(x) => x.fmt(f),
+            Self::Platform(x) => text.push(x.name()),
+            Self::Capability(Some(x)) => x.write(text),
+            Self::Capability(None) => text.push("unknown"),
+            Self::DType(x) => text.push(x.name()),
+            Self::Dims(x) => x.write(text),
+            Self::CacheDims(x) => x.write(text),
+            Self::Count(x) => text.number(x),
+            Self::KvFormat(x) => text.push(x.name()),
+            Self::RowFormat(format, latent) => {
+                text.push(format.name());
+                text.push(" for a latent of ");
+                text.number(latent);
+            }
+            Self::QueryLen(x) => text.push(x.name()),
+            Self::Graphs(x) => text.push(x.name()),
+            Self::Feature(x) => text.push(x.name()),
+            Self::Text(x) => text.push(x),
+            Self::Cause(x) => x.write(text),
         }
     }
 }
+
+text::display!(Given, Accepted, Reason, Reasons);
 
 /// What the backend would have taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,23 +172,43 @@ pub enum Accepted {
     Remedy(Cause),
 }
 
-impl fmt::Display for Accepted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+// The items of a slice with commas, each written by an expression. A macro, because what a constant
+// calls cannot be a parameter yet.
+macro_rules! write_list {
+    ($list:ident, $text:ident, |$item:ident| $write:expr) => {{
+        let mut i = 0;
+        while i < $list.len() {
+            let $item = $list[i];
+            $text.comma(i);
+            $write;
+            i += 1;
+        }
+        if $list.is_empty() {
+            $text.push("none");
+        }
+    }};
+}
+
+impl Accepted {
+    const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Platform(x) => x.fmt(f),
-            Self::Capabilities(x) => list(f, x.iter(), "none"),
-            Self::DTypes(x) => list(f, x.iter(), "none"),
-            Self::Dims(x) => list(f, x.iter(), "none"),
-            Self::CacheDims(x) => list(f, x.iter(), "none"),
-            Self::Heads(x) => x.fmt(f),
-            Self::KvFormats(x) => list(f, x.iter(), "none"),
-            Self::KvFormat(x) => write!(f, "{x} (the dtype's own), or a quantised format"),
-            Self::PageSizes(x) => x.fmt(f),
-            Self::QueryLen(x) => x.fmt(f),
-            Self::Graphs(x) => x.fmt(f),
-            Self::Features(x) => x.fmt(f),
-            Self::Text(x) => f.write_str(x),
-            Self::Remedy(x) => f.write_str(&x.remedy()),
+            Self::Platform(x) => text.push(x.name()),
+            Self::Capabilities(list) => write_list!(list, text, |x| x.write(text)),
+            Self::DTypes(list) => write_list!(list, text, |x| text.push(x.name())),
+            Self::Dims(list) => write_list!(list, text, |x| x.write(text)),
+            Self::CacheDims(list) => write_list!(list, text, |x| x.write(text)),
+            Self::Heads(x) => x.write(text),
+            Self::KvFormats(list) => write_list!(list, text, |x| text.push(x.name())),
+            Self::KvFormat(x) => {
+                text.push(x.name());
+                text.push(" (the dtype's own), or a quantised format");
+            }
+            Self::PageSizes(x) => x.write(text),
+            Self::QueryLen(x) => text.push(x.name()),
+            Self::Graphs(x) => text.push(x.name()),
+            Self::Features(x) => x.write(text),
+            Self::Text(x) => text.push(x),
+            Self::Remedy(x) => x.write_remedy(text),
         }
     }
 }
@@ -194,16 +224,18 @@ pub struct Reason {
     pub accepted: Accepted,
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.given {
-            Given::Cause(cause) => write!(f, "{cause}; {}", cause.remedy()),
-            given => write!(
-                f,
-                "{}: given {given}, accepted {}",
-                self.field, self.accepted
-            ),
+impl Reason {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        if let Given::Cause(cause) = self.given {
+            cause.write(text);
+            text.push("; ");
+            return cause.write_remedy(text);
         }
+        text.push(self.field.name());
+        text.push(": given ");
+        self.given.write(text);
+        text.push(", accepted ");
+        self.accepted.write(text);
     }
 }
 
@@ -264,25 +296,15 @@ impl fmt::Debug for Reasons {
     }
 }
 
-impl fmt::Display for Reasons {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, reason) in self.iter().enumerate() {
-            write!(f, "{}{reason}", if i == 0 { "" } else { "; " })?;
+impl Reasons {
+    pub(crate) const fn write(&self, text: &mut Text<'_>) {
+        let mut i = 0;
+        while let Some(reason) = self.get(i) {
+            if i > 0 {
+                text.push("; ");
+            }
+            reason.write(text);
+            i += 1;
         }
-        Ok(())
     }
-}
-
-/// Writes `items` with commas, or `empty` where there are none.
-pub(crate) fn list<T: fmt::Display>(
-    f: &mut fmt::Formatter<'_>,
-    items: impl Iterator<Item = T>,
-    empty: &str,
-) -> fmt::Result {
-    let mut any = false;
-    for item in items {
-        write!(f, "{}{item}", if any { ", " } else { "" })?;
-        any = true;
-    }
-    if any { Ok(()) } else { f.write_str(empty) }
 }

@@ -7,11 +7,12 @@ use crate::backend::LINKED;
 use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
 use crate::capability::{Platform, Target};
 use crate::device::Device;
+use crate::dispatch::{DecodeList, PrefillList};
 use crate::known::KNOWN;
 use crate::problem::Problem;
 use crate::reason::Reasons;
 use crate::selection::SelectionError;
-use crate::spec::{BackendSpec, Phase};
+use crate::spec::Phase;
 
 /// How a program gets backends; part of every error that comes of having none.
 pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or add a backend's ENTRY with \
@@ -69,7 +70,7 @@ pub enum RegistryError {
     #[error(
         "{phase}: given {given:?}, accepted {}{}",
         accepted_names(existing),
-        suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
+        suggestion.map_or_else(|| unless_linked(existing), |name| format!("; did you mean {name}?"))
     )]
     Unknown {
         /// The phase.
@@ -81,6 +82,15 @@ pub enum RegistryError {
         /// The name that is most similar, if one is similar.
         suggestion: Option<&'static str>,
     },
+}
+
+// A dependency that no code names is not linked, and nothing tells its author but this.
+fn unless_linked(existing: &[&str]) -> String {
+    if existing.is_empty() {
+        String::new()
+    } else {
+        "; if a crate provides it, name the crate in the program: `use its_crate as _;`".to_owned()
+    }
 }
 
 fn accepted_names(existing: &[&str]) -> String {
@@ -108,6 +118,19 @@ impl Registry {
             entries: Vec::new(),
             known: KNOWN,
         }
+    }
+
+    /// The backends of two lists of types, and no others; those that a build leaves out with the
+    /// reason why.
+    ///
+    /// # Errors
+    ///
+    /// Where two backends of one list claim one name.
+    pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, RegistryError> {
+        let mut registry = Self::empty();
+        P::add_to(&mut registry)?;
+        D::add_to(&mut registry)?;
+        Ok(registry)
     }
 
     /// The known names, and every backend that `#[mla_backend]` linked into this program. (Under
@@ -240,11 +263,7 @@ impl Registry {
     /// Everything that speaks against `entry` for `problem` on `target`, whether it can run there
     /// included.
     pub(crate) fn reasons_against(entry: &Entry, target: Target, problem: &Problem) -> Reasons {
-        let reasons = entry.spec.validate(target, problem);
-        match BackendSpec::unavailable(entry.availability(), target) {
-            Some(reason) => reasons.with(reason),
-            None => reasons,
-        }
+        entry.spec.reasons(target, problem, entry.availability())
     }
 
     /// Makes the prefill backend of this name for one layer on `device`: call it through the

@@ -115,27 +115,12 @@ impl Request {
 
     // What no backend could make up for.
     fn check(&self) -> Result<(), Error> {
-        if self.heads == 0 {
-            return Err(Error::argument("heads", 0, "1 and up"));
-        }
         if self.kv_formats.is_empty() {
             return Err(Error::argument(
                 "kv_formats",
                 "an empty list",
                 "at least one format",
             ));
-        }
-        for format in &self.kv_formats {
-            if !format.holds(self.dims) {
-                return Err(Error::argument(
-                    "kv_formats",
-                    format!("{format} for a latent of {}", self.dims.latent),
-                    format!(
-                        "{format} for a latent that is a multiple of {}",
-                        KvFormat::DS_MLA_GROUP
-                    ),
-                ));
-            }
         }
         if self.page_sizes.is_empty() {
             return Err(Error::argument(
@@ -144,8 +129,12 @@ impl Request {
                 "at least one size",
             ));
         }
-        if self.page_sizes.contains(&0) {
-            return Err(Error::argument("page_sizes", 0, "1 and up"));
+        for kv_format in &self.kv_formats {
+            for page_size in &self.page_sizes {
+                if let Some(fault) = self.problem(*kv_format, *page_size).fault() {
+                    return Err(fault.into());
+                }
+            }
         }
         Ok(())
     }
@@ -214,6 +203,22 @@ pub enum SelectionError {
         /// The type of the device.
         given: &'static str,
     },
+    /// The backend that was selected is not among the types that were listed.
+    #[error(
+        "{phase}: given {name} (by {provider}), accepted one of the listed types: {}; add its type to \
+         the list, or make it through the registry",
+        listed.join(", ")
+    )]
+    NoArm {
+        /// The phase.
+        phase: Phase,
+        /// The backend.
+        name: &'static str,
+        /// Who provides it.
+        provider: &'static str,
+        /// The backends that are listed.
+        listed: Vec<&'static str>,
+    },
     /// The request or the device is at fault.
     #[error(transparent)]
     Runtime(#[from] Error),
@@ -250,6 +255,50 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
         i += 1;
     }
     a.len() < b.len()
+}
+
+/// The best of the candidates that were considered so far: of those against which nothing speaks, the
+/// one that is tried before all others. Usable in constants, so that a choice by the compiler is that
+/// of a selection at run time.
+#[derive(Clone, Copy, Debug)]
+pub struct Best<'a> {
+    target: Target,
+    chosen: Option<(usize, &'a BackendSpec)>,
+}
+
+impl<'a> Best<'a> {
+    /// Of none.
+    pub const fn on(target: Target) -> Self {
+        Self {
+            target,
+            chosen: None,
+        }
+    }
+
+    /// With one more candidate, which `index` stands for.
+    #[must_use]
+    pub const fn or(self, index: usize, spec: &'a BackendSpec, reasons: &Reasons) -> Self {
+        let better = match self.chosen {
+            Some((_, chosen)) => tried_before(spec, chosen, self.target),
+            None => true,
+        };
+        if better && reasons.is_empty() {
+            Self {
+                target: self.target,
+                chosen: Some((index, spec)),
+            }
+        } else {
+            self
+        }
+    }
+
+    /// The index of the best, where there is one.
+    pub const fn index(self) -> Option<usize> {
+        match self.chosen {
+            Some((index, _)) => Some(index),
+            None => None,
+        }
+    }
 }
 
 impl Registry {
@@ -369,7 +418,13 @@ impl Registry {
             .and_then(|name| candidates.iter().position(|c| c.spec.name == name));
         let selected = match preferred {
             Some(index) => Some(index).filter(|index| candidates[*index].is_valid()),
-            None => candidates.iter().position(Candidate::is_valid),
+            None => {
+                let all = candidates.iter().enumerate();
+                all.fold(Best::on(target), |best, (index, candidate)| {
+                    best.or(index, &candidate.spec, &candidate.reasons)
+                })
+                .index()
+            }
         };
         PhaseExplanation::new(phase, candidates, preferred, selected)
     }

@@ -9,7 +9,8 @@ use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::problem::Problem;
-use crate::reason::{Accepted, Field, Given, Reason, Reasons, list};
+use crate::reason::{Accepted, Field, Given, Reason, Reasons};
+use crate::text::{self, Text};
 
 /// Which of the two computations a backend does.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -55,11 +56,17 @@ impl CacheDims {
     }
 }
 
-impl fmt::Display for CacheDims {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "({},{})", self.latent, self.rope)
+impl CacheDims {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        text.push("(");
+        text.number(self.latent);
+        text.push(",");
+        text.number(self.rope);
+        text.push(")");
     }
 }
+
+text::display!(CacheDims, HeadCounts, PageSizes);
 
 /// The numbers of query heads that a backend takes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -83,12 +90,16 @@ impl HeadCounts {
     }
 }
 
-impl fmt::Display for HeadCounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl HeadCounts {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Any => f.write_str("any"),
-            Self::Range(least, most) => write!(f, "{least} to {most}"),
-            Self::List(counts) => list(f, counts.iter(), "none"),
+            Self::Any => text.push("any"),
+            Self::Range(least, most) => {
+                text.number(least);
+                text.push(" to ");
+                text.number(most);
+            }
+            Self::List(counts) => write_numbers(counts, text),
         }
     }
 }
@@ -115,13 +126,25 @@ impl PageSizes {
     }
 }
 
-impl fmt::Display for PageSizes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl PageSizes {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
-            Self::Any => f.write_str("any"),
-            Self::MultipleOf(unit) => write!(f, "multiples of {unit}"),
-            Self::List(sizes) => list(f, sizes.iter(), "none"),
+            Self::Any => text.push("any"),
+            Self::MultipleOf(unit) => {
+                text.push("multiples of ");
+                text.number(unit);
+            }
+            Self::List(sizes) => write_numbers(sizes, text),
         }
+    }
+}
+
+const fn write_numbers(numbers: &[u32], text: &mut Text<'_>) {
+    let mut i = 0;
+    while i < numbers.len() {
+        text.comma(i);
+        text.number(numbers[i]);
+        i += 1;
     }
 }
 
@@ -493,6 +516,21 @@ impl BackendSpec {
             i += 1;
         }
         reasons
+    }
+
+    /// Everything that speaks against this backend for `problem` on `target`, whether it can run
+    /// there included.
+    pub const fn reasons(
+        &self,
+        target: Target,
+        problem: &Problem,
+        availability: Availability,
+    ) -> Reasons {
+        let reasons = self.validate(target, problem);
+        match Self::unavailable(availability, target) {
+            Some(reason) => reasons.with(reason),
+            None => reasons,
+        }
     }
 
     /// The reason that `availability` gives on `target`. What this machine lacks speaks against a

@@ -294,7 +294,7 @@ fn a_request_that_nobody_could_serve_is_an_error() {
                 page_sizes: vec![64, 0],
                 ..request(SM90)
             },
-            "page_sizes: given 0, accepted 1 and up",
+            "page_size: given 0, accepted 1 and up",
         ),
         (
             Request {
@@ -302,7 +302,7 @@ fn a_request_that_nobody_could_serve_is_an_error() {
                 kv_formats: vec![KvFormat::Fp8DsMla],
                 ..request(SM90)
             },
-            "kv_formats: given fp8_ds_mla for a latent of 100, accepted fp8_ds_mla for a latent \
+            "kv_format: given fp8_ds_mla for a latent of 100, accepted fp8_ds_mla for a latent \
              that is a multiple of 128",
         ),
     ] {

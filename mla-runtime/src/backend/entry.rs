@@ -46,6 +46,14 @@ impl Entry {
         }
     }
 
+    /// The same backend under another name: that of the backend whose place it takes by
+    /// [`Registry::replace`](crate::registry::Registry::replace).
+    #[must_use]
+    pub const fn named(mut self, name: &'static str) -> Self {
+        self.spec.name = name;
+        self
+    }
+
     /// The entry of a backend that is known by name but has no implementation in this program.
     pub const fn known(spec: BackendSpec, availability: fn() -> Availability) -> Self {
         Self {

@@ -1,0 +1,136 @@
+//! The choice of a type by the compiler.
+
+use super::list::{CAPACITY, Listed};
+use crate::availability::Availability;
+use crate::capability::Target;
+use crate::problem::Problem;
+use crate::selection::Best;
+use crate::spec::Phase;
+use crate::text::Text;
+
+/// The type of the best prefill backend of a list, for a constant target and problem:
+/// `best_prefill!(LIST, TARGET, PROBLEM)`.
+///
+/// The list is `[A, B]`, `[A, B, ..Rest]`, or a type made by [`backends!`](crate::backends). The
+/// rules are those of [a selection](crate::selection). Where none fits, the use of the type is an
+/// error of the compiler that lists what speaks against each. [`dispatch`](crate::dispatch) has
+/// examples.
+#[macro_export]
+macro_rules! best_prefill {
+    ([$($list:tt)*], $target:expr, $problem:expr $(,)?) => {
+        $crate::best_prefill!($crate::backends!($($list)*), $target, $problem)
+    };
+    ($list:ty, $target:expr, $problem:expr $(,)?) => {
+        <$list as $crate::dispatch::Nth<{
+            $crate::dispatch::choose(
+                $crate::spec::Phase::Prefill,
+                <$list as $crate::dispatch::PrefillList>::LISTED,
+                $target,
+                &$problem,
+            )
+        }>>::Backend
+    };
+}
+
+/// The type of the best decode backend of a list, for a constant target and problem:
+/// `best_decode!(LIST, TARGET, PROBLEM)`. As [`best_prefill!`](crate::best_prefill).
+#[macro_export]
+macro_rules! best_decode {
+    ([$($list:tt)*], $target:expr, $problem:expr $(,)?) => {
+        $crate::best_decode!($crate::backends!($($list)*), $target, $problem)
+    };
+    ($list:ty, $target:expr, $problem:expr $(,)?) => {
+        <$list as $crate::dispatch::Nth<{
+            $crate::dispatch::choose(
+                $crate::spec::Phase::Decode,
+                <$list as $crate::dispatch::DecodeList>::LISTED,
+                $target,
+                &$problem,
+            )
+        }>>::Backend
+    };
+}
+
+// What an error of the compiler may be long. The rest of a longer one is cut.
+const LONGEST: usize = 16 * 1024;
+
+/// The index of the best backend of a list, for the macros of this module.
+///
+/// # Panics
+///
+/// In a constant, which makes it a compile error: where nothing fits, with the reasons; where the
+/// problem makes no sense; where two backends have one name; where the list is too long.
+pub const fn choose(
+    phase: Phase,
+    list: Option<&'static Listed>,
+    target: Target,
+    problem: &Problem,
+) -> usize {
+    check_names(phase, list);
+    let mut bytes = [0; LONGEST];
+    let mut text = Text::new(&mut bytes);
+    if let Some(fault) = problem.fault() {
+        fault.write(&mut text);
+        panic!("{}", text.as_str());
+    }
+    text.push(phase.name());
+    text.push(": no backend fits on ");
+    target.write(&mut text);
+    if list.is_none() {
+        text.push(", because the list is empty: name the types of backends, as in `[A, B]`");
+    }
+    let (mut index, mut best, mut rest) = (0, Best::on(target), list);
+    while let Some(listed) = rest {
+        let reasons = listed.spec.reasons(target, problem, listed.availability);
+        text.push("\n  ");
+        text.push(listed.spec.name);
+        text.push(": ");
+        reasons.write(&mut text);
+        best = best.or(index, listed.spec, &reasons);
+        if matches!(listed.availability, Availability::Available) {
+            index += 1;
+        }
+        rest = listed.next;
+    }
+    assert!(
+        index <= CAPACITY,
+        "list: given more than 32 backends, accepted at most 32: leave out those that cannot be best"
+    );
+    match best.index() {
+        Some(index) => index,
+        None => panic!("{}", text.as_str()),
+    }
+}
+
+const fn check_names(phase: Phase, list: Option<&'static Listed>) {
+    let mut first = list;
+    while let Some(listed) = first {
+        let mut other = listed.next;
+        while let Some(second) = other {
+            if same(listed.spec.name, second.spec.name) {
+                let mut bytes = [0; 1024];
+                let mut text = Text::new(&mut bytes);
+                text.push("name: ");
+                text.push(phase.name());
+                text.push(" backend ");
+                text.push(listed.spec.name);
+                text.push(
+                    " is listed twice; accepted: one claim to a name. Leave one of them out, or \
+                     give it another name with `name = \"…\"`",
+                );
+                panic!("{}", text.as_str());
+            }
+            other = second.next;
+        }
+        first = listed.next;
+    }
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}

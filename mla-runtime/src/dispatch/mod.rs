@@ -1,0 +1,145 @@
+//! Three ways to call a backend, and what each costs.
+//!
+//! | who chooses | when | how | a call costs, beside the backend's own code |
+//! |---|---|---|---|
+//! | you, or the compiler | you build for one GPU | types by hand, or [`best_prefill!`](crate::best_prefill) and [`best_decode!`](crate::best_decode) | nothing |
+//! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
+//! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own |
+//!
+//! All three go by the same rules, which are `const fn`s: [`BackendSpec::reasons`] says what speaks
+//! against a backend, [`tried_before`](crate::selection::tried_before) which of two is better, and
+//! [`Best`] keeps the best of all.
+//!
+//! # One GPU: the compiler chooses
+//!
+//! ```
+//! use mla_runtime::best_decode;
+//! use mla_runtime::capability::Target;
+//! use mla_runtime::cpu::CpuDecode;
+//! use mla_runtime::dims::MlaDims;
+//! use mla_runtime::dtype::DType;
+//! use mla_runtime::problem::Problem;
+//!
+//! const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+//!
+//! // For a GPU: `Target::dry_run(Capability::new(9, 0))`, and `mla_kernels::DecodeBackends`.
+//! type Decode = best_decode!([CpuDecode], Target::CPU, PROBLEM);
+//!
+//! fn engine(decode: Decode) -> CpuDecode {
+//!     decode
+//! }
+//! ```
+//!
+//! Where no backend fits, the program does not compile, and the error lists what speaks against each:
+//!
+//! ```compile_fail
+//! # use mla_runtime::best_decode;
+//! # use mla_runtime::capability::{Capability, Target};
+//! # use mla_runtime::cpu::CpuDecode;
+//! # use mla_runtime::dims::MlaDims;
+//! # use mla_runtime::dtype::DType;
+//! # use mla_runtime::problem::Problem;
+//! # const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+//! // decode: no backend fits on sm 9.0
+//! //   CPU: platform: given cuda, accepted cpu
+//! fn engine(_: best_decode!([CpuDecode], Target::dry_run(Capability::new(9, 0)), PROBLEM)) {}
+//! ```
+//!
+//! A list is `[A, B]`, or `[A, B, ..Rest]` with a list that someone else names, such as
+//! `mla_kernels::DecodeBackends`: so a set can hold the built-in backends and those of any crate.
+//!
+//! # Several GPUs: one pointer into code that was compiled for the choice
+//!
+//! The program selects, and [`with_backends`] turns the selection into types again, for which
+//! everything that follows is compiled: here a whole engine behind its own trait. A call of `step` is
+//! one load and an indirect call; within it every call is direct.
+//!
+//! ```
+//! use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend};
+//! use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+//! use mla_runtime::device::Device;
+//! # use mla_runtime::dims::MlaDims;
+//! # use mla_runtime::dtype::DType;
+//! use mla_runtime::dispatch::{LayerVisitor, backends, with_backends};
+//! use mla_runtime::layer::MlaLayer;
+//! use mla_runtime::registry::Registry;
+//! use mla_runtime::selection::{Request, SelectionError};
+//!
+//! type Prefill = backends![CpuPrefill];
+//! type Decode = backends![CpuDecode];
+//!
+//! trait Engine {
+//!     fn step(&mut self) -> mla_runtime::Result<()>;
+//! }
+//!
+//! impl<P: PrefillBackend, B: DecodeBackend<Device = P::Device>> Engine for MlaLayer<P, B> {
+//!     fn step(&mut self) -> mla_runtime::Result<()> {
+//!         // self.forward(…)
+//!         Ok(())
+//!     }
+//! }
+//!
+//! struct Start<'a> {
+//!     device: &'a Cpu,
+//!     config: LayerConfig,
+//! }
+//!
+//! impl LayerVisitor<Cpu> for Start<'_> {
+//!     type Output = mla_runtime::Result<Box<dyn Engine>>;
+//!
+//!     fn visit<P, B>(self) -> Self::Output
+//!     where
+//!         P: PrefillBackend<Device = Cpu>,
+//!         B: DecodeBackend<Device = Cpu>,
+//!     {
+//!         Ok(Box::new(MlaLayer::<P, B>::of(self.device, &self.config)?))
+//!     }
+//! }
+//!
+//! let device = Cpu::new();
+//! let registry = Registry::of::<Prefill, Decode>()?;
+//! let selection = registry.select(&Request::new(device.target(), MlaDims::R1, 16, DType::BF16))?;
+//! let config = selection.config(0.1);
+//! let start = Start { device: &device, config };
+//! let mut engine = with_backends::<Prefill, Decode, Cpu, _>(&selection, start)??;
+//! engine.step()?;
+//! # Ok::<(), SelectionError>(())
+//! ```
+//!
+//! With two or three GPUs an enumeration is as good, and a call is one `match`: its arms name what the
+//! compiler chooses for each.
+//!
+//! ```
+//! # use mla_runtime::best_decode;
+//! # use mla_runtime::capability::Target;
+//! # use mla_runtime::cpu::CpuDecode;
+//! # use mla_runtime::dims::MlaDims;
+//! # use mla_runtime::dtype::DType;
+//! # use mla_runtime::problem::Problem;
+//! # const PROBLEM: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+//! # const HOPPER: Target = Target::CPU;
+//! # const BLACKWELL: Target = Target::CPU;
+//! # type Backends = mla_runtime::dispatch::backends![CpuDecode];
+//! enum Decode {
+//!     Hopper(best_decode!(Backends, HOPPER, PROBLEM)),
+//!     Blackwell(best_decode!(Backends, BLACKWELL, PROBLEM)),
+//! }
+//! ```
+
+mod choice;
+mod list;
+mod visit;
+
+#[doc(hidden)]
+pub use choice::choose;
+pub use list::{Absent, DecodeList, Listed, Nth, PrefillList, Without};
+pub use visit::{
+    DecodeArms, DecodeVisitor, LayerVisitor, PrefillArms, PrefillVisitor, with_backends,
+    with_decode, with_prefill,
+};
+
+pub use crate::{backends, best_decode, best_prefill};
+
+// For the links above.
+#[allow(unused_imports)]
+use crate::{selection::Best, spec::BackendSpec};

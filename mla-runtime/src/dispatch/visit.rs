@@ -1,0 +1,188 @@
+//! From a selection at run time back to types.
+
+use super::list::{Absent, DecodeList, Listed, PrefillList, Without};
+use crate::backend::{DecodeBackend, PrefillBackend};
+use crate::device::Device;
+use crate::selection::{Selection, SelectionError};
+use crate::spec::{BackendSpec, Phase};
+
+/// What is done with the type of a prefill backend.
+pub trait PrefillVisitor<D: Device> {
+    /// What comes of it, for any type.
+    type Output;
+
+    /// Does it for the backend that was selected.
+    fn visit<P: PrefillBackend<Device = D>>(self) -> Self::Output;
+}
+
+/// What is done with the type of a decode backend.
+pub trait DecodeVisitor<D: Device> {
+    /// What comes of it, for any type.
+    type Output;
+
+    /// Does it for the backend that was selected.
+    fn visit<B: DecodeBackend<Device = D>>(self) -> Self::Output;
+}
+
+/// What is done with the types of both backends of a layer.
+pub trait LayerVisitor<D: Device> {
+    /// What comes of it, for any types.
+    type Output;
+
+    /// Does it for the backends that were selected.
+    fn visit<P: PrefillBackend<Device = D>, B: DecodeBackend<Device = D>>(self) -> Self::Output;
+}
+
+/// A list of prefill backends for one type of device, each of which a visitor can be sent to.
+pub trait PrefillArms<D: Device>: PrefillList {
+    /// Sends the visitor to the backend with this spec, or returns `None` where there is none.
+    fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output>;
+}
+
+/// A list of decode backends for one type of device, each of which a visitor can be sent to.
+pub trait DecodeArms<D: Device>: DecodeList {
+    /// Sends the visitor to the backend with this spec, or returns `None` where there is none.
+    fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output>;
+}
+
+impl<D: Device> PrefillArms<D> for () {
+    fn visit<V: PrefillVisitor<D>>(_: &BackendSpec, _: V) -> Option<V::Output> {
+        None
+    }
+}
+
+impl<D: Device> DecodeArms<D> for () {
+    fn visit<V: DecodeVisitor<D>>(_: &BackendSpec, _: V) -> Option<V::Output> {
+        None
+    }
+}
+
+// By the whole spec, not by the name alone: a name may have been given to another backend.
+impl<D: Device, P: PrefillBackend<Device = D>, T: PrefillArms<D>> PrefillArms<D> for (P, T) {
+    fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
+        if *spec == P::SPEC {
+            Some(visitor.visit::<P>())
+        } else {
+            T::visit(spec, visitor)
+        }
+    }
+}
+
+impl<D: Device, B: DecodeBackend<Device = D>, T: DecodeArms<D>> DecodeArms<D> for (B, T) {
+    fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
+        if *spec == B::SPEC {
+            Some(visitor.visit::<B>())
+        } else {
+            T::visit(spec, visitor)
+        }
+    }
+}
+
+impl<D: Device, A: Absent, T: PrefillArms<D>> PrefillArms<D> for Without<A, T> {
+    fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
+        T::visit(spec, visitor)
+    }
+}
+
+impl<D: Device, A: Absent, T: DecodeArms<D>> DecodeArms<D> for Without<A, T> {
+    fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
+        T::visit(spec, visitor)
+    }
+}
+
+/// Calls the visitor with the type of the prefill backend that has this spec, as
+/// [`Selection::prefill`] says it.
+///
+/// # Errors
+///
+/// Where the list has no such backend.
+pub fn with_prefill<L, D, V>(spec: &BackendSpec, visitor: V) -> Result<V::Output, SelectionError>
+where
+    L: PrefillArms<D>,
+    D: Device,
+    V: PrefillVisitor<D>,
+{
+    L::visit(spec, visitor).ok_or_else(|| no_arm(Phase::Prefill, spec, L::LISTED))
+}
+
+/// Calls the visitor with the type of the decode backend that has this spec, as
+/// [`Selection::decode`] says it.
+///
+/// # Errors
+///
+/// Where the list has no such backend.
+pub fn with_decode<L, D, V>(spec: &BackendSpec, visitor: V) -> Result<V::Output, SelectionError>
+where
+    L: DecodeArms<D>,
+    D: Device,
+    V: DecodeVisitor<D>,
+{
+    L::visit(spec, visitor).ok_or_else(|| no_arm(Phase::Decode, spec, L::LISTED))
+}
+
+/// Calls the visitor with the types of both backends of a selection.
+///
+/// # Errors
+///
+/// Where one of them is not in its list.
+pub fn with_backends<P, B, D, V>(
+    selection: &Selection,
+    visitor: V,
+) -> Result<V::Output, SelectionError>
+where
+    P: PrefillArms<D>,
+    B: DecodeArms<D>,
+    D: Device,
+    V: LayerVisitor<D>,
+{
+    let decode = DecodeNext::<B, V> {
+        spec: &selection.decode,
+        visitor,
+        list: std::marker::PhantomData,
+    };
+    with_prefill::<P, D, _>(&selection.prefill, decode)?
+}
+
+// Goes on to the decode backend once the prefill backend has a type, and then to the visitor.
+struct DecodeNext<'a, B, V> {
+    spec: &'a BackendSpec,
+    visitor: V,
+    list: std::marker::PhantomData<B>,
+}
+
+impl<D: Device, B: DecodeArms<D>, V: LayerVisitor<D>> PrefillVisitor<D> for DecodeNext<'_, B, V> {
+    type Output = Result<V::Output, SelectionError>;
+
+    fn visit<P: PrefillBackend<Device = D>>(self) -> Self::Output {
+        let both = Both::<P, V> {
+            visitor: self.visitor,
+            prefill: std::marker::PhantomData,
+        };
+        with_decode::<B, D, _>(self.spec, both)
+    }
+}
+
+struct Both<P, V> {
+    visitor: V,
+    prefill: std::marker::PhantomData<P>,
+}
+
+impl<D: Device, P: PrefillBackend<Device = D>, V: LayerVisitor<D>> DecodeVisitor<D> for Both<P, V> {
+    type Output = V::Output;
+
+    fn visit<B: DecodeBackend<Device = D>>(self) -> V::Output {
+        self.visitor.visit::<P, B>()
+    }
+}
+
+#[cold]
+fn no_arm(phase: Phase, spec: &BackendSpec, list: Option<&'static Listed>) -> SelectionError {
+    SelectionError::NoArm {
+        phase,
+        name: spec.name,
+        provider: spec.provider,
+        listed: std::iter::successors(list, |listed| listed.next)
+            .map(|listed| listed.spec.name)
+            .collect(),
+    }
+}

@@ -1,0 +1,145 @@
+//! Sentences that a running program and the compiler write alike.
+//!
+//! The compiler cannot run `Display`, but it has to say why no backend fits. So what a reason consists
+//! of is written by `const fn`s into a [`Text`], and `Display` shows what they wrote.
+
+use std::fmt;
+
+/// A text being written. It knows its whole length, also where the memory holds only its beginning.
+pub(crate) struct Text<'a> {
+    bytes: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Text<'a> {
+    pub(crate) const fn new(bytes: &'a mut [u8]) -> Self {
+        Self { bytes, len: 0 }
+    }
+
+    pub(crate) const fn push(&mut self, text: &str) {
+        let text = text.as_bytes();
+        let mut i = 0;
+        while i < text.len() {
+            if self.len < self.bytes.len() {
+                self.bytes[self.len] = text[i];
+            }
+            self.len += 1;
+            i += 1;
+        }
+    }
+
+    pub(crate) const fn number(&mut self, number: u32) {
+        if number >= 10 {
+            self.number(number / 10);
+        }
+        let digits = "0123456789".as_bytes();
+        let (_, from) = digits.split_at((number % 10) as usize);
+        let (digit, _) = from.split_at(1);
+        if let Ok(digit) = std::str::from_utf8(digit) {
+            self.push(digit);
+        }
+    }
+
+    /// What stands between the items of a list, before the one at `index`.
+    pub(crate) const fn comma(&mut self, index: usize) {
+        if index > 0 {
+            self.push(", ");
+        }
+    }
+
+    /// What was written, as far as the memory holds it.
+    pub(crate) const fn as_str(&self) -> &str {
+        let mut end = self.len;
+        if end > self.bytes.len() {
+            end = self.bytes.len();
+            // Back to the beginning of the character that does not fit.
+            while end > 0 && self.bytes[end - 1] & 0xc0 == 0x80 {
+                end -= 1;
+            }
+            if end > 0 && self.bytes[end - 1] >= 0x80 {
+                end -= 1;
+            }
+        }
+        let (written, _) = self.bytes.split_at(end);
+        match std::str::from_utf8(written) {
+            Ok(text) => text,
+            Err(_) => "",
+        }
+    }
+}
+
+/// Shows what `write` writes, whatever its length.
+pub(crate) fn show(f: &mut fmt::Formatter<'_>, write: impl Fn(&mut Text<'_>)) -> fmt::Result {
+    let mut short = [0; 256];
+    let mut text = Text::new(&mut short);
+    write(&mut text);
+    if text.len <= text.bytes.len() {
+        return f.write_str(text.as_str());
+    }
+    let mut long = vec![0; text.len];
+    let mut text = Text::new(&mut long);
+    write(&mut text);
+    f.write_str(text.as_str())
+}
+
+/// `Display` by the type's own `const fn write`.
+macro_rules! display {
+    ($($type:ty),*) => {$(
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                $crate::text::show(f, |text| self.write(text))
+            }
+        }
+    )*};
+}
+
+pub(crate) use display;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_decimal() {
+        for number in [0, 7, 10, 105, u32::MAX] {
+            let mut bytes = [0; 16];
+            let mut text = Text::new(&mut bytes);
+            text.number(number);
+            assert_eq!(text.as_str(), number.to_string());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_cut_between_characters() {
+        for (capacity, want) in [
+            (0, ""),
+            (1, "a"),
+            (2, "a"),
+            (3, "aπ"),
+            (4, "aπb"),
+            (9, "aπb"),
+        ] {
+            let mut bytes = vec![0; capacity];
+            let mut text = Text::new(&mut bytes);
+            text.push("aπb");
+            assert_eq!((text.as_str(), text.len), (want, 4), "{capacity}");
+        }
+    }
+
+    #[test]
+    fn long_texts_are_shown_whole() {
+        struct Long;
+        impl fmt::Display for Long {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                show(f, |text| {
+                    for number in 0..1000 {
+                        text.comma(number as usize);
+                        text.number(number);
+                    }
+                })
+            }
+        }
+        let want: Vec<String> = (0..1000).map(|number| number.to_string()).collect();
+        assert_eq!(Long.to_string(), want.join(", "));
+    }
+}

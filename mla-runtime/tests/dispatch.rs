@@ -1,0 +1,259 @@
+//! A choice by the compiler, and types from a selection: both are the registry's own choice.
+
+#[macro_use]
+mod common;
+
+use std::any::TypeId;
+
+use mla_runtime::availability::{Availability, Cause};
+use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
+use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dispatch::{
+    Absent, DecodeVisitor, LayerVisitor, Listed, Without, backends, choose, with_backends,
+    with_decode,
+};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
+use mla_runtime::{best_decode, best_prefill, mla_backend};
+use proptest::prelude::*;
+
+type Gpu = common::Bytes<false>;
+
+struct Hopper;
+
+#[mla_backend(sm = "90", dtypes = "bf16", priority = 10)]
+impl DecodeBackend for Hopper {
+    decode_body!(Gpu);
+}
+
+struct Every;
+
+#[mla_backend(sm = "80+", dtypes = "f16,bf16", priority = "100:20,*:5")]
+impl DecodeBackend for Every {
+    decode_body!(Gpu);
+}
+
+struct Prefill;
+
+#[mla_backend(sm = "80+", dtypes = "f16,bf16")]
+impl PrefillBackend for Prefill {
+    prefill_body!(Gpu);
+}
+
+struct Blackwell;
+
+impl Absent for Blackwell {
+    const SPEC: BackendSpec = BackendSpec {
+        capabilities: &[CapabilityMatch::Family(10)],
+        priority: Priority::everywhere(100),
+        ..BackendSpec::new("BLACKWELL", Phase::Decode, Platform::Cuda)
+    };
+    const CAUSE: Cause = Cause::FeatureOff("sm100");
+}
+
+type Gpus = Without<Blackwell, backends![Every, Hopper]>;
+type All = backends![CpuDecode, ..Gpus];
+
+const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);
+const HALF: Problem = Problem::new(MlaDims::R1, 16, DType::F16);
+
+const fn sm(major: u8, minor: u8) -> Target {
+    Target::dry_run(Capability::new(major, minor))
+}
+
+fn same<A: 'static, B: 'static>() -> bool {
+    TypeId::of::<A>() == TypeId::of::<B>()
+}
+
+#[test]
+fn the_compiler_chooses_by_the_rules_of_selection() {
+    assert!(same::<best_decode!(All, sm(9, 0), R1), Hopper>());
+    assert!(same::<best_decode!(All, sm(8, 0), R1), Every>());
+    assert!(same::<best_decode!(All, sm(9, 0), HALF), Every>());
+    // The best one is left out of this build: the next is taken, and an error would have named it.
+    assert!(same::<best_decode!(All, sm(10, 0), R1), Every>());
+    assert!(same::<best_decode!(All, Target::CPU, R1), CpuDecode>());
+    assert!(same::<best_decode!([Hopper, Every], sm(9, 0), R1), Hopper>());
+    assert!(same::<
+        best_prefill!([CpuPrefill, Prefill], sm(12, 0), R1),
+        Prefill,
+    >());
+}
+
+struct Name;
+
+impl DecodeVisitor<Gpu> for Name {
+    type Output = &'static str;
+
+    fn visit<B: DecodeBackend<Device = Gpu>>(self) -> &'static str {
+        std::any::type_name::<B>()
+    }
+}
+
+struct Names;
+
+impl LayerVisitor<Gpu> for Names {
+    type Output = [&'static str; 2];
+
+    fn visit<P: PrefillBackend<Device = Gpu>, B: DecodeBackend<Device = Gpu>>(
+        self,
+    ) -> Self::Output {
+        [std::any::type_name::<P>(), std::any::type_name::<B>()]
+    }
+}
+
+#[test]
+fn a_selection_becomes_types_again() {
+    let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
+    for (target, dtype, want) in [
+        (sm(9, 0), DType::BF16, "dispatch::Hopper"),
+        (sm(9, 0), DType::F16, "dispatch::Every"),
+        (sm(10, 0), DType::BF16, "dispatch::Every"),
+    ] {
+        let selection = registry
+            .select(&Request::new(target, MlaDims::R1, 16, dtype))
+            .unwrap();
+        let name = with_decode::<Gpus, Gpu, _>(&selection.decode, Name);
+        assert_eq!(name.unwrap(), want);
+        let names = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names);
+        assert_eq!(names.unwrap(), ["dispatch::Prefill", want]);
+    }
+}
+
+#[test]
+fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
+    let mut registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
+    // Another backend under the name of a listed one is not the listed one.
+    registry.replace(Every::ENTRY.named("HOPPER")).unwrap();
+    let request = Request::new(sm(9, 0), MlaDims::R1, 16, DType::BF16);
+    let selection = registry
+        .select(&Request {
+            decode: Some("HOPPER".to_owned()),
+            ..request
+        })
+        .unwrap();
+    let error = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names).unwrap_err();
+    assert!(matches!(error, SelectionError::NoArm { .. }), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "decode: given HOPPER (by native), accepted one of the listed types: BLACKWELL, EVERY, \
+         HOPPER; add its type to the list, or make it through the registry"
+    );
+}
+
+#[test]
+fn what_the_compiler_says_is_what_a_selection_says() {
+    let request = Request {
+        decode: None,
+        ..Request::new(sm(9, 0), MlaDims::R1, 16, DType::F32)
+    };
+    let registry = Registry::of::<backends![CpuPrefill], All>().unwrap();
+    let explanation = registry.explain(&request).unwrap();
+    let problem = Problem::new(MlaDims::R1, 16, DType::F32);
+    let list = <All as mla_runtime::dispatch::DecodeList>::LISTED;
+    let said = std::panic::catch_unwind(|| choose(Phase::Decode, list, sm(9, 0), &problem))
+        .expect_err("nothing fits");
+    let said = said.downcast_ref::<String>().unwrap();
+    let mut lines = said.lines();
+    assert_eq!(lines.next(), Some("decode: no backend fits on sm 9.0"));
+    let mut lines: Vec<&str> = lines.collect();
+    lines.sort_unstable();
+    let mut want: Vec<String> = explanation
+        .decode
+        .candidates
+        .iter()
+        .map(|candidate| format!("  {}: {}", candidate.spec.name, candidate.reasons))
+        .collect();
+    want.sort_unstable();
+    assert_eq!(lines, want);
+}
+
+fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {
+    const CAPABILITIES: &[&[CapabilityMatch]] = &[
+        &[CapabilityMatch::Any],
+        &[CapabilityMatch::Exact(Capability::new(9, 0))],
+        &[CapabilityMatch::Family(10)],
+        &[CapabilityMatch::Floor(Capability::new(8, 0))],
+    ];
+    const PRIORITIES: &[Priority] = &[
+        Priority::everywhere(0),
+        Priority::everywhere(1),
+        Priority {
+            by_capability: &[(CapabilityMatch::Exact(Capability::new(9, 0)), 2)],
+            otherwise: -1,
+        },
+    ];
+    let capability = prop::sample::select(CAPABILITIES);
+    let priority = prop::sample::select(PRIORITIES);
+    let dtypes = prop::sample::select(vec![&[DType::BF16][..], &[DType::F16, DType::BF16]]);
+    let pages = prop::sample::select(vec![PageSizes::Any, PageSizes::List(&[64])]);
+    (capability, priority, dtypes, pages, any::<bool>()).prop_map(
+        move |(capabilities, priority, dtypes, page_sizes, cuda)| {
+            let platform = if cuda { Platform::Cuda } else { Platform::Cpu };
+            let name = ["C", "A", "E", "B", "D", "AB"][index];
+            BackendSpec {
+                capabilities,
+                priority,
+                dtypes,
+                page_sizes,
+                kv_formats: &[KvFormat::F16, KvFormat::BF16],
+                ..BackendSpec::new(name, Phase::Decode, platform)
+            }
+        },
+    )
+}
+
+proptest! {
+    // The compiler's choice, run as a program, against a registry's.
+    #[test]
+    fn the_choice_is_that_of_a_registry(
+        specs in (0usize..7).prop_flat_map(|len| (0..len.min(6)).map(any_spec).collect::<Vec<_>>()),
+        capability in prop::sample::select(vec![(8, 0), (9, 0), (10, 0), (10, 3)]),
+        half: bool,
+        page_size in prop::sample::select(vec![16u32, 64]),
+    ) {
+        let dtype = if half { DType::F16 } else { DType::BF16 };
+        let problem = Problem { page_size, ..Problem::new(MlaDims::R1, 16, dtype) };
+        let target = sm(capability.0, capability.1);
+        // As a list is in a constant, which lives as long as the program.
+        let mut list = None;
+        for spec in specs.iter().rev() {
+            list = Some(&*Box::leak(Box::new(Listed {
+                spec: Box::leak(Box::new(*spec)),
+                availability: Availability::Available,
+                next: list,
+            })));
+        }
+        let mut registry = Registry::empty();
+        for spec in &specs {
+            registry.add(Entry::known(*spec, || Availability::Available)).unwrap();
+        }
+        let explanation = registry.explain(&Request::of(target, &problem)).unwrap();
+        let want = explanation.decode.selected().map(|candidate| candidate.spec.name);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let got = std::panic::catch_unwind(|| choose(Phase::Decode, list, target, &problem));
+        std::panic::set_hook(hook);
+        prop_assert_eq!(got.ok().map(|index| specs[index].name), want);
+    }
+}
+
+#[test]
+fn the_cpu_is_a_device_like_others() {
+    struct Here(Cpu);
+    impl DecodeVisitor<Cpu> for Here {
+        type Output = Target;
+        fn visit<B: DecodeBackend<Device = Cpu>>(self) -> Target {
+            self.0.target()
+        }
+    }
+    let target = with_decode::<backends![CpuDecode], Cpu, _>(&CpuDecode::SPEC, Here(Cpu::new()));
+    assert_eq!(target.unwrap(), Target::CPU);
+}

@@ -1,0 +1,73 @@
+// Where the compiler is asked for the best backend and there is none.
+
+use mla_runtime::availability::Cause;
+use mla_runtime::backend::DecodeBackend;
+use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::cpu::{CpuDecode, CpuPrefill};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dispatch::{Absent, Without, backends};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::{BackendSpec, Phase};
+use mla_runtime::{best_decode, best_prefill, mla_backend};
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+struct Hopper;
+
+#[mla_backend(sm = "90", dtypes = "bf16", heads = "16|128", page_sizes = "64", kv = "bf16,fp8")]
+impl DecodeBackend for Hopper {
+    decode_body!(common::Bytes);
+}
+
+struct Later;
+
+#[mla_backend(name = "HOPPER", sm = "100+", dtypes = "bf16", cache_dims = "(512,64)")]
+impl DecodeBackend for Later {
+    decode_body!(common::Bytes);
+}
+
+struct LeftOut;
+
+impl Absent for LeftOut {
+    const SPEC: BackendSpec = BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda);
+    const CAUSE: Cause = Cause::FeatureOff("sm100");
+}
+
+const SM90: Target = Target::dry_run(Capability::new(9, 0));
+const R1: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+
+const PAGES_OF_48: Problem = Problem {
+    page_size: 48,
+    heads: 24,
+    ..R1
+};
+
+fn none_fits(_: best_decode!([Hopper, CpuDecode, ..Without<LeftOut, ()>], SM90, PAGES_OF_48)) {}
+
+fn only_left_out(_: best_decode!(Without<LeftOut, ()>, SM90, R1)) {}
+
+fn nothing_listed(_: best_prefill!([], SM90, R1)) {}
+
+fn one_name_twice(_: best_decode!([Hopper, Later], SM90, R1)) {}
+
+const NO_HEADS: Problem = Problem { heads: 0, ..R1 };
+
+fn no_heads(_: best_decode!([Hopper], SM90, NO_HEADS)) {}
+
+const ODD_LATENT: Problem = Problem {
+    dims: MlaDims::new(100, MlaDims::R1.head),
+    kv_format: KvFormat::Fp8DsMla,
+    ..R1
+};
+
+fn odd_latent(_: best_decode!([Hopper], SM90, ODD_LATENT)) {}
+
+type Wrong = backends![CpuPrefill];
+
+fn of_the_other_phase(_: best_decode!(Wrong, Target::CPU, R1)) {}
+
+fn main() {}
