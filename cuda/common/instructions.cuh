@@ -49,6 +49,12 @@ __device__ __forceinline__ void copy_async4(uint32_t destination, const void* so
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
 
+__device__ __forceinline__ int load_shared(uint32_t address) {
+    int r;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Fetches the 128-byte line of an address into L2.

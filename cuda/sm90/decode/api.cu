@@ -180,6 +180,9 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.heads = p.heads;
     k.query_len = p.query_len;
     k.page_size = p.page_size;
+    k.page_shift = -1;
+    for (int shift = 4; shift < 31; ++shift)
+        if (p.page_size == 1 << shift) k.page_shift = shift;
     k.run = p.page_size % kBlock == 0 ? kBlock : 16;
     k.causal = p.causal;
     k.tile_cost = 1;

@@ -37,6 +37,7 @@
 namespace mla::sm90::decode {
 
 constexpr int kThreads = 512;
+constexpr int kScoresBarrier = 2;
 // Register budgets of the warpgroups with 64 rows; 512 in all. With fewer rows the even share of 128 is enough.
 constexpr int kLoadRegisters = 56, kScoreRegisters = 88, kOutputRegisters = 184;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
@@ -66,7 +67,7 @@ struct Kernel {
             barrier_init(at(s.latent_full[0]) + lane * 8, 1);
             barrier_init(at(s.latent_empty[0]) + lane * 8, lane < L::kLatentSlots ? 4 : 8);
         }
-        if (lane < kHandOver) {
+        if (lane < L::kRopeSlots) {
             barrier_init(at(s.scores_full[lane]), 4);
             s.any_factor[lane] = make_int4(0, 0, 0, 0);
         }
@@ -77,8 +78,9 @@ struct Kernel {
         if (lane == 0) {
             barrier_init(at(s.query_full), p.even_query ? 1 : 32);
             barrier_init(at(s.query_empty), 128);
-            barrier_init(at(s.stats_full), 4);
-            barrier_init(at(s.stats_empty), 8);
+            barrier_init(at(s.table_full), 32);
+            barrier_init(at(s.stats_full), kStatsWriters);
+            barrier_init(at(s.stats_empty), kOutputThreads);
         }
         fence_barrier_init();
     }
@@ -88,6 +90,8 @@ struct Kernel {
         int slot = 0;
         uint32_t phase = 0;
     };
+    // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
+    static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
     static constexpr int kPieceReaders = 1 + 1 + 4 + 8;  // warps 0 and 1, scores, output
 
     __device__ const Piece* take(const Queue& q) const {
@@ -105,24 +109,40 @@ struct Kernel {
         }
     }
 
-    // Hands out the pieces; the first one already lies in the queue.
-    __device__ void divide_work(Schedule& schedule) const {
+    // Hands out the pieces.
+    __device__ void divide_work(Schedule& schedule, int teams) const {
         const bool leader = (threadIdx.x & 31) == 0;
+        schedule.divide(teams);
         Queue q;
-        if (leader) barrier_arrive(at(s.piece_full[0]));
-        while (s.pieces[q.slot].request >= 0) {
+        bool more = true;
+        while (more) {
             const Piece piece = schedule.next();
-            if (++q.slot == kPieces) {
-                q.slot = 0;
-                q.phase ^= 1;
-            }
+            more = piece.request >= 0;
             barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
             __syncwarp();
             if (leader) {
                 s.pieces[q.slot] = piece;
                 barrier_arrive(at(s.piece_full[q.slot]));
             }
-            __syncwarp();
+            if (++q.slot == kPieces) {
+                q.slot = 0;
+                q.phase ^= 1;
+            }
+        }
+    }
+
+    // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
+    // not in use yet; a large one is at least fetched into L2, by all blocks together.
+    __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kSlotBytes / 4; }
+    __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
+    __device__ void fetch_table(int lane) const {
+        const int64_t entries = p.requests * p.block_table_stride;
+        if (table_is_small()) {
+#pragma unroll 1
+            for (int i = lane; i < entries; i += 32) copy_async4(table_copy() + i * 4, p.block_table + i);
+        } else {
+            const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
+            if (entry < entries) prefetch_line(p.block_table + entry);
         }
     }
 
@@ -130,6 +150,9 @@ struct Kernel {
     __device__ int rows(const Piece& piece) const { return min(max(piece.q_len * p.heads - first_row(piece), 0), N); }
 
     // ---------------------------------------------------------------------------------------------------- load
+
+    // The page of a request that holds a token.
+    __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
 
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
     template <bool whole>
@@ -161,19 +184,26 @@ struct Kernel {
         const int runs = kBlock / p.run;
         LatentRing latent;
         RopeRing rope;
-        uint32_t pieces = 0;
+        bool copied = table_is_small();
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
             const int begin = piece.block_begin, end = piece.block_end;
-            const int* table = p.block_table + piece.request * p.block_table_stride;
+            const int64_t row = piece.request * p.block_table_stride;
             // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
-            const int pages = unsigned(piece.kv_len + p.page_size - 1) / unsigned(p.page_size);
             const auto page_of_run = [&](int run) {
-                const int page = unsigned(run * p.run) / unsigned(p.page_size);
-                return page < pages ? table[page] : -1;
+                const int page = page_of(run * p.run);
+                if (run * p.run >= piece.kv_len) return -1;
+                return copied ? load_shared(table_copy() + (int(row) + page) * 4) : p.block_table[row + page];
             };
+            if (copied) barrier_wait(at(s.table_full), 0);
             int current = page_of_run(begin * runs + lane), following = page_of_run(begin * runs + 32 + lane);
+            if (copied) {
+                // From here on the copy engine may write there.
+                fence_async_proxy();
+                __syncwarp();
+                copied = false;
+            }
             int run = 0;
             const int kv_len = piece.kv_len;
 #pragma unroll 1
@@ -186,13 +216,13 @@ struct Kernel {
                 int page[4], first[4];
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current, run);
-                    first[0] = block * kBlock % unsigned(p.page_size);
+                    first[0] = block * kBlock - page_of(block * kBlock) * p.page_size;
                     if (lane == 0) load_block<true>(map, latent, rope, kBlock, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         page[i] = __shfl_sync(~0u, current, run + i);
-                        first[i] = (block * kBlock + i * 16) % unsigned(p.page_size);
+                        first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
                     }
                     const int tokens = min((kv_len - block * kBlock + 15) & ~15, kBlock);
                     if (lane == 0) load_block<false>(map, latent, rope, tokens, page, first);
@@ -259,7 +289,7 @@ struct Kernel {
         const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
         LatentRing latent;
         RopeRing rope;
-        uint32_t blocks_done = 0, pieces = 0;
+        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
@@ -288,10 +318,13 @@ struct Kernel {
                 wgmma_commit();
                 wgmma_wait<0>();
                 if (block + 1 == end) barrier_arrive(at(s.query_empty));
+                // What follows writes to tiles that the other warps' products have to be done with.
+                named_barrier(kScoresBarrier, 128);
 
                 const int tokens = piece.kv_len - block * kBlock;
                 if (tokens < kBlock) clear_tail(latent, tokens, thread);
-                const int buffer = blocks_done % kHandOver;
+                // The copy engine waited for the same before it filled the slot.
+                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
                 if (has_rows) {
                     if ((block + 1) * kBlock > no_mask_before) {
                         const int column = block * kBlock + 2 * (lane & 3);
@@ -309,16 +342,15 @@ struct Kernel {
                     exponentials(d, 2, max1, sum1, factor1);
                     const bool any = __any_sync(~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
                     if ((lane & 3) == 0) {
-                        s.factor[buffer][row0] = factor0;
-                        s.factor[buffer][row1] = factor1;
+                        s.factor[rope.slot][row0] = factor0;
+                        s.factor[rope.slot][row1] = factor1;
                     }
-                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[buffer])[warp] = any;
+                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[rope.slot])[warp] = any;
                     store_probabilities(d, rope_slot(rope.slot), warp, lane);
                 }
                 fence_async_proxy();
                 __syncwarp();
-                if (lane == 0) barrier_arrive(at(s.scores_full[buffer]));
-                ++blocks_done;
+                if (lane == 0) barrier_arrive(at(s.scores_full[rope.slot]));
                 latent.advance(8);
                 rope.advance(1);
             }
@@ -335,15 +367,14 @@ struct Kernel {
                     s.maximum[row1] = max1;
                     s.sum[row0] = sum0;
                     s.sum[row1] = sum1;
-                }
-                if (piece.parts == 1 && (lane & 3) == 0) {
-                    const int valid = rows(piece);
-                    if (row0 < valid) write_lse(p, first + row0, piece.q_begin, row_lse(max0, sum0));
-                    if (row1 < valid) write_lse(p, first + row1, piece.q_begin, row_lse(max1, sum1));
+                    barrier_arrive(at(s.stats_full));
+                    if (piece.parts == 1) {
+                        const int valid = rows(piece);
+                        if (row0 < valid) write_lse(p, first + row0, piece.q_begin, row_lse(max0, sum0));
+                        if (row1 < valid) write_lse(p, first + row1, piece.q_begin, row_lse(max1, sum1));
+                    }
                 }
             }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(at(s.stats_full));
             ++pieces;
         }
     }
@@ -425,7 +456,7 @@ struct Kernel {
         const int thread = threadIdx.x - 256, group = thread >> 7, lane = thread & 31;
         LatentRing latent;
         RopeRing rope;
-        uint32_t blocks_done = 0, pieces = 0;
+        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
@@ -438,14 +469,12 @@ struct Kernel {
                     for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
             }
             for (int block = begin; block < end; ++block) {
-                const int buffer = blocks_done % kHandOver;
-                barrier_wait(at(s.scores_full[buffer]), blocks_done / kHandOver & 1);
-                ++blocks_done;
-                const int4 any = s.any_factor[buffer];
+                barrier_wait(at(s.scores_full[rope.slot]), rope.phase);
+                const int4 any = s.any_factor[rope.slot];
                 if (block > begin && (any.x | any.y | any.z | any.w)) {
 #pragma unroll
                     for (int j = 0; j < N / 8; ++j) {
-                        const float2 f = *reinterpret_cast<const float2*>(&s.factor[buffer][8 * j + 2 * (lane & 3)]);
+                        const float2 f = *reinterpret_cast<const float2*>(&s.factor[rope.slot][8 * j + 2 * (lane & 3)]);
 #pragma unroll
                         for (int t = 0; t < 4; ++t) {
                             acc[t][4 * j] *= f.x;
@@ -517,8 +546,7 @@ struct Kernel {
                 out.write(row, valid, thread, t,
                           make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(at(s.stats_empty));
+        barrier_arrive(at(s.stats_empty));
     }
 
     // Index of a partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its
@@ -539,23 +567,27 @@ struct Kernel {
                        make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
         }
         if (thread < N) __stcg(mine + Partial::kFragments * 4 + thread, row_lse(s.maximum[thread], s.sum[thread]));
-        __syncwarp();
-        if (lane == 0) barrier_arrive(at(s.stats_empty));
+        barrier_arrive(at(s.stats_empty));
 
         named_barrier(kOutputBarrier, kOutputThreads);
         MergeCounters* counters = p.counters + piece.first_team * pair + half;
-        if (thread == 0) s.complete = counters->arrive(piece.parts, piece.last);
+        if (thread == 0) s.merge_role = counters->arrive(piece.parts, piece.last);
         named_barrier(kOutputBarrier, kOutputThreads);
-        if (s.complete) {
-            const PartialSource<N> source{p.partials, partial_slot(piece.first_team, true), partial_slot(piece.first_team, false),
-                                          2 * pair, piece.parts};
-            char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
-            if (piece.last)
-                merge_parts<T, N, true>(p, source, output_rows(piece), counters, reinterpret_cast<float*>(ring), s, thread);
-            else
-                merge_parts<T, N, false>(p, source, output_rows(piece), counters, nullptr, s, thread);
-        }
+        const MergeRole role = s.merge_role;
         if (thread == 0) counters->leave(piece.parts);
+        if (role == MergeRole::none) return;
+        const PartialSource<N> source{p.partials, partial_slot(piece.first_team, true), partial_slot(piece.first_team, false), 2 * pair,
+                                      piece.parts};
+        char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
+        // The ring is idle when there is no other piece.
+        MergeState* scratch = piece.last ? reinterpret_cast<MergeState*>(ring) : nullptr;
+        constexpr int units = Partial::kFragments / 32;
+        int begin = 0, end = units;
+        if (role == MergeRole::share) {
+            begin = unsigned(units * piece.part) / unsigned(piece.sharers);
+            end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);
+        }
+        merge_units(p, source, output_rows(piece), begin, end, scratch, thread);
     }
 };
 
@@ -571,9 +603,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     Schedule schedule(p, s.prefix, N * pair, team);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp == 2) {
-        schedule.divide(teams);
-        const Piece piece = schedule.next();
-        if (lane == 0) s.pieces[0] = piece;
+        schedule.fetch_lengths();
     } else if (warp == 0) {
         kernel.initialise(lane);
     } else if (warp == 1) {
@@ -581,9 +611,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
         if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     } else if (warp == 3) {
-        // Together the blocks fetch the block table, which is needed as soon as the work is divided.
-        const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
-        if (entry < p.requests * p.block_table_stride) prefetch_line(p.block_table + entry);
+        kernel.fetch_table(lane);
     }
     __syncthreads();
 
@@ -597,7 +625,11 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
         else if (warp == 1)
             kernel.load_query();
         else if (warp == 2)
-            kernel.divide_work(schedule);
+            kernel.divide_work(schedule, teams);
+        else if (warp == 3) {
+            copy_async_wait();
+            barrier_arrive(Kernel<T, N, pair>::at(s.table_full));
+        }
     } else if (warpgroup == 1) {
         if constexpr (N == 64) registers_shrink<kScoreRegisters>();
         kernel.scores();

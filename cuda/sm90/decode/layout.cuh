@@ -16,13 +16,6 @@ namespace mla::sm90::decode {
 constexpr int kSlotBytes = kBlock * 64 * 2;
 constexpr int kSharedLimit = 232448;
 
-// Buffers of per-block values that go from the scores to the output warpgroups. A block's scores need all its latent
-// tiles, and the latent ring holds fewer than three blocks: four buffers cannot be overwritten too early.
-constexpr int kHandOver = 4;
-
-// Up to this many parts have their weights in shared memory when they are merged.
-constexpr int kMergeParts = 8;
-
 // Length of the queue of pieces.
 constexpr int kPieces = 4;
 
@@ -43,20 +36,17 @@ struct Layout {
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
+        uint64_t table_full;
         uint64_t query_full, query_empty;
-        uint64_t scores_full[kHandOver];
+        uint64_t scores_full[kRopeSlots];
         uint64_t stats_full, stats_empty;
-        // What the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
-        alignas(16) int4 any_factor[kHandOver];
-        float factor[kHandOver][64];
+        // What goes from the scores to the output warpgroups with the probabilities, which lie in the rope slot of the same number:
+        // what the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
+        alignas(16) int4 any_factor[kRopeSlots];
+        float factor[kRopeSlots][64];
         // Row maximum (in units of log2) and sum of a finished piece.
         float maximum[64], sum[64];
-        // Merging: what each part is multiplied by, where there are few parts; the log-sum-exp of the merged rows.
-        float weight[kMergeParts][N];
-        float merged[N];
-        float of_thread[256];
-        int ticket;
-        bool complete;
+        MergeRole merge_role;
     };
 
     static constexpr int kRingOffset = kQueryBytes;
@@ -65,8 +55,9 @@ struct Layout {
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-    // While merging, an idle ring holds a weight per part and row, and two sums per thread.
-    static_assert(kCounters * N * 4 + 2 * 256 * 16 <= kLatentSlots * kSlotBytes, "the weights do not fit the ring");
+    // While merging, an idle ring holds what eight warps make of eight units.
+    static constexpr int kScratchBytes = 8 * 8 * 32 * 32;
+    static_assert(kScratchBytes <= kLatentSlots * kSlotBytes, "the states of a merge do not fit the ring");
 };
 
 // Walks a ring of `count` slots.

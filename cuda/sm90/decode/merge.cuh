@@ -1,5 +1,8 @@
-// Partial results: where they lie, how they are merged, and how output rows are written. The blocks that did a tile's parts
-// merge them together, without ever depending on each other: the last to arrive can do it all.
+// Partial results: where they lie, how they are merged, and how output rows are written.
+//
+// Every part of a tile ends with one arrival at the tile's counter. The blocks that have nothing else to do wait there (the
+// sharers), and once all parts are in the workspace each of them merges its own share of the tile. Nobody depends on a block
+// that may not be running: a sharer that has waited too long gives up, and then the last one to arrive merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
 // float4: vector v of output thread t (0..255) holds accumulators 4 v .. 4 v + 3 of that thread, at index v * 256 + t.
@@ -64,159 +67,136 @@ struct PartialSource {
     __device__ const float* part(int k) const {
         return partials + (k ? slot_of_rest + k * step : slot_of_first) * PartialLayout<N>::kFloats;
     }
-    __device__ float lse(int k, int row) const { return __ldcg(part(k) + PartialLayout<N>::kFragments * 4 + row); }
-    __device__ float4 vector(int k, int index) const { return __ldcg(reinterpret_cast<const float4*>(part(k)) + index); }
 };
 
-__device__ inline bool MergeCounters::arrive(int parts, bool may_wait) {
-    // Releases what all threads wrote before the barrier that this thread came from, and acquires what others released.
-    if (atomic_increment(&arrived) == parts - 1) return true;
-    if (!may_wait) return false;
-    // Nobody depends on this block: when the others do not come (they may not even be running), the last one merges alone.
+// What several parts amount to for one float4 (rows x, y, x, y): their sum, weighted relative to 2^maximum, and the weights' sum.
+struct MergeState {
+    float4 value = {0.f, 0.f, 0.f, 0.f};
+    float2 maximum = {-INFINITY, -INFINITY}, sum = {0.f, 0.f};
+
+    // The weights of this state and of one with maximum m under their common maximum.
+    __device__ static float2 raise(float& maximum, float m) {
+        const float common = fmaxf(maximum, m), offset = common == -INFINITY ? 0.f : common;
+        const float2 weights = {exp2_approx(maximum - offset), exp2_approx(m - offset)};
+        maximum = common;
+        return weights;
+    }
+
+    __device__ void add(const MergeState& other) {
+        const float2 x = raise(maximum.x, other.maximum.x), y = raise(maximum.y, other.maximum.y);
+        value.x = fmaf(value.x, x.x, other.value.x * x.y);
+        value.y = fmaf(value.y, y.x, other.value.y * y.y);
+        value.z = fmaf(value.z, x.x, other.value.z * x.y);
+        value.w = fmaf(value.w, y.x, other.value.w * y.y);
+        sum.x = fmaf(sum.x, x.x, other.sum.x * x.y);
+        sum.y = fmaf(sum.y, y.x, other.sum.y * y.y);
+    }
+
+    __device__ float4 normalised() const {
+        const float x = sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, y = sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f;
+        return make_float4(value.x * x, value.y * y, value.z * x, value.w * y);
+    }
+};
+
+// Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
+template <int N>
+__device__ __forceinline__ MergeState merge_some(const PartialSource<N>& source, int index, int column, int first, int step) {
+    constexpr int batch = 8;
+    MergeState state;
+#pragma unroll 1
+    for (int k0 = first; k0 < source.parts; k0 += batch * step) {
+        float4 x[batch];
+        float2 lse[batch];
+        float2 top = state.maximum;
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            const int k = k0 + i * step;
+            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            lse[i] = make_float2(-INFINITY, -INFINITY);
+            if (k < source.parts) {
+                const float* part = source.part(k);
+                lse[i] = __ldcg(reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 4 + column));
+                x[i] = __ldcg(reinterpret_cast<const float4*>(part) + index);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, lse[i].x), fmaxf(top.y, lse[i].y));
+        const float old_x = MergeState::raise(state.maximum.x, top.x).x, old_y = MergeState::raise(state.maximum.y, top.y).x;
+        const float2 offset = {top.x == -INFINITY ? 0.f : top.x, top.y == -INFINITY ? 0.f : top.y};
+        state.value = make_float4(state.value.x * old_x, state.value.y * old_y, state.value.z * old_x, state.value.w * old_y);
+        state.sum = make_float2(state.sum.x * old_x, state.sum.y * old_y);
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            const float wx = exp2_approx(lse[i].x - offset.x), wy = exp2_approx(lse[i].y - offset.y);
+            state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
+            state.value.x = fmaf(x[i].x, wx, state.value.x);
+            state.value.y = fmaf(x[i].y, wy, state.value.y);
+            state.value.z = fmaf(x[i].z, wx, state.value.z);
+            state.value.w = fmaf(x[i].w, wy, state.value.w);
+        }
+    }
+    return state;
+}
+
+// Merges units [begin, end) of a tile; a unit is 32 float4, one per lane of a warp. With few parts a warp sums a unit alone; with
+// many the eight warps each sum every eighth part of it, and the eighths are added in order. `scratch` holds the eighths of
+// eight units; where it is null, a warp does all eighths itself, in the same order and thus with the same result.
+template <typename T, int N>
+__device__ __forceinline__ void merge_units(const KernelParams& p, const PartialSource<N> source, const OutputRows<T> out, int begin,
+                                            int end, MergeState* scratch, int thread) {
+    const int lane = thread & 31, warp = thread >> 5;
+    const int ways = source.parts <= 16 ? 1 : 8;
+    const auto column_of = [&](int unit) { return 8 * ((unit >> 3) % (N / 8)) + 2 * (lane & 3); };
+#pragma unroll 1
+    for (int first = begin; first < end; first += 8) {
+        const int last = min(first + 8, end);
+        const bool together = ways == 8 && scratch;
+        if (together) {
+#pragma unroll 1
+            for (int unit = first; unit < last; ++unit)
+                scratch[((unit - first) * 8 + warp) * 32 + lane] = merge_some<N>(source, unit * 32 + lane, column_of(unit), warp, 8);
+            named_barrier(kOutputBarrier, kOutputThreads);
+        }
+        const int unit = first + warp;
+        if (unit < last) {
+            MergeState total;
+#pragma unroll 1
+            for (int way = 0; way < ways; ++way)
+                total.add(together ? scratch[(warp * 8 + way) * 32 + lane]
+                                   : merge_some<N>(source, unit * 32 + lane, column_of(unit), way, ways));
+            // unit = (tile * (N / 8) + group) * 8 + warp of the output
+            const int group = (unit >> 3) % (N / 8), tile = (unit >> 3) / (N / 8), row = 8 * group + (lane >> 2);
+            out.write(out.row(row), row < out.rows, (unit & 7) * 32 + lane, tile, total.normalised());
+            if (tile == 0 && (unit & 7) == 0 && lane < 4) {
+                const int column = column_of(unit);
+                if (column < out.rows) write_lse(p, out.first_row + column, out.q_begin, row_lse(total.maximum.x, total.sum.x));
+                if (column + 1 < out.rows) write_lse(p, out.first_row + column + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
+            }
+        }
+        if (together) named_barrier(kOutputBarrier, kOutputThreads);
+    }
+}
+
+__device__ inline MergeRole MergeCounters::arrive(int parts, bool sharer) {
+    // Low half: parts that have arrived; high half: sharers that gave up. Nobody gives up once all have arrived.
+    constexpr int count = 0xffff, one_gave_up = 0x10000;
     constexpr int64_t patience = 100000;  // clocks
-    const int64_t start = clock64();
-    while (clock64() - start < patience)
-        if (load_acquire(&arrived) == parts) return true;
-    return false;
+    // Releases what all threads wrote before the barrier that this thread came from, and acquires what others released.
+    int seen = atomic_increment(&arrived) + 1;
+    MergeRole role = (seen & count) < parts ? MergeRole::none : seen >= one_gave_up ? MergeRole::all : sharer ? MergeRole::share : MergeRole::none;
+    if (sharer && role == MergeRole::none) {
+        const int64_t start = clock64();
+        while (((seen = load_acquire(&arrived)) & count) < parts)
+            if (clock64() - start > patience && atomicCAS(&arrived, seen, seen + one_gave_up) == seen) break;
+        if ((seen & count) == parts && seen < one_gave_up) role = MergeRole::share;
+    }
+    return role;
 }
 
 __device__ inline void MergeCounters::leave(int parts) {
     if (atomic_increment(&left) == parts - 1) {
         arrived = 0;
-        ticket = 0;
         left = 0;
-    }
-}
-
-// Merges the parts of a tile: out = sum over k of 2^(lse_k - lse) out_k. All blocks that hold a part may call this; they share
-// the work by tickets. Every value is summed in the order of the parts, so the result does not depend on who does what.
-//
-// The unit of work is 32 float4, one per lane of a warp. With many parts several warps share a unit, each summing every
-// `ways`-th part; the sums are added in order. That, and weights for many parts, needs memory: `scratch`, used if `idle`.
-template <typename T, int N, bool idle, typename Small>
-__device__ __forceinline__ void merge_parts(const KernelParams& p, const PartialSource<N> source, const OutputRows<T> out,
-                                         MergeCounters* counters, float* scratch, Small& s, int thread) {
-    const int lane = thread & 31, warp = thread >> 5, parts = source.parts;
-    const bool few = idle || parts <= kMergeParts;
-    float* weight = idle ? scratch : &s.weight[0][0];
-    float4* sums = reinterpret_cast<float4*>(scratch + kCounters * N);
-    // Each ticket is drawn while the work before it is done.
-    int ticket = thread == 0 ? atomicAdd(&counters->ticket, 1) : 0;
-
-    // Weights: thread t looks at row t % N of every (256 / N)-th part.
-    constexpr int groups = kOutputThreads / N;
-    const int row = thread % N, own = thread / N;
-    const auto lse_of = [&](int k) { return few ? weight[k * N + row] : source.lse(k, row); };
-    float maximum = -INFINITY, sum = 0.f;
-#pragma unroll 8
-    for (int k = own; k < parts; k += groups) {
-        const float lse = source.lse(k, row);
-        if (few) weight[k * N + row] = lse;
-        maximum = fmaxf(maximum, lse);
-    }
-    s.of_thread[thread] = maximum;
-    named_barrier(kOutputBarrier, kOutputThreads);
-#pragma unroll
-    for (int g = 0; g < groups; ++g) maximum = fmaxf(maximum, s.of_thread[g * N + row]);
-    named_barrier(kOutputBarrier, kOutputThreads);
-    const float offset = maximum == -INFINITY ? 0.f : maximum;
-#pragma unroll 4
-    for (int k = own; k < parts; k += groups) {
-        const float e = exp2_approx(lse_of(k) - offset);
-        if (few) weight[k * N + row] = e;
-        sum += e;
-    }
-    s.of_thread[thread] = sum;
-    named_barrier(kOutputBarrier, kOutputThreads);
-    sum = 0.f;
-#pragma unroll
-    for (int g = 0; g < groups; ++g) sum += s.of_thread[g * N + row];
-    const float inverse = sum > 0.f ? 1.f / sum : 0.f;
-    if (few)
-        for (int k = own; k < parts; k += groups) weight[k * N + row] *= inverse;
-    if (own == 0) s.merged[row] = row_lse(maximum, sum);
-    // What a part's value is multiplied by where its weight is not kept; an empty row has no part with a value.
-    const auto weight_of = [](float lse, float merged) { return lse == -INFINITY ? 0.f : exp2_approx(lse - merged); };
-
-    const int ways = !idle || parts <= 8 ? 1 : parts <= 16 ? 2 : parts <= 32 ? 4 : 8;
-    constexpr int units = PartialLayout<N>::kFragments / 32;
-    const int rounds = units * ways / 8, per_ticket = (rounds + parts - 1) / parts;
-    while (true) {
-        if (thread == 0) s.ticket = ticket;
-        named_barrier(kOutputBarrier, kOutputThreads);
-        const int first = s.ticket * per_ticket;
-        named_barrier(kOutputBarrier, kOutputThreads);
-        if (first >= rounds) break;
-        if (thread == 0) ticket = atomicAdd(&counters->ticket, 1);
-        if (first == 0 && thread < out.rows) write_lse(p, out.first_row + thread, out.q_begin, s.merged[thread]);
-        // Two rounds at a time, so that their reads overlap.
-        const int last = min(first + per_ticket, rounds);
-#pragma unroll 1
-        for (int round = first; round < last; round += 2) {
-            const int way = warp % ways;
-            int index[2];
-            float4 v[2];
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                // An odd last round is done twice.
-                index[r] = (min(round + r, last - 1) * 8 + warp) / ways * 32 + lane;
-                v[r] = make_float4(0.f, 0.f, 0.f, 0.f);
-            }
-            constexpr int batch = N == 64 ? 8 : 4;
-#pragma unroll 1
-            for (int k0 = way; k0 < parts; k0 += batch * ways) {
-                float4 x[2][batch];
-#pragma unroll
-                for (int k = 0; k < batch; ++k) {
-                    // Past the last part its values are read again, with weight zero.
-                    const int part = min(k0 + k * ways, parts - 1);
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) x[r][k] = source.vector(part, index[r]);
-                }
-#pragma unroll
-                for (int k = 0; k < batch; ++k) {
-                    const int part = min(k0 + k * ways, parts - 1);
-                    const bool valid = k0 + k * ways < parts;
-#pragma unroll
-                    for (int r = 0; r < 2; ++r) {
-                        const int column = 8 * ((index[r] >> 8) % (N / 8)) + 2 * (lane & 3);
-                        float2 w;
-                        if (few)
-                            w = *reinterpret_cast<const float2*>(&weight[part * N + column]);
-                        else
-                            w = make_float2(weight_of(source.lse(part, column), s.merged[column]),
-                                            weight_of(source.lse(part, column + 1), s.merged[column + 1]));
-                        if (!valid) w = make_float2(0.f, 0.f);
-                        v[r].x = fmaf(x[r][k].x, w.x, v[r].x);
-                        v[r].y = fmaf(x[r][k].y, w.y, v[r].y);
-                        v[r].z = fmaf(x[r][k].z, w.x, v[r].z);
-                        v[r].w = fmaf(x[r][k].w, w.y, v[r].w);
-                    }
-                }
-            }
-            if (ways > 1) {
-                sums[thread] = v[0];
-                sums[kOutputThreads + thread] = v[1];
-                named_barrier(kOutputBarrier, kOutputThreads);
-                if (way == 0) {
-                    for (int w = 1; w < ways; ++w) {
-#pragma unroll
-                        for (int r = 0; r < 2; ++r) {
-                            const float4 x = sums[r * kOutputThreads + thread + w * 32];
-                            v[r] = make_float4(v[r].x + x.x, v[r].y + x.y, v[r].z + x.z, v[r].w + x.w);
-                        }
-                    }
-                }
-                named_barrier(kOutputBarrier, kOutputThreads);
-            }
-            if (way == 0) {
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int group = (index[r] >> 8) % (N / 8), row = 8 * group + (lane >> 2);
-                    out.write(out.row(row), row < out.rows, index[r] & 255, (index[r] >> 8) / (N / 8), v[r]);
-                }
-            }
-        }
     }
 }
 

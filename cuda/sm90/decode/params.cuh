@@ -16,15 +16,17 @@ constexpr int kMaxRequests = 1024;
 // Most thread blocks of a launch, one per multiprocessor.
 constexpr int kCounters = 160;
 
+// What a block that has delivered a part of a tile does next: nothing, its share of the merge, or all of it.
+enum class MergeRole { none, share, all };
+
 // Counts the parts of one tile; zero between launches.
 struct MergeCounters {
-    int arrived, ticket, left;
+    int arrived, left;
 
 #ifdef __CUDACC__
-    // Says that a part is in the workspace, and whether all are. A block that has nothing else to do waits for the others for
-    // a while, to help merging.
-    __device__ bool arrive(int parts, bool may_wait);
-    // Every part's block calls this once, when it no longer looks at the tile.
+    // Says that a part is in the workspace. A sharer waits for the others for a while.
+    __device__ MergeRole arrive(int parts, bool sharer);
+    // Every part's block calls this once, when it has its role.
     __device__ void leave(int parts);
 #endif
 };
@@ -45,7 +47,8 @@ struct KernelParams {
     int64_t lse_head_stride;
     int64_t block_table_stride;
     int requests, heads, query_len;
-    int page_size;
+    // page_size = 1 << page_shift where that is not negative.
+    int page_size, page_shift;
     // Cached tokens that lie together: 64, or 16 where the page size is no multiple of 64.
     int run;
     int causal;

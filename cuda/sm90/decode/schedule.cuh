@@ -28,20 +28,26 @@ struct Piece {
     int block_begin, block_end;
     // This is part `part` of `parts`; part i was given to team first_team + i.
     int part, parts, first_team;
-    // The team has no piece after this one.
+    // The team has no piece after this one: it shares in merging the tile.
     bool last;
+    // How many teams do; their parts are the first ones.
+    int sharers;
 };
 
 class Schedule {
   public:
+    // `prefix` has room for requests + 1.
     __device__ Schedule(const KernelParams& p, int* prefix, int tile_rows, int team)
         : p_(p), prefix_(prefix), tile_rows_(tile_rows), team_(team) {}
 
-    // Divides the batch among the teams. `prefix` has room for requests + 1. Called by one whole warp.
+    // Asks for the lengths. Called, like the others, by one whole warp.
+    __device__ void fetch_lengths() const {
+        for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(prefix_ + i), p_.kv_lens + i);
+    }
+
+    // Divides the batch among the teams: the lengths' running sum takes their place.
     __device__ void divide(int teams) {
         const KernelParams& p = p_;
-        // First the lengths, all at once, then their running sum in their place.
-        for (int i = threadIdx.x & 31; i < p.requests; i += 32) copy_async4(shared_address(prefix_ + i), p.kv_lens + i);
         copy_async_wait();
         __syncwarp();
         const int lane = threadIdx.x & 31;
@@ -124,6 +130,8 @@ class Schedule {
             piece.parts = empty ? 1 : team_of(tile_begin + cost - 1) - piece.first_team + 1;
             piece.part = team_ - piece.first_team;
             piece.last = position_ >= end_;
+            // Every part but the last one ends where its team's range ends.
+            piece.sharers = piece.parts - (boundary(piece.first_team + piece.parts) != tile_begin + cost);
             return piece;
         }
         piece.request = -1;
