@@ -54,6 +54,13 @@ __device__ __forceinline__ int atomic_increment(int* counter) {
     return before;
 }
 
+// The same without any order.
+__device__ __forceinline__ int atomic_increment_relaxed(int* counter) {
+    int before;
+    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 __device__ __forceinline__ int load_acquire(const int* address) {
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");

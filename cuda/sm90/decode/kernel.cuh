@@ -60,28 +60,31 @@ struct Kernel {
     __device__ uint32_t rope_slot(int slot) const { return latent_slot(L::kLatentSlots + slot); }
     __device__ static uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
 
-    // Called by one warp, before the block's first barrier.
-    __device__ void initialise(int lane) const {
-        // The rings' barriers lie one after the other: all full ones, then all empty ones.
-        if (lane < L::kSlots) {
-            barrier_init(at(s.latent_full[0]) + lane * 8, 1);
-            barrier_init(at(s.latent_empty[0]) + lane * 8, lane < L::kLatentSlots ? 4 : 8);
+    // Called by one thread, before the block's first barrier. Every address is a constant: an address that differs from lane to
+    // lane would be taken lane by lane.
+    __device__ void initialise() const {
+#pragma unroll
+        for (int i = 0; i < L::kLatentSlots; ++i) {
+            barrier_init(at(s.latent_full[i]), 1);
+            barrier_init(at(s.latent_empty[i]), 4);
         }
-        if (lane < L::kRopeSlots) {
-            barrier_init(at(s.scores_full[lane]), 4);
-            s.any_factor[lane] = make_int4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < L::kRopeSlots; ++i) {
+            barrier_init(at(s.rope_full[i]), 1);
+            barrier_init(at(s.rope_empty[i]), 8);
+            barrier_init(at(s.scores_full[i]), 4);
+            s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
-        if (lane < kPieces) {
-            barrier_init(at(s.piece_full[lane]), 1);
-            barrier_init(at(s.piece_empty[lane]), kPieceReaders);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            barrier_init(at(s.piece_full[i]), 1);
+            barrier_init(at(s.piece_empty[i]), kPieceReaders);
         }
-        if (lane == 0) {
-            barrier_init(at(s.query_full), p.even_query ? 1 : 32);
-            barrier_init(at(s.query_empty), 128);
-            barrier_init(at(s.table_full), 32);
-            barrier_init(at(s.stats_full), kStatsWriters);
-            barrier_init(at(s.stats_empty), kOutputThreads);
-        }
+        barrier_init(at(s.query_full), p.even_query ? 1 : 32);
+        barrier_init(at(s.query_empty), 128);
+        barrier_init(at(s.table_full), 32);
+        barrier_init(at(s.stats_full), kStatsWriters);
+        barrier_init(at(s.stats_empty), kOutputThreads);
         fence_barrier_init();
     }
 
@@ -551,7 +554,7 @@ struct Kernel {
 
     // Index of a partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its
     // range and one that began before it.
-    __device__ int partial_slot(int of_team, bool begins) const { return (of_team * 2 + begins) * pair + half; }
+    __device__ int partial_slot(int of_team, bool begins) const { return begins * gridDim.x + of_team * pair + half; }
 
     // Puts a part of a tile into the workspace, and merges the parts once all are there.
     __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
@@ -574,20 +577,22 @@ struct Kernel {
         if (thread == 0) s.merge_role = counters->arrive(piece.parts, piece.last);
         named_barrier(kOutputBarrier, kOutputThreads);
         const MergeRole role = s.merge_role;
-        if (thread == 0) counters->leave(piece.parts);
-        if (role == MergeRole::none) return;
-        const PartialSource<N> source{p.partials, partial_slot(piece.first_team, true), partial_slot(piece.first_team, false), 2 * pair,
-                                      piece.parts};
+        // Nobody waits for this; what it answers is looked at when the merge is done.
+        const int left = thread == 0 ? counters->leave() : 0;
+        constexpr uint32_t bytes = Partial::kBytes;
+        const PartialSource source{reinterpret_cast<const char*>(p.partials), partial_slot(piece.first_team, true) * bytes,
+                                   partial_slot(piece.first_team, false) * bytes, pair * bytes, piece.parts};
         char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
         // The ring is idle when there is no other piece.
         MergeState* scratch = piece.last ? reinterpret_cast<MergeState*>(ring) : nullptr;
         constexpr int units = Partial::kFragments / 32;
-        int begin = 0, end = units;
+        int begin = 0, end = role == MergeRole::all ? units : 0;
         if (role == MergeRole::share) {
             begin = unsigned(units * piece.part) / unsigned(piece.sharers);
             end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);
         }
-        merge_units(p, source, output_rows(piece), begin, end, scratch, thread);
+        merge_units<T, N>(p, source, output_rows(piece), begin, end, scratch, thread);
+        if (left == piece.parts) counters->reset();
     }
 };
 
@@ -605,7 +610,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     if (warp == 2) {
         schedule.fetch_lengths();
     } else if (warp == 0) {
-        kernel.initialise(lane);
+        if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         if (lane == 0) tma_prefetch_descriptor(&maps.cache);
         if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);

@@ -57,16 +57,13 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
 __device__ __forceinline__ float row_lse(float maximum, float sum) { return sum > 0.f ? maximum + log2f(sum) : -INFINITY; }
 
 // The parts of a tile in the workspace.
-template <int N>
 struct PartialSource {
-    const float* partials;
-    int slot_of_first;       // part 0; part k > 0 lies in slot_of_rest + k * step
-    int slot_of_rest, step;
+    const char* partials;
+    // In bytes: where part 0 lies, and where part k > 0 lies, less k steps. A workspace has less than 2^32.
+    uint32_t first, rest, step;
     int parts;
 
-    __device__ const float* part(int k) const {
-        return partials + (k ? slot_of_rest + k * step : slot_of_first) * PartialLayout<N>::kFloats;
-    }
+    __device__ const char* part(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
 // What several parts amount to for one float4 (rows x, y, x, y): their sum, weighted relative to 2^maximum, and the weights' sum.
@@ -100,7 +97,7 @@ struct MergeState {
 
 // Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
 template <int N>
-__device__ __forceinline__ MergeState merge_some(const PartialSource<N>& source, int index, int column, int first, int step) {
+__device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
     constexpr int batch = 8;
     MergeState state;
 #pragma unroll 1
@@ -114,8 +111,8 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource<N>& source,
             x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
             lse[i] = make_float2(-INFINITY, -INFINITY);
             if (k < source.parts) {
-                const float* part = source.part(k);
-                lse[i] = __ldcg(reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 4 + column));
+                const char* part = source.part(k);
+                lse[i] = __ldcg(reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 16 + column * 4));
                 x[i] = __ldcg(reinterpret_cast<const float4*>(part) + index);
             }
         }
@@ -142,7 +139,7 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource<N>& source,
 // many the eight warps each sum every eighth part of it, and the eighths are added in order. `scratch` holds the eighths of
 // eight units; where it is null, a warp does all eighths itself, in the same order and thus with the same result.
 template <typename T, int N>
-__device__ __forceinline__ void merge_units(const KernelParams& p, const PartialSource<N> source, const OutputRows<T> out, int begin,
+__device__ __forceinline__ void merge_units(const KernelParams& p, const PartialSource source, const OutputRows<T> out, int begin,
                                             int end, MergeState* scratch, int thread) {
     const int lane = thread & 31, warp = thread >> 5;
     const int ways = source.parts <= 16 ? 1 : 8;
@@ -193,11 +190,12 @@ __device__ inline MergeRole MergeCounters::arrive(int parts, bool sharer) {
     return role;
 }
 
-__device__ inline void MergeCounters::leave(int parts) {
-    if (atomic_increment(&left) == parts - 1) {
-        arrived = 0;
-        left = 0;
-    }
+// Relaxed is enough: this thread's last read of `arrived` has been answered.
+__device__ inline int MergeCounters::leave() { return atomic_increment_relaxed(&left) + 1; }
+
+__device__ inline void MergeCounters::reset() {
+    arrived = 0;
+    left = 0;
 }
 
 }  // namespace mla::sm90::decode

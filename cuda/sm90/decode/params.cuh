@@ -26,8 +26,9 @@ struct MergeCounters {
 #ifdef __CUDACC__
     // Says that a part is in the workspace. A sharer waits for the others for a while.
     __device__ MergeRole arrive(int parts, bool sharer);
-    // Every part's block calls this once, when it has its role.
-    __device__ void leave(int parts);
+    // Every part's block calls this once, when it has its role. Answers how many have; the last one resets the counters.
+    __device__ int leave();
+    __device__ void reset();
 #endif
 };
 
