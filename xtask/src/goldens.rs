@@ -12,10 +12,11 @@ pub(crate) struct Arguments {
 }
 
 /// The tests that hold the files: the attribute's expansions and its table of keys, the compiler's
-/// errors, and the command's output.
+/// errors, the machine code of a dispatch, and the command's output.
 const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros", "--lib"],
     &["--package", "mla-runtime", "--test", "ui"],
+    &["--package", "mla-dispatch", "--test", "dispatch"],
     &["--package", "mla-cli", "--test", "command"],
 ];
 

@@ -25,7 +25,7 @@ enum Chore {
     Kernels(kernels::Arguments),
     /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
-    /// Compare the checked-in expansions, compiler errors and outputs, or write them anew.
+    /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them anew.
     Goldens(goldens::Arguments),
 }
 

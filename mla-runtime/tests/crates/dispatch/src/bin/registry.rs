@@ -1,0 +1,29 @@
+//! The backend that the registry made, whose type this program never names.
+
+use mla_dispatch::{CONFIG, LIMITS, drive};
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeCall, DecodeStage, Opaque, SelectedDecode};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::SelectionError;
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn registry(
+    backend: &SelectedDecode<Cpu>,
+    device: &Cpu,
+    call: DecodeCall<'_, Cpu>,
+    state: &mut Opaque,
+    metadata: &Opaque,
+) -> Result<()> {
+    backend.decode(device, call, state, metadata)
+}
+
+fn main() -> std::result::Result<(), SelectionError> {
+    let device = Cpu::new();
+    let backend = Registry::linked()?.instantiate_decode("LAUNCH", &device, &CONFIG)?;
+    let mut state = backend.state(&device, &LIMITS)?;
+    let metadata = backend.metadata(&device, &LIMITS)?;
+    drive(&mut |call| registry(&backend, &device, call, &mut state, &metadata))?;
+    Ok(())
+}

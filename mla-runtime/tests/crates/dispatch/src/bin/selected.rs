@@ -1,0 +1,55 @@
+//! The backend that the program selected, through a pointer that it keeps.
+
+use std::hint::black_box;
+
+use mla_dispatch::{Backends, Engine, drive, select};
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeBackend, DecodeCall};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::dispatch::{DecodeVisitor, with_decode};
+use mla_runtime::selection::SelectionError;
+
+trait Step {
+    fn step(&mut self, call: DecodeCall<'_, Cpu>) -> Result<()>;
+}
+
+impl<B: DecodeBackend<Device = Cpu>> Step for Engine<B> {
+    #[inline(never)]
+    fn step(&mut self, call: DecodeCall<'_, Cpu>) -> Result<()> {
+        let Engine {
+            device,
+            backend,
+            state,
+            metadata,
+        } = self;
+        DecodeBackend::decode(backend, device, call, state, metadata)
+    }
+}
+
+struct Start;
+
+impl DecodeVisitor<Cpu> for Start {
+    type Output = Result<Box<dyn Step>>;
+
+    fn visit<B: DecodeBackend<Device = Cpu>>(self) -> Self::Output {
+        Ok(Box::new(Engine::<B>::new()?))
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn selected(engine: &mut dyn Step, call: DecodeCall<'_, Cpu>) -> Result<()> {
+    engine.step(call)
+}
+
+fn main() -> std::result::Result<(), SelectionError> {
+    let selection = select()?;
+    // Hidden from the compiler, which would otherwise follow the pointer to its only origin.
+    let mut engine = black_box(with_decode::<Backends, Cpu, _>(&selection.decode, Start)??);
+    if std::env::args().nth(2).is_some() {
+        drive(&mut |call| selected(&mut *engine, call))?;
+    } else {
+        drive(&mut |call| engine.step(call))?;
+    }
+    Ok(())
+}

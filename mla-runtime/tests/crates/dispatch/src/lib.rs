@@ -1,0 +1,320 @@
+//! What a dispatch costs: one program per way to call a backend, all of which launch the same kernel.
+//!
+//! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to nothing,
+//! so that what is counted is the way to it.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
+};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::capability::Target;
+use mla_runtime::cpu::Cpu;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::LseMut;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{Request, Selection};
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result, backends, best_decode, mla_backend};
+
+/// What the kernel is given.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Params {
+    /// `[tokens, heads, L+R]`.
+    pub query: *const u8,
+    /// The pages.
+    pub cache: *const u8,
+    /// The pages of each request.
+    pub block_table: *const u8,
+    /// `[tokens, heads, L]`.
+    pub out: *mut u8,
+    /// The kernel's own memory.
+    pub workspace: *mut u8,
+    /// How many tokens.
+    pub tokens: i32,
+    /// How many heads.
+    pub heads: i32,
+}
+
+/// The kernel's launch.
+///
+/// # Safety
+///
+/// `params` points to parameters, whose output has at least one byte.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub unsafe extern "C" fn example_decode(params: *const Params, stream: *mut c_void) -> i32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let params = &*params;
+        params.out.write_volatile(stream as usize as u8);
+        i32::from(params.tokens < 0)
+    }
+}
+
+/// What becomes of a status other than 0.
+#[cold]
+#[inline(never)]
+pub fn refused(status: i32) -> Error {
+    Error::argument("status", status, 0)
+}
+
+/// A backend that does nothing but launch.
+pub struct Launch {
+    /// Where it launches.
+    pub stream: *mut c_void,
+}
+
+// SAFETY: the stream is a number that nobody follows.
+unsafe impl Send for Launch {}
+// SAFETY: as above.
+unsafe impl Sync for Launch {}
+
+/// Its workspace.
+pub struct LaunchState {
+    /// The memory.
+    pub workspace: Vec<u8>,
+}
+
+#[mla_backend(sm = "any", dtypes = "bf16", priority = 1)]
+impl DecodeBackend for Launch {
+    type Device = Cpu;
+    type State = LaunchState;
+    type Metadata = ();
+
+    fn new(_: &Cpu, _: &LayerConfig) -> Result<Self> {
+        Ok(Self {
+            stream: std::ptr::null_mut(),
+        })
+    }
+
+    fn state(&self, _: &Cpu, _: &StepLimits) -> Result<LaunchState> {
+        Ok(LaunchState {
+            workspace: vec![0; 64],
+        })
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        _: &DecodeBatch<'_, Cpu>,
+        _: &mut LaunchState,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn decode(
+        &self,
+        _: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        state: &mut LaunchState,
+        (): &(),
+    ) -> Result<()> {
+        let Query::Concatenated(query) = call.query else {
+            return Err(refused(-1));
+        };
+        let Output::Plain(out) = call.out else {
+            return Err(refused(-2));
+        };
+        let params = Params {
+            query: query.bytes().as_ptr(),
+            cache: call.cache.bytes().as_ptr(),
+            block_table: call.batch.block_table.entries().bytes().as_ptr(),
+            tokens: query.shape()[0] as i32,
+            heads: query.shape()[1] as i32,
+            out: out.into_bytes().as_mut_ptr(),
+            workspace: state.workspace.as_mut_ptr(),
+        };
+        // SAFETY: the parameters are on this stack, and the output was checked to be as large as its
+        // shape says.
+        match unsafe { example_decode(&params, self.stream) } {
+            0 => Ok(()),
+            status => Err(refused(status)),
+        }
+    }
+}
+
+/// Another backend for the same problem, of lower priority, so that there is a choice.
+pub struct Other(Launch);
+
+#[mla_backend(sm = "any", dtypes = "bf16")]
+impl DecodeBackend for Other {
+    type Device = Cpu;
+    type State = LaunchState;
+    type Metadata = ();
+
+    fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
+        Launch::new(device, config).map(Self)
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<LaunchState> {
+        DecodeBackend::state(&self.0, device, limits)
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        _: &DecodeBatch<'_, Cpu>,
+        _: &mut LaunchState,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        device: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        state: &mut LaunchState,
+        (): &(),
+    ) -> Result<()> {
+        black_box(());
+        DecodeBackend::decode(&self.0, device, call, state, &())
+    }
+}
+
+/// The backends to choose from.
+pub type Backends = backends![Other, Launch];
+
+/// The problem: one token of two heads.
+pub const PROBLEM: Problem = Problem::new(MlaDims::R1, 2, DType::BF16);
+
+/// What the compiler chooses.
+pub type Chosen = best_decode!(Backends, Target::CPU, PROBLEM);
+
+/// What an engine keeps for its calls.
+pub struct Engine<B: DecodeBackend<Device = Cpu>> {
+    /// The device.
+    pub device: Cpu,
+    /// The backend of a layer.
+    pub backend: B,
+    /// Its state.
+    pub state: B::State,
+    /// Its metadata.
+    pub metadata: B::Metadata,
+}
+
+/// The engine's configuration.
+pub const CONFIG: LayerConfig = LayerConfig {
+    problem: PROBLEM,
+    softmax_scale: 0.1,
+};
+
+/// The engine's limits.
+pub const LIMITS: StepLimits = StepLimits {
+    requests: 1,
+    tokens: 1,
+    decode_query_len: 1,
+    pages_per_request: 1,
+    context_rows: 1,
+};
+
+impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
+    /// With a backend of this type.
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    pub fn new() -> Result<Self> {
+        let device = Cpu::new();
+        let backend = B::new(&device, &CONFIG)?;
+        Ok(Self {
+            state: backend.state(&device, &LIMITS)?,
+            metadata: backend.metadata(&device, &LIMITS)?,
+            backend,
+            device,
+        })
+    }
+}
+
+/// What the program selects, at run time.
+///
+/// # Errors
+///
+/// Where nothing fits.
+pub fn select() -> std::result::Result<Selection, mla_runtime::selection::SelectionError> {
+    Registry::of::<backends![mla_runtime::cpu::CpuPrefill], Backends>()?
+        .select(&Request::of(Target::CPU, &PROBLEM))
+}
+
+/// Counts what is allocated.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every method is the system allocator's; counting touches nothing that it returns.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `System` by the methods here.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Dispatches as often as the program's first argument says, and prints how many allocations that
+/// took. It is the same code in every program, which is why it takes a pointer.
+///
+/// # Errors
+///
+/// The first error of a dispatch.
+pub fn drive(dispatch: &mut dyn FnMut(DecodeCall<'_, Cpu>) -> Result<()>) -> Result<()> {
+    let argument = std::env::args().nth(1).unwrap_or_default();
+    let count: u64 = argument
+        .parse()
+        .map_err(|_| Error::argument("count", &argument, "a number of dispatches"))?;
+    let row = MlaDims::R1.row() as usize;
+    let (latent, heads) = (MlaDims::R1.latent as usize, PROBLEM.heads as usize);
+    let layout =
+        CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 1, PROBLEM.page_size as usize);
+    let query = vec![0u8; 2 * heads * row];
+    let cache = vec![0u8; layout.page_stride];
+    let mut out = vec![0u8; 2 * heads * latent];
+    let mut lse = vec![0f32; heads];
+    let tensor = |width| mla_runtime::tensor::Layout::contiguous(DType::BF16, [1, heads, width]);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..count {
+        dispatch(DecodeCall {
+            query: Query::Concatenated(TensorRef::new(&query[..], tensor(row))?),
+            cache: CacheRef::new(&cache[..], layout)?,
+            batch: DecodeBatch {
+                block_table: BlockTable::new(ArrayRef::from_slice(&[0]), 1, 1)?,
+                seq_lens: ArrayRef::from_slice(&[1]),
+                query_starts: ArrayRef::from_slice(&[0, 1]),
+                max_query_len: 1,
+                max_seq_len: 1,
+            },
+            out: Output::Plain(TensorMut::new(&mut out[..], tensor(latent))?),
+            lse: Some(LseMut::from_slice(&mut lse, heads, 1)?),
+            slots: None,
+        })?;
+    }
+    let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+    println!("{count} dispatches, {allocations} allocations");
+    Ok(())
+}

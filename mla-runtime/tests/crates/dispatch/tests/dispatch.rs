@@ -1,0 +1,263 @@
+//! The programs' machine code, instruction counts and allocations.
+//!
+//! The code is read from the linked programs, by objdump, which comes with the linker. It is compared
+//! with itself, and with the files of `mla-runtime/dispatch`, which the documentation shows and
+//! `cargo xtask goldens --bless` writes. Those hold for the compiler that they name; what another
+//! makes of the programs is held to the same relations.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+
+const BY_HAND: &str = env!("CARGO_BIN_EXE_by_hand");
+const CHOSEN: &str = env!("CARGO_BIN_EXE_chosen");
+const SELECTED: &str = env!("CARGO_BIN_EXE_selected");
+const REGISTRY: &str = env!("CARGO_BIN_EXE_registry");
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("{program} does not start: {error}"));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A linked program, as objdump shows it.
+struct Program {
+    code: String,
+    // What the table of addresses, through which functions of other crates and of C are called, holds.
+    addresses: HashMap<u64, String>,
+    compiler: String,
+}
+
+fn hex(text: &str) -> Option<u64> {
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+}
+
+impl Program {
+    fn read(path: &str) -> Self {
+        let names: HashMap<u64, String> = output("nm", &["-C", path])
+            .lines()
+            .filter_map(|line| {
+                let (address, rest) = line.split_once(' ')?;
+                Some((hex(address)?, rest.get(2..)?.to_owned()))
+            })
+            .collect();
+        let addresses = output("objdump", &["-R", path])
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                let (slot, value) = (hex(words.next()?)?, words.nth(1)?);
+                let target = hex(value.strip_prefix("*ABS*+")?)?;
+                Some((slot, names.get(&target)?.clone()))
+            })
+            .collect();
+        let comment = output("objdump", &["-s", "-j", ".comment", path]);
+        // The last column, joined: bytes as text.
+        let comment: String = comment.lines().filter_map(|line| line.get(43..)).collect();
+        let compiler = comment
+            .find("rustc version")
+            .map_or("", |at| &comment[at + 14..]);
+        Self {
+            code: output(
+                "objdump",
+                &["-d", "-C", "-M", "intel", "--no-show-raw-insn", path],
+            ),
+            addresses,
+            compiler: compiler.split_whitespace().next().unwrap_or("").to_owned(),
+        }
+    }
+
+    /// The functions of a name, which is more than one where it is generic.
+    fn functions(&self, name: &str) -> Vec<Vec<String>> {
+        let head = format!("<{name}>:");
+        let starts = self.code.match_indices(&head);
+        starts
+            .map(|(at, _)| self.function(name, &self.code[at..]))
+            .collect()
+    }
+
+    // The instructions of a function whose code begins in the next line, with numbered labels in place
+    // of addresses and names in place of the table's slots.
+    fn function(&self, name: &str, code: &str) -> Vec<String> {
+        let lines: Vec<(&str, &str)> = code
+            .lines()
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            .filter_map(|line| line.trim().split_once(":\t"))
+            // What fills the space to the next function.
+            .filter(|(_, code)| *code != "int3" && !code.starts_with("nop"))
+            .collect();
+        let jump = |code: &str| -> Option<String> {
+            let mut words = code.split_whitespace();
+            let is_jump = words.next()?.starts_with('j');
+            let target = words.next()?;
+            (is_jump && code.contains(&format!("<{name}+"))).then(|| target.to_owned())
+        };
+        let mut targets: Vec<String> = lines.iter().filter_map(|(_, code)| jump(code)).collect();
+        targets.sort_by_key(|target| hex(target));
+        targets.dedup();
+        let label = |address: &str| targets.iter().position(|target| target == address);
+        let mut instructions = Vec::new();
+        for (address, code) in &lines {
+            if let Some(number) = label(address) {
+                instructions.push(format!(".{number}:"));
+            }
+            let text = match jump(code) {
+                Some(target) => {
+                    let mnemonic = code.split_whitespace().next().unwrap();
+                    format!("{mnemonic} .{}", label(&target).unwrap())
+                }
+                None => self.named(code),
+            };
+            instructions.push(format!("    {text}"));
+        }
+        instructions
+    }
+
+    // An instruction with one space, and with a name where it goes through the table of addresses.
+    fn named(&self, code: &str) -> String {
+        let (code, comment) = code.split_once('#').unwrap_or((code, ""));
+        let slot = comment.split_whitespace().next().and_then(hex);
+        let words: Vec<&str> = code.split_whitespace().collect();
+        match slot.and_then(|slot| self.addresses.get(&slot)) {
+            Some(name) => format!("{} {name}", words[0]),
+            None => words.join(" ").replacen(" QWORD PTR ", " ", 1),
+        }
+    }
+}
+
+fn only(mut functions: Vec<Vec<String>>) -> Vec<String> {
+    assert_eq!(functions.len(), 1, "{functions:#?}");
+    functions.remove(0)
+}
+
+fn count(code: &[String]) -> usize {
+    code.iter().filter(|line| line.starts_with(' ')).count()
+}
+
+fn check_golden(name: &str, program: &Program, code: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../../dispatch/{name}.asm"));
+    let actual = format!("; rustc {}\n{code}", program.compiler);
+    if std::env::var_os("MLA_BLESS").is_some() {
+        std::fs::write(&path, actual).unwrap();
+        return;
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    if golden.lines().next() != actual.lines().next() {
+        eprintln!("{} is of another compiler", path.display());
+        return;
+    }
+    assert!(
+        golden == actual,
+        "{} is stale; run `cargo xtask goldens --bless`. It should be:\n{actual}",
+        path.display()
+    );
+}
+
+#[test]
+fn the_static_path_is_the_call_by_hand() {
+    let (by_hand, chosen) = (Program::read(BY_HAND), Program::read(CHOSEN));
+    let by_hand_code = only(by_hand.functions("by_hand"));
+    let chosen_code = only(chosen.functions("chosen"));
+    assert_eq!(chosen_code, by_hand_code);
+    assert!(
+        chosen_code
+            .iter()
+            .any(|line| line == "    call example_decode"),
+        "{chosen_code:#?}"
+    );
+    for (name, program, code) in [
+        ("by_hand", &by_hand, &by_hand_code),
+        ("chosen", &chosen, &chosen_code),
+    ] {
+        let text = format!("{name}:\n{}\n", code.join("\n"));
+        check_golden(name, program, &text);
+    }
+}
+
+#[test]
+fn the_selected_path_is_a_load_and_an_indirect_call_away_from_it() {
+    let (chosen, selected) = (Program::read(CHOSEN), Program::read(SELECTED));
+    // One for each backend that could have been selected; that of the other backend calls it.
+    let steps = selected.functions("<mla_dispatch::Engine<B> as selected::Step>::step");
+    let step = only(chosen.functions("chosen"));
+    assert!(steps.contains(&step), "{step:#?} is none of {steps:#?}");
+    // What stands before: the method's address is loaded and called.
+    let way = only(selected.functions("selected"));
+    let loads = way.iter().filter(|line| line.contains('[')).count();
+    let jumps = way
+        .iter()
+        .filter(|line| line.starts_with("    jmp "))
+        .count();
+    assert!(loads == 1 && jumps == 1 && count(&way) <= 3, "{way:#?}");
+    let text = format!(
+        "selected:\n{}\n\nstep:\n{}\n",
+        way.join("\n"),
+        step.join("\n")
+    );
+    check_golden("selected", &selected, &text);
+}
+
+#[test]
+fn no_way_to_dispatch_allocates() {
+    for program in [BY_HAND, CHOSEN, SELECTED, REGISTRY] {
+        let said = output(program, &["1000000"]);
+        assert_eq!(said, "1000000 dispatches, 0 allocations\n", "{program}");
+    }
+}
+
+// Instructions of a million dispatches, without what the program does around them.
+fn instructions(program: &str) -> i64 {
+    let run = |dispatches: &str| -> i64 {
+        let folder = env!("CARGO_TARGET_TMPDIR");
+        let file = format!(
+            "--callgrind-out-file={folder}/callgrind.out.{}",
+            std::process::id()
+        );
+        let output = Command::new("valgrind")
+            .args(["--tool=callgrind", &file, program, dispatches])
+            .output()
+            .expect("valgrind starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let collected = said
+            .lines()
+            .find_map(|line| line.split_once("Collected : "));
+        collected
+            .expect("callgrind counts")
+            .1
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    run("1000000") - run("0")
+}
+
+#[test]
+#[ignore = "needs valgrind: cargo test -p mla-dispatch -- --include-ignored"]
+fn a_million_dispatches_cost_what_the_code_says() {
+    // The lengths of two numbers that are printed: what is left besides the dispatches.
+    const PRINTING: i64 = 1000;
+    let million = |instructions: i64| (instructions + PRINTING / 2).div_euclid(1_000_000);
+    let [by_hand, chosen, selected, registry] =
+        [BY_HAND, CHOSEN, SELECTED, REGISTRY].map(instructions);
+    println!(
+        "instructions per dispatch, with the making of its arguments: by hand {}, chosen {}, \
+         selected {}, through the registry {}",
+        million(by_hand),
+        million(chosen),
+        million(selected),
+        million(registry)
+    );
+    assert!((chosen - by_hand).abs() < PRINTING, "{by_hand} {chosen}");
+    // The load, and the call through what was loaded in place of a call that names its target.
+    let more = selected - by_hand;
+    assert!(more <= 2_000_000 + PRINTING, "{by_hand} {selected}");
+}
