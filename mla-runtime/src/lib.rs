@@ -8,6 +8,7 @@ pub mod backend;
 pub mod batch;
 pub mod cache;
 pub mod capability;
+pub mod conformance;
 pub mod cpu;
 pub mod device;
 pub mod dims;

@@ -1,0 +1,119 @@
+//! Whether a backend does what its spec says: every correctness case, against the f64
+//! [`reference`](crate::reference).
+//!
+//! One line in a test file makes a test of each case, for any backend on any device:
+//!
+//! ```
+//! mod conformance {
+//!     use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+//!
+//!     mla_runtime::decode_conformance!(CpuDecode, Cpu::new());
+//!     // A second one stands in a module of its own, and what stands before the type goes on every
+//!     // test: `#[ignore = "needs a GPU: cargo test -- --include-ignored"]`, for example.
+//!     mod prefill {
+//!         use super::*;
+//!         mla_runtime::prefill_conformance!(#[cfg(not(miri))] CpuPrefill, Cpu::new());
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+//!
+//! A case tries what the [spec](crate::spec::BackendSpec) accepts and nothing else: its dtypes, cache
+//! formats, dimensions, numbers of heads, page sizes and query lengths. So a spec that promises more
+//! than the implementation keeps is found, and the [`Failure`] says which key to narrow. What memory
+//! may hold besides numbers is hostile: NaN in every slot without a token and between rows, nonsense in
+//! unused entries of the block table, and outputs that begin as NaN and may not be touched beside
+//! their rows.
+//!
+//! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
+
+mod cases;
+mod data;
+mod decode;
+mod failure;
+mod prefill;
+
+pub use cases::{DecodeTopic, PrefillTopic, decode, prefill};
+pub use data::{Bits, tolerance};
+pub use decode::DecodeCase;
+pub use failure::Failure;
+pub use prefill::PrefillCase;
+
+pub use crate::{decode_conformance, prefill_conformance};
+
+/// A test of each [`DecodeTopic`], for a backend on a device:
+/// `decode_conformance!(#[attributes]… Backend, device)`. See [`conformance`](crate::conformance).
+#[macro_export]
+macro_rules! decode_conformance {
+    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
+        $crate::decode_conformance! {
+            @ [$(#[$attribute])*] $backend, $device;
+            single_tokens => SingleTokens,
+            query_lengths => QueryLengths,
+            dtypes_and_cache_formats => Formats,
+            dimensions => Dimensions,
+            heads => Heads,
+            page_sizes => PageSizes,
+            long_contexts => LongContexts,
+            strides => Strides,
+            empty_batches => EmptyBatches,
+            slot_lists => SlotLists,
+            quantised_outputs => QuantisedOutputs,
+            repetition => Repetition,
+            through_the_registry => ThroughTheRegistry,
+        }
+    };
+    (@ test [$(#[$attribute:meta])*] $backend:ty, $device:expr, $test:ident, $topic:ident) => {
+        #[test]
+        $(#[$attribute])*
+        fn $test() {
+            let topic = $crate::conformance::DecodeTopic::$topic;
+            if let ::core::result::Result::Err(failure) =
+                $crate::conformance::decode::<$backend>(&$device, topic)
+            {
+                ::core::panic!("{failure}");
+            }
+        }
+    };
+    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
+        $($crate::decode_conformance!(@ test $attributes $backend, $device, $test, $topic);)*
+    };
+}
+
+/// A test of each [`PrefillTopic`], for a backend on a device:
+/// `prefill_conformance!(#[attributes]… Backend, device)`. See [`conformance`](crate::conformance).
+#[macro_export]
+macro_rules! prefill_conformance {
+    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
+        $crate::prefill_conformance! {
+            @ [$(#[$attribute])*] $backend, $device;
+            new_tokens => NewTokens,
+            more_or_fewer_keys => MoreOrFewerKeys,
+            context_chunks => ContextChunks,
+            dtypes => DTypes,
+            dimensions => Dimensions,
+            heads => Heads,
+            long_prompts => LongPrompts,
+            strides => Strides,
+            empty_batches => EmptyBatches,
+            quantised_outputs => QuantisedOutputs,
+            repetition => Repetition,
+            through_the_registry => ThroughTheRegistry,
+        }
+    };
+    (@ test [$(#[$attribute:meta])*] $backend:ty, $device:expr, $test:ident, $topic:ident) => {
+        #[test]
+        $(#[$attribute])*
+        fn $test() {
+            let topic = $crate::conformance::PrefillTopic::$topic;
+            if let ::core::result::Result::Err(failure) =
+                $crate::conformance::prefill::<$backend>(&$device, topic)
+            {
+                ::core::panic!("{failure}");
+            }
+        }
+    };
+    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
+        $($crate::prefill_conformance!(@ test $attributes $backend, $device, $test, $topic);)*
+    };
+}
