@@ -7,7 +7,7 @@ use crate::error::CliError;
 use crate::stopwatch::Stopwatch;
 
 /// A device by name.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum DeviceName {
     /// This machine's processor.
     Cpu,

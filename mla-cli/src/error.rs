@@ -28,6 +28,8 @@ pub(crate) enum CliError {
     Selection(#[from] SelectionError),
     #[error(transparent)]
     Runtime(#[from] mla_runtime::Error),
+    #[error(transparent)]
+    Template(#[from] mla_runtime::batch::template::TemplateError),
     /// Arguments that are right one by one, but not together.
     #[error("{argument}: given {given}, accepted {accepted}")]
     Argument {

@@ -2,10 +2,10 @@
 
 use mla_runtime::Result;
 use mla_runtime::device::Device;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How samples are taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Protocol {
     pub(crate) samples: usize,
     /// Runs that do not count, before the first sample.
@@ -17,12 +17,14 @@ pub(crate) struct Protocol {
 }
 
 /// The state of the device while samples were taken.
-#[derive(Clone, Copy, Default, PartialEq, Debug, Serialize)]
+#[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Conditions {
     /// Of the multiprocessors or cores.
     pub(crate) clock_mhz: Option<f64>,
     pub(crate) temperature_celsius: Option<f64>,
     pub(crate) power_watts: Option<f64>,
+    /// What keeps the clock below its highest, such as a power limit; empty where nothing does.
+    pub(crate) throttled: Option<String>,
 }
 
 /// A device that work can be timed on.
@@ -30,16 +32,13 @@ pub(crate) trait Stopwatch: Device {
     /// What has to be written so that no cache holds anything else.
     fn flush_bytes(&self) -> usize;
 
-    /// Seconds that `work` takes, for each sample.
+    /// Seconds that `work` takes, for each sample, and what the device's state was meanwhile.
     fn time(
         &self,
         protocol: &Protocol,
         flush: &mut Self::Buffer,
         work: &mut dyn FnMut(&Self) -> Result<()>,
-    ) -> Result<Vec<f64>>;
-
-    /// Clock and temperature now, as far as the system tells.
-    fn conditions(&self) -> Conditions;
+    ) -> Result<(Vec<f64>, Conditions)>;
 
     /// Begins to watch the memory that is in use.
     fn watch_memory(&self) -> Memory;
@@ -78,7 +77,7 @@ mod cpu {
             protocol: &Protocol,
             flush: &mut Self::Buffer,
             work: &mut dyn FnMut(&Self) -> Result<()>,
-        ) -> Result<Vec<f64>> {
+        ) -> Result<(Vec<f64>, Conditions)> {
             let mut times = Vec::with_capacity(protocol.samples);
             for sample in 0..protocol.warm_up + protocol.samples {
                 if protocol.cold_cache {
@@ -91,29 +90,37 @@ mod cpu {
                     times.push(time.as_secs_f64());
                 }
             }
-            Ok(times)
-        }
-
-        fn conditions(&self) -> Conditions {
-            let number =
-                |path: &str| -> Option<f64> { fs::read_to_string(path).ok()?.trim().parse().ok() };
-            let khz = number("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq");
-            let millidegrees = number("/sys/class/thermal/thermal_zone0/temp");
-            Conditions {
-                clock_mhz: khz.map(|khz| khz / 1e3),
-                temperature_celsius: millidegrees.map(|millidegrees| millidegrees / 1e3),
-                power_watts: None,
-            }
+            Ok((times, conditions()))
         }
 
         fn watch_memory(&self) -> Memory {
-            // Makes the peak that the system has noted what is in use now.
+            // Gives back what is free, so that it is not counted as in use, and makes the peak that the
+            // system has noted what is in use now.
+            //
+            // SAFETY: the function may be called at any time, by any thread.
+            #[cfg(all(target_os = "linux", target_env = "gnu"))]
+            unsafe {
+                libc::malloc_trim(0)
+            };
             let reset = fs::write("/proc/self/clear_refs", "5").is_ok();
             Memory(status("VmRSS:").filter(|_| reset))
         }
 
         fn peak_memory(&self, since: Memory) -> Option<u64> {
             Some(status("VmHWM:")?.saturating_sub(since.0?))
+        }
+    }
+
+    fn conditions() -> Conditions {
+        let number =
+            |path: &str| -> Option<f64> { fs::read_to_string(path).ok()?.trim().parse().ok() };
+        let khz = number("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq");
+        let millidegrees = number("/sys/class/thermal/thermal_zone0/temp");
+        Conditions {
+            clock_mhz: khz.map(|khz| khz / 1e3),
+            temperature_celsius: millidegrees.map(|millidegrees| millidegrees / 1e3),
+            power_watts: None,
+            throttled: None,
         }
     }
 
@@ -135,6 +142,7 @@ mod cpu {
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 mod cuda {
     use std::fmt::Write as _;
+    use std::sync::LazyLock;
 
     use mla_kernels::Cuda;
     use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -142,6 +150,7 @@ mod cuda {
     use mla_kernels::cuda::cudarc::driver::{DriverError, result};
     use mla_runtime::error::Error;
     use nvml_wrapper::Nvml;
+    use nvml_wrapper::bitmasks::device::ThrottleReasons;
     use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 
     use super::cpu::clear;
@@ -165,7 +174,7 @@ mod cuda {
             protocol: &Protocol,
             flush: &mut Self::Buffer,
             work: &mut dyn FnMut(&Self) -> Result<()>,
-        ) -> Result<Vec<f64>> {
+        ) -> Result<(Vec<f64>, Conditions)> {
             // What is loaded at the first call cannot be loaded within a capture.
             work(self)?;
             self.synchronize()?;
@@ -199,34 +208,15 @@ mod cuda {
                     events.push((start, end));
                 }
             }
+            // While the GPU is still at work, unless that is short.
+            let conditions = conditions(self);
             self.synchronize()?;
             let seconds = events.iter().map(|(start, end)| {
                 let milliseconds = start.elapsed_ms(end).map_err(failed("read event"))?;
                 Ok(f64::from(milliseconds) / 1e3)
             });
-            seconds.collect()
-        }
-
-        fn conditions(&self) -> Conditions {
-            let Ok(nvml) = Nvml::init() else {
-                return Conditions::default();
-            };
-            // The driver's numbers for GPUs need not be the management library's.
-            let uuid = self.stream().context().uuid().map(name_of);
-            let Some(device) = uuid.ok().and_then(|uuid| nvml.device_by_uuid(uuid).ok()) else {
-                return Conditions::default();
-            };
-            Conditions {
-                clock_mhz: device.clock_info(Clock::SM).ok().map(f64::from),
-                temperature_celsius: device
-                    .temperature(TemperatureSensor::Gpu)
-                    .ok()
-                    .map(f64::from),
-                power_watts: device
-                    .power_usage()
-                    .ok()
-                    .map(|milliwatts| f64::from(milliwatts) / 1e3),
-            }
+            let seconds: Result<Vec<f64>> = seconds.collect();
+            Ok((seconds?, conditions))
         }
 
         fn watch_memory(&self) -> Memory {
@@ -236,6 +226,36 @@ mod cuda {
         fn peak_memory(&self, since: Memory) -> Option<u64> {
             Some(used()?.saturating_sub(since.0?))
         }
+    }
+
+    fn conditions(gpu: &Cuda) -> Conditions {
+        // Opening the library takes longer than most benchmarks.
+        static LIBRARY: LazyLock<Option<Nvml>> = LazyLock::new(|| Nvml::init().ok());
+        let read = |library: &Nvml| {
+            // The driver's numbers for GPUs need not be the management library's.
+            let uuid = gpu.stream().context().uuid().map(name_of).ok()?;
+            let device = library.device_by_uuid(uuid).ok()?;
+            let reasons = device.current_throttle_reasons().ok();
+            Some(Conditions {
+                clock_mhz: device.clock_info(Clock::SM).ok().map(f64::from),
+                temperature_celsius: device
+                    .temperature(TemperatureSensor::Gpu)
+                    .ok()
+                    .map(f64::from),
+                power_watts: device
+                    .power_usage()
+                    .ok()
+                    .map(|milliwatts| f64::from(milliwatts) / 1e3),
+                throttled: reasons.map(|reasons| {
+                    let slow = reasons - ThrottleReasons::GPU_IDLE;
+                    slow.iter_names()
+                        .map(|(name, _)| name)
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                }),
+            })
+        };
+        LIBRARY.as_ref().and_then(read).unwrap_or_default()
     }
 
     /// A GPU's identity as the management library writes it.

@@ -88,7 +88,7 @@ impl Attention {
         pages.max().unwrap_or(0).max(1)
     }
 
-    fn limits(&self) -> StepLimits {
+    pub(super) fn limits(&self) -> StepLimits {
         StepLimits {
             requests: self.requests.len(),
             tokens: self.tokens(),

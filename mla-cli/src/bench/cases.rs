@@ -12,7 +12,9 @@ use crate::error::CliError;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    protocol: String,
+    /// For people.
+    #[serde(rename = "protocol")]
+    _protocol: String,
     #[serde(default)]
     decode: Vec<Decode>,
     #[serde(default)]
@@ -60,15 +62,24 @@ pub(super) enum CaseKind {
     Prefill { causal: bool },
 }
 
-/// A file's protocol and the cases whose ids begin as `only` says, or all.
-pub(super) fn read(path: &Path, only: &[String]) -> Result<(String, Vec<Case>), CliError> {
+/// The cases by which kernels for Hopper are compared, as `cases/hopper.json` has them.
+const HOPPER: &str = include_str!("../../cases/hopper.json");
+
+/// The cases of a file, or those for Hopper, whose ids begin as `only` says, or all.
+pub(super) fn read(path: Option<&Path>, only: &[String]) -> Result<Vec<Case>, CliError> {
     let refused = |message: String| CliError::File {
         argument: "--cases",
-        path: path.to_owned(),
+        path: path.unwrap_or(Path::new("hopper.json")).to_owned(),
         message,
     };
-    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-    let (protocol, cases) = parse(&text).map_err(refused)?;
+    let cases = match path {
+        None => parse(HOPPER),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+            parse(&text)
+        }
+    };
+    let cases = cases.map_err(refused)?;
     for prefix in only {
         if !cases.iter().any(|case| case.id.starts_with(prefix)) {
             let ids: Vec<_> = cases.iter().map(|case| case.id.as_str()).collect();
@@ -81,10 +92,10 @@ pub(super) fn read(path: &Path, only: &[String]) -> Result<(String, Vec<Case>), 
     }
     let wanted =
         |case: &Case| only.is_empty() || only.iter().any(|prefix| case.id.starts_with(prefix));
-    Ok((protocol, cases.into_iter().filter(wanted).collect()))
+    Ok(cases.into_iter().filter(wanted).collect())
 }
 
-fn parse(text: &str) -> Result<(String, Vec<Case>), String> {
+fn parse(text: &str) -> Result<Vec<Case>, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut cases: Vec<Case> = Vec::new();
     for case in file.decode {
@@ -100,7 +111,7 @@ fn parse(text: &str) -> Result<(String, Vec<Case>), String> {
             return Err(format!("id: given {} twice, accepted: once", case.id));
         }
     }
-    Ok((file.protocol, cases))
+    Ok(cases)
 }
 
 impl Decode {
@@ -216,14 +227,13 @@ mod tests {
 
     #[test]
     fn files_are_read_strictly() {
-        let (protocol, cases) = parse(
+        let cases = parse(
             r#"{"protocol": "as agreed",
                 "decode": [{"id": "d", "b": 2, "h": 16, "s_q": 1, "kv": 70},
                            {"id": "l", "h": 8, "s_q": 4, "lens": [9, 4]}],
                 "prefill": [{"id": "p", "h": 2, "q": [3, 4], "kv": [3, 9], "causal": false}]}"#,
         )
         .unwrap();
-        assert_eq!(protocol, "as agreed");
         let lens = |case: &Case| -> Vec<_> { case.requests.iter().map(|r| (r.q, r.kv)).collect() };
         assert_eq!(lens(&cases[0]), [(1, 70), (1, 70)]);
         assert_eq!(lens(&cases[1]), [(4, 9), (4, 4)]);
@@ -272,6 +282,14 @@ mod tests {
             let error = decode(case);
             assert!(error.contains(message), "{case}: {error}");
         }
+    }
+
+    #[test]
+    fn the_cases_for_hopper_can_be_read() {
+        let cases = read(None, &["d-b128".to_owned(), "p-h16-mix".to_owned()]).unwrap();
+        assert_eq!(cases.len(), 6);
+        assert_eq!(cases[5].requests.iter().map(|r| r.q).max(), Some(16384));
+        assert!(read(None, &["x".to_owned()]).is_err());
     }
 
     /// The first numbers that `torch.randn` gives after `manual_seed(0)`, as often printed.

@@ -3,6 +3,8 @@
 use mla_runtime::dtype::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::run::reference;
+
 /// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they are
 /// in f64.
 pub(super) struct Row {
@@ -75,6 +77,22 @@ impl Errors {
             pass: relative <= tolerance
                 && lse <= LSE_TOLERANCE
                 && cosine_difference <= tolerance * tolerance / 2.0,
+        }
+    }
+}
+
+impl Errors {
+    /// Those of a layer's paths together.
+    pub(super) fn of_paths(paths: [Option<reference::Errors>; 2]) -> Self {
+        let paths: Vec<_> = paths.into_iter().flatten().collect();
+        let most = |of: fn(&reference::Errors) -> f64| paths.iter().map(of).fold(0.0, worst);
+        Self {
+            rows: paths.iter().map(|path| path.samples).sum(),
+            relative: most(|path| path.max_relative),
+            cosine_difference: most(|path| path.cosine_difference),
+            lse: None,
+            tolerance: most(|path| path.tolerance),
+            pass: !paths.is_empty() && paths.iter().all(|path| path.pass),
         }
     }
 }

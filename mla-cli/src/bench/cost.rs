@@ -13,20 +13,7 @@ pub(super) struct Cost {
     pub(super) bytes: f64,
 }
 
-/// What a machine does at most.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Ceilings {
-    pub(super) flop_per_second: f64,
-    pub(super) bytes_per_second: f64,
-}
-
 impl Cost {
-    /// Seconds at the ceilings, of which the slower one counts.
-    pub(super) fn at(self, ceilings: Ceilings) -> f64 {
-        (self.flop / ceilings.flop_per_second).max(self.bytes / ceilings.bytes_per_second)
-    }
-
     /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
     /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
     /// once for all its tokens and heads.
@@ -94,10 +81,5 @@ mod tests {
             prefill.bytes,
             4.0 * (3.0 * 2.0 * 7.0 + 5.0 * (2.0 * 5.0 + 1.0))
         );
-        let ceilings = Ceilings {
-            flop_per_second: 10.0,
-            bytes_per_second: 1e9,
-        };
-        assert_eq!(prefill.at(ceilings), prefill.flop / 10.0);
     }
 }

@@ -1,234 +1,305 @@
 //! `mla bench`: times attention, checks what it times, and says how far the limit is.
+//!
+//! `settings` reads what is wanted, `plan` turns it into rows and finds every reason why one cannot
+//! run, `measure` runs one, `report` tells of them all.
 
 mod attention;
 mod cases;
+mod ceilings;
 mod check;
+mod compare;
 mod cost;
+mod crossover;
+mod environment;
+mod layer;
 mod measure;
+mod peers;
+mod plan;
+mod plot;
 mod random;
 mod report;
+mod settings;
 mod statistics;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use bytesize::ByteSize;
-use clap::ValueEnum;
-use mla_runtime::backend::LayerConfig;
-use mla_runtime::capability::Platform;
-use mla_runtime::dims::MlaDims;
-use mla_runtime::dtype::DType;
-use mla_runtime::problem::Problem;
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, SelectionError};
-use mla_runtime::spec::{GraphSupport, Phase, QueryLen};
 
-use self::attention::{Attention, Kind};
-use self::cases::{Case, CaseKind};
-use self::report::{Report, Row, describe_requests};
-use crate::args::{natural, positive};
+use self::cases::Case;
+use self::ceilings::Ceilings;
+use self::environment::Environment;
+use self::plan::Site;
+use self::report::{Report, Row, SCHEMA};
+use self::settings::Settings;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
-use crate::stopwatch::{Protocol, Stopwatch};
+use crate::stopwatch::Stopwatch;
 
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
-    /// Cases in JSON, run by the protocol of their file.
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Say whether one result is faster than another, and how sure that is.
+    Compare(compare::Args),
+    /// Measure what this machine does at most.
+    Ceilings(ceilings::Args),
+    /// Time the built-in backends beside other libraries, in the same run on the same GPU.
+    Peers(peers::Args),
+}
+
+#[derive(clap::Args)]
+struct BenchArgs {
+    /// A sweep file: these arguments in YAML. An argument takes the place of the file's key.
     #[arg(long, value_name = "FILE")]
-    cases: PathBuf,
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    settings: Settings,
+    #[command(flatten)]
+    cases: CaseArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Cases by a protocol, instead of batches.
+#[derive(clap::Args)]
+struct CaseArgs {
+    /// Cases in JSON, run by the protocol of their file: R1's dimensions in bf16, pages of 64.
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
     /// Only the cases whose ids begin so.
-    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', requires = "cases")]
     only: Vec<String>,
-    /// Where to run.
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
-    /// The prefill backend [default: the best that fits].
-    #[arg(long, value_name = "NAME")]
-    prefill: Option<String>,
-    /// The decode backend [default: the best that fits].
-    #[arg(long, value_name = "NAME")]
-    decode: Option<String>,
-    /// Timed runs of each row.
-    #[arg(long, value_name = "N", default_value = "30", value_parser = positive)]
-    samples: u32,
-    /// Runs of each row that do not count.
-    #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
-    warm_up: u32,
-    /// Whether to replay a CUDA graph [default: on a GPU].
-    #[arg(long)]
-    graphs: Option<Switch>,
-    /// Whether to fill the caches with something else before every sample.
-    #[arg(long, default_value = "on")]
-    cold_cache: Switch,
-    /// Output rows of each case that are compared with the reference.
-    #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
-    check: u32,
-    /// What the random numbers are made from.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
-    seed: u32,
+}
+
+#[derive(clap::Args, Clone)]
+struct OutputArgs {
+    /// What the machine does at most, as `mla bench ceilings` wrote it [default: what is known].
+    #[arg(long, value_name = "FILE")]
+    ceilings: Option<PathBuf>,
     /// Where to write everything, samples included.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Where to write a line per row.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Where to draw: roofline, time by kv length, crossover, whichever apply.
+    #[arg(long, value_name = "FILE.svg|FILE.png")]
+    plot: Option<PathBuf>,
 }
 
-/// On or off.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Switch {
-    /// Yes.
-    On,
-    /// No.
-    Off,
-}
-
-/// The output, and whether every row agrees with the reference.
+/// The output, and whether all is well: every row agrees with the reference, or nothing is slower.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
-    let report = args.device.run(Bench(args))?;
+    match &args.command {
+        Some(Command::Compare(args)) => compare::output(args),
+        Some(Command::Ceilings(args)) => Ok((ceilings::output(args)?, true)),
+        Some(Command::Peers(args)) => peers::output(args),
+        None => {
+            let report = run(&args.bench)?;
+            write(&args.bench.output, &report)?;
+            Ok((report.describe(), report.pass()))
+        }
+    }
+}
+
+fn run(args: &BenchArgs) -> Result<Report, CliError> {
+    if let Some(path) = &args.output.plot {
+        plot::check(path)?;
+    }
+    let settings = match &args.config {
+        Some(path) => args.settings.clone().over(path)?,
+        None => args.settings.clone(),
+    };
+    let cases = match &args.cases.cases {
+        Some(path) => {
+            settings.refuse_beside_cases()?;
+            Some(cases::read(Some(path), &args.cases.only)?)
+        }
+        None => None,
+    };
+    run_on_device(&settings, cases, args.output.ceilings.as_deref())
+}
+
+/// Runs the cases, or the settings' batches where there are none.
+fn run_on_device(
+    settings: &Settings,
+    cases: Option<Vec<Case>>,
+    ceilings: Option<&Path>,
+) -> Result<Report, CliError> {
+    settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
+        settings,
+        cases,
+        ceilings,
+    })
+}
+
+fn write(args: &OutputArgs, report: &Report) -> Result<(), CliError> {
     if let Some(path) = &args.json {
         // Strings, numbers, lists and structs: nothing that JSON cannot hold.
-        let json = serde_json::to_string_pretty(&report).expect("the report is JSON");
-        std::fs::write(path, json + "\n")?;
+        let json = serde_json::to_string_pretty(report).expect("the report is JSON");
+        save(path, &(json + "\n"))?;
     }
-    Ok((report.describe(), report.pass()))
+    if let Some(path) = &args.csv {
+        save(path, &csv(&report.rows)?)?;
+    }
+    if let Some(path) = &args.plot {
+        plot::draw(path, report)?;
+    }
+    Ok(())
+}
+
+fn save(path: &Path, text: &str) -> Result<(), CliError> {
+    fs::write(path, text).map_err(|error| CliError::File {
+        argument: "output",
+        path: path.to_owned(),
+        message: format!("cannot be written: {error}"),
+    })
+}
+
+/// A line per row, without the samples.
+fn csv(rows: &[Row]) -> Result<String, CliError> {
+    let mut names: Vec<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let header = [
+        "case",
+        "kind",
+        "backend",
+        "batch",
+        "requests",
+        "tokens",
+        "median_us",
+        "planned_us",
+        "mean_us",
+        "spread",
+        "min_us",
+        "max_us",
+        "outliers",
+        "tokens_per_second",
+        "tflops",
+        "gbps",
+        "of_limit",
+        "peak_bytes",
+        "error",
+        "tolerance",
+        "pass",
+        "clock_mhz",
+        "temperature_celsius",
+    ];
+    let failed = |error: csv::Error| CliError::Output(error.into());
+    let names_of_parameters = names.iter().map(|name| name.as_str());
+    writer
+        .write_record(header.into_iter().chain(names_of_parameters))
+        .map_err(failed)?;
+    for row in rows {
+        let optional =
+            |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let cells = [
+            row.id.clone(),
+            row.kind.clone(),
+            row.contender.clone(),
+            row.batch.clone(),
+            row.requests.to_string(),
+            row.tokens.to_string(),
+            row.us.median.to_string(),
+            optional(row.planned_us),
+            row.us.mean.to_string(),
+            row.us.spread.to_string(),
+            row.us.min.to_string(),
+            row.us.max.to_string(),
+            row.us.outliers.to_string(),
+            row.tokens_per_second.to_string(),
+            row.tflops.to_string(),
+            row.gbps.to_string(),
+            optional(row.of_limit),
+            row.peak_bytes
+                .map(|bytes| bytes.to_string())
+                .unwrap_or_default(),
+            row.errors.relative.to_string(),
+            row.errors.tolerance.to_string(),
+            row.errors.pass.to_string(),
+            optional(row.conditions.clock_mhz),
+            optional(row.conditions.temperature_celsius),
+        ];
+        let parameters = names
+            .iter()
+            .map(|name| row.parameters.get(*name).cloned().unwrap_or_default());
+        writer
+            .write_record(cells.into_iter().chain(parameters))
+            .map_err(failed)?;
+    }
+    let bytes = writer
+        .into_inner()
+        .map_err(|error| CliError::Output(error.into_error()))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// What is to be timed, on whichever device.
-struct Bench<'a>(&'a Args);
+struct Bench<'a> {
+    settings: &'a Settings,
+    cases: Option<Vec<Case>>,
+    ceilings: Option<&'a Path>,
+}
 
 impl Job for Bench<'_> {
     type Output = Report;
 
     fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Report, CliError> {
-        run(self.0, device, about)
-    }
-}
-
-fn run<D: Stopwatch>(args: &Args, device: &D, about: &About) -> Result<Report, CliError> {
-    let graphs = match (args.graphs, D::PLATFORM) {
-        (Some(Switch::On), Platform::Cpu) => {
-            return Err(CliError::Argument {
-                argument: "--graphs",
-                given: "on".to_owned(),
-                accepted: "off: a CPU has no graphs to replay".to_owned(),
-            });
-        }
-        (graphs, platform) => {
-            graphs.map_or(platform == Platform::Cuda, |graphs| graphs == Switch::On)
-        }
-    };
-    let protocol = Protocol {
-        samples: args.samples as usize,
-        warm_up: args.warm_up as usize,
-        cold_cache: args.cold_cache == Switch::On,
-        graphs,
-    };
-    let registry = Registry::linked()?;
-    let (_, cases) = cases::read(&args.cases, &args.only)?;
-    let mut attentions = Vec::new();
-    for case in cases {
-        attentions.push((
-            case.id.clone(),
-            attention(args, &registry, device, graphs, case)?,
-        ));
-    }
-    for (id, attention) in &attentions {
-        check_memory(id, attention, about.memory)?;
-    }
-    let mut flush = device.allocate(match protocol.cold_cache {
-        true => device.flush_bytes(),
-        false => 4,
-    })?;
-    let mut rows = Vec::new();
-    for (id, attention) in attentions {
-        let measured = measure::measure(
-            &registry,
+        let settings = self.settings;
+        let protocol = plan::protocol::<D>(settings)?;
+        let registry = Registry::linked()?;
+        let ceilings = Ceilings::find(self.ceilings, &about.description)?;
+        let site = Site {
+            registry: &registry,
             device,
-            &mut flush,
-            &attention,
-            &protocol,
-            args.check as usize,
-        )?;
-        let batch = describe_requests(&attention.requests);
-        let row = Row::new(id, batch, &attention, measured, None);
-        eprintln!(
-            "{} {} {:.1} µs, error {:.1e}",
-            row.id, row.backend, row.e2e_us, row.errors.relative
-        );
-        rows.push(row);
-    }
-    Ok(Report {
-        device: about.description.clone(),
-        protocol,
-        ceilings: None,
-        rows,
-    })
-}
-
-/// Refuses what would not fit into the device's memory, before anything is made.
-fn check_memory(id: &str, attention: &Attention, available: Option<u64>) -> Result<(), CliError> {
-    let (Some(available), needed) = (available, attention.bytes()) else {
-        return Ok(());
-    };
-    if needed <= available {
-        return Ok(());
-    }
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
-    Err(CliError::Argument {
-        argument: "memory",
-        given: format!("{id}, which takes {} at least", size(needed)),
-        accepted: format!("what fits into the {} of the device", size(available)),
-    })
-}
-
-fn attention<D: Stopwatch>(
-    args: &Args,
-    registry: &Registry,
-    device: &D,
-    graphs: bool,
-    case: Case,
-) -> Result<Attention, CliError> {
-    let (kind, phase, deviation) = match case.kind {
-        CaseKind::Decode => (Kind::Decode, Phase::Decode, 0.1),
-        CaseKind::Prefill { causal } => (Kind::Prefill { causal }, Phase::Prefill, 1.0),
-    };
-    let first = case.requests[0].q;
-    let query_len = match kind {
-        Kind::Prefill { .. } => QueryLen::Single,
-        Kind::Decode if case.requests.iter().any(|r| r.q != first) => QueryLen::Ragged,
-        Kind::Decode if first == 1 => QueryLen::Single,
-        Kind::Decode => QueryLen::Uniform,
-    };
-    let problem = Problem {
-        query_len,
-        graphs: match (graphs, kind, query_len) {
-            (false, ..) => GraphSupport::Never,
-            (_, Kind::Decode, QueryLen::Single) => GraphSupport::SingleToken,
-            (_, Kind::Decode, QueryLen::Uniform) => GraphSupport::UniformBatch,
-            _ => GraphSupport::Always,
-        },
-        ..Problem::new(MlaDims::R1, case.heads, DType::BF16)
-    };
-    let request = Request {
-        prefill: args.prefill.clone(),
-        decode: args.decode.clone(),
-        ..Request::of(device.target(), &problem)
-    };
-    let explanation = registry.explain(&request)?;
-    let Some(chosen) = explanation.phase(phase).selected() else {
-        return Err(SelectionError::NoneFits {
-            phase,
-            explanation: Box::new(explanation),
+            about,
+            graphs: protocol.graphs,
+        };
+        let jobs = match self.cases {
+            Some(cases) => plan::cases(&site, settings, cases)?,
+            None => plan::sweep(&site, settings)?,
+        };
+        let check = settings.check.unwrap_or(16) as usize;
+        let bar = progress(jobs.len());
+        let mut flush = device.allocate(match protocol.cold_cache {
+            true => device.flush_bytes(),
+            false => size_of::<f32>(),
+        })?;
+        let mut rows = Vec::with_capacity(jobs.len());
+        for job in &jobs {
+            bar.set_message(format!("{} by {}", job.case, job.contender));
+            let measured = measure::measure(&registry, device, &mut flush, job, &protocol, check)?;
+            rows.push(Row::new(job, measured, ceilings.as_ref())?);
+            bar.inc(1);
         }
-        .into());
-    };
-    Ok(Attention {
-        backend: chosen.spec.name,
-        kind,
-        config: LayerConfig {
-            problem,
-            softmax_scale: 1.0 / (problem.dims.head.qk() as f32).sqrt(),
-        },
-        requests: case.requests,
-        deviation,
-        layers: 1,
-        seed: args.seed.into(),
-    })
+        bar.finish_and_clear();
+        Ok(Report {
+            schema: SCHEMA,
+            device: about.description.clone(),
+            environment: Environment::here(),
+            // Strings, numbers and lists.
+            settings: serde_json::to_value(settings).expect("settings are JSON"),
+            protocol,
+            crossovers: crossover::find(&jobs, &rows, ceilings.as_ref(), D::PLATFORM),
+            ceilings,
+            rows,
+        })
+    }
+}
+
+/// Rows done and the time left, on a terminal only.
+fn progress(rows: usize) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(rows as u64), ProgressDrawTarget::stderr());
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} rows, {eta} left, {msg}");
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

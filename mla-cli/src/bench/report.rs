@@ -1,40 +1,62 @@
 //! What a benchmark found out, for programs and for people.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use comfy_table::{Attribute, Cell, CellAlignment};
-use mla_runtime::batch::Request;
-use serde::Serialize;
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
+use serde::{Deserialize, Serialize};
 
-use super::attention::{Attention, Kind};
+use super::ceilings::Ceilings;
 use super::check::Errors;
-use super::cost::{Ceilings, Cost};
+use super::cost::Cost;
+use super::crossover::Crossover;
+use super::environment::Environment;
 use super::measure::Measured;
+use super::plan::Job;
 use super::statistics::Summary;
+use crate::error::CliError;
 use crate::stopwatch::{Conditions, Protocol};
 use crate::table::table;
 
+/// The form of the JSON, which changes when a field changes its meaning.
+pub(super) const SCHEMA: u32 = 1;
+
+/// Outliers that are told one by one.
+const MOST_NOTES: usize = 5;
+
 /// The whole result.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub(super) struct Report {
+    pub(super) schema: u32,
     pub(super) device: String,
+    pub(super) environment: Environment,
+    /// Every setting that was given, by arguments or file.
+    pub(super) settings: serde_json::Value,
     pub(super) protocol: Protocol,
     pub(super) ceilings: Option<Ceilings>,
     pub(super) rows: Vec<Row>,
+    #[serde(default)]
+    pub(super) crossovers: Vec<Crossover>,
 }
 
-/// One attention by one backend.
-#[derive(Serialize)]
+/// One contender on one case.
+#[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Row {
+    /// What rows that compete with each other have in common.
     pub(super) id: String,
-    pub(super) kind: &'static str,
+    /// `decode` or `prefill` for attention alone, or `layer`.
+    pub(super) kind: String,
+    /// Who competes.
     #[serde(rename = "impl")]
-    pub(super) backend: String,
-    pub(super) heads: u32,
+    pub(super) contender: String,
+    /// The batch in words.
+    pub(super) batch: String,
+    pub(super) parameters: BTreeMap<String, String>,
     pub(super) requests: usize,
     pub(super) tokens: usize,
-    pub(super) batch: String,
+    pub(super) max_query_len: u32,
+    pub(super) max_kv_len: u32,
     /// The median, in microseconds and per layer, with everything that a step has to enqueue.
     pub(super) e2e_us: f64,
     /// The same where the schedule exists already.
@@ -45,7 +67,7 @@ pub(super) struct Row {
     pub(super) tokens_per_second: f64,
     pub(super) tflops: f64,
     pub(super) gbps: f64,
-    /// The time at the ceilings, relative to the median.
+    /// The time at the ceilings, relative to the median; absent without ceilings.
     pub(super) of_limit: Option<f64>,
     pub(super) peak_bytes: Option<u64>,
     pub(super) errors: Errors,
@@ -56,40 +78,45 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(
-        id: String,
-        batch: String,
-        attention: &Attention,
+        job: &Job,
         measured: Measured,
-        ceilings: Option<Ceilings>,
-    ) -> Self {
-        let per_layer = 1e6 / attention.layers as f64;
+        ceilings: Option<&Ceilings>,
+    ) -> Result<Self, CliError> {
+        let subject = &job.subject;
+        let per_layer = 1e6 / subject.layers() as f64;
         let samples_us: Vec<f64> = measured.samples.iter().map(|s| s * per_layer).collect();
         let us = Summary::of(&samples_us);
-        let (cost, seconds) = (attention.cost(), us.median / 1e6);
-        Self {
-            id,
-            kind: match attention.kind {
-                Kind::Decode => "decode",
-                Kind::Prefill { .. } => "prefill",
-            },
-            backend: attention.backend.to_owned(),
-            heads: attention.config.problem.heads,
-            requests: attention.requests.len(),
-            tokens: attention.tokens(),
-            batch,
+        let (cost, seconds) = (subject.cost()?, us.median / 1e6);
+        let requests = subject.requests();
+        let tokens = requests.iter().map(|r| r.q as usize).sum();
+        let dtype = subject.config().problem.dtype;
+        let ceilings = ceilings.filter(|ceilings| ceilings.hold_for(dtype));
+        let parameters = job.parameters.iter();
+        Ok(Self {
+            id: job.case.clone(),
+            kind: subject.kind().to_owned(),
+            contender: job.contender.clone(),
+            batch: job.label.clone(),
+            parameters: parameters
+                .map(|(name, value)| ((*name).to_owned(), value.clone()))
+                .collect(),
+            requests: requests.len(),
+            tokens,
+            max_query_len: requests.iter().map(|r| r.q).max().unwrap_or(0),
+            max_kv_len: requests.iter().map(|r| r.kv).max().unwrap_or(0),
             e2e_us: us.median,
             planned_us: measured.planned.map(|planned| planned.median * per_layer),
             us,
-            tokens_per_second: attention.tokens() as f64 / seconds,
+            tokens_per_second: tokens as f64 / seconds,
             tflops: cost.flop / seconds / 1e12,
             gbps: cost.bytes / seconds / 1e9,
-            of_limit: ceilings.map(|ceilings| cost.at(ceilings) / seconds),
+            of_limit: ceilings.map(|ceilings| ceilings.seconds(cost) / seconds),
             peak_bytes: measured.peak_bytes,
             errors: measured.errors,
             conditions: measured.conditions,
             cost,
             samples_us,
-        }
+        })
     }
 }
 
@@ -99,41 +126,88 @@ impl Report {
     }
 
     pub(super) fn describe(&self) -> String {
+        let mut text = format!("{}\n", self.device);
+        if let Some(ceilings) = &self.ceilings {
+            let _ = writeln!(text, "{ceilings}");
+        }
+        let _ = writeln!(text, "\n{}", self.rows_table().trim_fmt());
+        let samples = self.protocol.samples;
+        let cache = if self.protocol.cold_cache {
+            "cold"
+        } else {
+            "warm"
+        };
+        let graphs = if self.protocol.graphs {
+            ", each one replay of a graph"
+        } else {
+            ""
+        };
+        let _ = writeln!(
+            text,
+            "Medians of {samples} samples with {cache} caches{graphs}. The spread is the range of the \
+             middle half; * is\nthe fastest of its case. The error is the largest of {} rows against \
+             attention in f64.",
+            self.rows
+                .iter()
+                .map(|row| row.errors.rows)
+                .max()
+                .unwrap_or(0)
+        );
+        if self.ceilings.is_none() {
+            text += "No ceilings are known for this device: measure them with mla bench ceilings, and \
+                     give them with\n--ceilings.\n";
+        }
+        for note in self.notes() {
+            let _ = writeln!(text, "{note}");
+        }
+        if let Some(table) = comparison(&self.rows) {
+            let _ = writeln!(text, "\n{}", table.trim_fmt());
+        }
+        for crossover in &self.crossovers {
+            let _ = writeln!(text, "\n{crossover}");
+        }
+        text
+    }
+
+    fn rows_table(&self) -> Table {
         let mut table = table([
-            "case", "backend", "µs", "spread", "min", "max", "planned", "tokens/s", "TFLOP/s",
-            "GB/s", "limit", "memory", "error", "",
+            "case", "backend", "µs", "mean", "spread", "min", "max", "tokens/s", "TFLOP/s", "GB/s",
+            "limit", "memory", "error",
         ]);
         // As wide as it has to be: whoever needs less reads the JSON.
-        table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        let mut last = None;
         for row in &self.rows {
-            let wrong = !row.errors.pass;
-            let cells = [
-                row.id.clone(),
-                row.backend.clone(),
-                format!("{:.1}", row.us.median),
+            let best = is_best(&self.rows, row);
+            let first = last.replace(&row.id) != Some(&row.id);
+            let mut cells = vec![
+                if first { row.id.clone() } else { String::new() },
+                row.contender.clone(),
+                format!(
+                    "{}{}",
+                    number(row.us.median),
+                    if best { " *" } else { "  " }
+                ),
+                number(row.us.mean),
                 format!("{:.1}%", 100.0 * row.us.spread),
-                format!("{:.1}", row.us.min),
-                format!("{:.1}", row.us.max),
-                row.planned_us
-                    .map(|us| format!("{us:.1}"))
-                    .unwrap_or_default(),
-                format!("{:.3e}", row.tokens_per_second),
-                format!("{:.1}", row.tflops),
-                format!("{:.0}", row.gbps),
+                number(row.us.min),
+                number(row.us.max),
+                amount(row.tokens_per_second),
+                number(row.tflops),
+                number(row.gbps),
                 row.of_limit
                     .map(|part| format!("{:.0}%", 100.0 * part))
                     .unwrap_or_default(),
                 row.peak_bytes
                     .map(|bytes| ByteSize(bytes).display().iec().to_string())
                     .unwrap_or_default(),
-                format!("{:.1e}", row.errors.relative),
-                if wrong {
-                    "WRONG".to_owned()
-                } else {
-                    String::new()
-                },
             ];
-            table.add_row(cells.map(|text| match wrong {
+            cells.push(match row.errors.pass {
+                true => format!("{:.1e}", row.errors.relative),
+                false => format!("WRONG {:.1e}", row.errors.relative),
+            });
+            let strong = best || !row.errors.pass;
+            table.add_row(cells.into_iter().map(|text| match strong {
                 true => Cell::new(text).add_attribute(Attribute::Bold),
                 false => Cell::new(text),
             }));
@@ -141,18 +215,150 @@ impl Report {
         for column in table.column_iter_mut().skip(2) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let mut text = format!("{}\n", self.device);
-        let _ = writeln!(text, "{}", table.trim_fmt());
-        text
+        table
+    }
+
+    /// What to know before trusting a row.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let named = |row: &Row| format!("{} by {}", row.id, row.contender);
+        for row in &self.rows {
+            if !row.errors.pass {
+                notes.push(format!(
+                    "{}: WRONG: error {:.1e}, accepted {:.1e}",
+                    named(row),
+                    row.errors.relative,
+                    row.errors.tolerance
+                ));
+            }
+        }
+        let outlying: Vec<&Row> = self.rows.iter().filter(|row| row.us.outliers > 0).collect();
+        for row in outlying.iter().take(MOST_NOTES) {
+            notes.push(format!(
+                "{}: {} of {} samples are far from the median, up to {} µs",
+                named(row),
+                row.us.outliers,
+                row.samples_us.len(),
+                number(row.us.max)
+            ));
+        }
+        if outlying.len() > MOST_NOTES {
+            notes.push(format!(
+                "{} more rows have samples far from their medians; the JSON has them all.",
+                outlying.len() - MOST_NOTES
+            ));
+        }
+        let conditions = || self.rows.iter().map(|row| &row.conditions);
+        let range = |of: fn(&Conditions) -> Option<f64>, unit: &str| {
+            let values: Vec<f64> = conditions().filter_map(of).collect();
+            let least = values.iter().copied().reduce(f64::min)?;
+            let most = values.iter().copied().reduce(f64::max)?;
+            Some(format!("{least:.0} to {most:.0} {unit}"))
+        };
+        let state: Vec<String> = [
+            range(|now| now.clock_mhz, "MHz"),
+            range(|now| now.temperature_celsius, "°C"),
+            range(|now| now.power_watts, "W"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if !state.is_empty() {
+            notes.push(format!("Device: {}.", state.join(", ")));
+        }
+        let mut limited: BTreeMap<&str, usize> = BTreeMap::new();
+        for reason in conditions().filter_map(|now| now.throttled.as_deref()) {
+            *limited.entry(reason).or_default() += usize::from(!reason.is_empty());
+        }
+        for (reason, rows) in limited.into_iter().filter(|(_, rows)| *rows > 0) {
+            notes.push(format!("The clock was held down in {rows} rows: {reason}."));
+        }
+        notes
     }
 }
 
-/// Requests of any lengths in few words.
-pub(super) fn describe_requests(requests: &[Request]) -> String {
-    let total: u64 = requests.iter().map(|r| u64::from(r.kv)).sum();
-    let queries: u64 = requests.iter().map(|r| u64::from(r.q)).sum();
-    format!(
-        "{} requests, {queries} query and {total} kv tokens",
-        requests.len()
-    )
+/// Whether a row is right and the fastest of at least two of its case.
+fn is_best(rows: &[Row], row: &Row) -> bool {
+    let rivals = || {
+        rows.iter()
+            .filter(|other| other.id == row.id && other.kind == row.kind)
+    };
+    row.errors.pass
+        && rivals().count() > 1
+        && rivals().all(|other| !other.errors.pass || other.us.median >= row.us.median)
+}
+
+/// Cases against contenders, where there are several of both.
+pub(super) fn comparison(rows: &[Row]) -> Option<Table> {
+    let mut contenders: Vec<&str> = Vec::new();
+    let mut cases: Vec<&str> = Vec::new();
+    for row in rows {
+        if !contenders.contains(&row.contender.as_str()) {
+            contenders.push(&row.contender);
+        }
+        if !cases.contains(&row.id.as_str()) {
+            cases.push(&row.id);
+        }
+    }
+    let compared = |case: &&&str| rows.iter().filter(|row| row.id == **case).count() > 1;
+    if contenders.len() < 2 || cases.iter().filter(compared).count() < 2 {
+        return None;
+    }
+    let mut table = table(["µs"]);
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(std::iter::once("µs").chain(contenders.iter().copied()));
+    for case in cases {
+        let cells = contenders.iter().map(|contender| {
+            let row = rows
+                .iter()
+                .find(|row| row.id == case && row.contender == *contender);
+            match row {
+                None => Cell::new(""),
+                Some(row) if !row.errors.pass => Cell::new("WRONG"),
+                Some(row) if is_best(rows, row) => {
+                    Cell::new(format!("{} *", number(row.us.median))).add_attribute(Attribute::Bold)
+                }
+                Some(row) => Cell::new(format!("{}  ", number(row.us.median))),
+            }
+        });
+        table.add_row(std::iter::once(Cell::new(case)).chain(cells));
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    Some(table)
+}
+
+/// Three digits that count, more where there are more before the point.
+pub(super) fn number(number: f64) -> String {
+    match number.abs() {
+        n if n >= 99.95 => format!("{number:.0}"),
+        n if n >= 9.995 => format!("{number:.1}"),
+        _ => format!("{number:.2}"),
+    }
+}
+
+/// A large number with its thousands in a letter.
+fn amount(count: f64) -> String {
+    match count {
+        n if n >= 1e9 => format!("{}G", number(n / 1e9)),
+        n if n >= 1e6 => format!("{}M", number(n / 1e6)),
+        n if n >= 1e3 => format!("{}k", number(n / 1e3)),
+        n => number(n),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_that_count() {
+        let shown = [0.123, 1.234, 9.996, 12.34, 99.96, 1234.5].map(number);
+        assert_eq!(shown, ["0.12", "1.23", "10.0", "12.3", "100", "1234"]);
+        assert_eq!(
+            [12.0, 1234.0, 5.6e6, 7.8e9].map(amount),
+            ["12.0", "1.23k", "5.60M", "7.80G"]
+        );
+    }
 }

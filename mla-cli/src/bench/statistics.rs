@@ -1,13 +1,13 @@
 //! What samples say.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Samples this many median absolute deviations away from the median are called outliers. For normal
 /// samples that is five standard deviations.
 const OUTLIER: f64 = 7.4;
 
 /// Samples in one number each.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct Summary {
     pub(super) median: f64,
     pub(super) mean: f64,

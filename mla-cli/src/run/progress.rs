@@ -11,6 +11,7 @@ const PATIENCE: Duration = Duration::from_millis(700);
 pub(crate) struct Progress {
     bar: ProgressBar,
     start: Instant,
+    patience: Duration,
 }
 
 impl Progress {
@@ -21,13 +22,22 @@ impl Progress {
         Self {
             bar,
             start: Instant::now(),
+            patience: PATIENCE,
+        }
+    }
+
+    /// One that never shows, for those who show their own.
+    pub(crate) fn hidden() -> Self {
+        Self {
+            patience: Duration::MAX,
+            ..Self::new()
         }
     }
 
     /// What is being done now.
     pub(crate) fn step(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
-        if self.bar.is_hidden() && self.start.elapsed() > PATIENCE {
+        if self.bar.is_hidden() && self.start.elapsed() > self.patience {
             // Standard error hides by itself where it is no terminal.
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }

@@ -54,17 +54,7 @@ impl Workload {
     ) -> Result<Self, CliError> {
         let order = split(spec.requests(), threshold, false)?;
         let requests: Vec<Request> = order.order.iter().map(|&at| spec.requests()[at]).collect();
-        let query_len = match order.uniform_len {
-            Some(1) => QueryLen::Single,
-            Some(_) => QueryLen::Uniform,
-            // Nothing on the absorbed path asks nothing of the decode backend.
-            None if order.absorbed_tokens == 0 => QueryLen::Single,
-            None => QueryLen::Ragged,
-        };
-        let mut token_starts = vec![0];
-        for request in &requests {
-            token_starts.push(token_starts[token_starts.len() - 1] + request.q as usize);
-        }
+        let query_len = query_len(&requests[order.absorbed()]);
 
         let needed = |request: &Request| request.kv.div_ceil(page_size) as usize;
         let pages: u64 = requests.iter().map(|r| needed(r) as u64).sum();
@@ -89,8 +79,8 @@ impl Workload {
         Ok(Self {
             label: spec.label(),
             absorbed: order.absorbed(),
+            token_starts: token_starts(&requests),
             requests,
-            token_starts,
             query_len,
             threshold,
             page_size,
@@ -98,6 +88,39 @@ impl Workload {
             max_pages,
             tables,
             slots,
+        })
+    }
+
+    /// The same with the requests on the absorbed path in pieces of at most `len` new tokens, each
+    /// attending to the pages of the whole request: for backends that take no longer ones.
+    pub(crate) fn cut(self, len: u32) -> Result<Self, CliError> {
+        let (mut requests, mut tables) = (Vec::new(), Vec::new());
+        let mut absorbed = 0;
+        for (index, request) in self.requests.iter().enumerate() {
+            let pages = &self.tables[index * self.max_pages..][..self.max_pages];
+            let piece = match self.absorbed.contains(&index) {
+                true => len.min(request.q),
+                false => request.q,
+            };
+            for start in (0..request.q).step_by(piece as usize) {
+                let q = piece.min(request.q - start);
+                let kv = request.context_len() + start + q;
+                requests.push(Request { q, kv });
+                tables.extend_from_slice(pages);
+                absorbed += usize::from(self.absorbed.contains(&index));
+            }
+        }
+        let slots = BlockTables::new(&tables, self.max_pages, self.page_size)?
+            .new_token_slots(&requests)?;
+        Ok(Self {
+            query_len: query_len(&requests[..absorbed]),
+            token_starts: token_starts(&requests),
+            absorbed: 0..absorbed,
+            threshold: self.threshold.min(len),
+            requests,
+            tables,
+            slots,
+            ..self
         })
     }
 
@@ -193,6 +216,26 @@ impl Workload {
                 + expanded_bytes,
         }
     }
+}
+
+/// How the query lengths of requests on the absorbed path differ.
+fn query_len(absorbed: &[Request]) -> QueryLen {
+    match absorbed {
+        // Nothing on the absorbed path asks nothing of the decode backend.
+        [] => QueryLen::Single,
+        [first, others @ ..] if others.iter().any(|other| other.q != first.q) => QueryLen::Ragged,
+        [Request { q: 1, .. }, ..] => QueryLen::Single,
+        _ => QueryLen::Uniform,
+    }
+}
+
+/// Where each request's new tokens begin, and the end of the last.
+fn token_starts(requests: &[Request]) -> Vec<usize> {
+    let mut starts = vec![0];
+    for request in requests {
+        starts.push(starts[starts.len() - 1] + request.q as usize);
+    }
+    starts
 }
 
 fn tokens(requests: &[Request]) -> f64 {
@@ -319,6 +362,26 @@ mod tests {
         assert_eq!(cost.flop, 2.0 * 2.0 * (4.0 * 25.0 + 10.0 * 6.0));
         let expanded = 2.0 * 4.0 * 2.0 * 5.0;
         assert_eq!(cost.bytes, 4.0 * (50.0 + 48.0 + 24.0 + expanded));
+    }
+
+    #[test]
+    fn pieces_share_the_pages_and_have_the_slots_of_the_whole() {
+        let spec: BatchSpec = "q20s100_q3s40_q200".parse().unwrap();
+        let whole = Workload::new(&spec, 64, 16, 3).unwrap();
+        let slots = whole.slots.clone();
+        let cut = whole.cut(8).unwrap();
+        let lens: Vec<_> = cut.requests.iter().map(|r| (r.q, r.kv)).collect();
+        assert_eq!(lens, [(8, 88), (8, 96), (4, 100), (3, 40), (200, 200)]);
+        assert_eq!(
+            (cut.absorbed.clone(), cut.query_len),
+            (0..4, QueryLen::Ragged)
+        );
+        assert_eq!(cut.token_starts, [0, 8, 16, 20, 23, 223]);
+        assert_eq!((cut.slots.clone(), cut.threshold), (slots, 8));
+        assert_eq!(
+            cut.tables[..cut.max_pages],
+            cut.tables[cut.max_pages..2 * cut.max_pages]
+        );
     }
 
     #[test]

@@ -98,6 +98,9 @@ pub enum TemplateError {
         /// Their number, as far as it can be counted.
         given: usize,
     },
+    /// A template without names that is no batch spec.
+    #[error(transparent)]
+    Plain(Box<BatchSpecError>),
     /// A combination that is no batch spec.
     #[error("{text:?} with {values}: {error}")]
     Spec {
@@ -156,6 +159,7 @@ impl Template {
         }
         match text.parse() {
             Ok(spec) => Ok(Expanded { spec, values }),
+            Err(error) if values.is_empty() => Err(TemplateError::Plain(Box::new(error))),
             Err(error) => {
                 let pairs = self.names.iter().zip(&values);
                 let pairs: Vec<_> = pairs
@@ -163,11 +167,7 @@ impl Template {
                     .collect();
                 Err(TemplateError::Spec {
                     text: shortened(&self.text),
-                    values: if pairs.is_empty() {
-                        "no names".to_owned()
-                    } else {
-                        pairs.join(", ")
-                    },
+                    values: pairs.join(", "),
                     error: Box::new(error),
                 })
             }

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""Times published MLA kernels beside ours: FlashMLA, FlashAttention-3, FlashInfer and cuDNN.
+
+`mla bench peers` runs this with the cases on standard input and reads one JSON object per line from
+standard output. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
+order, one CUDA graph of everything a step enqueues, the L2 cache overwritten before each replay, CUDA events
+around it, and the median.
+
+What cannot be loaded, or refuses a case, says so in a line of its own and hides nothing else.
+"""
+
+import argparse
+import importlib.util
+import json
+import lzma
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+PAGE = 64
+LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
+ROW = LATENT + ROPE
+DTYPE = torch.bfloat16
+SCALE = (NOPE + ROPE) ** -0.5
+
+
+class Clock:
+    """Median device time of a function's work, captured once and replayed on cold caches."""
+
+    def __init__(self, samples, warm_up):
+        self.samples, self.warm_up = samples, warm_up
+        self.filler = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
+
+    def __call__(self, work):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        pairs = []
+        for _ in range(self.warm_up + self.samples):
+            self.filler.zero_()
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            graph.replay()
+            pair[1].record()
+            pairs.append(pair)
+        torch.cuda.synchronize()
+        times = sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs[self.warm_up:])
+        middle = len(times) // 2
+        return times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+
+
+def normal(*shape, deviation):
+    return torch.empty(*shape, dtype=DTYPE, device="cuda").normal_(0, deviation)
+
+
+def offsets(lens):
+    return torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+
+
+class DecodeCase:
+    """Queries, a paged cache and its tables; the kv lengths are those that `mla` sends."""
+
+    def __init__(self, case):
+        queries = {q for q, _ in case["requests"]}
+        if len(queries) != 1:
+            raise ValueError("query lengths differ")
+        self.queries, = queries
+        lens = [kv for _, kv in case["requests"]]
+        self.requests, self.heads, self.longest = len(lens), case["heads"], max(lens)
+        pages = -(-self.longest // PAGE)
+        # Some kernels read their table four entries at a time.
+        pages += -pages % 4
+        order = torch.randperm(self.requests * pages, device="cuda")
+        self.table = order.to(torch.int32).view(self.requests, pages)
+        self.lens = torch.tensor(lens, dtype=torch.int32, device="cuda")
+        self.cache = normal(self.requests * pages, PAGE, 1, ROW, deviation=0.1)
+        self.query = normal(self.requests, self.queries, self.heads, ROW, deviation=0.1)
+        self.starts = offsets([self.queries] * self.requests)
+
+    def rows(self):
+        """The queries as one row per token, in their two parts."""
+        flat = self.query.view(-1, self.heads, ROW)
+        return flat[..., :LATENT].contiguous(), flat[..., LATENT:].contiguous()
+
+
+class PrefillCase:
+    def __init__(self, case):
+        self.query_lens, self.key_lens = zip(*case["requests"])
+        self.heads, self.causal = case["heads"], case["causal"]
+
+    def packed(self):
+        tokens, keys = sum(self.query_lens), sum(self.key_lens)
+        return (
+            normal(tokens, self.heads, NOPE + ROPE, deviation=1.0),
+            normal(keys, self.heads, NOPE + ROPE, deviation=1.0),
+            normal(keys, self.heads, VALUE, deviation=1.0),
+        )
+
+    def starts(self):
+        return offsets(self.query_lens), offsets(self.key_lens)
+
+
+def shared_object(wheels, pattern, module):
+    """A library out of a folder of wheels, unpacked where it is packed, or out of an installed package."""
+    places = []
+    if wheels:
+        places.append(pathlib.Path(wheels))
+    package = importlib.util.find_spec(module)
+    if package and package.submodule_search_locations:
+        places.extend(pathlib.Path(place) for place in package.submodule_search_locations)
+    for place in places:
+        for found in sorted(place.rglob(pattern)):
+            if found.suffix != ".xz":
+                return str(found)
+            unpacked = pathlib.Path(tempfile.mkdtemp()) / found.stem
+            with lzma.open(found) as packed:
+                unpacked.write_bytes(packed.read())
+            return str(unpacked)
+    raise FileNotFoundError(f"{pattern} is neither in {wheels or 'any folder given by --wheels'} nor in {module}")
+
+
+class FlashMla:
+    def __init__(self, wheels):
+        torch.ops.load_library(shared_object(wheels, "_flashmla_C*.so*", "vllm"))
+        self.forward = torch.ops._flashmla_C.dense_decode_fwd
+
+    def decode(self, clock, case):
+        case = DecodeCase(case)
+
+        def attend(schedule, splits):
+            return self.forward(
+                case.query, case.cache, LATENT, case.lens, case.table, SCALE, True, schedule, splits, None
+            )
+
+        *_, schedule, splits = attend(None, None)
+        return {"e2e_us": clock(lambda: attend(None, None)), "planned_us": clock(lambda: attend(schedule, splits))}
+
+
+class FlashAttention3:
+    def __init__(self, wheels):
+        torch.ops.load_library(shared_object(wheels, "*fa3*.so*", "vllm"))
+        self.forward = torch.ops._vllm_fa3_C.fwd
+        self.schedule = torch.ops._vllm_fa3_C.get_scheduler_metadata
+
+    def call(self, q, k, v, *, q_v=None, starts, key_starts=None, lens=None, most, table=None, causal, schedule=None,
+             scale=SCALE):
+        return self.forward(
+            q, k, v, None, None, q_v, None,            # k_new, v_new, q_v, out
+            starts, key_starts, None,                  # cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new
+            None, lens, most[0], most[1],              # seqused_q, seqused_k, max_seqlen_q, max_seqlen_k
+            table, None, None,                         # page_table, kv_batch_idx, leftpad_k
+            None, None, None,                          # rotary_cos, rotary_sin, seqlens_rotary
+            None, None, None,                          # q_descale, k_descale, v_descale
+            scale, causal, -1, -1, 0.0, True,          # scale, causal, window, softcap, rotary_interleaved
+            schedule, 0, None, 0, None, 1, 0, None,    # scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp…
+        )
+
+    def decode(self, clock, case):
+        case = DecodeCase(case)
+        latent, rope = case.rows()
+        k, v = case.cache[..., LATENT:], case.cache[..., :LATENT]
+        most = (case.queries, case.longest)
+
+        def plan():
+            return self.schedule(
+                case.requests, case.queries, case.longest, case.heads, 1, ROPE, LATENT, DTYPE, case.lens, case.starts,
+                None, None, None, None, PAGE, 0, True, -1, -1, False, 0, None, 0,
+            )
+
+        def attend(schedule):
+            return self.call(
+                rope, k, v, q_v=latent, starts=case.starts, lens=case.lens, most=most, table=case.table, causal=True,
+                schedule=schedule,
+            )
+
+        schedule = plan()
+        return {"e2e_us": clock(lambda: attend(plan())), "planned_us": clock(lambda: attend(schedule))}
+
+    def prefill(self, clock, case):
+        case = PrefillCase(case)
+        (q, k, v), (starts, key_starts) = case.packed(), case.starts()
+        most = (max(case.query_lens), max(case.key_lens))
+        return {"e2e_us": clock(
+            lambda: self.call(q, k, v, starts=starts, key_starts=key_starts, most=most, causal=case.causal)
+        )}
+
+
+def install(wheels):
+    """Puts the wheels of a folder where this process finds them."""
+    found = [str(wheel) for wheel in pathlib.Path(wheels).rglob("*.whl")]
+    target = tempfile.mkdtemp()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target]
+    subprocess.run([*pip, *found], check=True, stdout=sys.stderr)
+    sys.path.insert(0, target)
+
+
+class FlashInfer:
+    def __init__(self, wheels):
+        # It compiles its kernels on first use, which takes two minutes.
+        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+        if wheels and not importlib.util.find_spec("flashinfer"):
+            install(wheels)
+        import flashinfer
+
+        self.library = flashinfer
+        self.workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+
+    def decode(self, clock, case):
+        case = DecodeCase(case)
+        wrapper = self.library.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend="fa3")
+        latent, rope = case.rows()
+        rows = case.cache.view(-1, PAGE, ROW)
+        latents, ropes = rows[..., :LATENT].contiguous(), rows[..., LATENT:].contiguous()
+        pages = (case.lens + PAGE - 1) // PAGE
+        page_starts = offsets(pages.tolist())
+        used = torch.cat([table[:count] for table, count in zip(case.table, pages.tolist())])
+
+        def plan():
+            wrapper.plan(
+                case.starts, page_starts, used, case.lens, case.heads, LATENT, ROPE, PAGE, case.queries > 1, SCALE,
+                DTYPE, DTYPE,
+            )
+            torch.cuda.synchronize()
+
+        plan()
+        begin = time.perf_counter()
+        plan()
+        planning = 1e6 * (time.perf_counter() - begin)
+        planned = clock(lambda: wrapper.run(latent, rope, latents, ropes, return_lse=True))
+        # The plan is made on the host from lengths that it copies there, which no graph can hold.
+        return {"e2e_us": planned + planning, "planned_us": planned}
+
+    def prefill(self, clock, case):
+        case = PrefillCase(case)
+        (q, k, v), (starts, key_starts) = case.packed(), case.starts()
+        wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend="fa3")
+        wrapper.plan(
+            starts, key_starts, case.heads, case.heads, NOPE + ROPE, VALUE, causal=case.causal, sm_scale=SCALE,
+            q_data_type=DTYPE,
+        )
+        return {"planned_us": clock(lambda: wrapper.run(q, k, v, return_lse=True))}
+
+
+class Cudnn:
+    def __init__(self, _):
+        from torch.nn import attention
+
+        self.context = lambda: attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION)
+
+    def prefill(self, clock, case):
+        case = PrefillCase(case)
+        if len(set(case.query_lens)) > 1 or case.query_lens != case.key_lens:
+            raise ValueError("takes requests of one length without context")
+        shape = (len(case.query_lens), case.query_lens[0], case.heads)
+        q, k, v = (
+            normal(*shape, width, deviation=1.0).transpose(1, 2) for width in (NOPE + ROPE, NOPE + ROPE, VALUE)
+        )
+        attend = torch.nn.functional.scaled_dot_product_attention
+        with self.context():
+            return {"e2e_us": clock(lambda: attend(q, k, v, is_causal=case.causal))}
+
+
+PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer, "cudnn": Cudnn}
+
+
+def say(**line):
+    print(json.dumps(line), flush=True)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--wheels", help="a folder with the libraries, where they are not installed")
+    arguments.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: " + ", ".join(PEERS))
+    arguments.add_argument("--samples", type=int, default=30)
+    arguments.add_argument("--warm-up", type=int, default=3)
+    given = arguments.parse_args()
+    cases = json.load(sys.stdin)
+    torch.manual_seed(0)
+    clock = Clock(given.samples, given.warm_up)
+    say(torch=torch.__version__, device=torch.cuda.get_device_name())
+    for name in given.peers.split(","):
+        try:
+            peer = PEERS[name](given.wheels)
+        except Exception as error:
+            say(peer=name, refused=f"cannot be loaded: {error!r}"[:300])
+            continue
+        for case in cases:
+            if not hasattr(peer, case["kind"]):
+                continue
+            try:
+                figures = getattr(peer, case["kind"])(clock, case)
+            except Exception as error:
+                say(peer=name, id=case["id"], refused=repr(error)[:300])
+                continue
+            finally:
+                torch.cuda.empty_cache()
+            say(peer=name, id=case["id"], kind=case["kind"], **figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+//! What a machine does at most: as stated for known GPUs, or measured by `mla bench ceilings`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use mla_runtime::dtype::DType;
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+use serde::{Deserialize, Serialize};
+
+use super::cost::Cost;
+use super::random::Normal;
+use super::statistics::Summary;
+use crate::args::{named, positive};
+use crate::device::{About, DeviceName, Job};
+use crate::error::CliError;
+use crate::stopwatch::{Protocol, Stopwatch};
+
+/// The most that a machine computes and moves, and where the figures are from.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ceilings {
+    pub(super) device: String,
+    /// Of the products.
+    pub(super) dtype: String,
+    pub(super) flop_per_second: f64,
+    pub(super) bytes_per_second: f64,
+    pub(super) source: String,
+}
+
+/// Known GPUs: a part of the name, FLOP/s of products in bf16 and f16, and bytes/s of streaming reads.
+const STATED: [(&str, f64, f64, &str); 1] = [(
+    "H200",
+    795e12,
+    4.17e12,
+    "measured: a product of 8192³ in bf16, and streaming reads",
+)];
+
+impl Ceilings {
+    /// Those of a file, or those stated for a device.
+    pub(super) fn find(file: Option<&Path>, device: &str) -> Result<Option<Self>, CliError> {
+        let Some(path) = file else {
+            let known = STATED.iter().find(|(name, ..)| device.contains(name));
+            return Ok(known.map(|(_, flop, bytes, source)| Self {
+                device: device.to_owned(),
+                dtype: DType::BF16.to_string(),
+                flop_per_second: *flop,
+                bytes_per_second: *bytes,
+                source: (*source).to_owned(),
+            }));
+        };
+        let refused = |message: String| CliError::File {
+            argument: "--ceilings",
+            path: path.to_owned(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let ceilings: Self =
+            serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        for (field, given) in [
+            ("flop_per_second", ceilings.flop_per_second),
+            ("bytes_per_second", ceilings.bytes_per_second),
+        ] {
+            if !(given.is_finite() && given > 0.0) {
+                return Err(refused(format!(
+                    "{field}: given {given}, accepted a number above 0"
+                )));
+            }
+        }
+        if ceilings.device != device {
+            return Err(refused(format!(
+                "device: given {:?}, accepted {device:?}",
+                ceilings.device
+            )));
+        }
+        Ok(Some(ceilings))
+    }
+
+    /// Whether products in this dtype are as fast: those of 16 bits are alike.
+    pub(super) fn hold_for(&self, dtype: DType) -> bool {
+        let wide = |name: &str| name == DType::F32.name();
+        wide(&self.dtype) == wide(dtype.name())
+    }
+
+    /// Seconds that something takes at least: of arithmetic and traffic, the slower one.
+    pub(super) fn seconds(&self, cost: Cost) -> f64 {
+        (cost.flop / self.flop_per_second).max(cost.bytes / self.bytes_per_second)
+    }
+}
+
+impl fmt::Display for Ceilings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "limits: {} TFLOP/s in {}, {} GB/s ({})",
+            super::report::number(self.flop_per_second / 1e12),
+            self.dtype,
+            super::report::number(self.bytes_per_second / 1e9),
+            self.source
+        )
+    }
+}
+
+/// Measure what this machine does at most.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Where to measure.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+    /// The dtype of the products.
+    #[arg(long, default_value = "bf16", value_parser = named(DType::ALL, DType::name))]
+    dtype: DType,
+    /// The edge of the square matrices that are multiplied [default: 8192 on a GPU, 2048 else].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    edge: Option<u32>,
+    /// MiB that are read and copied [default: 2048 on a GPU, 512 else].
+    #[arg(long, value_name = "MIB", value_parser = positive)]
+    mib: Option<u32>,
+    /// Timed runs, of which the fastest counts.
+    #[arg(long, value_name = "N", default_value = "20", value_parser = positive)]
+    samples: u32,
+    /// Where to write them, for --ceilings.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub(super) fn output(args: &Args) -> Result<String, CliError> {
+    let ceilings = args.device.run(Measurement(args))?;
+    if let Some(path) = &args.json {
+        // Strings and finite numbers.
+        let json = serde_json::to_string_pretty(&ceilings).expect("ceilings are JSON");
+        std::fs::write(path, json + "\n")?;
+    }
+    Ok(format!("{}\n{ceilings}\n", ceilings.device))
+}
+
+struct Measurement<'a>(&'a Args);
+
+impl Job for Measurement<'_> {
+    type Output = Ceilings;
+
+    fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Ceilings, CliError> {
+        let args = self.0;
+        let on_gpu = D::PLATFORM == mla_runtime::capability::Platform::Cuda;
+        let edge = args.edge.unwrap_or(if on_gpu { 8192 } else { 2048 }) as usize;
+        let mib = args.mib.unwrap_or(if on_gpu { 2048 } else { 512 }) as usize;
+        let (dtype, size) = (args.dtype, args.dtype.bytes());
+        let protocol = Protocol {
+            samples: args.samples as usize,
+            warm_up: 3,
+            cold_cache: true,
+            graphs: on_gpu,
+        };
+        let mut flush = device.allocate(device.flush_bytes())?;
+        // The fastest: a ceiling is what can be reached.
+        let mut fastest = |work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>| {
+            let (samples, _) = device.time(&protocol, &mut flush, work)?;
+            Ok::<_, CliError>(Summary::of(&samples).min)
+        };
+
+        let square = Layout::contiguous(dtype, [1, edge, edge]);
+        let [a, b] =
+            [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
+        let (a, b) = (a?, b?);
+        let mut c = device.allocate(square.elements() * size)?;
+        let product = fastest(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&a), square)?,
+                TensorRef::new(D::bytes(&b), square)?,
+                TensorMut::new(D::bytes_mut(&mut c), square)?,
+            )
+        })?;
+        drop((a, b, c));
+
+        // Reading is fastest without writing; a product with a vector reads a matrix once.
+        let columns = 4096;
+        let rows = ((mib << 20) / size / columns).max(1);
+        let matrix = Layout::contiguous(dtype, [1, rows, columns]);
+        let vector = Layout::contiguous(dtype, [1, columns, 1]);
+        let result = Layout::contiguous(dtype, [1, rows, 1]);
+        let numbers = Normal::new(3, dtype, 1.0);
+        let from = numbers.buffer(device, 0, matrix.elements())?;
+        let by = numbers.buffer(device, 7, columns)?;
+        let mut to = device.allocate(matrix.elements() * size)?;
+        let read = fastest(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorRef::new(D::bytes(&by), vector)?,
+                TensorMut::new(D::bytes_mut(&mut to), result)?,
+            )
+        })?;
+        let copy = fastest(&mut |device| {
+            device.copy(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorMut::new(D::bytes_mut(&mut to), matrix)?,
+            )
+        })?;
+        let bytes = (matrix.elements() * size) as f64;
+        let (read, copy) = (bytes / read, 2.0 * bytes / copy);
+        Ok(Ceilings {
+            device: about.description.clone(),
+            dtype: dtype.to_string(),
+            flop_per_second: 2.0 * (edge as f64).powi(3) / product,
+            bytes_per_second: read.max(copy),
+            source: format!(
+                "measured: a product of {edge}³; reads at {} and copies at {} GB/s, of which the \
+                 faster counts",
+                super::report::number(read / 1e9),
+                super::report::number(copy / 1e9)
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stated_ceilings_are_found_by_name() {
+        let known = Ceilings::find(None, "GPU 0: NVIDIA H200, sm 9.0")
+            .unwrap()
+            .unwrap();
+        // The facts: 190 FLOP per byte.
+        assert!((known.flop_per_second / known.bytes_per_second - 190.0).abs() < 2.0);
+        assert!(known.hold_for(DType::F16) && !known.hold_for(DType::F32));
+        let cost = Cost {
+            flop: 795e12,
+            bytes: 4.17e12 * 2.0,
+        };
+        assert_eq!(known.seconds(cost), 2.0);
+        assert_eq!(Ceilings::find(None, "cpu (2 threads)").unwrap(), None);
+    }
+}

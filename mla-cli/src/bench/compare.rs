@@ -1,0 +1,337 @@
+//! `mla bench compare`: whether one result is faster than another, by rank and by size.
+
+use std::path::{Path, PathBuf};
+
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement};
+use serde::Serialize;
+
+use super::report::{Report, Row, SCHEMA, number};
+use crate::args::Format;
+use crate::error::CliError;
+use crate::table::table;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The result to compare with, as --json wrote it.
+    before: PathBuf,
+    /// The result that may be better or worse.
+    after: PathBuf,
+    /// The chance, over all rows together, of calling a difference what is none.
+    #[arg(long, value_name = "P", default_value_t = 0.01, value_parser = part)]
+    significance: f64,
+    /// The least change of the median, relative to it, that matters.
+    #[arg(long, value_name = "PART", default_value_t = 0.02, value_parser = part)]
+    least: f64,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+/// A number from 0 to 1.
+fn part(text: &str) -> Result<f64, String> {
+    let number = text
+        .parse()
+        .ok()
+        .filter(|number| (0.0..1.0).contains(number));
+    number.ok_or_else(|| format!("given {text:?}, accepted a number from 0 to below 1"))
+}
+
+#[derive(Serialize)]
+struct Comparison {
+    rows: Vec<Compared>,
+    /// Rows of one result that the other lacks.
+    only_before: Vec<String>,
+    only_after: Vec<String>,
+    /// What differs between the two runs beside the times.
+    differences: Vec<String>,
+    /// Of all rows, time before divided by time after, as a geometric mean.
+    speedup: f64,
+    slower: usize,
+    faster: usize,
+}
+
+#[derive(Serialize)]
+struct Compared {
+    id: String,
+    backend: String,
+    before_us: f64,
+    after_us: f64,
+    /// Time before divided by time after.
+    speedup: f64,
+    /// The chance that samples of one distribution lie as far apart.
+    p: f64,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Faster,
+    Slower,
+    /// Not told apart, or by less than matters.
+    Same,
+    /// One of the outputs is wrong, so that its time means nothing.
+    Wrong,
+}
+
+impl Verdict {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Faster => "faster",
+            Self::Slower => "SLOWER",
+            Self::Same => "same",
+            Self::Wrong => "WRONG",
+        }
+    }
+}
+
+/// The comparison, and whether nothing is slower or wrong.
+pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
+    let (before, after) = (read(&args.before)?, read(&args.after)?);
+    let comparison = compare(&before, &after, args.significance, args.least);
+    if comparison.rows.is_empty() {
+        return Err(CliError::Argument {
+            argument: "results",
+            given: "two without a row in common".to_owned(),
+            accepted: "two with rows of the same case, kind and backend".to_owned(),
+        });
+    }
+    let good = comparison
+        .rows
+        .iter()
+        .all(|row| !matches!(row.verdict, Verdict::Slower | Verdict::Wrong));
+    let text = args.format.write(&comparison, || comparison.describe(args));
+    Ok((text, good))
+}
+
+fn read(path: &Path) -> Result<Report, CliError> {
+    let refused = |message: String| CliError::File {
+        argument: "result",
+        path: path.to_owned(),
+        message,
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let report: Report = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+    if report.schema != SCHEMA {
+        return Err(refused(format!(
+            "schema: given {}, accepted {SCHEMA}",
+            report.schema
+        )));
+    }
+    if let Some(row) = report.rows.iter().find(|row| row.samples_us.is_empty()) {
+        return Err(refused(format!(
+            "{}: given no samples, accepted at least one",
+            row.id
+        )));
+    }
+    Ok(report)
+}
+
+fn name(row: &Row) -> String {
+    format!("{} {} by {}", row.kind, row.id, row.contender)
+}
+
+fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Comparison {
+    let rival = |row: &Row, of: &Report| {
+        of.rows
+            .iter()
+            .find(|other| name(other) == name(row))
+            .cloned()
+    };
+    let mut rows: Vec<Compared> = Vec::new();
+    for row in &before.rows {
+        let Some(other) = rival(row, after) else {
+            continue;
+        };
+        rows.push(Compared {
+            id: row.id.clone(),
+            backend: row.contender.clone(),
+            before_us: row.us.median,
+            after_us: other.us.median,
+            speedup: row.us.median / other.us.median,
+            p: rank_test(&row.samples_us, &other.samples_us),
+            verdict: match row.errors.pass && other.errors.pass {
+                true => Verdict::Same,
+                false => Verdict::Wrong,
+            },
+        });
+    }
+    // Holm's step-down: of many rows some would differ by chance.
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by(|a, b| rows[*a].p.total_cmp(&rows[*b].p));
+    for (rank, index) in order.iter().enumerate() {
+        let left = (rows.len() - rank) as f64;
+        let row = &mut rows[*index];
+        if row.p * left > significance {
+            break;
+        }
+        let matters = (row.after_us / row.before_us - 1.0).abs() >= least;
+        if row.verdict == Verdict::Same && matters {
+            row.verdict = match row.speedup > 1.0 {
+                true => Verdict::Faster,
+                false => Verdict::Slower,
+            };
+        }
+    }
+    let lacking = |of: &Report, other: &Report| -> Vec<String> {
+        of.rows
+            .iter()
+            .filter(|row| rival(row, other).is_none())
+            .map(name)
+            .collect()
+    };
+    let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
+    let logarithms: f64 = rows.iter().map(|row| row.speedup.ln()).sum();
+    Comparison {
+        only_before: lacking(before, after),
+        only_after: lacking(after, before),
+        differences: differences(before, after),
+        speedup: (logarithms / rows.len() as f64).exp(),
+        slower: count(Verdict::Slower),
+        faster: count(Verdict::Faster),
+        rows,
+    }
+}
+
+/// What else differs, of the things that may make a time another one.
+fn differences(before: &Report, after: &Report) -> Vec<String> {
+    let (a, b) = (&before.environment, &after.environment);
+    let protocol = |report: &Report| serde_json::to_string(&report.protocol).unwrap_or_default();
+    let facts = [
+        ("device", before.device.clone(), after.device.clone()),
+        (
+            "processor",
+            format!("{:?}", a.machine.cpu),
+            format!("{:?}", b.machine.cpu),
+        ),
+        (
+            "threads",
+            a.machine.threads.to_string(),
+            b.machine.threads.to_string(),
+        ),
+        (
+            "driver",
+            format!("{:?}", a.machine.gpu_driver),
+            format!("{:?}", b.machine.gpu_driver),
+        ),
+        (
+            "commit",
+            a.versions.git_commit.clone(),
+            b.versions.git_commit.clone(),
+        ),
+        (
+            "uncommitted changes",
+            a.versions.git_dirty.clone(),
+            b.versions.git_dirty.clone(),
+        ),
+        (
+            "compiler",
+            a.versions.rustc.clone(),
+            b.versions.rustc.clone(),
+        ),
+        (
+            "optimised",
+            a.versions.optimised.to_string(),
+            b.versions.optimised.to_string(),
+        ),
+        ("protocol", protocol(before), protocol(after)),
+    ];
+    let differing = facts
+        .into_iter()
+        .filter(|(_, before, after)| before != after);
+    differing
+        .map(|(what, before, after)| format!("{what}: {before}, then {after}"))
+        .collect()
+}
+
+/// Mann and Whitney's rank test, two-sided: the chance that two samples of one distribution have ranks
+/// as different as these, by the normal approximation with its corrections for ties and continuity.
+fn rank_test(a: &[f64], b: &[f64]) -> f64 {
+    let mut all: Vec<(f64, bool)> = a.iter().map(|x| (*x, true)).collect();
+    all.extend(b.iter().map(|x| (*x, false)));
+    all.sort_by(|x, y| x.0.total_cmp(&y.0));
+    let (mut ranks_of_a, mut ties, mut below) = (0.0, 0.0, 0.0);
+    for group in all.chunk_by(|x, y| x.0 == y.0) {
+        let size = group.len() as f64;
+        let rank = below + (size + 1.0) / 2.0;
+        ranks_of_a += rank * group.iter().filter(|(_, of_a)| *of_a).count() as f64;
+        ties += size.powi(3) - size;
+        below += size;
+    }
+    let (n, m) = (a.len() as f64, b.len() as f64);
+    let total = n + m;
+    let u = ranks_of_a - n * (n + 1.0) / 2.0;
+    let variance = n * m / 12.0 * (total + 1.0 - ties / (total * (total - 1.0)));
+    if variance.is_nan() || variance <= 0.0 {
+        return 1.0;
+    }
+    let z = ((u - n * m / 2.0).abs() - 0.5).max(0.0) / variance.sqrt();
+    libm::erfc(z / std::f64::consts::SQRT_2)
+}
+
+impl Comparison {
+    fn describe(&self, args: &Args) -> String {
+        let mut table = table([
+            "case", "backend", "before", "after", "speed-up", "p", "verdict",
+        ]);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        for row in &self.rows {
+            let cells = [
+                row.id.clone(),
+                row.backend.clone(),
+                number(row.before_us),
+                number(row.after_us),
+                format!("{:.3}", row.speedup),
+                format!("{:.1e}", row.p),
+                row.verdict.name().to_owned(),
+            ];
+            table.add_row(cells.map(|text| match row.verdict {
+                Verdict::Same => Cell::new(text),
+                _ => Cell::new(text).add_attribute(Attribute::Bold),
+            }));
+        }
+        for column in table.column_iter_mut().skip(2).take(4) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let mut lines = vec![table.trim_fmt().to_string()];
+        lines.push(format!(
+            "{} rows: {} faster, {} slower, the others the same; speed-up {:.3} by geometric mean.\n\
+             Times are medians in µs. A row differs where Mann and Whitney's rank test says so at {} over \
+             all\nrows (Holm's correction), and its median by {:.0}% at least.",
+            self.rows.len(),
+            self.faster,
+            self.slower,
+            self.speedup,
+            args.significance,
+            100.0 * args.least
+        ));
+        let lists = [
+            ("only in the first: ", &self.only_before),
+            ("only in the second: ", &self.only_after),
+            ("the runs differ in ", &self.differences),
+        ];
+        for (what, list) in lists {
+            lines.extend(list.iter().map(|item| format!("{what}{item}")));
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_test_is_that_of_the_tables() {
+        // U = 0 of 5 and 5: z = 12 / √(25·11/12), two-sided.
+        let (low, high) = ([1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]);
+        let p = rank_test(&low, &high);
+        assert!((p - 0.012_186).abs() < 1e-5, "{p}");
+        assert_eq!(rank_test(&high, &low), p);
+        assert_eq!(rank_test(&low, &low), 1.0);
+        // Nothing but ties says nothing.
+        assert_eq!(rank_test(&[1.0; 9], &[1.0; 9]), 1.0);
+        let few = rank_test(&[1.0], &[2.0]);
+        assert!(few > 0.3, "{few}");
+    }
+}

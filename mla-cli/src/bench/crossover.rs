@@ -1,0 +1,160 @@
+//! From which query length on expanding is faster than absorbing: measured, and as predicted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use mla_runtime::capability::Platform;
+use mla_runtime::plan::crossover::{ExpansionTraffic, Machine, crossover};
+use serde::{Deserialize, Serialize};
+
+use super::ceilings::Ceilings;
+use super::plan::Job;
+use super::report::{Row, number};
+use super::settings::Route;
+
+/// One pair of curves: the same requests but for their query length.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Crossover {
+    /// What the rows have in common.
+    pub(super) series: String,
+    /// Query length, microseconds absorbed, microseconds expanded.
+    pub(super) points: Vec<(u32, f64, f64)>,
+    /// The query length at which the curves meet, between two measured ones in proportion.
+    pub(super) measured: Option<f64>,
+    /// By the analytic formula with the machine's balance; absent where absorbing always wins.
+    pub(super) predicted: Option<f64>,
+    /// By multiply-adds alone.
+    pub(super) predicted_by_arithmetic: Option<f64>,
+}
+
+/// For each query length the time absorbed and the time expanded, as far as they were measured.
+type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Job)>; 2]>;
+
+/// Every pair of curves among the rows.
+pub(super) fn find(
+    jobs: &[Job],
+    rows: &[Row],
+    ceilings: Option<&Ceilings>,
+    platform: Platform,
+) -> Vec<Crossover> {
+    let mut series: BTreeMap<String, Points<'_>> = BTreeMap::new();
+    let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
+    let varying: BTreeSet<&String> = rows
+        .iter()
+        .flat_map(|row| row.parameters.keys())
+        .filter(|name| *name != "path")
+        .filter(|name| {
+            rows.windows(2)
+                .any(|pair| value(&pair[0], name) != value(&pair[1], name))
+        })
+        .collect();
+    for (job, row) in jobs.iter().zip(rows) {
+        let slot = match row.parameters.get("path").map(String::as_str) {
+            Some(path) if path == Route::Absorbed.name() => 0,
+            Some(_) => 1,
+            None => continue,
+        };
+        let requests = job.subject.requests();
+        let alike = requests.windows(2).all(|pair| pair[0] == pair[1]);
+        let Some(first) = requests.first().filter(|_| alike) else {
+            continue;
+        };
+        // Whatever else varies makes another pair of curves.
+        let mut others = format!("{} x kv {}", requests.len(), first.kv);
+        for (name, value) in row
+            .parameters
+            .iter()
+            .filter(|(name, _)| varying.contains(name))
+        {
+            others += &format!(", {name} {value}");
+        }
+        let points = series.entry(others).or_default();
+        points.entry(first.q).or_default()[slot] = Some((row.us.median, job));
+    }
+    let pairs = series.into_iter().filter_map(|(series, points)| {
+        let both: Vec<(u32, (f64, &Job), f64)> = points
+            .into_iter()
+            .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
+            .collect();
+        let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
+        let problem = job.subject.config().problem;
+        let context = job.subject.requests().first().map_or(0, |r| r.kv - q);
+        let machine = match (platform, ceilings) {
+            (Platform::Cpu, _) => Machine::ARITHMETIC_ONLY,
+            (_, Some(known)) => {
+                Machine::new(known.flop_per_second, known.bytes_per_second).unwrap_or(Machine::H200)
+            }
+            (_, None) => Machine::H200,
+        };
+        let traffic = ExpansionTraffic {
+            element_bytes: problem.dtype.bytes() as u32,
+            packed_keys: false,
+        };
+        let predict = |machine| {
+            let length = crossover(problem.dims, Some(context), traffic, machine);
+            Some(length).filter(|length| length.is_finite())
+        };
+        let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
+        Some(Crossover {
+            series,
+            measured: meeting(&points),
+            points,
+            predicted: predict(machine),
+            predicted_by_arithmetic: predict(Machine::ARITHMETIC_ONLY),
+        })
+    });
+    pairs.collect()
+}
+
+/// Where absorbing begins to be the slower one: between the last length at which it is not and the
+/// next, where the ratio of the times, in proportion to its logarithm, is 1.
+fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
+    let ahead = |&(_, absorbed, expanded): &(u32, f64, f64)| (expanded / absorbed).ln();
+    let pairs = points.windows(2).rev();
+    pairs
+        .filter_map(|pair| {
+            let (before, after) = (ahead(&pair[0]), ahead(&pair[1]));
+            let (from, to) = (f64::from(pair[0].0), f64::from(pair[1].0));
+            (before >= 0.0 && after < 0.0).then(|| from + (to - from) * before / (before - after))
+        })
+        .next()
+}
+
+impl fmt::Display for Crossover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "crossover of {}: ", self.series)?;
+        match (self.measured, self.points.first(), self.points.last()) {
+            (Some(q), ..) => write!(f, "{} query tokens measured", number(q))?,
+            (None, Some((first, a, e)), Some((last, ..))) => write!(
+                f,
+                "none between {first} and {last} query tokens, {} is faster",
+                if a <= e { "absorbing" } else { "expanding" }
+            )?,
+            _ => f.write_str("nothing measured")?,
+        }
+        let predicted = |length: Option<f64>| length.map_or("never".to_owned(), number);
+        write!(
+            f,
+            "; predicted {}, by multiply-adds alone {}",
+            predicted(self.predicted),
+            predicted(self.predicted_by_arithmetic)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn curves_meet_where_their_ratio_is_one() {
+        let points = [(1, 1.0, 4.0), (2, 2.0, 4.0), (4, 8.0, 4.0), (8, 16.0, 5.0)];
+        // ln 2 on one side and ln ½ on the other: halfway.
+        assert_eq!(meeting(&points), Some(3.0));
+        assert_eq!(meeting(&points[..2]), None);
+        assert_eq!(meeting(&points[2..]), None);
+        // Noise at the beginning does not hide the last meeting.
+        let noisy = [(1, 5.0, 4.0), (2, 3.0, 4.0), (4, 4.0, 4.0), (8, 16.0, 4.0)];
+        assert_eq!(meeting(&noisy), Some(4.0));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a benchmark ran on, and from which sources it was built.
+
+use std::fs;
+use std::time::SystemTime;
+
+use mla_kernels::present_gpu;
+use serde::{Deserialize, Serialize};
+
+/// The machine, the versions and the state of the sources.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Environment {
+    /// The arguments of the program.
+    pub(super) command: Vec<String>,
+    /// When it began, in UTC.
+    pub(super) time: String,
+    pub(super) versions: Versions,
+    pub(super) machine: Machine,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Versions {
+    pub(super) mla: String,
+    /// The commit that was built, and whether files differed from it.
+    pub(super) git_commit: String,
+    pub(super) git_dirty: String,
+    pub(super) rustc: String,
+    pub(super) features: Vec<String>,
+    pub(super) optimised: bool,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) struct Machine {
+    pub(super) cpu: Option<String>,
+    pub(super) threads: usize,
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) kernel: Option<String>,
+    pub(super) gpu: Option<String>,
+    pub(super) gpu_memory_bytes: Option<u64>,
+    pub(super) gpu_driver: Option<String>,
+}
+
+impl Environment {
+    pub(super) fn here() -> Self {
+        let features = [
+            ("sm90", cfg!(feature = "sm90")),
+            ("sm100", cfg!(feature = "sm100")),
+        ];
+        let gpu = present_gpu().ok();
+        Self {
+            command: std::env::args().collect(),
+            time: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            versions: Versions {
+                mla: env!("CARGO_PKG_VERSION").to_owned(),
+                git_commit: env!("VERGEN_GIT_SHA").to_owned(),
+                git_dirty: env!("VERGEN_GIT_DIRTY").to_owned(),
+                rustc: env!("VERGEN_RUSTC_SEMVER").to_owned(),
+                features: features
+                    .into_iter()
+                    .filter(|(_, on)| *on)
+                    .map(|(name, _)| name.to_owned())
+                    .collect(),
+                optimised: !cfg!(debug_assertions),
+            },
+            machine: Machine {
+                cpu: field("/proc/cpuinfo", "model name"),
+                threads: std::thread::available_parallelism().map_or(1, usize::from),
+                memory_bytes: field("/proc/meminfo", "MemTotal").and_then(|text| {
+                    let kib: u64 = text.strip_suffix("kB")?.trim().parse().ok()?;
+                    kib.checked_mul(1024)
+                }),
+                kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
+                    .ok()
+                    .map(|release| release.trim().to_owned()),
+                gpu: gpu.as_ref().map(|gpu| gpu.name.clone()),
+                gpu_memory_bytes: gpu.as_ref().map(|gpu| gpu.memory as u64),
+                gpu_driver: fs::read_to_string("/sys/module/nvidia/version")
+                    .ok()
+                    .map(|version| version.trim().to_owned()),
+            },
+        }
+    }
+}
+
+/// The first value of a field in a file of `name: value` lines.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let (_, value) = text
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(field, _)| field.trim() == name)?;
+    Some(value.trim().to_owned())
+}

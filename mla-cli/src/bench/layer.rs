@@ -1,0 +1,119 @@
+//! The whole layer on random data: cache write, projections, attention on both paths, context.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::batch::BatchSpec;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::registry::Registry;
+
+use super::check::Errors;
+use super::cost::Cost;
+use super::measure::Measured;
+use crate::error::CliError;
+use crate::run::data::Data;
+use crate::run::progress::Progress;
+use crate::run::reference;
+use crate::run::workload::Workload;
+use crate::stopwatch::{Protocol, Stopwatch};
+
+/// A step of a layer.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    pub(super) prefill: &'static str,
+    pub(super) decode: &'static str,
+    pub(super) config: LayerConfig,
+    pub(super) spec: BatchSpec,
+    pub(super) threshold: u32,
+    pub(super) piece: Option<u32>,
+    pub(super) rows: Option<u32>,
+    pub(super) layers: usize,
+    pub(super) seed: u32,
+}
+
+impl Layer {
+    fn workload(&self) -> Result<Workload, CliError> {
+        let page = self.config.problem.page_size;
+        let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
+        match self.piece {
+            Some(piece) => workload.cut(piece),
+            None => Ok(workload),
+        }
+    }
+
+    /// Of one layer, whatever the pieces.
+    pub(super) fn cost(&self) -> Result<Cost, CliError> {
+        let page = self.config.problem.page_size;
+        let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
+        let problem = &self.config.problem;
+        let parts = [
+            workload.absorbed_cost(problem),
+            workload.expanded_cost(problem),
+        ];
+        Ok(Cost {
+            flop: parts.iter().map(|part| part.flop).sum(),
+            bytes: parts.iter().map(|part| part.bytes).sum(),
+        })
+    }
+
+    /// Refuses what the backends would refuse when the step is set up.
+    pub(super) fn try_out<D: Stopwatch>(
+        &self,
+        registry: &Registry,
+        device: &D,
+    ) -> Result<(), CliError> {
+        use mla_runtime::backend::{DecodeStage, PrefillStage};
+        let limits = self.workload()?.limits(self.rows)?;
+        let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
+        let decode = registry.instantiate_decode(self.decode, device, &self.config)?;
+        drop(prefill.state(device, &limits)?);
+        drop(decode.state(device, &limits)?);
+        Ok(())
+    }
+
+    pub(super) fn measure<D: Stopwatch>(
+        &self,
+        registry: &Registry,
+        device: &D,
+        flush: &mut D::Buffer,
+        protocol: &Protocol,
+        rows: usize,
+    ) -> Result<Measured, CliError> {
+        let watch = device.watch_memory();
+        let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
+        let decode = registry.instantiate_decode(self.decode, device, &self.config)?;
+        let layer = MlaLayer::new(device, &self.config, prefill, decode)?;
+        let workload = self.workload()?;
+        let mut workspace = layer.workspace(&workload.limits(self.rows)?)?;
+        let progress = Progress::hidden();
+        let mut layers = Vec::with_capacity(self.layers);
+        for number in 0..self.layers {
+            let seed = self.seed + number as u32;
+            layers.push(Data::new(device, &self.config, &workload, seed, &progress)?);
+        }
+        workspace.prepare(&layer, &workload.batch()?)?;
+        let (samples, conditions) = device.time(protocol, flush, &mut |_| {
+            for data in &mut layers {
+                let call = data.call(layer.config())?;
+                layer.forward(&mut workspace, call)?;
+            }
+            Ok(())
+        })?;
+        let peak_bytes = device.peak_memory(watch);
+        let errors = reference::compare(
+            device,
+            &self.config,
+            &workload,
+            &layers[self.layers - 1],
+            &workspace,
+            rows as u32,
+            self.seed,
+            &progress,
+        )?;
+        Ok(Measured {
+            samples,
+            planned: None,
+            errors: Errors::of_paths([errors.absorbed, errors.expanded]),
+            peak_bytes,
+            conditions,
+        })
+    }
+}

@@ -1,0 +1,379 @@
+//! `mla bench peers`: the built-in backends beside published ones, which a Python script times by the same
+//! protocol on the same GPU.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
+use serde::{Deserialize, Serialize};
+
+use super::cases::{self, Case, CaseKind};
+use super::report::{Report, number};
+use super::settings::Settings;
+use super::{OutputArgs, run_on_device, save};
+use crate::args::{natural, positive};
+use crate::error::CliError;
+use crate::table::table;
+
+/// The program, so that no file has to be found where only the command is installed.
+const SCRIPT: &str = include_str!("../../peers/peers.py");
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Cases in JSON [default: those for Hopper that come with this program].
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
+    /// Only the cases whose ids begin so.
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Who is timed, of flashmla, fa3, flashinfer (which compiles for two minutes) and cudnn.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        default_value = "flashmla,fa3,flashinfer,cudnn",
+        value_parser = ["flashmla", "fa3", "flashinfer", "cudnn"]
+    )]
+    peers: Vec<String>,
+    /// A folder with their libraries and wheels, where they are not installed.
+    #[arg(long, value_name = "DIR")]
+    wheels: Option<PathBuf>,
+    /// A Python that has torch.
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+    /// Timed runs of each case.
+    #[arg(long, value_name = "N", default_value = "30", value_parser = positive)]
+    samples: u32,
+    /// Runs of each case that do not count.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
+    warm_up: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// What ours and the others take.
+#[derive(Serialize)]
+struct Beside {
+    #[serde(flatten)]
+    ours: Report,
+    /// What the script said of its torch.
+    torch: Option<String>,
+    peers: Vec<Figures>,
+    refusals: Vec<String>,
+}
+
+/// One peer on one case.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Figures {
+    peer: String,
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    e2e_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    planned_us: Option<f64>,
+}
+
+/// A line of the script.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Refused {
+        peer: String,
+        id: Option<String>,
+        refused: String,
+    },
+    Figures(Figures),
+    About {
+        torch: String,
+    },
+}
+
+/// A case as the script takes it.
+#[derive(Serialize)]
+struct CaseOfScript<'a> {
+    id: &'a str,
+    kind: &'static str,
+    heads: u32,
+    causal: bool,
+    /// Query and kv tokens.
+    requests: Vec<[u32; 2]>,
+}
+
+impl<'a> From<&'a Case> for CaseOfScript<'a> {
+    fn from(case: &'a Case) -> Self {
+        let (kind, causal) = match case.kind {
+            CaseKind::Decode => ("decode", true),
+            CaseKind::Prefill { causal } => ("prefill", causal),
+        };
+        Self {
+            id: &case.id,
+            kind,
+            heads: case.heads,
+            causal,
+            requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
+        }
+    }
+}
+
+/// The table, and whether our outputs are right.
+pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
+    check_python(args)?;
+    let cases = cases::read(args.cases.as_deref(), &args.only)?;
+    let settings = Settings {
+        samples: Some(args.samples),
+        warm_up: Some(args.warm_up),
+        ..Settings::on_gpu()
+    };
+    let ceilings = args.output.ceilings.as_deref();
+    let ours = run_on_device(&settings, Some(cases.clone()), ceilings)?;
+    let mut beside = Beside {
+        ours,
+        torch: None,
+        peers: Vec::new(),
+        refusals: Vec::new(),
+    };
+    beside.time_peers(args, &cases)?;
+    super::write(
+        &OutputArgs {
+            json: None,
+            ..args.output.clone()
+        },
+        &beside.ours,
+    )?;
+    if let Some(path) = &args.output.json {
+        // Strings, numbers, lists and structs.
+        let json = serde_json::to_string_pretty(&beside).expect("the result is JSON");
+        save(path, &(json + "\n"))?;
+    }
+    Ok((beside.describe(), beside.ours.pass()))
+}
+
+/// Refuses a Python without torch or without a GPU, before anything is measured.
+fn check_python(args: &Args) -> Result<(), CliError> {
+    let refused = |given: String| CliError::Argument {
+        argument: "--python",
+        given,
+        accepted:
+            "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt says \
+                   what to install"
+                .to_owned(),
+    };
+    let name = args.python.display();
+    let check =
+        "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
+    let output = Command::new(&args.python)
+        .args(["-c", check])
+        .output()
+        .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let last = message.lines().last().unwrap_or("it fails");
+    Err(refused(format!("{name}: {last}")))
+}
+
+impl Beside {
+    fn time_peers(&mut self, args: &Args, cases: &[Case]) -> Result<(), CliError> {
+        let mut python = Command::new(&args.python);
+        python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
+        python.args(["--samples", &args.samples.to_string()]);
+        python.args(["--warm-up", &args.warm_up.to_string()]);
+        if let Some(wheels) = &args.wheels {
+            python.arg("--wheels").arg(wheels);
+        }
+        let mut child = python
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let cases: Vec<CaseOfScript<'_>> = cases.iter().map(CaseOfScript::from).collect();
+        if let Some(mut stdin) = child.stdin.take() {
+            // Strings and numbers. It reads all of this before it says anything.
+            let json = serde_json::to_string(&cases).expect("cases are JSON");
+            stdin.write_all(json.as_bytes())?;
+        }
+        let bar = indicatif::ProgressBar::new_spinner();
+        if let Some(stdout) = child.stdout.take() {
+            for line in BufReader::new(stdout).lines() {
+                let line = line?;
+                // Libraries print what they like.
+                match serde_json::from_str(&line) {
+                    Ok(Line::About { torch }) => self.torch = Some(torch),
+                    Ok(Line::Figures(figures)) => {
+                        bar.set_message(format!("{} by {}", figures.id, figures.peer));
+                        bar.tick();
+                        self.peers.push(figures);
+                    }
+                    Ok(Line::Refused { peer, id, refused }) => {
+                        let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
+                        self.refusals.push(format!("{peer}{case}: {refused}"));
+                    }
+                    Err(_) => bar.suspend(|| eprintln!("{line}")),
+                }
+            }
+        }
+        bar.finish_and_clear();
+        let status = child.wait()?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(CliError::Argument {
+            argument: "--python",
+            given: format!(
+                "{}, whose run of the peers ended with {status}",
+                args.python.display()
+            ),
+            accepted: "one that runs them; its message stands above".to_owned(),
+        })
+    }
+
+    fn describe(&self) -> String {
+        let mut lines = vec![self.ours.describe(), self.table().trim_fmt().to_string()];
+        let mut ratios = Vec::new();
+        for (metric, name) in METRICS {
+            let compared: Vec<f64> = self
+                .ours
+                .rows
+                .iter()
+                .filter_map(|row| {
+                    let ours = metric.ours(row)?;
+                    let best = self.best(&row.id, metric)?;
+                    Some((best / ours).ln())
+                })
+                .collect();
+            if !compared.is_empty() {
+                let mean = (compared.iter().sum::<f64>() / compared.len() as f64).exp();
+                let worst = compared.iter().copied().fold(f64::INFINITY, f64::min).exp();
+                ratios.push(format!(
+                    "{name}: {} cases, the best peer takes {mean:.3} of our time by geometric mean, {worst:.3} \
+                     at worst.",
+                    compared.len()
+                ));
+            }
+        }
+        lines.extend(ratios);
+        lines.push(
+            "Times in µs; * is the fastest. In e2e a step enqueues everything, in planned its schedule exists."
+                .to_owned(),
+        );
+        if let Some(torch) = &self.torch {
+            lines.push(format!("The others run under torch {torch}."));
+        }
+        lines.extend(self.refusals.iter().cloned());
+        lines.join("\n") + "\n"
+    }
+
+    fn best(&self, id: &str, metric: Metric) -> Option<f64> {
+        let of_case = self.peers.iter().filter(|peer| peer.id == id);
+        of_case
+            .filter_map(|peer| metric.theirs(peer))
+            .reduce(f64::min)
+    }
+
+    fn table(&self) -> Table {
+        let mut peers: Vec<&str> = self
+            .peers
+            .iter()
+            .map(|figures| figures.peer.as_str())
+            .collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let figures: BTreeMap<(&str, &str), &Figures> = self
+            .peers
+            .iter()
+            .map(|figures| ((figures.id.as_str(), figures.peer.as_str()), figures))
+            .collect();
+        let mut table = table(["case"]);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        let header = ["case", "", "ours"]
+            .into_iter()
+            .chain(peers.iter().copied());
+        table.set_header(header.chain(["ratio"]));
+        for row in &self.ours.rows {
+            for (metric, name) in METRICS {
+                let ours = metric.ours(row).filter(|_| row.errors.pass);
+                let theirs = peers
+                    .iter()
+                    .map(|peer| metric.theirs(figures.get(&(row.id.as_str(), *peer))?));
+                let all: Vec<Option<f64>> = std::iter::once(ours).chain(theirs).collect();
+                if all.iter().flatten().count() == 0 {
+                    continue;
+                }
+                let best = all.iter().flatten().copied().fold(f64::INFINITY, f64::min);
+                let cells = all.iter().map(|time| match time {
+                    None => Cell::new(""),
+                    Some(time) if *time == best => {
+                        Cell::new(format!("{} *", number(*time))).add_attribute(Attribute::Bold)
+                    }
+                    Some(time) => Cell::new(format!("{}  ", number(*time))),
+                });
+                let ratio = ours.zip(self.best(&row.id, metric));
+                let ratio = ratio.map(|(ours, best)| format!("{:.2}", best / ours));
+                table.add_row(
+                    [Cell::new(&row.id), Cell::new(name)]
+                        .into_iter()
+                        .chain(cells)
+                        .chain([Cell::new(ratio.unwrap_or_default())]),
+                );
+            }
+        }
+        for column in table.column_iter_mut().skip(2) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table
+    }
+}
+
+/// What a step has to enqueue for a time to count.
+#[derive(Clone, Copy)]
+enum Metric {
+    Everything,
+    Planned,
+}
+
+const METRICS: [(Metric, &str); 2] = [(Metric::Everything, "e2e"), (Metric::Planned, "planned")];
+
+impl Metric {
+    const fn ours(self, row: &super::report::Row) -> Option<f64> {
+        match self {
+            Self::Everything => Some(row.e2e_us),
+            Self::Planned => row.planned_us,
+        }
+    }
+
+    const fn theirs(self, figures: &Figures) -> Option<f64> {
+        match self {
+            Self::Everything => figures.e2e_us,
+            Self::Planned => figures.planned_us,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_script_are_told_apart() {
+        let read = |line: &str| serde_json::from_str::<Line>(line);
+        assert!(matches!(
+            read(r#"{"torch": "2.11", "device": "H200"}"#),
+            Ok(Line::About { torch }) if torch == "2.11"
+        ));
+        assert!(matches!(
+            read(r#"{"peer": "fa3", "id": "d", "kind": "decode", "e2e_us": 1.5}"#),
+            Ok(Line::Figures(Figures {
+                e2e_us: Some(1.5),
+                planned_us: None,
+                ..
+            }))
+        ));
+        assert!(matches!(
+            read(r#"{"peer": "fa3", "refused": "cannot be loaded"}"#),
+            Ok(Line::Refused { id: None, .. })
+        ));
+        assert!(read("Loading kernels…").is_err());
+    }
+}

@@ -1,0 +1,885 @@
+//! From settings to rows: every combination, and every reason why one cannot run, before any does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
+use mla_runtime::batch::template::Template;
+use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
+use mla_runtime::capability::{Platform, Target};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::crossover_threshold;
+use mla_runtime::model::ModelConfig;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::{self, SelectionError};
+use mla_runtime::spec::{GraphSupport, Phase, QueryLen};
+
+use super::attention::{Attention, Kind};
+use super::cases::{Case, CaseKind};
+use super::cost::Cost;
+use super::layer::Layer;
+use super::settings::{Key, Measure, Route, Settings, Switch};
+use crate::device::About;
+use crate::error::CliError;
+use crate::run::workload;
+use crate::stopwatch::{Protocol, Stopwatch};
+
+/// The most rows of one benchmark.
+const MAX_ROWS: usize = 10_000;
+
+/// The name that stands for every backend that fits.
+const ALL: &str = "all";
+
+/// One row to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    /// What rows that compete with each other have in common.
+    pub(super) case: String,
+    /// Who competes: backends, and the path where that is chosen.
+    pub(super) contender: String,
+    /// The batch in words.
+    pub(super) label: String,
+    /// The value of each axis.
+    pub(super) parameters: BTreeMap<&'static str, String>,
+    pub(super) subject: Subject,
+}
+
+/// What is timed.
+#[derive(Clone, Debug)]
+pub(super) enum Subject {
+    Attention(Attention),
+    Layer(Layer),
+}
+
+impl Subject {
+    pub(super) const fn config(&self) -> &LayerConfig {
+        match self {
+            Self::Attention(attention) => &attention.config,
+            Self::Layer(layer) => &layer.config,
+        }
+    }
+
+    pub(super) const fn layers(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.layers,
+            Self::Layer(layer) => layer.layers,
+        }
+    }
+
+    pub(super) fn requests(&self) -> &[Request] {
+        match self {
+            Self::Attention(attention) => &attention.requests,
+            Self::Layer(layer) => layer.spec.requests(),
+        }
+    }
+
+    /// Of one layer.
+    pub(super) fn cost(&self) -> Result<Cost, CliError> {
+        match self {
+            Self::Attention(attention) => Ok(attention.cost()),
+            Self::Layer(layer) => layer.cost(),
+        }
+    }
+
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Attention(Attention { kind, .. }) => match kind {
+                Kind::Decode => "decode",
+                Kind::Prefill { .. } => "prefill",
+            },
+            Self::Layer(_) => "layer",
+        }
+    }
+}
+
+fn refused(
+    argument: &'static str,
+    given: impl Into<String>,
+    accepted: impl Into<String>,
+) -> CliError {
+    CliError::Argument {
+        argument,
+        given: given.into(),
+        accepted: accepted.into(),
+    }
+}
+
+/// How samples are taken.
+pub(super) fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, CliError> {
+    let on_gpu = D::PLATFORM == Platform::Cuda;
+    let graphs = settings
+        .graphs
+        .map_or(on_gpu, |graphs| graphs == Switch::On);
+    if graphs && !on_gpu {
+        return Err(refused(
+            "graphs",
+            "on",
+            "off: a CPU has no graphs to replay",
+        ));
+    }
+    Ok(Protocol {
+        samples: settings.samples.unwrap_or(30) as usize,
+        warm_up: settings.warm_up.unwrap_or(3) as usize,
+        cold_cache: settings.cold_cache != Some(Switch::Off),
+        graphs,
+    })
+}
+
+/// Where rows are planned for.
+pub(super) struct Site<'a, D> {
+    pub(super) registry: &'a Registry,
+    pub(super) device: &'a D,
+    pub(super) about: &'a About,
+    pub(super) graphs: bool,
+}
+
+/// The rows of a sweep.
+pub(super) fn sweep<D: Stopwatch>(
+    site: &Site<'_, D>,
+    settings: &Settings,
+) -> Result<Vec<Job>, CliError> {
+    let batches = batches(settings)?;
+    let models = models(settings)?;
+    let mut plan = Plan {
+        site,
+        settings,
+        jobs: Vec::new(),
+        used: BTreeMap::new(),
+        unused: BTreeMap::new(),
+        names: BTreeSet::new(),
+    };
+    for model in &models {
+        let heads = settings
+            .heads
+            .clone()
+            .unwrap_or_else(|| vec![model.config.heads]);
+        for heads in heads {
+            for batch in &batches {
+                for kv in axis(&model.kv_formats) {
+                    for page in axis(&settings.page.clone().unwrap_or_else(|| vec![64])) {
+                        let kv_format = *kv;
+                        let problem = Problem {
+                            kv_format,
+                            page_size: *page,
+                            ..Problem::new(model.config.dims, heads, model.dtype)
+                        };
+                        plan.batch(model, &problem, batch)?;
+                    }
+                }
+            }
+        }
+    }
+    plan.finish()
+}
+
+fn axis<T>(values: &[T]) -> std::slice::Iter<'_, T> {
+    values.iter()
+}
+
+/// A batch of a sweep.
+struct Batch {
+    spec: BatchSpec,
+    text: String,
+}
+
+fn batches(settings: &Settings) -> Result<Vec<Batch>, CliError> {
+    if settings.batches.is_empty() {
+        return Err(refused(
+            "SPEC",
+            "none",
+            "at least one batch, such as 8q1s4k, by arguments, --config or --cases",
+        ));
+    }
+    let ranges = settings.ranges()?;
+    let mut unused: BTreeSet<&str> = ranges.keys().map(String::as_str).collect();
+    let mut batches = Vec::new();
+    for text in &settings.batches {
+        let template: Template = text.parse()?;
+        let mut numbers = Vec::new();
+        for name in template.names() {
+            let Some(range) = ranges.get(name) else {
+                return Err(refused(
+                    "--range",
+                    format!("none for {{{name}}} of {text}"),
+                    format!("its numbers: --range {name}=1,8,32"),
+                ));
+            };
+            unused.remove(name.as_str());
+            numbers.push(range.clone());
+        }
+        batches.extend(template.expand(&numbers)?.into_iter().map(|one| Batch {
+            text: one.spec.to_string(),
+            spec: one.spec,
+        }));
+    }
+    if let Some(name) = unused.first() {
+        return Err(refused(
+            "--range",
+            format!("{name}, which occurs in no batch"),
+            format!("names of a batch, as in {{{name}}}q1s1k"),
+        ));
+    }
+    let mut seen = BTreeSet::new();
+    if let Some(twice) = batches.iter().find(|batch| !seen.insert(&batch.text)) {
+        return Err(refused(
+            "SPEC",
+            format!("{} twice", twice.text),
+            "each batch once",
+        ));
+    }
+    Ok(batches)
+}
+
+/// A model with dims and dtype of a sweep.
+struct Model {
+    parameters: Vec<(&'static str, String)>,
+    config: ModelConfig,
+    dtype: DType,
+    kv_formats: Vec<KvFormat>,
+}
+
+fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
+    let names = settings
+        .model
+        .clone()
+        .unwrap_or_else(|| vec!["deepseek-r1".to_owned()]);
+    let dims = match &settings.dims {
+        None => vec![None],
+        Some(dims) => dims
+            .iter()
+            .map(|text| read_dims(text).map(Some))
+            .collect::<Result<_, _>>()?,
+    };
+    let dtypes = match &settings.dtype {
+        None => vec![None],
+        Some(names) => names
+            .iter()
+            .map(|name| named("dtype", name, DType::ALL, DType::name).map(Some))
+            .collect::<Result<_, _>>()?,
+    };
+    let mut models = Vec::new();
+    for name in &names {
+        let path = PathBuf::from(name);
+        let config = if path
+            .extension()
+            .is_some_and(|extension| extension == "json")
+        {
+            let json = fs::read_to_string(&path).map_err(|source| CliError::File {
+                argument: "--model",
+                path,
+                message: source.to_string(),
+            })?;
+            ModelConfig::from_hf_config(&json)?
+        } else {
+            ModelConfig::preset(name)?
+        };
+        for dims in &dims {
+            for dtype in &dtypes {
+                let mut config = config;
+                config.dims = dims.unwrap_or(config.dims);
+                let dtype = dtype.or(config.dtype).unwrap_or(DType::BF16);
+                let kv_formats = match &settings.kv {
+                    None => vec![KvFormat::of(dtype)],
+                    Some(names) => names
+                        .iter()
+                        .map(|name| named("kv", name, KvFormat::ALL, KvFormat::name))
+                        .collect::<Result<_, _>>()?,
+                };
+                models.push(Model {
+                    parameters: vec![
+                        ("model", name.clone()),
+                        ("dims", config.dims.to_string()),
+                        ("dtype", dtype.to_string()),
+                    ],
+                    config,
+                    dtype,
+                    kv_formats,
+                });
+            }
+        }
+    }
+    Ok(models)
+}
+
+fn named<T: Copy>(
+    argument: &'static str,
+    given: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, CliError> {
+    let found = all.iter().copied().find(|value| name(*value) == given);
+    found.ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|value| name(*value)).collect();
+        refused(argument, format!("{given:?}"), names.join(", "))
+    })
+}
+
+/// `512x128x64x128`: L, P, R, V.
+fn read_dims(text: &str) -> Result<MlaDims, CliError> {
+    let numbers: Option<Vec<u32>> = text
+        .split('x')
+        .map(|part| {
+            part.parse()
+                .ok()
+                .filter(|number| (1..=4096).contains(number))
+        })
+        .collect();
+    match numbers.as_deref() {
+        Some(&[latent, nope, rope, v]) => Ok(MlaDims::new(latent, HeadDims::new(nope, rope, v))),
+        _ => Err(refused(
+            "dims",
+            format!("{text:?}"),
+            "LxPxRxV of numbers from 1 to 4096, such as 512x128x64x128",
+        )),
+    }
+}
+
+/// Rows as they are being collected.
+struct Plan<'a, D> {
+    site: &'a Site<'a, D>,
+    settings: &'a Settings,
+    jobs: Vec<Job>,
+    /// For each key, a row that it has an effect on, and one that it has none on.
+    used: BTreeMap<Key, String>,
+    unused: BTreeMap<Key, String>,
+    /// Backends that some row uses.
+    names: BTreeSet<String>,
+}
+
+/// What a batch does, by the kinds of its requests.
+fn phase_of(spec: &BatchSpec) -> Option<Phase> {
+    let decode = |r: &Request| {
+        r.kind() == RequestKind::Decode || (r.is_speculative_decode() && r.q <= MAX_SPECULATIVE_LEN)
+    };
+    if spec.requests().iter().all(decode) {
+        Some(Phase::Decode)
+    } else if spec
+        .requests()
+        .iter()
+        .all(|r| r.kind() == RequestKind::Prefill)
+    {
+        Some(Phase::Prefill)
+    } else {
+        None
+    }
+}
+
+impl<D: Stopwatch> Plan<'_, D> {
+    fn batch(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
+        let settings = self.settings;
+        let of_layer = [
+            (Key::Path, settings.path.is_some()),
+            (Key::Threshold, settings.threshold.is_some()),
+            (Key::Piece, settings.piece.is_some()),
+            (Key::Rows, settings.rows.is_some()),
+        ];
+        let wants_layer = of_layer
+            .iter()
+            .find_map(|(key, given)| given.then_some(*key));
+        match (settings.measure, phase_of(&batch.spec), wants_layer) {
+            (Some(Measure::Attention), _, Some(key)) => Err(refused(
+                key.name(),
+                "a value, with --measure attention",
+                format!("one only {}", key.effective()),
+            )),
+            (Some(Measure::Attention), None, _) => Err(refused(
+                "measure",
+                format!("attention, of {}", batch.text),
+                "layer for this batch: attention alone is that of decodes, speculative ones included, \
+                 or that of prefills without context",
+            )),
+            (Some(Measure::Attention) | None, Some(phase), None) => {
+                self.attention(model, problem, batch, phase)
+            }
+            _ => self.layer(model, problem, batch),
+        }
+    }
+
+    fn attention(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        phase: Phase,
+    ) -> Result<(), CliError> {
+        let requests = batch.spec.requests();
+        let problem = Problem {
+            query_len: match phase {
+                Phase::Decode => query_len(requests),
+                Phase::Prefill => QueryLen::Single,
+            },
+            ..*problem
+        };
+        let problem = with_graphs(problem, self.site.graphs, phase);
+        let (effective, idle) = match phase {
+            Phase::Decode => (vec![Key::Kv, Key::Page, Key::Decode], vec![Key::Prefill]),
+            Phase::Prefill => (vec![Key::Prefill], vec![Key::Kv, Key::Page, Key::Decode]),
+        };
+        self.note(&batch.text, &effective, &idle);
+        self.note(&batch.text, &[], &[Key::NumSplits]);
+        let config = LayerConfig {
+            problem,
+            softmax_scale: model.config.softmax_scale() as f32,
+        };
+        for backend in self.backends(&problem, phase)? {
+            let attention = Attention {
+                backend,
+                kind: match phase {
+                    Phase::Decode => Kind::Decode,
+                    Phase::Prefill => Kind::Prefill { causal: true },
+                },
+                config,
+                requests: requests.to_vec(),
+                deviation: 1.0,
+                layers: self.settings.layers.unwrap_or(1) as usize,
+                seed: self.settings.seed.unwrap_or(1).into(),
+            };
+            self.push(
+                model,
+                batch,
+                backend.to_owned(),
+                Vec::new(),
+                Subject::Attention(attention),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
+        let settings = self.settings;
+        workload::check_memory(&batch.spec, problem, self.site.about.memory)?;
+        let default = crossover_threshold(D::PLATFORM, problem, false);
+        let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
+        match (&settings.path, &settings.threshold) {
+            (Some(paths), _) => routes.extend(paths.iter().map(|path| match path {
+                Route::Absorbed => (Some(*path), u32::MAX),
+                Route::Expanded => (Some(*path), 0),
+            })),
+            (None, Some(thresholds)) => routes.extend(thresholds.iter().map(|t| (None, *t))),
+            (None, None) => routes.push((None, default)),
+        }
+        let optional = |list: &Option<Vec<u32>>| -> Vec<Option<u32>> {
+            list.as_ref()
+                .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
+        };
+        for (route, threshold) in routes {
+            for piece in optional(&settings.piece) {
+                for rows in optional(&settings.rows) {
+                    self.step(model, problem, batch, (route, threshold, piece, rows))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        (route, threshold, piece, rows): (Option<Route>, u32, Option<u32>, Option<u32>),
+    ) -> Result<(), CliError> {
+        let requests = batch.spec.requests();
+        let absorbed: Vec<&Request> = requests.iter().filter(|r| r.q <= threshold).collect();
+        let expanded = || requests.iter().filter(|r| r.q > threshold);
+        let keys = [
+            (Key::Kv, true),
+            (Key::Page, true),
+            (Key::Decode, !absorbed.is_empty()),
+            (Key::Prefill, expanded().next().is_some()),
+            (Key::Path, true),
+            (Key::Threshold, true),
+            // The other path of a comparison of paths need not be touched.
+            (
+                Key::Piece,
+                route == Some(Route::Expanded) || absorbed.iter().any(|r| Some(r.q) > piece),
+            ),
+            (
+                Key::Rows,
+                route == Some(Route::Absorbed) || expanded().any(|r| r.context_len() > 0),
+            ),
+            (Key::NumSplits, false),
+        ];
+        for (key, effective) in keys {
+            let key = [key];
+            match effective {
+                true => self.note(&batch.text, &key, &[]),
+                false => self.note(&batch.text, &[], &key),
+            }
+        }
+        let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
+        let problem = Problem {
+            query_len: match (longest, piece) {
+                (0 | 1, _) => QueryLen::Single,
+                (_, Some(1)) => QueryLen::Single,
+                _ if absorbed.iter().all(|r| r.q == longest)
+                    && piece.is_none_or(|piece| longest.is_multiple_of(piece.min(longest))) =>
+                {
+                    QueryLen::Uniform
+                }
+                _ => QueryLen::Ragged,
+            },
+            ..*problem
+        };
+        let problem = with_graphs(problem, self.site.graphs, Phase::Decode);
+        let config = LayerConfig {
+            problem,
+            softmax_scale: model.config.softmax_scale() as f32,
+        };
+        let prefills = self.backends(&problem, Phase::Prefill)?;
+        let decodes = self.backends(&problem, Phase::Decode)?;
+        // Where several are compared, only those that the batch comes to.
+        let several = |names: &[&'static str], used| names.len() > 1 && used;
+        let with_prefill = several(&prefills, expanded().next().is_some());
+        let with_decode = several(&decodes, !absorbed.is_empty());
+        for prefill in prefills
+            .iter()
+            .take(if with_prefill { prefills.len() } else { 1 })
+        {
+            for decode in decodes
+                .iter()
+                .take(if with_decode { decodes.len() } else { 1 })
+            {
+                let layer = Layer {
+                    prefill,
+                    decode,
+                    config,
+                    spec: batch.spec.clone(),
+                    threshold,
+                    piece,
+                    rows,
+                    layers: self.settings.layers.unwrap_or(1) as usize,
+                    seed: self.settings.seed.unwrap_or(1),
+                };
+                let backends = match (absorbed.is_empty(), expanded().next().is_none()) {
+                    (true, _) => (*prefill).to_owned(),
+                    (_, true) => (*decode).to_owned(),
+                    _ if prefill == decode => (*prefill).to_owned(),
+                    _ => format!("{decode} + {prefill}"),
+                };
+                let contender = match route {
+                    Some(route) => format!("{} ({backends})", route.name()),
+                    None => backends,
+                };
+                let mut parameters = Vec::new();
+                if let Some(route) = route {
+                    parameters.push(("path", route.name().to_owned()));
+                } else {
+                    parameters.push(("threshold", threshold.to_string()));
+                }
+                parameters.extend(piece.map(|piece| ("piece", piece.to_string())));
+                parameters.extend(rows.map(|rows| ("rows", rows.to_string())));
+                self.push(model, batch, contender, parameters, Subject::Layer(layer))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn push(
+        &mut self,
+        model: &Model,
+        batch: &Batch,
+        contender: String,
+        more: Vec<(&'static str, String)>,
+        subject: Subject,
+    ) -> Result<(), CliError> {
+        let problem = subject.config().problem;
+        let mut parameters: BTreeMap<&'static str, String> =
+            model.parameters.iter().cloned().collect();
+        parameters.insert("heads", problem.heads.to_string());
+        parameters.insert("kv", problem.kv_format.to_string());
+        parameters.insert("page", problem.page_size.to_string());
+        parameters.extend(more);
+        let settings = self.settings;
+        fn several<T>(list: &Option<Vec<T>>) -> bool {
+            list.as_ref().is_some_and(|list| list.len() > 1)
+        }
+        // What is to be computed tells cases apart; how it is done competes within a case.
+        let of_case = [
+            ("model", several(&settings.model)),
+            ("dims", several(&settings.dims)),
+            ("dtype", several(&settings.dtype)),
+            ("heads", several(&settings.heads)),
+            ("kv", several(&settings.kv)),
+        ];
+        let of_contender = [
+            ("page", several(&settings.page)),
+            ("threshold", several(&settings.threshold)),
+            ("piece", several(&settings.piece)),
+            ("rows", several(&settings.rows)),
+            ("num_splits", several(&settings.num_splits)),
+        ];
+        let named = |text: &str, axes: &[(&str, bool)]| {
+            let several = axes.iter().filter(|(_, several)| *several);
+            several.fold(text.to_owned(), |text, (name, _)| {
+                match parameters.get(name) {
+                    Some(value) => format!("{text} {name}={value}"),
+                    None => text,
+                }
+            })
+        };
+        let case = named(&batch.text, &of_case);
+        let contender = named(&contender, &of_contender);
+        check_memory(&case, &subject, self.site.about.memory)?;
+        if self.jobs.len() == MAX_ROWS {
+            return Err(refused(
+                "SPEC",
+                format!("more than {MAX_ROWS} rows"),
+                format!("at most {MAX_ROWS} combinations"),
+            ));
+        }
+        self.jobs.push(Job {
+            case,
+            contender,
+            label: batch.spec.label(),
+            parameters,
+            subject,
+        });
+        Ok(())
+    }
+
+    /// The backends of a phase that are to be compared.
+    fn backends(&mut self, problem: &Problem, phase: Phase) -> Result<Vec<&'static str>, CliError> {
+        let settings = self.settings;
+        let registry = self.site.registry;
+        let own = match phase {
+            Phase::Prefill => &settings.prefill,
+            Phase::Decode => &settings.decode,
+        };
+        let given: Option<Vec<String>> = match (own, &settings.backends) {
+            (Some(own), _) => Some(own.clone()),
+            (None, Some(both)) => {
+                for name in both.iter().filter(|name| *name != ALL) {
+                    // A name of the other phase says nothing about this one.
+                    if registry.get(Phase::Decode, name).is_err() {
+                        registry.get(Phase::Prefill, name)?;
+                    }
+                }
+                let of_phase = both
+                    .iter()
+                    .filter(|name| *name == ALL || registry.get(phase, name).is_ok());
+                Some(of_phase.cloned().collect::<Vec<_>>()).filter(|names| !names.is_empty())
+            }
+            (None, None) => None,
+        };
+        let target: Target = self.site.device.target();
+        let request = selection::Request::of(target, problem);
+        let explanation = registry.explain(&request)?;
+        let candidates = &explanation.phase(phase).candidates;
+        let none_fits = || SelectionError::NoneFits {
+            phase,
+            explanation: Box::new(explanation.clone()),
+        };
+        let mut names: Vec<&'static str> = Vec::new();
+        match given {
+            None => {
+                let best = explanation.phase(phase).selected().ok_or_else(none_fits)?;
+                names.push(best.spec.name);
+            }
+            Some(given) => {
+                for name in &given {
+                    if name == ALL {
+                        let fitting = candidates.iter().filter(|candidate| candidate.is_valid());
+                        names.extend(fitting.map(|candidate| candidate.spec.name));
+                        self.names.insert(name.clone());
+                        continue;
+                    }
+                    let known = registry.get(phase, name)?.spec.name;
+                    let candidate = candidates
+                        .iter()
+                        .find(|candidate| candidate.spec.name == known);
+                    if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
+                        return Err(SelectionError::Refused {
+                            phase,
+                            name: known,
+                            target,
+                            reasons: Box::new(candidate.reasons),
+                        }
+                        .into());
+                    }
+                    names.push(known);
+                    self.names.insert(name.clone());
+                }
+                if names.is_empty() {
+                    return Err(none_fits().into());
+                }
+            }
+        }
+        let mut seen = BTreeSet::new();
+        names.retain(|name| seen.insert(*name));
+        Ok(names)
+    }
+
+    fn note(&mut self, batch: &str, effective: &[Key], idle: &[Key]) {
+        for key in effective {
+            self.used.entry(*key).or_insert_with(|| batch.to_owned());
+        }
+        for key in idle {
+            self.unused.entry(*key).or_insert_with(|| batch.to_owned());
+        }
+    }
+
+    fn finish(self) -> Result<Vec<Job>, CliError> {
+        for (key, values) in self.settings.given() {
+            let idle = match (self.used.get(&key), self.unused.get(&key)) {
+                (None, Some(batch)) => Some(batch),
+                // Several values would give the same row several times.
+                (Some(_), Some(batch)) if values > 1 => Some(batch),
+                _ => None,
+            };
+            if let Some(batch) = idle {
+                return Err(refused(
+                    key.name(),
+                    format!(
+                        "{values} value{} without effect on {batch}",
+                        if values == 1 { "" } else { "s" }
+                    ),
+                    format!("one only {}", key.effective()),
+                ));
+            }
+        }
+        for name in self.settings.backends.iter().flatten() {
+            if !self.names.contains(name) {
+                return Err(refused(
+                    "backends",
+                    format!("{name}, which no batch comes to"),
+                    "backends of the phases that the batches have",
+                ));
+            }
+        }
+        for job in &self.jobs {
+            try_out(self.site, job)?;
+        }
+        Ok(self.jobs)
+    }
+}
+
+/// How query lengths of a decode batch differ.
+fn query_len(requests: &[Request]) -> QueryLen {
+    match requests {
+        [first, others @ ..] if others.iter().any(|other| other.q != first.q) => QueryLen::Ragged,
+        [Request { q: 2.., .. }, ..] => QueryLen::Uniform,
+        _ => QueryLen::Single,
+    }
+}
+
+/// The problem with the graph support that it takes.
+const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
+    let graphs = match (graphs, phase, problem.query_len) {
+        (false, ..) => GraphSupport::Never,
+        (_, Phase::Decode, QueryLen::Single) => GraphSupport::SingleToken,
+        (_, Phase::Decode, QueryLen::Uniform) => GraphSupport::UniformBatch,
+        _ => GraphSupport::Always,
+    };
+    Problem { graphs, ..problem }
+}
+
+/// Refuses what would not fit into the device's memory.
+fn check_memory(case: &str, subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
+    let (Subject::Attention(attention), Some(available)) = (subject, available) else {
+        return Ok(());
+    };
+    let needed = attention.bytes();
+    if needed <= available {
+        return Ok(());
+    }
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    Err(refused(
+        "memory",
+        format!("{case}, which takes {} at least", size(needed)),
+        format!("what fits into the {} of the device", size(available)),
+    ))
+}
+
+/// Lets the backends refuse what their spec does not say.
+fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> {
+    let attention = match &job.subject {
+        Subject::Attention(attention) => attention,
+        Subject::Layer(layer) => return layer.try_out(site.registry, site.device),
+    };
+    let (registry, device) = (site.registry, site.device);
+    let (config, limits) = (&attention.config, attention.limits());
+    match attention.kind {
+        Kind::Decode => {
+            let backend = registry.instantiate_decode(attention.backend, device, config)?;
+            drop(backend.state(device, &limits)?);
+        }
+        Kind::Prefill { .. } => {
+            let backend = registry.instantiate_prefill(attention.backend, device, config)?;
+            drop(backend.state(device, &limits)?);
+        }
+    }
+    Ok(())
+}
+
+/// The rows of a file of cases: R1's dimensions in bf16, pages of 64, and numbers as its protocol says.
+pub(super) fn cases<D: Stopwatch>(
+    site: &Site<'_, D>,
+    settings: &Settings,
+    cases: Vec<Case>,
+) -> Result<Vec<Job>, CliError> {
+    let mut plan = Plan {
+        site,
+        settings,
+        jobs: Vec::new(),
+        used: BTreeMap::new(),
+        unused: BTreeMap::new(),
+        names: BTreeSet::new(),
+    };
+    for case in cases {
+        let (kind, phase, deviation) = match case.kind {
+            CaseKind::Decode => (Kind::Decode, Phase::Decode, 0.1),
+            CaseKind::Prefill { causal } => (Kind::Prefill { causal }, Phase::Prefill, 1.0),
+        };
+        let problem = Problem {
+            query_len: match phase {
+                Phase::Decode => query_len(&case.requests),
+                Phase::Prefill => QueryLen::Single,
+            },
+            ..Problem::new(MlaDims::R1, case.heads, DType::BF16)
+        };
+        let problem = with_graphs(problem, site.graphs, phase);
+        plan.note(
+            &case.id,
+            &[match phase {
+                Phase::Decode => Key::Decode,
+                Phase::Prefill => Key::Prefill,
+            }],
+            &[],
+        );
+        let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
+        let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
+        let label = format!(
+            "{} requests, {queries} query and {keys} kv tokens",
+            case.requests.len()
+        );
+        for backend in plan.backends(&problem, phase)? {
+            let subject = Subject::Attention(Attention {
+                backend,
+                kind,
+                config: LayerConfig {
+                    problem,
+                    softmax_scale: 1.0 / (problem.dims.head.qk() as f32).sqrt(),
+                },
+                requests: case.requests.clone(),
+                deviation,
+                layers: settings.layers.unwrap_or(1) as usize,
+                seed: settings.seed.unwrap_or(1).into(),
+            });
+            check_memory(&case.id, &subject, site.about.memory)?;
+            plan.jobs.push(Job {
+                case: case.id.clone(),
+                contender: backend.to_owned(),
+                label: label.clone(),
+                parameters: BTreeMap::from([("heads", case.heads.to_string())]),
+                subject,
+            });
+        }
+    }
+    plan.finish()
+}

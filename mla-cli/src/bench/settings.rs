@@ -1,0 +1,506 @@
+//! What is to be timed, as arguments and sweep files say it: the same keys in both.
+//!
+//! A key that takes a list is an axis: a benchmark has a row for every combination. An argument takes
+//! the place of the file's key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use clap::ValueEnum;
+use mla_runtime::batch::template::{Range, TemplateError};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::args::{natural, positive};
+use crate::device::DeviceName;
+use crate::error::CliError;
+
+/// The keys.
+#[derive(clap::Args, Clone, Default, Debug, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Settings {
+    /// What the sweep is about; in files only.
+    #[arg(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) description: Option<String>,
+    /// Batches, as `mla spec` reads them. A name in braces stands for the numbers of its range:
+    /// `{b}q1s{s}k`.
+    #[arg(value_name = "SPEC")]
+    pub(super) batches: Vec<String>,
+    /// The numbers of a name: `b=1,8,32` or `b=1..16` or `b=0..64+16` or `b=1..128*2`.
+    #[arg(long = "range", value_name = "NAME=RANGE")]
+    #[serde(skip)]
+    pub(super) range: Vec<String>,
+    /// The same, in files.
+    #[arg(skip)]
+    pub(super) ranges: BTreeMap<String, RangeSetting>,
+    /// What is timed [default: attention alone where a batch takes one path, and the layer else].
+    #[arg(long, value_name = "WHAT")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) measure: Option<Measure>,
+    /// Where to run [default: cpu].
+    #[arg(long, value_name = "DEVICE")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "device_name"
+    )]
+    pub(super) device: Option<DeviceName>,
+    /// Models by name, or paths of their Hugging Face config.json [default: deepseek-r1].
+    #[arg(long, value_name = "MODEL", value_delimiter = ',')]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) model: Option<Vec<String>>,
+    /// Dimensions instead of the model's, each as LxPxRxV: 512x128x64x128.
+    #[arg(long, value_name = "DIMS", value_delimiter = ',')]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) dims: Option<Vec<String>>,
+    /// Query heads on one device [default: the model's].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) heads: Option<Vec<u32>>,
+    /// Dtypes of queries, weights and outputs [default: the model's, or bf16].
+    #[arg(long, value_name = "DTYPE", value_delimiter = ',')]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) dtype: Option<Vec<String>>,
+    /// Formats of the cache [default: the dtype].
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) kv: Option<Vec<String>>,
+    /// Tokens in a page of the cache [default: 64].
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) page: Option<Vec<u32>>,
+    /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) backends: Option<Vec<String>>,
+    /// Prefill backends to compare.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        conflicts_with = "backends"
+    )]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) prefill: Option<Vec<String>>,
+    /// Decode backends to compare.
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        conflicts_with = "backends"
+    )]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) decode: Option<Vec<String>>,
+    /// Paths that the whole batch is sent on, whatever the threshold. With both, the query length at
+    /// which expanding becomes the faster one is found [default: by the threshold].
+    #[arg(
+        long,
+        value_name = "PATH",
+        value_delimiter = ',',
+        conflicts_with = "threshold"
+    )]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) path: Option<Vec<Route>>,
+    /// The most new tokens of a request on the absorbed path [default: the crossover].
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) threshold: Option<Vec<u32>>,
+    /// Requests on the absorbed path go to the backend in pieces of this many query tokens.
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) piece: Option<Vec<u32>>,
+    /// W: rows of the context workspace [default: the customary budget].
+    #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) rows: Option<Vec<u32>>,
+    /// Parts into which the decode backend divides each request's rows [default: its own choice].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) num_splits: Option<Vec<u32>>,
+    /// Layers that run one after another in each sample, with caches of their own; times are per
+    /// layer [default: 1].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) layers: Option<u32>,
+    /// Timed runs of each row [default: 30].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) samples: Option<u32>,
+    /// Runs of each row that do not count [default: 3].
+    #[arg(long, value_name = "N", value_parser = natural)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) warm_up: Option<u32>,
+    /// Whether to replay a CUDA graph [default: on a GPU].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) graphs: Option<Switch>,
+    /// Whether to fill the caches with something else before every sample [default: on].
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cold_cache: Option<Switch>,
+    /// Output rows of each row's last layer that are compared with attention in f64 [default: 16].
+    #[arg(long, value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) check: Option<u32>,
+    /// What the random numbers are made from [default: 1].
+    #[arg(long, value_name = "N", value_parser = natural)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<u32>,
+}
+
+/// On or off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    Off,
+}
+
+/// What is timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Measure {
+    /// One backend's attention alone.
+    Attention,
+    /// The whole layer: cache write, projections, attention, context, merges.
+    Layer,
+}
+
+/// The two forms of attention.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Route {
+    /// As a decode backend does it.
+    Absorbed,
+    /// As a prefill backend does it.
+    Expanded,
+}
+
+impl Route {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Absorbed => "absorbed",
+            Self::Expanded => "expanded",
+        }
+    }
+}
+
+/// A range in a sweep file.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(super) enum RangeSetting {
+    /// One number.
+    One(u32),
+    /// These numbers.
+    List(Vec<u32>),
+    /// As in an argument.
+    Text(String),
+    /// From `start` to `stop`.
+    Steps(Steps),
+}
+
+/// From `start` by `step`, 1 if left out, or by `factor`, up to `stop`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Steps {
+    start: u32,
+    stop: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<u32>,
+}
+
+impl RangeSetting {
+    pub(super) fn read(&self) -> Result<Range, TemplateError> {
+        match self {
+            Self::One(number) => Range::list(vec![*number]),
+            Self::List(numbers) => Range::list(numbers.clone()),
+            Self::Text(text) => text.parse(),
+            Self::Steps(steps) => match (steps.step, steps.factor) {
+                (step, None) => Range::stepped(steps.start, steps.stop, step.unwrap_or(1)),
+                (None, Some(factor)) => Range::multiplied(steps.start, steps.stop, factor),
+                (Some(_), Some(_)) => Err(TemplateError::Bounds {
+                    given: "a step and a factor".to_owned(),
+                    accepted: "one of them",
+                }),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Some readers of YAML take the words for truth values.
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Truth(bool),
+            Word(String),
+        }
+        match Given::deserialize(deserializer)? {
+            Given::Truth(true) => Ok(Self::On),
+            Given::Truth(false) => Ok(Self::Off),
+            Given::Word(word) => match &*word {
+                "on" => Ok(Self::On),
+                "off" => Ok(Self::Off),
+                _ => Err(D::Error::custom(format!(
+                    "given {word:?}, accepted on or off"
+                ))),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        Self::from_str(&word, false)
+            .map_err(|_| D::Error::custom(format!("given {word:?}, accepted cpu or cuda")))
+    }
+}
+
+fn device_name<S: serde::Serializer>(
+    device: &Option<DeviceName>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    device.map(name_of_device).serialize(serializer)
+}
+
+pub(super) const fn name_of_device(device: DeviceName) -> &'static str {
+    match device {
+        DeviceName::Cpu => "cpu",
+        DeviceName::Cuda => "cuda",
+    }
+}
+
+/// One value, or several.
+fn list<'de, D, T>(deserializer: D) -> Result<Option<Vec<T>>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given<T> {
+        One(T),
+        Many(Vec<T>),
+    }
+    match Given::deserialize(deserializer)? {
+        Given::One(value) => Ok(Some(vec![value])),
+        Given::Many(values) if values.is_empty() => Err(D::Error::custom(
+            "given an empty list, accepted at least one value",
+        )),
+        Given::Many(values) => Ok(Some(values)),
+    }
+}
+
+impl Settings {
+    /// Those of a file, with these in their place where they are given.
+    pub(super) fn over(self, path: &Path) -> Result<Self, CliError> {
+        let refused = |message: String| CliError::File {
+            argument: "--config",
+            path: path.to_owned(),
+            message,
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+        let file: Self =
+            serde_saphyr::from_str(&text).map_err(|error| refused(error.to_string()))?;
+        if let Some((argument, given)) = file.numbers_below_one() {
+            return Err(refused(format!(
+                "{argument}: given {given}, accepted 1 and up"
+            )));
+        }
+        let mut ranges = file.ranges;
+        ranges.extend(self.ranges);
+        Ok(Self {
+            description: self.description.or(file.description),
+            batches: if self.batches.is_empty() {
+                file.batches
+            } else {
+                self.batches
+            },
+            range: self.range,
+            ranges,
+            measure: self.measure.or(file.measure),
+            device: self.device.or(file.device),
+            model: self.model.or(file.model),
+            dims: self.dims.or(file.dims),
+            heads: self.heads.or(file.heads),
+            dtype: self.dtype.or(file.dtype),
+            kv: self.kv.or(file.kv),
+            page: self.page.or(file.page),
+            backends: self.backends.or(file.backends),
+            prefill: self.prefill.or(file.prefill),
+            decode: self.decode.or(file.decode),
+            path: self.path.or(file.path),
+            threshold: self.threshold.or(file.threshold),
+            piece: self.piece.or(file.piece),
+            rows: self.rows.or(file.rows),
+            num_splits: self.num_splits.or(file.num_splits),
+            layers: self.layers.or(file.layers),
+            samples: self.samples.or(file.samples),
+            warm_up: self.warm_up.or(file.warm_up),
+            graphs: self.graphs.or(file.graphs),
+            cold_cache: self.cold_cache.or(file.cold_cache),
+            check: self.check.or(file.check),
+            seed: self.seed.or(file.seed),
+        })
+    }
+
+    /// All defaults, on a GPU.
+    pub(super) fn on_gpu() -> Self {
+        Self {
+            device: Some(DeviceName::Cuda),
+            ..Self::default()
+        }
+    }
+
+    /// Refuses what a file of cases says itself.
+    pub(super) fn refuse_beside_cases(&self) -> Result<(), CliError> {
+        let given = [
+            ("SPEC", !self.batches.is_empty()),
+            ("--range", !self.range.is_empty() || !self.ranges.is_empty()),
+            ("--measure", self.measure.is_some()),
+            ("--model", self.model.is_some()),
+            ("--dims", self.dims.is_some()),
+            ("--heads", self.heads.is_some()),
+            ("--dtype", self.dtype.is_some()),
+            ("--kv", self.kv.is_some()),
+            ("--page", self.page.is_some()),
+            ("--path", self.path.is_some()),
+            ("--threshold", self.threshold.is_some()),
+            ("--piece", self.piece.is_some()),
+            ("--rows", self.rows.is_some()),
+            ("--num-splits", self.num_splits.is_some()),
+        ];
+        match given.into_iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((argument, _)) => Err(CliError::Argument {
+                argument,
+                given: "a value beside --cases".to_owned(),
+                accepted: "one of the two: the file says what its cases are".to_owned(),
+            }),
+        }
+    }
+
+    /// What arguments are held to when they are read, for files.
+    fn numbers_below_one(&self) -> Option<(&'static str, u32)> {
+        let lists = [
+            ("heads", &self.heads),
+            ("page", &self.page),
+            ("piece", &self.piece),
+            ("rows", &self.rows),
+            ("num_splits", &self.num_splits),
+        ];
+        let singles = [
+            ("layers", self.layers),
+            ("samples", self.samples),
+            ("check", self.check),
+        ];
+        let listed = lists
+            .into_iter()
+            .filter_map(|(name, list)| Some((name, *list.as_ref()?.iter().min()?)));
+        let single = singles
+            .into_iter()
+            .filter_map(|(name, number)| Some((name, number?)));
+        listed.chain(single).find(|(_, number)| *number == 0)
+    }
+
+    /// The numbers of each name, by arguments and file.
+    pub(super) fn ranges(&self) -> Result<BTreeMap<String, Range>, CliError> {
+        let mut ranges = BTreeMap::new();
+        for (name, range) in &self.ranges {
+            ranges.insert(name.clone(), range.read()?);
+        }
+        for given in &self.range {
+            let Some((name, range)) = given.split_once('=') else {
+                return Err(CliError::Argument {
+                    argument: "--range",
+                    given: format!("{given:?}"),
+                    accepted: "a name, =, and its numbers: b=1,8,32 or b=1..16 or b=1..128*2"
+                        .to_owned(),
+                });
+            };
+            ranges.insert(name.to_owned(), range.parse()?);
+        }
+        Ok(ranges)
+    }
+
+    /// Every key that was given and that not every row need be touched by, and how many values it has.
+    pub(super) fn given(&self) -> Vec<(Key, usize)> {
+        fn count<T>(key: Key, list: &Option<Vec<T>>) -> Option<(Key, usize)> {
+            list.as_ref().map(|list| (key, list.len()))
+        }
+        [
+            count(Key::Kv, &self.kv),
+            count(Key::Page, &self.page),
+            count(Key::Prefill, &self.prefill),
+            count(Key::Decode, &self.decode),
+            count(Key::Path, &self.path),
+            count(Key::Threshold, &self.threshold),
+            count(Key::Piece, &self.piece),
+            count(Key::Rows, &self.rows),
+            count(Key::NumSplits, &self.num_splits),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// A key that has no effect on some rows.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Key {
+    Kv,
+    Page,
+    Prefill,
+    Decode,
+    Path,
+    Threshold,
+    Piece,
+    Rows,
+    NumSplits,
+}
+
+impl Key {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Kv => "kv",
+            Self::Page => "page",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Path => "path",
+            Self::Threshold => "threshold",
+            Self::Piece => "piece",
+            Self::Rows => "rows",
+            Self::NumSplits => "num_splits",
+        }
+    }
+
+    /// When it has an effect.
+    pub(super) const fn effective(self) -> &'static str {
+        match self {
+            Self::Kv | Self::Page => {
+                "where something is read from the cache, which a fresh prefill does not"
+            }
+            Self::Prefill => "where a batch has requests on the expanded path",
+            Self::Decode => "where a batch has requests on the absorbed path",
+            Self::Path | Self::Threshold => "where the layer is timed",
+            Self::Piece => "where the layer is timed and a request on the absorbed path is longer",
+            Self::Rows => "where the layer is timed and a request on the expanded path has context",
+            Self::NumSplits => {
+                "for a decode backend that lets others choose, which none of these does"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
