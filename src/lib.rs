@@ -5,6 +5,8 @@
 
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 pub mod cuda;
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+pub mod decode_graph;
 #[cfg(feature = "sm90")]
 pub mod flash_attn;
 #[cfg(feature = "sm90")]

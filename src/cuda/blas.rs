@@ -12,7 +12,7 @@ use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::tensor::Layout;
 
-use super::memory::{Buffer, Bytes};
+use super::memory::{Account, Buffer, Bytes};
 
 // What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so its
 // calls can be captured.
@@ -50,7 +50,7 @@ impl Blas {
         if !unsafe { sys::is_culib_present() } {
             return Ok(Self { handle: None });
         }
-        let mut workspace = Buffer::zeroed(stream, WORKSPACE_BYTES)?;
+        let mut workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
         let raw = result::create_handle().map_err(failed)?;
         // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type differently.
         // The workspace outlives the handle. The stream comes first, since setting it resets the

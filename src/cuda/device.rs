@@ -38,7 +38,7 @@ impl Device for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Buffer::zeroed(self.stream(), bytes)
+        Buffer::zeroed(self.stream(), bytes, self.account())
     }
 
     fn bytes(buffer: &Buffer) -> Self::Bytes<'_> {

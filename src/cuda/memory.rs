@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, result};
 use mla_runtime::error::Result;
@@ -17,10 +18,21 @@ pub struct Buffer {
     address: u64,
     len: usize,
     stream: Arc<CudaStream>,
+    account: Account,
+}
+
+/// The bytes of the buffers that a device has handed out and not got back.
+#[derive(Clone, Default)]
+pub(super) struct Account(Arc<AtomicU64>);
+
+impl Account {
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Buffer {
-    pub(super) fn zeroed(stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+    pub(super) fn zeroed(stream: &Arc<CudaStream>, len: usize, account: &Account) -> Result<Self> {
         stream
             .context()
             .bind_to_thread()
@@ -31,7 +43,9 @@ impl Buffer {
             address,
             len,
             stream: stream.clone(),
+            account: account.clone(),
         };
+        account.0.fetch_add(len as u64, Ordering::Relaxed);
         // SAFETY: the range is the allocation above, which nobody else knows yet.
         unsafe { result::memset_d8_async(address, 0, len.max(1), stream.cu_stream()) }
             .map_err(failed("clear"))?;
@@ -80,6 +94,7 @@ impl Drop for Buffer {
         // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed every
         // launch that was given it.
         context.record_err(unsafe { result::free_sync(self.address) });
+        self.account.0.fetch_sub(self.len as u64, Ordering::Relaxed);
     }
 }
 

@@ -35,6 +35,7 @@ pub use rotary::{Rotary, RotaryQuery, RotaryStyle};
 use crate::gpu::{self, Gpu};
 use crate::raw;
 use blas::Blas;
+use memory::Account;
 
 /// A GPU and one stream of it. Cloning gives another handle to the same stream.
 #[derive(Clone)]
@@ -46,6 +47,7 @@ struct Inner {
     stream: Arc<CudaStream>,
     gpu: Gpu,
     blas: Blas,
+    account: Account,
 }
 
 impl Cuda {
@@ -81,7 +83,12 @@ impl Cuda {
         raw::check("load kernels", unsafe { raw::mla_load_helpers() })?;
         let blas = Blas::new(&stream)?;
         Ok(Self {
-            inner: Arc::new(Inner { stream, gpu, blas }),
+            inner: Arc::new(Inner {
+                stream,
+                gpu,
+                blas,
+                account: Account::default(),
+            }),
         })
     }
 
@@ -96,6 +103,12 @@ impl Cuda {
         &self.inner.gpu
     }
 
+    /// The bytes of all buffers that this device or a clone of it allocated and that still live; without
+    /// the workspace of cuBLAS.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.inner.account.bytes()
+    }
+
     /// The stream as the raw tier takes it.
     pub fn raw_stream(&self) -> *mut c_void {
         self.inner.stream.cu_stream().cast()
@@ -103,6 +116,10 @@ impl Cuda {
 
     fn target(&self) -> Target {
         self.inner.gpu.target()
+    }
+
+    fn account(&self) -> &Account {
+        &self.inner.account
     }
 
     fn blas(&self) -> &Blas {

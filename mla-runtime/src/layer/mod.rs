@@ -122,7 +122,7 @@ mod workspace;
 
 pub use step::StepBatch;
 pub use weights::Weights;
-pub use workspace::Workspace;
+pub use workspace::{Workspace, WorkspaceId};
 
 use crate::backend::{
     DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage, QueryFormat,

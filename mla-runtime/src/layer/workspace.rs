@@ -1,6 +1,7 @@
 //! What the layers of an engine share: memory, and the prepared step.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
@@ -22,9 +23,21 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) decode_state: D::State,
     pub(super) decode_metadata: D::Metadata,
     pub(super) step: Step,
+    id: WorkspaceId,
     limits: StepLimits,
     threshold: u32,
     plan: MemoryPlan,
+}
+
+/// Tells a workspace from every other one of the process: what a captured graph belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct WorkspaceId(u64);
+
+impl WorkspaceId {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 type Buffer<P> = <<P as PrefillStage>::Device as Device>::Buffer;
@@ -83,6 +96,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             decode_state: layer.decode().state(device, limits)?,
             decode_metadata: layer.decode().metadata(device, limits)?,
             step,
+            id: WorkspaceId::new(),
             limits: *limits,
             threshold: layer.threshold(limits),
             plan,
@@ -140,6 +154,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             format!("one for {:?}", self.config.problem),
             format!("one for the layer's {:?}", layer.config().problem),
         ))
+    }
+
+    /// Which workspace it is.
+    pub fn id(&self) -> WorkspaceId {
+        self.id
     }
 
     /// The limits that it was made for.

@@ -1,0 +1,336 @@
+//! Decode steps as CUDA graphs: captured once for a number of requests, replayed while lengths, pages
+//! and slots change.
+//!
+//! What a step of decodes enqueues depends on its counts alone. So a graph that was captured for `n`
+//! requests of `q` tokens serves every step of up to `n` such requests: the others are padding, which
+//! attends to nothing, writes no cache row, and gives zeros.
+//!
+//! ```text
+//! once       DecodeGraphs::capture   for each size: prepare padding, run it, capture it
+//! per step   replay                  fill up with padding, prepare (uploads the arrays), launch
+//! ```
+//!
+//! What is captured is the engine's to say: one layer, or all of a model with everything between them.
+//! The engine's own tensors are captured by their addresses: a step's inputs are copied to where the
+//! captured ones lie before the replay, and its outputs are found where the captured ones were.
+
+use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::batch::Request;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
+use mla_runtime::plan::slots::{BlockTables, SKIPPED};
+
+use crate::cuda::{Cuda, Graph};
+
+/// What a graph is captured for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DecodeShape {
+    /// The requests of a step, padding included.
+    pub requests: usize,
+    /// The new tokens of each.
+    pub query_len: u32,
+    /// The most tokens that a request will have in any replay.
+    pub max_len: u32,
+}
+
+impl DecodeShape {
+    /// The tokens of a step, padding included.
+    pub const fn tokens(&self) -> usize {
+        self.requests * self.query_len as usize
+    }
+}
+
+/// A captured step of decodes.
+pub struct DecodeGraph {
+    graph: Graph,
+    shape: DecodeShape,
+    workspace: WorkspaceId,
+    padded: Padded,
+}
+
+impl DecodeGraph {
+    /// Captures what `record` enqueues for a step of `shape`. It is called twice, the first time
+    /// without capturing, so that nothing is loaded for the first time while the graph is captured; both
+    /// times every request is padding.
+    ///
+    /// # Errors
+    ///
+    /// Where the shape exceeds the workspace's limits or has requests that the layer does not put on the
+    /// absorbed path, `record` fails, or something in it cannot be captured.
+    pub fn capture<P, D>(
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        shape: DecodeShape,
+        mut record: impl FnMut(&mut Workspace<P, D>) -> Result<()>,
+    ) -> Result<Self>
+    where
+        P: PrefillStage<Device = Cuda>,
+        D: DecodeStage<Device = Cuda>,
+    {
+        for (field, given) in [
+            ("shape.requests", shape.requests),
+            ("shape.query_len", shape.query_len as usize),
+            (
+                "limits.pages_per_request",
+                workspace.limits().pages_per_request,
+            ),
+        ] {
+            if given == 0 {
+                return Err(Error::argument(field, 0, "1 and up"));
+            }
+        }
+        let page_size = layer.config().problem.page_size;
+        let max_pages = workspace.limits().pages_per_request;
+        let longest = (max_pages * page_size as usize).min(u32::MAX as usize);
+        if shape.max_len as usize > longest {
+            return Err(Error::argument(
+                "shape.max_len",
+                shape.max_len,
+                format!("at most {longest} tokens, which the workspace's block table has room for"),
+            ));
+        }
+        let mut padded = Padded::new(shape, max_pages, page_size);
+        padded.fill(&[], &[], 1, &[]);
+        padded.prepare(layer, workspace)?;
+        record(workspace)?;
+        let device = layer.device();
+        let graph = device.capture(|_| record(workspace))?;
+        graph.upload()?;
+        Ok(Self {
+            graph,
+            shape,
+            workspace: workspace.id(),
+            padded,
+        })
+    }
+
+    /// What it was captured for.
+    pub fn shape(&self) -> DecodeShape {
+        self.shape
+    }
+
+    /// Prepares the step, filled up with padding behind its own requests, and enqueues the graph. The
+    /// batch's `threshold` and `max_len` are the graph's.
+    ///
+    /// # Safety
+    ///
+    /// As [`Graph::replay`]: all memory that was captured is still allocated and stays so until the stream
+    /// has passed this, and no other stream accesses it in conflict meanwhile. The cache has every page and
+    /// slot that the batch names; that was checked of the captured step alone.
+    ///
+    /// # Errors
+    ///
+    /// Where the batch does not fit the graph, the workspace is not the one that it was captured with, or
+    /// the device fails.
+    pub unsafe fn replay<P, D>(
+        &mut self,
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        batch: &StepBatch<'_>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = Cuda>,
+        D: DecodeStage<Device = Cuda>,
+    {
+        if workspace.id() != self.workspace {
+            return Err(Error::argument(
+                "workspace",
+                format!("{:?}", workspace.id()),
+                format!("{:?}, with which the graph was captured", self.workspace),
+            ));
+        }
+        self.check(batch)?;
+        let tables = batch.block_tables;
+        self.padded.fill(
+            batch.requests,
+            tables.entries(),
+            tables.max_pages(),
+            batch.slots,
+        );
+        self.padded.prepare(layer, workspace)?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.graph.replay() }
+    }
+
+    fn check(&self, batch: &StepBatch<'_>) -> Result<()> {
+        let DecodeShape {
+            requests,
+            query_len,
+            max_len,
+        } = self.shape;
+        if batch.requests.len() > requests {
+            return Err(Error::argument(
+                "requests",
+                batch.requests.len(),
+                format!("at most {requests}, for which the graph was captured"),
+            ));
+        }
+        if batch.block_tables.requests() < batch.requests.len() {
+            return Err(Error::argument(
+                "block_tables",
+                format!("{} rows", batch.block_tables.requests()),
+                format!("a row for each of {} requests", batch.requests.len()),
+            ));
+        }
+        let tables = batch.block_tables;
+        if tables.page_size() != self.padded.page_size {
+            return Err(Error::argument(
+                "block_tables.page_size",
+                tables.page_size(),
+                format!("the problem's, {}", self.padded.page_size),
+            ));
+        }
+        let room = tables.max_pages() as u64 * u64::from(tables.page_size());
+        let longest = room.min(max_len.into());
+        for (index, request) in batch.requests.iter().enumerate() {
+            if request.q != query_len {
+                return Err(Error::argument(
+                    "requests.q",
+                    format!("{} of request {index}", request.q),
+                    format!("{query_len}, for which the graph was captured"),
+                ));
+            }
+            if u64::from(request.kv) > longest {
+                return Err(Error::argument(
+                    "requests.kv",
+                    format!("{} of request {index}", request.kv),
+                    format!(
+                        "at most {longest}: the graph was captured for {max_len}, and the block \
+                         table has room for {room}"
+                    ),
+                ));
+            }
+        }
+        let tokens = batch.requests.len() * query_len as usize;
+        if batch.slots.len() != tokens {
+            return Err(Error::argument(
+                "slots",
+                format!("{} entries", batch.slots.len()),
+                format!("one for each of {tokens} new tokens"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A batch of as many requests as a graph has, made from one of fewer. It allocates when it is made and
+/// never again.
+struct Padded {
+    shape: DecodeShape,
+    page_size: u32,
+    max_pages: usize,
+    requests: Vec<Request>,
+    tables: Vec<i32>,
+    slots: Vec<i64>,
+}
+
+impl Padded {
+    fn new(shape: DecodeShape, max_pages: usize, page_size: u32) -> Self {
+        Self {
+            shape,
+            page_size,
+            max_pages,
+            requests: Vec::with_capacity(shape.requests),
+            tables: vec![0; shape.requests * max_pages],
+            slots: Vec::with_capacity(shape.tokens()),
+        }
+    }
+
+    /// `tables` has a row of `width` entries for each request, as many as its tokens need.
+    fn fill(&mut self, requests: &[Request], tables: &[i32], width: usize, slots: &[i64]) {
+        let padding = Request {
+            q: self.shape.query_len,
+            kv: 0,
+        };
+        self.requests.clear();
+        self.requests.extend_from_slice(requests);
+        self.requests.resize(self.shape.requests, padding);
+        self.slots.clear();
+        self.slots.extend_from_slice(slots);
+        self.slots.resize(self.shape.tokens(), SKIPPED);
+        let rows = self.tables.chunks_exact_mut(self.max_pages);
+        for ((to, from), request) in rows.zip(tables.chunks(width)).zip(requests) {
+            let pages = request.kv.div_ceil(self.page_size) as usize;
+            to[..pages].copy_from_slice(&from[..pages]);
+        }
+    }
+
+    fn prepare<P, D>(&self, layer: &MlaLayer<P, D>, workspace: &mut Workspace<P, D>) -> Result<()>
+    where
+        P: PrefillStage<Device = Cuda>,
+        D: DecodeStage<Device = Cuda>,
+    {
+        workspace.prepare(
+            layer,
+            &StepBatch {
+                requests: &self.requests,
+                block_tables: BlockTables::new(&self.tables, self.max_pages, self.page_size)?,
+                slots: &self.slots,
+                threshold: Some(self.shape.query_len),
+                max_len: Some(self.shape.max_len),
+            },
+        )?;
+        let (given, accepted) = (workspace.absorbed_tokens(), self.shape.tokens());
+        if given == accepted {
+            return Ok(());
+        }
+        Err(Error::argument(
+            "shape.query_len",
+            self.shape.query_len,
+            format!(
+                "at most limits.decode_query_len = {}, and a length that the decode backend takes",
+                workspace.limits().decode_query_len
+            ),
+        ))
+    }
+}
+
+/// Graphs for several numbers of requests. A step runs in the smallest that holds it.
+pub struct DecodeGraphs {
+    // Ascending by requests.
+    graphs: Vec<DecodeGraph>,
+}
+
+impl DecodeGraphs {
+    /// Captures a graph for each of `sizes` requests; `record` is told the shape.
+    ///
+    /// # Errors
+    ///
+    /// As [`DecodeGraph::capture`].
+    pub fn capture<P, D>(
+        layer: &MlaLayer<P, D>,
+        workspace: &mut Workspace<P, D>,
+        sizes: &[usize],
+        query_len: u32,
+        max_len: u32,
+        mut record: impl FnMut(&mut Workspace<P, D>, DecodeShape) -> Result<()>,
+    ) -> Result<Self>
+    where
+        P: PrefillStage<Device = Cuda>,
+        D: DecodeStage<Device = Cuda>,
+    {
+        let mut sizes = sizes.to_vec();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let graphs = sizes.into_iter().map(|requests| {
+            let shape = DecodeShape {
+                requests,
+                query_len,
+                max_len,
+            };
+            DecodeGraph::capture(layer, workspace, shape, |workspace| {
+                record(workspace, shape)
+            })
+        });
+        Ok(Self {
+            graphs: graphs.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The smallest graph for a step of so many requests, if there is one.
+    pub fn for_requests(&mut self, requests: usize) -> Option<&mut DecodeGraph> {
+        self.graphs
+            .iter_mut()
+            .find(|graph| graph.shape.requests >= requests)
+    }
+}

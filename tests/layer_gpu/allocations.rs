@@ -1,0 +1,98 @@
+//! What a layer call costs the host: no allocation, and little time.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use mla_runtime::device::Device;
+
+use crate::batch::{Batch, Case, Engine, gpu_layer};
+use crate::common::gpu;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the counter
+// needs no allocation itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `System` by the methods here.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: `pointer` came from `System` by the methods here.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The allocations of this thread while `work` runs.
+pub(crate) fn count(work: impl FnOnce()) -> usize {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_call_allocates_nothing_and_takes_microseconds() {
+    let gpu = gpu();
+    for (name, heads, requests) in [
+        ("32 decodes, 16 heads", 16, vec![(1, 1000); 32]),
+        ("2 decodes, 128 heads", 128, vec![(1, 1000); 2]),
+        (
+            "decodes, a prefill and its context",
+            16,
+            vec![(1, 500), (1, 90), (100, 300)],
+        ),
+    ] {
+        let case = Case::new(heads, &requests);
+        let batch = Batch::new(&case);
+        let layer = gpu_layer(&gpu, &case);
+        let mut workspace = layer.workspace(&case.limits()).unwrap();
+        workspace.prepare(&layer, &batch.step()).unwrap();
+        let mut engine = Engine::new(&gpu, &batch).unwrap();
+        let mut call = || {
+            engine
+                .forward(&layer, &mut workspace, batch.tokens())
+                .unwrap();
+        };
+        // What cuBLAS and the driver load for the first time.
+        call();
+        gpu.synchronize().unwrap();
+        let allocations = count(|| {
+            for _ in 0..8 {
+                call();
+            }
+        });
+        assert_eq!(allocations, 0, "{name}");
+
+        // The stream is kept from filling up, so that what is timed is enqueuing and not waiting.
+        let mut best = Duration::MAX;
+        for _ in 0..40 {
+            gpu.synchronize().unwrap();
+            let start = Instant::now();
+            for _ in 0..16 {
+                call();
+            }
+            best = best.min(start.elapsed() / 16);
+        }
+        println!("{name}: {best:?} of host time per call");
+        if workspace.context().chunks.is_empty() {
+            assert!(best <= Duration::from_micros(15), "{name}: {best:?}");
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! A batch in host memory, and an engine's tensors for it on any device.
+
+use mla_kernels::Cuda;
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::plan::slots::{BlockTables, SKIPPED};
+use mla_runtime::plan::split::split;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+use crate::common::{download, get, put, rng, upload};
+
+/// What a batch is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) dims: MlaDims,
+    pub(crate) heads: u32,
+    pub(crate) dtype: DType,
+    pub(crate) kv_format: KvFormat,
+    pub(crate) page_size: u32,
+    /// New and cached tokens of each request; no cached ones make it padding.
+    pub(crate) requests: Vec<(u32, u32)>,
+    pub(crate) threshold: u32,
+    pub(crate) context_rows: usize,
+    pub(crate) seed: u64,
+}
+
+impl Case {
+    pub(crate) fn new(heads: u32, requests: &[(u32, u32)]) -> Self {
+        Self {
+            dims: MlaDims::R1,
+            heads,
+            dtype: DType::BF16,
+            kv_format: KvFormat::BF16,
+            page_size: 64,
+            requests: requests.to_vec(),
+            threshold: 4,
+            context_rows: 4096,
+            seed: 1,
+        }
+    }
+
+    pub(crate) fn config(&self) -> LayerConfig {
+        LayerConfig {
+            problem: Problem {
+                kv_format: self.kv_format,
+                page_size: self.page_size,
+                query_len: QueryLen::Ragged,
+                ..Problem::new(self.dims, self.heads, self.dtype)
+            },
+            softmax_scale: 1.0 / (self.dims.head.qk() as f32).sqrt(),
+        }
+    }
+
+    pub(crate) fn limits(&self) -> StepLimits {
+        let longest = self.requests.iter().map(|(_, kv)| *kv).max().unwrap_or(0);
+        StepLimits {
+            requests: self.requests.len(),
+            tokens: self.requests.iter().map(|(q, _)| *q as usize).sum(),
+            decode_query_len: self.threshold as usize,
+            pages_per_request: (longest.div_ceil(self.page_size) as usize).max(1),
+            context_rows: self.context_rows,
+        }
+    }
+}
+
+/// Numbers spread evenly from −`most` to `most`, rounded.
+fn random(rng: &mut StdRng, dtype: DType, elements: usize, most: f32) -> Vec<u8> {
+    let mut bytes = vec![0; elements * dtype.bytes()];
+    for element in 0..elements {
+        put(
+            dtype,
+            &mut bytes,
+            element,
+            (2.0 * rng.random::<f32>() - 1.0) * most,
+        );
+    }
+    bytes
+}
+
+/// A case's numbers, in host memory.
+#[derive(Clone)]
+pub(crate) struct Batch {
+    pub(crate) case: Case,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) tables: Vec<i32>,
+    pub(crate) max_pages: usize,
+    pub(crate) slots: Vec<i64>,
+    pub(crate) query: Vec<u8>,
+    pub(crate) latent: Vec<u8>,
+    pub(crate) rope: Vec<u8>,
+    pub(crate) weights: Vec<u8>,
+    pub(crate) cache: Vec<u8>,
+    pub(crate) cache_layout: CacheLayout,
+}
+
+impl Batch {
+    /// A batch as the case says: requests in the planner's order, padding behind those on the absorbed
+    /// path, pages shuffled over a cache with pages to spare, NaN in every slot that holds no context, and
+    /// garbage in every entry of the block tables that no token needs.
+    pub(crate) fn new(case: &Case) -> Self {
+        let mut rng = rng(case.seed);
+        let dims = case.dims;
+        let all = case.requests.iter().map(|&(q, kv)| Request { q, kv });
+        let (real, padding): (Vec<_>, Vec<_>) = all.partition(|request| request.kv >= request.q);
+        let order = split(&real, case.threshold, false).unwrap();
+        let mut requests: Vec<Request> = order.order.iter().map(|&at| real[at]).collect();
+        let at = order.short_extend.end;
+        requests.splice(at..at, padding);
+
+        let page = case.page_size;
+        let needed = |request: &Request| request.kv.div_ceil(page) as usize;
+        let pages = requests.iter().map(needed).sum::<usize>() + 3;
+        let max_pages = requests.iter().map(needed).max().unwrap_or(0) + 1;
+        let mut free: Vec<i32> = (0..pages as i32).collect();
+        free.shuffle(&mut rng);
+        let mut tables = Vec::new();
+        for request in &requests {
+            tables.extend(free.drain(..needed(request)));
+            let unused = [i32::MIN, -1, i32::MAX, pages as i32];
+            tables.extend((needed(request)..max_pages).map(|at| unused[at % 4]));
+        }
+        let (mut slots, mut context_slots) = (Vec::new(), Vec::new());
+        for (request, row) in requests.iter().zip(tables.chunks(max_pages)) {
+            let slot = |position: u32| {
+                i64::from(row[(position / page) as usize]) * i64::from(page)
+                    + i64::from(position % page)
+            };
+            let context = request.kv.saturating_sub(request.q);
+            context_slots.extend((0..context).map(slot));
+            slots.extend((0..request.q).map(|token| match request.kv {
+                0 => SKIPPED,
+                _ => slot(context + token),
+            }));
+        }
+
+        let (tokens, context) = (slots.len(), context_slots.len());
+        let [heads, latent, rope, qk, kv_b] = [
+            case.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.kv_b(),
+        ]
+        .map(|extent| extent as usize);
+        let dtype = case.dtype;
+        let unit = 3f32.sqrt();
+        let mut random = |elements, most| random(&mut rng, dtype, elements, most);
+        let cache_layout = CacheLayout {
+            scale: match case.kv_format {
+                KvFormat::Fp8 => unit / 448.0,
+                _ => 1.0,
+            },
+            ..CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
+        };
+        let cpu = Cpu::new();
+        // In every format a row of ones is a row of NaN.
+        let bytes = pages * cache_layout.page_stride;
+        let mut cache = upload(&cpu, &vec![0xff; bytes]).unwrap();
+        if context > 0 {
+            let [rows, ropes] = [latent, rope].map(|width| {
+                let layout = Layout::contiguous(dtype, [context, 1, width]);
+                (random(layout.elements(), unit), layout)
+            });
+            let [rows, ropes] = [&rows, &ropes]
+                .map(|(bytes, layout)| TensorRef::<Cpu>::new(bytes.as_slice(), *layout).unwrap());
+            let cache = CacheMut::new(Cpu::bytes_mut(&mut cache), cache_layout).unwrap();
+            let slots = ArrayRef::from_slice(&context_slots);
+            cpu.write_cache(rows, ropes, slots, cache).unwrap();
+        }
+        Self {
+            case: case.clone(),
+            requests,
+            tables,
+            max_pages,
+            slots,
+            // Scores have a standard deviation of about 2: every key counts, and none alone.
+            query: random(tokens * heads * qk, 2.0 * unit),
+            latent: random(tokens * latent, unit),
+            rope: random(tokens * rope, unit),
+            weights: random(heads * kv_b * latent, unit / (latent as f32).sqrt()),
+            cache: download(&cpu, &cache).unwrap(),
+            cache_layout,
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn step(&self) -> StepBatch<'_> {
+        StepBatch {
+            requests: &self.requests,
+            block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
+                .unwrap(),
+            slots: &self.slots,
+            threshold: Some(self.case.threshold),
+            max_len: None,
+        }
+    }
+
+    /// What the CPU device makes of it.
+    pub(crate) fn on_cpu(&self) -> Outcome {
+        let layer: MlaLayer<CpuPrefill, CpuDecode> =
+            MlaLayer::of(&Cpu::new(), &self.case.config()).unwrap();
+        self.run(&layer).unwrap()
+    }
+
+    pub(crate) fn run<P, D>(&self, layer: &MlaLayer<P, D>) -> Result<Outcome>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+    {
+        let mut workspace = layer.workspace(&self.case.limits())?;
+        workspace.prepare(layer, &self.step())?;
+        let mut engine = Engine::new(layer.device(), self)?;
+        engine.forward(layer, &mut workspace, self.tokens())?;
+        let mut outcome = engine.outcome(layer.device())?;
+        outcome.absorbed_tokens = workspace.absorbed_tokens();
+        outcome.chunks = workspace.context().chunks.len();
+        Ok(outcome)
+    }
+}
+
+/// What a run gave.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) out: Vec<u8>,
+    pub(crate) lse: Vec<u8>,
+    pub(crate) cache: Vec<u8>,
+    pub(crate) absorbed_tokens: usize,
+    pub(crate) chunks: usize,
+}
+
+/// An engine's own tensors on a device, with room for some number of tokens.
+pub(crate) struct Engine<D: Device> {
+    config: LayerConfig,
+    cache_layout: CacheLayout,
+    pub(crate) query: D::Buffer,
+    pub(crate) latent: D::Buffer,
+    pub(crate) rope: D::Buffer,
+    pub(crate) weights: D::Buffer,
+    pub(crate) cache: D::Buffer,
+    pub(crate) out: D::Buffer,
+    pub(crate) lse: D::Buffer,
+}
+
+impl<D: Device> Engine<D> {
+    /// With the batch's numbers, and ones wherever results will be.
+    pub(crate) fn new(device: &D, batch: &Batch) -> Result<Self> {
+        let case = &batch.case;
+        let rows = batch.tokens() * case.heads as usize;
+        let out = rows * case.dims.head.v as usize * case.dtype.bytes();
+        Ok(Self {
+            config: case.config(),
+            cache_layout: batch.cache_layout,
+            query: upload(device, &batch.query)?,
+            latent: upload(device, &batch.latent)?,
+            rope: upload(device, &batch.rope)?,
+            weights: upload(device, &batch.weights)?,
+            cache: upload(device, &batch.cache)?,
+            out: upload(device, &vec![0xff; out])?,
+            lse: upload(device, &vec![0xff; 4 * rows])?,
+        })
+    }
+
+    /// The call for the first `tokens` tokens.
+    pub(crate) fn call(&mut self, tokens: usize) -> Result<LayerCall<'_, D>> {
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, qk, v, kv_b] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.v,
+            dims.head.kv_b(),
+        ]
+        .map(|extent| extent as usize);
+        let layout = |shape: Shape| Layout::contiguous(problem.dtype, shape);
+        let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
+        Ok(LayerCall {
+            weights: Weights::new(weights.transpose(1, 2), &self.config)?,
+            query: TensorRef::new(D::bytes(&self.query), layout([tokens, heads, qk]))?,
+            latent: TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,
+            rope: TensorRef::new(D::bytes(&self.rope), layout([tokens, 1, rope]))?,
+            cache: CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            out: TensorMut::new(D::bytes_mut(&mut self.out), layout([tokens, heads, v]))?,
+            lse: Some(LseMut::new(
+                D::bytes_mut(&mut self.lse),
+                LseLayout::heads_first(heads, tokens),
+            )?),
+            slot_lists: None,
+        })
+    }
+
+    pub(crate) fn forward<P, B>(
+        &mut self,
+        layer: &MlaLayer<P, B>,
+        workspace: &mut Workspace<P, B>,
+        tokens: usize,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        layer.forward(workspace, self.call(tokens)?)
+    }
+
+    /// Another step's queries and new rows in the first places, and its cache.
+    pub(crate) fn load(&mut self, device: &D, batch: &Batch) -> Result<()> {
+        for (bytes, buffer) in [
+            (&batch.query, &mut self.query),
+            (&batch.latent, &mut self.latent),
+            (&batch.rope, &mut self.rope),
+            (&batch.cache, &mut self.cache),
+        ] {
+            let (to, _) = D::split_mut(D::bytes_mut(buffer), bytes.len());
+            device.upload(bytes, to)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn outcome(&self, device: &D) -> Result<Outcome> {
+        Ok(Outcome {
+            out: download(device, &self.out)?,
+            lse: download(device, &self.lse)?,
+            cache: download(device, &self.cache)?,
+            absorbed_tokens: 0,
+            chunks: 0,
+        })
+    }
+}
+
+/// How far two results are apart.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Distance {
+    /// The largest |difference| / |expected| of a row, as vectors.
+    pub(crate) worst: f64,
+    /// Its mean over all rows.
+    pub(crate) mean: f64,
+    /// The largest difference of two log-sum-exps.
+    pub(crate) lse: f64,
+}
+
+impl Outcome {
+    /// What is no number, or zero in one result alone, is infinitely far away.
+    pub(crate) fn distance(&self, expected: &Self, case: &Case) -> Distance {
+        let width = case.dims.head.v as usize;
+        let rows = expected.lse.len() / 4;
+        let mut distance = Distance::default();
+        for row in 0..rows {
+            let (mut difference, mut norm) = (0f64, 0f64);
+            for element in row * width..(row + 1) * width {
+                let [given, expected] = [&self.out, &expected.out]
+                    .map(|bytes| f64::from(get(case.dtype, bytes, element)));
+                difference += (given - expected) * (given - expected);
+                norm += expected * expected;
+            }
+            let relative = if difference == 0.0 {
+                0.0
+            } else {
+                (difference / norm).sqrt()
+            };
+            let relative = if relative.is_nan() {
+                f64::INFINITY
+            } else {
+                relative
+            };
+            distance.worst = distance.worst.max(relative);
+            distance.mean += relative / rows as f64;
+            let [given, expected] =
+                [&self.lse, &expected.lse].map(|bytes| get(DType::F32, bytes, row));
+            if given != expected {
+                let apart = f64::from((given - expected).abs());
+                distance.lse = distance
+                    .lse
+                    .max(if apart.is_nan() { f64::INFINITY } else { apart });
+            }
+        }
+        distance
+    }
+}
+
+/// A layer on the GPU with this build's own backends.
+pub(crate) type GpuLayer =
+    MlaLayer<mla_kernels::flash_attn::FlashAttn, mla_kernels::flash_mla::FlashMla>;
+
+pub(crate) fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
+    MlaLayer::of(device, &case.config()).unwrap()
+}

@@ -1,0 +1,86 @@
+//! Cache formats that only the gather of context reads: the quantised ones, beside a decode backend that
+//! has nothing to do.
+
+use mla_kernels::Cuda;
+use mla_kernels::flash_attn::FlashAttn;
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
+use mla_runtime::capability::Platform;
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Error;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
+
+use crate::batch::{Batch, Case};
+use crate::common::gpu;
+
+/// Stands where a decode backend has to, and is never called by a step without decodes.
+struct NoDecode;
+
+impl DecodeBackend for NoDecode {
+    type Device = Cuda;
+    type State = ();
+    type Metadata = ();
+
+    const SPEC: BackendSpec = BackendSpec {
+        query_len: QueryLen::Ragged,
+        kv_formats: KvFormat::ALL,
+        ..BackendSpec::new("NO_DECODE", Phase::Decode, Platform::Cuda)
+    };
+
+    fn new(_: &Cuda, _: &LayerConfig) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn state(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, (): &mut (), (): &mut ()) -> Result<()> {
+        Err(Error::argument("decode", "a step with decodes", "none"))
+    }
+
+    fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, (): &mut (), (): &()) -> Result<()> {
+        Err(Error::argument("decode", "a step with decodes", "none"))
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn context_of_every_cache_format_agrees_with_the_cpu() {
+    let gpu = gpu();
+    for dtype in [DType::BF16, DType::F16] {
+        for kv_format in [KvFormat::of(dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
+            for context_rows in [64, 320, 4096] {
+                let case = Case {
+                    dtype,
+                    kv_format,
+                    threshold: 0,
+                    context_rows,
+                    ..Case::new(16, &[(1, 300), (65, 640), (3, 200), (128, 128), (2, 2)])
+                };
+                let layer: MlaLayer<FlashAttn, NoDecode> =
+                    MlaLayer::of(&gpu, &case.config()).unwrap();
+                let batch = Batch::new(&case);
+                let (given, expected) = (batch.run(&layer).unwrap(), batch.on_cpu());
+                assert!(given.cache == expected.cache, "{dtype} {kv_format}");
+                assert_eq!(given.absorbed_tokens, 0);
+                let distance = given.distance(&expected, &case);
+                let u = match dtype {
+                    DType::F16 => 2f64.powi(-12),
+                    _ => 2f64.powi(-9),
+                };
+                let merges = (given.chunks as f64).sqrt();
+                assert!(
+                    distance.worst <= (20.0 + 3.0 * merges) * u && distance.lse <= 20.0 * u,
+                    "{dtype} {kv_format} {context_rows}: {distance:?}"
+                );
+            }
+        }
+    }
+}

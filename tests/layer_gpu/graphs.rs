@@ -1,0 +1,202 @@
+//! Captured decode steps against the same steps run at once.
+
+use mla_kernels::decode_graph::{DecodeGraph, DecodeGraphs, DecodeShape};
+use mla_runtime::backend::StepLimits;
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use rand::RngExt as _;
+
+use crate::allocations::count;
+use crate::batch::{Batch, Case, Engine, gpu_layer};
+use crate::common::{gpu, rng};
+
+const MAX_LEN: u32 = 1500;
+
+/// Room for steps of any of the tests' batches.
+fn limits(requests: usize, query_len: u32, page_size: u32) -> StepLimits {
+    StepLimits {
+        requests,
+        tokens: requests * query_len as usize,
+        decode_query_len: query_len as usize,
+        pages_per_request: MAX_LEN.div_ceil(page_size) as usize,
+        context_rows: 0,
+    }
+}
+
+/// A step of decodes whose cache is as large as that of any other.
+fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> Batch {
+    let mut rng = rng(seed);
+    let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
+    let mut batch = Batch::new(&Case {
+        requests: lens.collect(),
+        threshold: query_len,
+        seed,
+        ..case.clone()
+    });
+    let most = largest(case, requests.max(40)) * batch.cache_layout.page_stride;
+    assert!(batch.cache.len() <= most);
+    batch.cache.resize(most, 0xff);
+    batch.cache_layout.pages = most / batch.cache_layout.page_stride;
+    batch
+}
+
+fn largest(case: &Case, requests: usize) -> usize {
+    requests * MAX_LEN.div_ceil(case.page_size) as usize + 3
+}
+
+/// Every step's output, log-sum-exp and cache are those of the step run at once, whatever the number of
+/// requests, their lengths, pages and slots; and padding gives zeros.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn replays_are_the_steps_run_at_once() {
+    let gpu = gpu();
+    for (heads, dtype, page_size, query_len) in [
+        (16, DType::BF16, 64, 1),
+        (128, DType::BF16, 64, 2),
+        (16, DType::F16, 16, 3),
+    ] {
+        let case = Case {
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            page_size,
+            ..Case::new(heads, &[])
+        };
+        let layer = gpu_layer(&gpu, &case);
+        let sizes = [1, 4, 24, 40];
+        let most = sizes[3];
+        let largest = decodes(&case, most, query_len, 99);
+        let limits = limits(most, query_len, page_size);
+        let mut workspace = layer.workspace(&limits).unwrap();
+        let mut eager_workspace = layer.workspace(&limits).unwrap();
+        let mut engine = Engine::new(&gpu, &largest).unwrap();
+        let record = |workspace: &mut _, shape: DecodeShape| {
+            engine.forward(&layer, workspace, shape.tokens())
+        };
+        let mut graphs =
+            DecodeGraphs::capture(&layer, &mut workspace, &sizes, query_len, MAX_LEN, record)
+                .unwrap();
+        assert!(graphs.for_requests(41).is_none());
+        for (step, requests) in [40, 1, 3, 17, 24, 25, 2, 40, 4].into_iter().enumerate() {
+            // The weights stay those of the capture.
+            let mut batch = decodes(&case, requests, query_len, step as u64);
+            batch.weights.clone_from(&largest.weights);
+            let mut eager = Engine::new(&gpu, &batch).unwrap();
+            eager_workspace.prepare(&layer, &batch.step()).unwrap();
+            let tokens = batch.tokens();
+            eager.forward(&layer, &mut eager_workspace, tokens).unwrap();
+            let expected = eager.outcome(&gpu).unwrap();
+
+            engine.load(&gpu, &batch).unwrap();
+            let graph = graphs.for_requests(requests).unwrap();
+            let shape = graph.shape();
+            // SAFETY: the layer, the workspace and the engine's tensors live, and the cache has as many
+            // pages as any batch names.
+            unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }.unwrap();
+            let given = engine.outcome(&gpu).unwrap();
+
+            let row = case.dims.head.v as usize * 2 * heads as usize;
+            assert!(given.out[..tokens * row] == expected.out[..], "step {step}");
+            let padding = &given.out[tokens * row..shape.tokens() * row];
+            assert!(padding.iter().all(|byte| *byte == 0), "step {step}");
+            for head in 0..heads as usize {
+                let of = |lse: &[u8], width: usize, token: usize| {
+                    let at = 4 * (head * width + token);
+                    f32::from_le_bytes(lse[at..at + 4].try_into().unwrap())
+                };
+                for token in 0..shape.tokens() {
+                    let replayed = of(&given.lse, shape.tokens(), token);
+                    let at_once = match token < tokens {
+                        true => of(&expected.lse, tokens, token),
+                        false => f32::NEG_INFINITY,
+                    };
+                    assert_eq!(replayed.to_bits(), at_once.to_bits(), "step {step}");
+                }
+            }
+            assert!(given.cache == expected.cache, "step {step}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_replay_allocates_nothing_and_refuses_by_name() {
+    let gpu = gpu();
+    let case = Case::new(16, &[]);
+    let layer = gpu_layer(&gpu, &case);
+    let limits = limits(8, 1, 64);
+    let mut workspace = layer.workspace(&limits).unwrap();
+    let mut other = layer.workspace(&limits).unwrap();
+    let batch = decodes(&case, 8, 1, 1);
+    let mut engine = Engine::new(&gpu, &batch).unwrap();
+    let shape = DecodeShape {
+        requests: 8,
+        query_len: 1,
+        max_len: MAX_LEN,
+    };
+    let mut graph = DecodeGraph::capture(&layer, &mut workspace, shape, |workspace| {
+        engine.forward(&layer, workspace, shape.tokens())
+    })
+    .unwrap();
+    let step = batch.step();
+    let allocations = count(|| {
+        for _ in 0..3 {
+            // SAFETY: everything that was captured lives, and the cache has the batch's pages.
+            unsafe { graph.replay(&layer, &mut workspace, &step) }.unwrap();
+        }
+    });
+    assert_eq!(allocations, 0);
+    gpu.synchronize().unwrap();
+
+    // SAFETY: as above; these are refused before anything is launched.
+    let mut refuse = |workspace: &mut _, batch: &Batch| unsafe {
+        graph
+            .replay(&layer, workspace, &batch.step())
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(refuse(&mut other, &batch).starts_with("workspace: given WorkspaceId("));
+    assert_eq!(
+        refuse(&mut workspace, &decodes(&case, 9, 1, 1)),
+        "requests: given 9, accepted at most 8, for which the graph was captured"
+    );
+    assert_eq!(
+        refuse(&mut workspace, &decodes(&case, 2, 2, 1)),
+        "requests.q: given 2 of request 0, accepted 1, for which the graph was captured"
+    );
+    let mut longer = batch.clone();
+    longer.requests[3].kv = MAX_LEN + 1;
+    assert!(
+        refuse(&mut workspace, &longer)
+            .starts_with("requests.kv: given 1501 of request 3, accepted at most ")
+    );
+    for (shape, message) in [
+        (
+            DecodeShape {
+                requests: 9,
+                ..shape
+            },
+            "requests: given 9, accepted at most the limit of 8",
+        ),
+        (
+            DecodeShape {
+                requests: 1,
+                query_len: 2,
+                ..shape
+            },
+            "shape.query_len: given 2, accepted at most limits.decode_query_len = 1, and a length \
+             that the decode backend takes",
+        ),
+        (
+            DecodeShape {
+                max_len: 1 << 20,
+                ..shape
+            },
+            "shape.max_len: given 1048576, accepted at most 1536 tokens, which the workspace's \
+             block table has room for",
+        ),
+    ] {
+        let error = DecodeGraph::capture(&layer, &mut workspace, shape, |_| Ok(())).err();
+        assert_eq!(error.expect("refused").to_string(), message);
+    }
+}

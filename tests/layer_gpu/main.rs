@@ -1,0 +1,317 @@
+//! The layer on a Hopper GPU, end to end, against the layer on the CPU device.
+
+#![cfg(feature = "sm90")]
+
+// Each test binary uses its own part of the helpers.
+#[allow(dead_code)]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod allocations;
+mod batch;
+mod gathered;
+mod graphs;
+
+use batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
+use common::{gpu, pick, rng};
+use mla_kernels::Cuda;
+use mla_kernels::flash_attn::FlashAttn;
+use mla_kernels::flash_mla::FlashMla;
+use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::batch::Request;
+use mla_runtime::device::Device;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::registry::Registry;
+use rand::RngExt as _;
+
+/// Decodes, speculative decodes, extends and prefills, some of them ragged, and padding.
+const MIXED: &[(u32, u32)] = &[
+    (1, 700),
+    (1, 1),
+    (9, 9),
+    (3, 200),
+    (1, 64),
+    (1, 0),
+    (70, 500),
+    (12, 13),
+    (4, 4),
+    (300, 900),
+    (0, 40),
+];
+
+/// Runs a case on both devices and refuses a result that is too far from the other.
+fn check(gpu: &Cuda, case: &Case) -> Distance {
+    let batch = Batch::new(case);
+    let expected = batch.on_cpu();
+    let given = batch.run(&gpu_layer(gpu, case)).unwrap();
+    assert_eq!(
+        (given.absorbed_tokens, given.chunks),
+        (expected.absorbed_tokens, expected.chunks)
+    );
+    assert!(given.cache == expected.cache, "the caches differ: {case:?}");
+    let distance = given.distance(&expected, case);
+    // Both round queries, weights, values and outputs, each on its own, to u: a row is some 5u apart, the
+    // worst of thousands three times as much. Every chunk's merge adds a rounding.
+    let u = match case.dtype {
+        DType::F16 => 2f64.powi(-12),
+        _ => 2f64.powi(-9),
+    };
+    let merges = (given.chunks as f64).sqrt();
+    let accepted = Distance {
+        worst: (20.0 + 3.0 * merges) * u,
+        mean: (6.0 + merges) * u,
+        lse: 20.0 * u,
+    };
+    assert!(
+        distance.worst <= accepted.worst
+            && distance.mean <= accepted.mean
+            && distance.lse <= accepted.lse,
+        "{distance:?}, accepted {accepted:?}, in {case:?}"
+    );
+    distance
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_mixed_batch_agrees_with_the_cpu() {
+    let gpu = gpu();
+    for heads in [16, 128] {
+        println!("{heads} heads: {:?}", check(&gpu, &Case::new(heads, MIXED)));
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn random_batches_agree_with_the_cpu() {
+    let gpu = gpu();
+    let mut rng = rng(7);
+    let mut most = Distance::default();
+    for seed in 0..40 {
+        let dtype = pick(&mut rng, &[DType::BF16, DType::F16]);
+        let page_size = pick(&mut rng, &[16, 64, 128]);
+        let count = rng.random_range(1..9);
+        let requests: Vec<(u32, u32)> = (0..count)
+            .map(|_| {
+                let q = pick(&mut rng, &[0, 1, 1, 1, 2, 5, 8, 17, 64, 130]);
+                let context = match rng.random_range(0..5) {
+                    0 => 0,
+                    1 => 1,
+                    _ => rng.random_range(0..700),
+                };
+                (q, q + context)
+            })
+            .collect();
+        // From a page at a time to all of it at once.
+        let tiny = page_size as usize;
+        let context_rows = pick(&mut rng, &[tiny, 3 * tiny, 512, 8192]);
+        let head = pick(&mut rng, &[HeadDims::R1, HeadDims::new(192, 64, 256)]);
+        let case = Case {
+            dims: MlaDims::new(512, head),
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            page_size,
+            threshold: pick(&mut rng, &[0, 1, 4, 8]),
+            context_rows,
+            seed,
+            ..Case::new(pick(&mut rng, &[1, 3, 8, 16, 40, 64]), &requests)
+        };
+        let distance = check(&gpu, &case);
+        most.worst = most.worst.max(distance.worst);
+        most.mean = most.mean.max(distance.mean);
+        most.lse = most.lse.max(distance.lse);
+    }
+    println!("{most:?}");
+}
+
+/// A request that grows token by token gives, in every step, what one prefill gives.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn two_hundred_decode_steps_equal_a_prefill() {
+    const STEPS: u32 = 200;
+    let gpu = gpu();
+    let case = Case {
+        context_rows: 128,
+        ..Case::new(16, &[(STEPS, STEPS), (STEPS, STEPS)])
+    };
+    let whole = Batch::new(&case);
+    let layer = gpu_layer(&gpu, &case);
+    let prefill = whole.run(&layer).unwrap();
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let mut engine = Engine::new(&gpu, &whole).unwrap();
+    let mut step = whole.clone();
+    let (tokens, heads) = (whole.tokens(), case.heads as usize);
+    let mut decoded = prefill.clone();
+    decoded.out.fill(0xff);
+    decoded.lse.fill(0xff);
+    for at in 0..STEPS as usize {
+        // Both requests bring their token number `at`.
+        let pick = |bytes: &[u8]| -> Vec<u8> {
+            let row = bytes.len() / tokens;
+            [at, STEPS as usize + at]
+                .iter()
+                .flat_map(|token| &bytes[token * row..(token + 1) * row])
+                .copied()
+                .collect()
+        };
+        step.query = pick(&whole.query);
+        step.latent = pick(&whole.latent);
+        step.rope = pick(&whole.rope);
+        step.requests = vec![
+            Request {
+                q: 1,
+                kv: at as u32 + 1
+            };
+            2
+        ];
+        step.slots = vec![whole.slots[at], whole.slots[STEPS as usize + at]];
+        if at > 0 {
+            step.cache = engine.outcome(&gpu).unwrap().cache;
+        }
+        engine.load(&gpu, &step).unwrap();
+        workspace.prepare(&layer, &step.step()).unwrap();
+        assert_eq!(workspace.absorbed_tokens(), 2);
+        engine.forward(&layer, &mut workspace, 2).unwrap();
+        let outcome = engine.outcome(&gpu).unwrap();
+        let row = heads * case.dims.head.v as usize * 2;
+        for (request, token) in [at, STEPS as usize + at].into_iter().enumerate() {
+            decoded.out[token * row..(token + 1) * row]
+                .copy_from_slice(&outcome.out[request * row..(request + 1) * row]);
+            for head in 0..heads {
+                let (to, from) = (4 * (head * tokens + token), 4 * (head * 2 + request));
+                decoded.lse[to..to + 4].copy_from_slice(&outcome.lse[from..from + 4]);
+            }
+        }
+        decoded.cache = outcome.cache;
+    }
+    assert!(decoded.cache == prefill.cache, "the caches differ");
+    let distance = decoded.distance(&prefill, &case);
+    println!("{distance:?}");
+    let u = 2f64.powi(-9);
+    assert!(
+        distance.worst < 20.0 * u && distance.mean < 6.0 * u && distance.lse < 20.0 * u,
+        "{distance:?}"
+    );
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn selected_backends_compute_the_same_bits() {
+    let gpu = gpu();
+    let case = Case::new(16, MIXED);
+    let config = case.config();
+    let registry = Registry::linked().unwrap();
+    let selection = registry
+        .select(&mla_runtime::selection::Request::of(
+            gpu.target(),
+            &config.problem,
+        ))
+        .unwrap();
+    let prefill = registry
+        .instantiate_prefill(selection.prefill.name, &gpu, &config)
+        .unwrap();
+    let decode = registry
+        .instantiate_decode(selection.decode.name, &gpu, &config)
+        .unwrap();
+    assert_eq!(
+        (selection.prefill.name, selection.decode.name),
+        (FlashAttn::SPEC.name, FlashMla::SPEC.name)
+    );
+    let selected = MlaLayer::new(&gpu, &config, prefill, decode).unwrap();
+    let batch = Batch::new(&case);
+    assert!(batch.run(&selected).unwrap() == batch.run(&gpu_layer(&gpu, &case)).unwrap());
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn what_is_planned_is_allocated() {
+    let gpu = gpu();
+    for (context_rows, threshold, heads) in [(64, 0, 16), (4096, 4, 16), (8192, 8, 128)] {
+        let case = Case {
+            context_rows,
+            threshold,
+            ..Case::new(heads, MIXED)
+        };
+        let layer = gpu_layer(&gpu, &case);
+        let before = gpu.allocated_bytes();
+        let workspace = layer.workspace(&case.limits()).unwrap();
+        let allocated = gpu.allocated_bytes() - before;
+        let plan = workspace.plan();
+        let limits = case.limits();
+        let backends = [
+            DecodeBackend::workspace_bytes(layer.decode(), &gpu, &limits),
+            PrefillBackend::workspace_bytes(layer.prefill(), &gpu, &limits),
+        ];
+        // The plan rounds every region up to 256 bytes; what backends ask for is whole already.
+        assert_eq!(backends.map(|bytes| bytes % 256), [0, 0]);
+        assert_eq!(plan.backend_bytes, backends.iter().sum::<u64>());
+        assert_eq!(allocated, plan.total_bytes, "{case:?}");
+        drop(workspace);
+        assert_eq!(gpu.allocated_bytes(), before);
+    }
+}
+
+/// Two layers of one model share a workspace; two engines on streams of their own share the GPU.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn layers_and_streams_keep_apart() {
+    let first = gpu();
+    let stream = first.stream().context().new_stream().unwrap();
+    let second = Cuda::on_stream(stream).unwrap();
+    let cases = [
+        Case::new(16, MIXED),
+        Case {
+            seed: 2,
+            context_rows: 128,
+            ..Case::new(16, &[(1, 900), (1, 300), (40, 700), (2, 77)])
+        },
+    ];
+    let batches = cases.each_ref().map(Batch::new);
+    // The second layer's weights and queries are others; its requests are the same.
+    let mut other = batches[0].clone();
+    let reversed: Vec<u8> = other.weights.chunks(2).rev().flatten().copied().collect();
+    other.weights = reversed;
+    let layer: GpuLayer = gpu_layer(&first, &cases[0]);
+    let alone = [
+        batches[0].run(&layer).unwrap(),
+        other.run(&layer).unwrap(),
+        batches[1].run(&gpu_layer(&second, &cases[1])).unwrap(),
+    ];
+    assert!(alone[0].out != alone[1].out);
+
+    std::thread::scope(|scope| {
+        let model = scope.spawn(|| {
+            let layers = [gpu_layer(&first, &cases[0]), gpu_layer(&first, &cases[0])];
+            let mut workspace = layers[0].workspace(&cases[0].limits()).unwrap();
+            workspace.prepare(&layers[1], &batches[0].step()).unwrap();
+            let mut engines = [&batches[0], &other].map(|b| Engine::new(&first, b).unwrap());
+            for _ in 0..50 {
+                for (layer, engine) in layers.iter().zip(&mut engines) {
+                    engine
+                        .forward(layer, &mut workspace, batches[0].tokens())
+                        .unwrap();
+                }
+            }
+            engines.map(|engine| engine.outcome(&first).unwrap())
+        });
+        let engine = scope.spawn(|| {
+            let layer = gpu_layer(&second, &cases[1]);
+            let mut workspace = layer.workspace(&cases[1].limits()).unwrap();
+            workspace.prepare(&layer, &batches[1].step()).unwrap();
+            let mut engine = Engine::new(&second, &batches[1]).unwrap();
+            for _ in 0..100 {
+                engine
+                    .forward(&layer, &mut workspace, batches[1].tokens())
+                    .unwrap();
+            }
+            engine.outcome(&second).unwrap()
+        });
+        let together = model.join().unwrap();
+        for (given, expected) in together.iter().zip(&alone) {
+            assert!(given.out == expected.out && given.cache == expected.cache);
+        }
+        assert!(engine.join().unwrap().out == alone[2].out);
+    });
+}
