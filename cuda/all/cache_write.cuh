@@ -11,6 +11,7 @@
 // were slower at every size but the largest quantised ones: what counts is the number of warps.
 #pragma once
 
+#include "../common/instructions.cuh"
 #include "../common/status.cuh"
 #include "cache_row.cuh"
 #include "rotary.cuh"
@@ -44,6 +45,8 @@ __device__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan
 template <typename Source, int Format, bool Wide, bool Turned>
 __global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (Turned ? 8 : 10) : 4) cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                                                                     const __grid_constant__ WritePlan plan) {
+    // What follows in a layer is a product that need not wait to bring in its weights.
+    let_the_next_kernel_start();
     if (Turned && blockIdx.x >= plan.row_blocks) {
         turn_queries<Source, Wide>(p, plan);
         return;

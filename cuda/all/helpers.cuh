@@ -9,5 +9,6 @@ MlaStatus load_cache_kernels();
 MlaStatus load_merge_kernels();
 MlaStatus load_lse_kernels();
 MlaStatus load_copy_kernels();
+MlaStatus load_head_product_kernels();
 
 }  // namespace mla

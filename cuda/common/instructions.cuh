@@ -60,6 +60,13 @@ __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_
 // Fetches the 128-byte line of an address into L2.
 __device__ __forceinline__ void prefetch_line(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
+// From here on the next kernel of the stream may start, if its launch allows programmatic dependence.
+__device__ __forceinline__ void let_the_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+// In a kernel that was launched so: until here nothing may be read that an earlier kernel of the stream writes, and nothing
+// written that one accesses.
+__device__ __forceinline__ void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 __device__ __forceinline__ float exp2_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

@@ -406,6 +406,39 @@ typedef struct MlaCopyParams {
 /* Enqueues one kernel on `stream`; none where there are no elements. */
 MlaStatus mla_copy(const MlaCopyParams *params, void *stream);
 
+/* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h, i, j], summed in f32 and
+ * rounded once. */
+typedef struct MlaHeadProductParams {
+    /* [tokens, heads, k] of dtype */
+    const void *input;
+    /* [heads, k, n] of dtype */
+    const void *weights;
+    /* [tokens, heads, n] of dtype */
+    void *out;
+
+    int64_t input_token_stride;
+    int64_t input_head_stride;
+    int64_t weights_head_stride;
+    /* one of these two is 1 */
+    int64_t weights_k_stride;
+    int64_t weights_n_stride;
+    int64_t out_token_stride;
+    int64_t out_head_stride;
+
+    int32_t tokens;
+    int32_t heads;
+    /* multiples of 16 and 64 where weights_n_stride is 1, of 32 and 16 otherwise */
+    int32_t k;
+    int32_t n;
+    /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
+    int32_t dtype;
+} MlaHeadProductParams;
+
+/* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned to 16 bytes, and strides
+ * other than 1 are multiples of 8. The kernel may start while the one before it in the stream is ending; it waits for that
+ * one's end before it reads or writes anything. */
+MlaStatus mla_head_product(const MlaHeadProductParams *params, void *stream);
+
 /* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel
  * first takes milliseconds, and may not be possible while a graph is captured. */
 MlaStatus mla_load_helpers(void);

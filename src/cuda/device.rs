@@ -16,7 +16,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use super::argument::{dtype_code, expect, narrow, unit_columns, wide};
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::rotary::{Rotary, RotaryQuery};
-use super::{Cuda, failed};
+use super::{Cuda, failed, head_product};
 use crate::{present_gpu, raw};
 
 impl Device for Cuda {
@@ -130,11 +130,18 @@ impl Device for Cuda {
         }
         self.bind()?;
         let layout = *c.layout();
-        self.blas().gemm(
-            (a.bytes(), a.layout()),
-            (b.bytes(), b.layout()),
-            (c.into_bytes().address(), &layout),
-        )
+        let a = (a.bytes(), a.layout());
+        let b = (b.bytes(), b.layout());
+        let c = (c.into_bytes().address(), &layout);
+        if head_product::fits(a, b, c) {
+            let params = head_product::params(a, b, c)?;
+            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
+            // borrowed mutably, so the inputs are elsewhere.
+            return raw::check("gemm", unsafe {
+                raw::mla_head_product(&params, self.raw_stream())
+            });
+        }
+        self.blas().gemm(a, b, c)
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc, the
-//! helper operations through this crate's kernels, products through cuBLAS.
+//! helper operations through this crate's kernels, products through cuBLAS, but those of few tokens with a
+//! matrix per head through a kernel of this crate.
 //!
 //! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those of a
 //! [`Buffer`], or of a cudarc slice through [`Cuda::lend`]. The raw one, for engines with pools of their
@@ -16,6 +17,7 @@ pub(crate) mod argument;
 mod blas;
 mod device;
 mod graph;
+mod head_product;
 mod memory;
 mod rotary;
 

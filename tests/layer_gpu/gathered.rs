@@ -77,7 +77,7 @@ fn context_of_every_cache_format_agrees_with_the_cpu() {
                 };
                 let merges = (given.chunks as f64).sqrt();
                 assert!(
-                    distance.worst <= (20.0 + 3.0 * merges) * u && distance.lse <= 20.0 * u,
+                    distance.worst <= (5.0 + merges) * u && distance.lse <= 4.0 * u,
                     "{dtype} {kv_format} {context_rows}: {distance:?}"
                 );
             }

@@ -11,6 +11,7 @@ mod allocations;
 mod batch;
 mod gathered;
 mod graphs;
+mod products;
 
 use batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
 use common::{gpu, pick, rng};
@@ -53,17 +54,17 @@ fn check(gpu: &Cuda, case: &Case) -> Distance {
     );
     assert!(given.cache == expected.cache, "the caches differ: {case:?}");
     let distance = given.distance(&expected, case);
-    // Both round queries, weights, values and outputs, each on its own, to u: a row is some 5u apart, the
-    // worst of thousands three times as much. Every chunk's merge adds a rounding.
+    // Both round queries, weights, values and outputs, each on its own, to u: a row is about u apart, and
+    // the worst of thousands two to three times as much. Every chunk's merge adds a rounding.
     let u = match case.dtype {
         DType::F16 => 2f64.powi(-12),
         _ => 2f64.powi(-9),
     };
     let merges = (given.chunks as f64).sqrt();
     let accepted = Distance {
-        worst: (20.0 + 3.0 * merges) * u,
-        mean: (6.0 + merges) * u,
-        lse: 20.0 * u,
+        worst: (5.0 + merges) * u,
+        mean: (2.0 + merges / 2.0) * u,
+        lse: 4.0 * u,
     };
     assert!(
         distance.worst <= accepted.worst
@@ -189,9 +190,10 @@ fn two_hundred_decode_steps_equal_a_prefill() {
     assert!(decoded.cache == prefill.cache, "the caches differ");
     let distance = decoded.distance(&prefill, &case);
     println!("{distance:?}");
+    // Two forms, which round different things: some 2.5 u, as far as each is from exact attention.
     let u = 2f64.powi(-9);
     assert!(
-        distance.worst < 20.0 * u && distance.mean < 6.0 * u && distance.lse < 20.0 * u,
+        distance.worst < 12.0 * u && distance.mean < 4.0 * u && distance.lse < 12.0 * u,
         "{distance:?}"
     );
 }

@@ -21,9 +21,12 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 template <typename Tile>
 cudaError_t load();
 
+// What a block may have on sm_90.
+constexpr int kMaxSharedBytes = 232448;
+
 template <typename Tile>
 constexpr size_t max_levels() {
-    return (232448 - 1024 - sizeof(Shared<Tile>)) / sizeof(int);
+    return (kMaxSharedBytes - 1024 - sizeof(Shared<Tile>)) / sizeof(int);
 }
 
 // Named after the widths of keys without rotary embedding, of the rotary part, and of values.

@@ -12,8 +12,8 @@ template <typename Tile>
 cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
     auto* kernel = &prefill_kernel<Tile>;
     const size_t bytes = sizeof(Shared<Tile>) + p.levels * sizeof(int) + 1024;
-    // Set each time: it is cheap, and the size depends on the longest request.
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+    // The same whatever this launch needs, since threads that launch at the same time share the attribute.
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
     if (e != cudaSuccess) return e;
     cudaLaunchConfig_t config = {};
     config.gridDim = l.blocks;

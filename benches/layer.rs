@@ -1,0 +1,353 @@
+//! Times whole steps of the layer on the GPU, and the products per head in them.
+//!
+//! The protocol of `benches/helpers.rs`: the L2 cache filled with something else before every sample,
+//! CUDA events around one replay of a graph, the median of the samples. `layer_peer.py` beside this
+//! file times the same cases with torch and the kernels that it is shown.
+//!
+//! ```text
+//! cargo bench --features sm90 --bench layer -- --out target/bench
+//! ```
+
+#[cfg(feature = "sm90")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    gpu::main()
+}
+
+#[cfg(not(feature = "sm90"))]
+fn main() {
+    eprintln!("nothing to time: build with --features sm90");
+}
+
+#[cfg(feature = "sm90")]
+mod gpu {
+    use std::error::Error;
+    use std::path::PathBuf;
+
+    use clap::Parser;
+    use half::bf16;
+    use mla_kernels::Cuda;
+    use mla_kernels::cuda::Buffer;
+    use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+    use mla_kernels::flash_attn::FlashAttn;
+    use mla_kernels::flash_mla::FlashMla;
+    use mla_kernels::raw;
+    use mla_runtime::backend::{LayerConfig, StepLimits};
+    use mla_runtime::batch::Request;
+    use mla_runtime::cache::{CacheLayout, CacheMut};
+    use mla_runtime::device::Device;
+    use mla_runtime::dims::MlaDims;
+    use mla_runtime::dtype::DType;
+    use mla_runtime::kv_format::KvFormat;
+    use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
+    use mla_runtime::plan::slots::BlockTables;
+    use mla_runtime::problem::Problem;
+    use mla_runtime::spec::QueryLen;
+    use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+    use rand::rngs::StdRng;
+    use rand::seq::SliceRandom as _;
+    use rand::{RngExt as _, SeedableRng as _};
+    use serde::Serialize;
+
+    type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+    const FLUSH_BYTES: usize = 512 << 20;
+    const PAGE: usize = 64;
+    const DIMS: MlaDims = MlaDims::R1;
+    const LATENT: usize = 512;
+    const NOPE: usize = 128;
+    const ROPE: usize = 64;
+    const V: usize = 128;
+
+    #[derive(Parser)]
+    struct Arguments {
+        /// Where layer.json goes; nowhere by default.
+        #[arg(long)]
+        out: Option<PathBuf>,
+        /// Samples of each case.
+        #[arg(long, default_value_t = 31)]
+        samples: usize,
+        /// Only cases whose name contains this.
+        #[arg(long, default_value = "")]
+        filter: String,
+        /// Given by cargo, without meaning here.
+        #[arg(long, hide = true)]
+        bench: bool,
+    }
+
+    #[derive(Serialize)]
+    struct Figure {
+        id: String,
+        median_us: f64,
+        least_us: f64,
+    }
+
+    struct Bench {
+        gpu: Cuda,
+        flush: Buffer,
+        arguments: Arguments,
+        figures: Vec<Figure>,
+    }
+
+    pub(super) fn main() -> Result<()> {
+        let gpu = Cuda::new(0)?;
+        let flush = gpu.allocate(FLUSH_BYTES)?;
+        println!("{gpu:?}");
+        println!("{:32} {:>10} {:>10}", "case", "median us", "least us");
+        let mut bench = Bench {
+            gpu,
+            flush,
+            arguments: Arguments::parse(),
+            figures: Vec::new(),
+        };
+        for heads in [16, 128] {
+            for tokens in [1, 8, 32, 64, 128] {
+                bench.products(heads, tokens)?;
+            }
+            for requests in [1, 32, 128] {
+                bench.decode(heads, requests)?;
+            }
+        }
+        bench.chunk(128, 512, 8192)?;
+        if let Some(out) = &bench.arguments.out {
+            std::fs::create_dir_all(out)?;
+            std::fs::write(
+                out.join("layer.json"),
+                serde_json::to_string_pretty(&bench.figures)?,
+            )?;
+        }
+        Ok(())
+    }
+
+    // Numbers from −`most` to `most`, a million of them over and over.
+    fn random(gpu: &Cuda, elements: usize, most: f32) -> Result<Buffer> {
+        let mut rng = StdRng::seed_from_u64(7);
+        let block: Vec<u8> = (0..elements.min(1 << 20))
+            .flat_map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most).to_le_bytes())
+            .collect();
+        let bytes: Vec<u8> = block.iter().copied().cycle().take(2 * elements).collect();
+        let mut buffer = gpu.allocate(bytes.len())?;
+        gpu.upload(&bytes, buffer.bytes_mut())?;
+        Ok(buffer)
+    }
+
+    fn view(buffer: &Buffer, shape: [usize; 3]) -> mla_runtime::Result<TensorRef<'_, Cuda>> {
+        TensorRef::new(buffer.bytes(), Layout::contiguous(DType::BF16, shape))
+    }
+
+    fn view_mut(
+        buffer: &mut Buffer,
+        shape: [usize; 3],
+    ) -> mla_runtime::Result<TensorMut<'_, Cuda>> {
+        TensorMut::new(buffer.bytes_mut(), Layout::contiguous(DType::BF16, shape))
+    }
+
+    fn config(heads: usize) -> LayerConfig {
+        LayerConfig {
+            problem: Problem {
+                query_len: QueryLen::Ragged,
+                ..Problem::new(DIMS, heads as u32, DType::BF16)
+            },
+            softmax_scale: 192f32.powf(-0.5),
+        }
+    }
+
+    impl Bench {
+        fn skips(&self, id: &str) -> bool {
+            !id.contains(&self.arguments.filter)
+        }
+
+        fn time(
+            &mut self,
+            id: String,
+            mut work: impl FnMut(&Cuda) -> mla_runtime::Result<()>,
+        ) -> Result<()> {
+            let (gpu, samples) = (&self.gpu, self.arguments.samples);
+            work(gpu)?;
+            let graph = gpu.capture(work)?;
+            graph.upload()?;
+            let event = || gpu.stream().record_event(Some(CU_EVENT_DEFAULT));
+            let mut times = Vec::new();
+            for sample in 0..samples + 3 {
+                let flush = Layout::contiguous(DType::F32, [1, 1, FLUSH_BYTES / 4]);
+                gpu.clear(TensorMut::new(self.flush.bytes_mut(), flush)?)?;
+                let start = event()?;
+                // SAFETY: the caller's buffers outlive this function, and only this stream uses them.
+                unsafe { graph.replay() }?;
+                let end = event()?;
+                gpu.synchronize()?;
+                if sample >= 3 {
+                    times.push(f64::from(start.elapsed_ms(&end)?) * 1e3);
+                }
+            }
+            times.sort_by(f64::total_cmp);
+            let (median_us, least_us) = (times[times.len() / 2], times[0]);
+            println!("{id:32} {median_us:10.2} {least_us:10.2}");
+            self.figures.push(Figure {
+                id,
+                median_us,
+                least_us,
+            });
+            Ok(())
+        }
+
+        /// q_nope · W_UK and o · W_UV, as the device chooses and by the own kernel alone.
+        fn products(&mut self, heads: usize, tokens: usize) -> Result<()> {
+            let id = format!("products-h{heads}-b{tokens}");
+            if self.skips(&id) {
+                return Ok(());
+            }
+            let gpu = self.gpu.clone();
+            let weights = random(&gpu, heads * (NOPE + V) * LATENT, 0.1)?;
+            let query = random(&gpu, tokens * heads * (NOPE + ROPE), 1.0)?;
+            let mut absorbed = random(&gpu, tokens * heads * LATENT, 1.0)?;
+            let attended = random(&gpu, tokens * heads * LATENT, 1.0)?;
+            let mut out = random(&gpu, tokens * heads * V, 1.0)?;
+            let config = config(heads);
+            let mut chosen = |gpu: &Cuda, [keys, values]: [bool; 2]| {
+                // As checkpoints have it: [H · (P + V), L], seen as [H, P, L] and [H, L, V].
+                let rows = view(&weights, [heads, NOPE + V, LATENT])?;
+                let queries = rows.narrow(1, 0..NOPE)?;
+                let columns = rows.narrow(1, NOPE..NOPE + V)?.transpose(1, 2);
+                if keys {
+                    let query = view(&query, [tokens, heads, NOPE + ROPE])?.narrow(2, 0..NOPE)?;
+                    let to = view_mut(&mut absorbed, [tokens, heads, LATENT])?;
+                    gpu.gemm(query.transpose(0, 1), queries, to.transpose(0, 1))?;
+                }
+                if values {
+                    let attended = view(&attended, [tokens, heads, LATENT])?;
+                    let to = view_mut(&mut out, [tokens, heads, V])?;
+                    gpu.gemm(attended.transpose(0, 1), columns, to.transpose(0, 1))?;
+                }
+                Ok(())
+            };
+            self.time(format!("{id}-uk"), |gpu| chosen(gpu, [true, false]))?;
+            self.time(format!("{id}-uv"), |gpu| chosen(gpu, [false, true]))?;
+            self.time(id.clone(), |gpu| chosen(gpu, [true, true]))?;
+            let head = ((NOPE + V) * LATENT) as i64;
+            let common = |width: usize, k: usize, n: usize| raw::MlaHeadProductParams {
+                input: std::ptr::null(),
+                weights: weights.address() as *const _,
+                out: std::ptr::null_mut(),
+                input_token_stride: (heads * width) as i64,
+                input_head_stride: width as i64,
+                weights_head_stride: head,
+                weights_k_stride: LATENT as i64,
+                weights_n_stride: 1,
+                out_token_stride: (heads * n) as i64,
+                out_head_stride: n as i64,
+                tokens: tokens as i32,
+                heads: config.problem.heads as i32,
+                k: k as i32,
+                n: n as i32,
+                dtype: raw::MLA_DTYPE_BF16 as i32,
+            };
+            let params = [
+                raw::MlaHeadProductParams {
+                    input: query.address() as *const _,
+                    out: absorbed.address() as *mut _,
+                    ..common(NOPE + ROPE, NOPE, LATENT)
+                },
+                raw::MlaHeadProductParams {
+                    input: attended.address() as *const _,
+                    weights: (weights.address() + (2 * NOPE * LATENT) as u64) as *const _,
+                    out: out.address() as *mut _,
+                    weights_k_stride: 1,
+                    weights_n_stride: LATENT as i64,
+                    ..common(LATENT, LATENT, V)
+                },
+            ];
+            self.time(format!("{id}-own"), |gpu| {
+                for params in &params {
+                    // SAFETY: the buffers are as large as the extents say, and live until the figures are
+                    // taken.
+                    raw::check("product", unsafe {
+                        raw::mla_head_product(params, gpu.raw_stream())
+                    })?;
+                }
+                Ok(())
+            })
+        }
+
+        /// A whole step of decodes: W_UK, cache write, attention, W_UV.
+        fn decode(&mut self, heads: usize, requests: usize) -> Result<()> {
+            let id = format!("decode-h{heads}-b{requests}");
+            if self.skips(&id) {
+                return Ok(());
+            }
+            let requests = vec![Request { q: 1, kv: 4096 }; requests];
+            self.step(id, heads, &requests, 0)
+        }
+
+        /// A prefill of `new` tokens on `context` cached ones in one chunk.
+        fn chunk(&mut self, heads: usize, new: u32, context: u32) -> Result<()> {
+            let id = format!("chunk-h{heads}-q{new}-s{context}");
+            if self.skips(&id) {
+                return Ok(());
+            }
+            let requests = [Request {
+                q: new,
+                kv: new + context,
+            }];
+            self.step(id, heads, &requests, context as usize)
+        }
+
+        fn step(
+            &mut self,
+            id: String,
+            heads: usize,
+            requests: &[Request],
+            context_rows: usize,
+        ) -> Result<()> {
+            let gpu = self.gpu.clone();
+            let config = config(heads);
+            let layer: MlaLayer<FlashAttn, FlashMla> = MlaLayer::of(&gpu, &config)?;
+            let tokens: usize = requests.iter().map(|r| r.q as usize).sum();
+            let max_pages = requests[0].kv as usize / PAGE;
+            let pages = requests.len() * max_pages;
+            let mut workspace = layer.workspace(&StepLimits {
+                requests: requests.len(),
+                tokens,
+                decode_query_len: 1,
+                pages_per_request: max_pages,
+                context_rows,
+            })?;
+            let mut tables: Vec<i32> = (0..pages as i32).collect();
+            tables.shuffle(&mut StdRng::seed_from_u64(11));
+            let block_tables = BlockTables::new(&tables, max_pages, PAGE as u32)?;
+            let slots = block_tables.new_token_slots(requests)?;
+            workspace.prepare(
+                &layer,
+                &StepBatch {
+                    requests,
+                    block_tables,
+                    slots: &slots,
+                    threshold: Some(1),
+                    max_len: None,
+                },
+            )?;
+            let weights = random(&gpu, heads * (NOPE + V) * LATENT, 0.05)?;
+            let query = random(&gpu, tokens * heads * (NOPE + ROPE), 1.7)?;
+            let latent = random(&gpu, tokens * LATENT, 1.7)?;
+            let rope = random(&gpu, tokens * ROPE, 1.7)?;
+            let mut cache = random(&gpu, pages * PAGE * (LATENT + ROPE), 1.7)?;
+            let mut out = random(&gpu, tokens * heads * V, 1.0)?;
+            let layout = CacheLayout::contiguous(DIMS, KvFormat::BF16, pages, PAGE);
+            self.time(id, |_| {
+                let kv_b = view(&weights, [1, heads * (NOPE + V), LATENT])?;
+                layer.forward(
+                    &mut workspace,
+                    LayerCall {
+                        weights: Weights::new(kv_b.transpose(1, 2), &config)?,
+                        query: view(&query, [tokens, heads, NOPE + ROPE])?,
+                        latent: view(&latent, [tokens, 1, LATENT])?,
+                        rope: view(&rope, [tokens, 1, ROPE])?,
+                        cache: CacheMut::new(cache.bytes_mut(), layout)?,
+                        out: view_mut(&mut out, [tokens, heads, V])?,
+                        lse: None,
+                        slot_lists: None,
+                    },
+                )
+            })
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Products of few tokens with a matrix per head, by this crate's own kernel.
+
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Result;
+use mla_runtime::tensor::Layout;
+
+use super::argument::{dtype_code, narrow, wide};
+use super::memory::Bytes;
+use crate::raw;
+
+/// The most tokens for which the own kernel is the faster one, as `benches/layer.rs` finds: it reads the
+/// weights once for every 32 tokens, and cuBLAS has the better tiles for more.
+fn most_tokens(heads: usize) -> usize {
+    if heads <= 32 { 32 } else { 8 }
+}
+
+/// Whether the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
+pub(super) fn fits(
+    (a, a_layout): (Bytes<'_>, &Layout),
+    (b, b_layout): (Bytes<'_>, &Layout),
+    (c, c_layout): (u64, &Layout),
+) -> bool {
+    let [heads, tokens, n] = c_layout.shape;
+    let k = a_layout.shape[2];
+    // Of neighbours along n or along k.
+    let (along, k_multiple, n_multiple) = match b_layout.strides {
+        [_, along, 1] => (along, 16, 64),
+        [_, 1, along] => (along, 32, 16),
+        _ => return false,
+    };
+    let aligned = |stride: usize, extent: usize| extent <= 1 || stride.is_multiple_of(8);
+    c_layout.dtype != DType::F32
+        && heads > 1
+        && tokens <= most_tokens(heads)
+        && k.is_multiple_of(k_multiple)
+        && n.is_multiple_of(n_multiple)
+        && [a.address(), b.address(), c]
+            .iter()
+            .all(|address| address.is_multiple_of(16))
+        && a_layout.has_unit_columns()
+        && c_layout.has_unit_columns()
+        && [a_layout, c_layout]
+            .iter()
+            .all(|layout| aligned(layout.strides[0], heads) && aligned(layout.strides[1], tokens))
+        && aligned(b_layout.strides[0], heads)
+        && along.is_multiple_of(8)
+}
+
+/// What the kernel takes for a product that [`fits`].
+pub(super) fn params(
+    (a, a_layout): (Bytes<'_>, &Layout),
+    (b, b_layout): (Bytes<'_>, &Layout),
+    (c, c_layout): (u64, &Layout),
+) -> Result<raw::MlaHeadProductParams> {
+    let [heads, tokens, n] = c_layout.shape;
+    Ok(raw::MlaHeadProductParams {
+        input: a.address() as *const _,
+        weights: b.address() as *const _,
+        out: c as *mut _,
+        input_token_stride: wide("gemm a", a_layout.strides[1])?,
+        input_head_stride: wide("gemm a", a_layout.strides[0])?,
+        weights_head_stride: wide("gemm b", b_layout.strides[0])?,
+        weights_k_stride: wide("gemm b", b_layout.strides[1])?,
+        weights_n_stride: wide("gemm b", b_layout.strides[2])?,
+        out_token_stride: wide("gemm c", c_layout.strides[1])?,
+        out_head_stride: wide("gemm c", c_layout.strides[0])?,
+        tokens: narrow("gemm m", tokens)?,
+        heads: narrow("gemm batch", heads)?,
+        k: narrow("gemm k", a_layout.shape[2])?,
+        n: narrow("gemm n", n)?,
+        dtype: dtype_code(c_layout.dtype),
+    })
+}

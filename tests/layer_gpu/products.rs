@@ -1,0 +1,130 @@
+//! Products of few tokens with a matrix per head, on both sides of where cuBLAS takes over.
+
+use mla_runtime::Result;
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::tensor::Layout;
+use rand::RngExt as _;
+
+use crate::common::{On, Tensor, get, gpu, pick, rng};
+
+/// `[tokens, heads, k] · [heads, k, n]` into `[tokens, heads, n]`, as the layer views them.
+fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) -> Result<Tensor> {
+    let input = On::new(device, input)?;
+    let weights = On::new(device, weights)?;
+    let mut out = On::new(device, out)?;
+    device.gemm(
+        input.read()?.transpose(0, 1),
+        weights.read()?,
+        out.write()?.transpose(0, 1),
+    )?;
+    out.host(device)
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn products_per_head_agree_with_the_cpu() {
+    let (gpu, cpu) = (gpu(), Cpu::new());
+    let mut rng = rng(3);
+    let mut most = 0f64;
+    for round in 0..120 {
+        let dtype = pick(&mut rng, &[DType::BF16, DType::F16]);
+        let heads = pick(&mut rng, &[2, 3, 16, 33]);
+        let tokens = match round % 3 {
+            0 => pick(&mut rng, &[1, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65]),
+            _ => rng.random_range(1..80),
+        };
+        // Those of W_UK and W_UV, and others that just fit or just do not.
+        let (k, n): (usize, usize) = pick(
+            &mut rng,
+            &[
+                (128, 512),
+                (512, 128),
+                (192, 512),
+                (512, 256),
+                (16, 64),
+                (32, 16),
+                (48, 192),
+                (96, 80),
+                (40, 72),
+                (24, 56),
+            ],
+        );
+        // The part of each head of a row of both, as in W_kv_b, and neighbours along either axis.
+        let spread = (k * n).next_multiple_of(8) + pick(&mut rng, &[0, 8, 640]);
+        let strides = match rng.random_bool(0.5) {
+            true => [spread.max(k * (n + 8)), n + 8, 1],
+            false => [spread.max(n * (k + 8)), 1, k + 8],
+        };
+        let weights = Layout {
+            dtype,
+            shape: [heads, k, n],
+            strides,
+        };
+        let gap = pick(&mut rng, &[0, 8, 64]);
+        let rows = |width: usize| Layout {
+            dtype,
+            shape: [tokens, heads, width],
+            strides: [heads * (width + gap), width + gap, 1],
+        };
+        let shift = pick(&mut rng, &[0, 0, 0, 1]);
+        let input = Tensor::random(&mut rng, rows(k), shift);
+        let weights = Tensor::random(&mut rng, weights, 0);
+        let out = Tensor::poison(rows(n), 0);
+        let given = run(&gpu, &input, &weights, &out).unwrap();
+        let expected = run(&cpu, &input, &weights, &out).unwrap();
+        // Whatever is no element of the output is untouched.
+        let mut cleared = [given.clone(), expected.clone()];
+        for tensor in &mut cleared {
+            tensor.fill(|_, _| 0.0);
+        }
+        assert!(cleared[0].bytes == cleared[1].bytes);
+        // Both sum in f32 and round once: u of a result, and the order of k terms.
+        let u = if dtype == DType::F16 {
+            2f64.powi(-11)
+        } else {
+            2f64.powi(-8)
+        };
+        for (given, expected) in given.values().iter().zip(expected.values()) {
+            let accepted = 1.01 * u * f64::from(expected.abs()) + 1e-5 * (k as f64).sqrt();
+            let apart = f64::from((given - expected).abs());
+            assert!(
+                apart <= accepted,
+                "{given} against {expected}: {dtype} {tokens} x {heads} x {k} x {n}"
+            );
+            most = most.max(apart / accepted);
+        }
+    }
+    println!("at most {most:.2} of what is accepted");
+}
+
+/// A token's row does not depend on how many others there are, or a padded step would differ.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_row_is_the_same_among_however_many() {
+    let gpu = gpu();
+    let mut rng = rng(5);
+    for strides in [[128 * 512, 512, 1], [128 * 512, 1, 128]] {
+        let weights = Layout {
+            dtype: DType::BF16,
+            shape: [16, 128, 512],
+            strides,
+        };
+        let weights = Tensor::random(&mut rng, weights, 0);
+        let rows = |tokens, width| Layout::contiguous(DType::BF16, [tokens, 16, width]);
+        let all = Tensor::random(&mut rng, rows(64, 128), 0);
+        let whole = run(&gpu, &all, &weights, &Tensor::poison(rows(64, 512), 0)).unwrap();
+        for tokens in [1, 5, 8, 13, 20, 32, 33, 50] {
+            let mut part = all.clone();
+            part.layout.shape[0] = tokens;
+            let out = Tensor::poison(rows(tokens, 512), 0);
+            let given = run(&gpu, &part, &weights, &out).unwrap();
+            for element in 0..tokens * 16 * 512 {
+                let [a, b] =
+                    [&given, &whole].map(|t| get(DType::BF16, &t.bytes, element).to_bits());
+                assert_eq!(a, b, "{tokens} tokens, element {element}");
+            }
+        }
+    }
+}
