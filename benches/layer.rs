@@ -211,12 +211,12 @@ mod gpu {
                 if keys {
                     let query = view(&query, [tokens, heads, NOPE + ROPE])?.narrow(2, 0..NOPE)?;
                     let to = view_mut(&mut absorbed, [tokens, heads, LATENT])?;
-                    gpu.gemm(query.transpose(0, 1), queries, to.transpose(0, 1))?;
+                    gpu.gemm_weights(query.transpose(0, 1), queries, to.transpose(0, 1))?;
                 }
                 if values {
                     let attended = view(&attended, [tokens, heads, LATENT])?;
                     let to = view_mut(&mut out, [tokens, heads, V])?;
-                    gpu.gemm(attended.transpose(0, 1), columns, to.transpose(0, 1))?;
+                    gpu.gemm_weights(attended.transpose(0, 1), columns, to.transpose(0, 1))?;
                 }
                 Ok(())
             };
@@ -240,6 +240,7 @@ mod gpu {
                 k: k as i32,
                 n: n as i32,
                 dtype: raw::MLA_DTYPE_BF16 as i32,
+                constant_weights: 1,
             };
             let params = [
                 raw::MlaHeadProductParams {

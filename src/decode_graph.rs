@@ -79,6 +79,14 @@ impl DecodeGraph {
                 return Err(Error::argument(field, 0, "1 and up"));
             }
         }
+        let most = workspace.limits().decode_query_len;
+        if shape.query_len as usize > most {
+            return Err(Error::argument(
+                "shape.query_len",
+                shape.query_len,
+                format!("at most limits.decode_query_len = {most}"),
+            ));
+        }
         let page_size = layer.config().problem.page_size;
         let max_pages = workspace.limits().pages_per_request;
         let longest = (max_pages * page_size as usize).min(u32::MAX as usize);
@@ -277,10 +285,7 @@ impl Padded {
         Err(Error::argument(
             "shape.query_len",
             self.shape.query_len,
-            format!(
-                "at most limits.decode_query_len = {}, and a length that the decode backend takes",
-                workspace.limits().decode_query_len
-            ),
+            format!("a length that the problem has ({})", layer.config().problem.query_len),
         ))
     }
 }

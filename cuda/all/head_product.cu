@@ -16,9 +16,8 @@
 // The weights are the tensor core's first operand (16 rows), and 8 tokens its second. The four warps' sums are added
 // through shared memory, always in the same order.
 //
-// The launch allows programmatic dependence: blocks start while the kernel before is ending (or, where that is of this kind
-// too, running), ask for their weights to be brought into L2, which reads nothing that could still change, and wait before
-// they read anything.
+// The launch allows programmatic dependence: blocks start while the kernel before is ending (or, where that one lets them,
+// running). They load weights that the caller calls constant at once, and wait before they read anything else.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -85,11 +84,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
     const T* input = static_cast<const T*>(p.input) + head * p.input_head_stride;
     const auto row = [&](int step, int i) { return weights + (step + 4 * quad + i) * p.weights_k_stride; };
 
-    for (int step = kStep * warp; step < p.k; step += kStep * kWarps)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) prefetch_line(row(step, i));
     let_the_next_kernel_start();
-    wait_for_earlier_kernels();
+    if (!p.constant_weights) wait_for_earlier_kernels();
 
     float c[4][Tiles][4] = {};
     for (int base = kStep * warp; base < p.k; base += kSteps * kStep * kWarps) {
@@ -101,6 +97,13 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
             if (step >= p.k) continue;
 #pragma unroll
             for (int i = 0; i < 4; ++i) w[s][i] = stream_in(row(step, i));
+        }
+        // Waiting again costs nothing.
+        wait_for_earlier_kernels();
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            const int step = base + s * kStep * kWarps;
+            if (step >= p.k) continue;
 #pragma unroll
             for (int tile = 0; tile < Tiles; ++tile) {
                 const int token = first_token + tile * kTile + group;
@@ -121,6 +124,8 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
             }
         }
     }
+    // Also where a warp had no k, since it writes results.
+    wait_for_earlier_kernels();
     // Rows `group` and `group + 8` of fragment `pair` are the neighbours 2 pair and 2 pair + 1 of this thread's 8 n.
 #pragma unroll
     for (int tile = 0; tile < Tiles; ++tile)
@@ -146,11 +151,8 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
     const T* input = static_cast<const T*>(p.input) + head * p.input_head_stride + 8 * quad;
     const auto column = [&](int step, int i) { return weights + 8 * i * p.weights_n_stride + step; };
 
-    for (int step = kStep * warp; step < p.k; step += kStep * kWarps)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) prefetch_line(column(step, i));
     let_the_next_kernel_start();
-    wait_for_earlier_kernels();
+    if (!p.constant_weights) wait_for_earlier_kernels();
 
     float c[Tiles][4] = {};
     for (int base = kStep * warp; base < p.k; base += kSteps * kStep * kWarps) {
@@ -161,6 +163,13 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
             if (step >= p.k) continue;
 #pragma unroll
             for (int i = 0; i < 2; ++i) w[s][i] = stream_in(column(step, i));
+        }
+        // Waiting again costs nothing.
+        wait_for_earlier_kernels();
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+            const int step = base + s * kStep * kWarps;
+            if (step >= p.k) continue;
 #pragma unroll
             for (int tile = 0; tile < Tiles; ++tile) {
                 const int token = first_token + tile * kTile + group;
@@ -179,6 +188,7 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
             }
         }
     }
+    wait_for_earlier_kernels();
 #pragma unroll
     for (int tile = 0; tile < Tiles; ++tile)
 #pragma unroll

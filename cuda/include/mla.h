@@ -432,11 +432,13 @@ typedef struct MlaHeadProductParams {
     int32_t n;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t dtype;
+    /* nonzero where no work on the stream that is not yet done writes the weights: then they are read ahead of it */
+    int32_t constant_weights;
 } MlaHeadProductParams;
 
 /* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned to 16 bytes, and strides
  * other than 1 are multiples of 8. The kernel may start while the one before it in the stream is ending; it waits for that
- * one's end before it reads or writes anything. */
+ * one's end before it reads or writes anything but constant weights. */
 MlaStatus mla_head_product(const MlaHeadProductParams *params, void *stream);
 
 /* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel

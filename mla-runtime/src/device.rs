@@ -123,6 +123,21 @@ pub trait Device: Clone + Send + Sync + 'static {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
+    /// As [`gemm`](Self::gemm), where `b` is a weight: nothing that is enqueued and not yet done writes
+    /// it, so that it may be read ahead of everything enqueued before.
+    ///
+    /// # Errors
+    ///
+    /// As [`gemm`](Self::gemm).
+    fn gemm_weights(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        self.gemm(a, b, c)
+    }
+
     /// Copies `from` to `to`, of the same shape and dtype, with any strides.
     ///
     /// # Errors

@@ -117,31 +117,16 @@ impl Device for Cuda {
         b: TensorRef<'_, Self>,
         c: TensorMut<'_, Self>,
     ) -> Result<()> {
-        let [batch, m, n] = c.shape();
-        let k = a.shape()[2];
-        let dtype = c.dtype();
-        expect("gemm a", a.layout(), dtype, [batch, m, k])?;
-        expect("gemm b", b.layout(), dtype, [batch, k, n])?;
-        if batch * m * n == 0 {
-            return Ok(());
-        }
-        if k == 0 {
-            return self.clear(c);
-        }
-        self.bind()?;
-        let layout = *c.layout();
-        let a = (a.bytes(), a.layout());
-        let b = (b.bytes(), b.layout());
-        let c = (c.into_bytes().address(), &layout);
-        if head_product::fits(a, b, c) {
-            let params = head_product::params(a, b, c)?;
-            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
-            // borrowed mutably, so the inputs are elsewhere.
-            return raw::check("gemm", unsafe {
-                raw::mla_head_product(&params, self.raw_stream())
-            });
-        }
-        self.blas().gemm(a, b, c)
+        self.product(a, b, c, false)
+    }
+
+    fn gemm_weights(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        self.product(a, b, c, true)
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
@@ -330,6 +315,41 @@ impl Cuda {
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
+    }
+
+    fn product(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+        constant: bool,
+    ) -> Result<()> {
+        let [batch, m, n] = c.shape();
+        let k = a.shape()[2];
+        let dtype = c.dtype();
+        expect("gemm a", a.layout(), dtype, [batch, m, k])?;
+        expect("gemm b", b.layout(), dtype, [batch, k, n])?;
+        if batch * m * n == 0 {
+            return Ok(());
+        }
+        if k == 0 {
+            return self.clear(c);
+        }
+        self.bind()?;
+        let layout = *c.layout();
+        let a = (a.bytes(), a.layout());
+        let b = (b.bytes(), b.layout());
+        let c = (c.into_bytes().address(), &layout);
+        if head_product::fits(a, b, c) {
+            let params = head_product::params(a, b, c, constant)?;
+            // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
+            // borrowed mutably, so the inputs are elsewhere. Whoever calls the weights constant promises
+            // that nothing still writes them.
+            return raw::check("gemm", unsafe {
+                raw::mla_head_product(&params, self.raw_stream())
+            });
+        }
+        self.blas().gemm(a, b, c)
     }
 
     fn write_rows(

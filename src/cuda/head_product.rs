@@ -51,6 +51,7 @@ pub(super) fn params(
     (a, a_layout): (Bytes<'_>, &Layout),
     (b, b_layout): (Bytes<'_>, &Layout),
     (c, c_layout): (u64, &Layout),
+    constant: bool,
 ) -> Result<raw::MlaHeadProductParams> {
     let [heads, tokens, n] = c_layout.shape;
     Ok(raw::MlaHeadProductParams {
@@ -69,5 +70,6 @@ pub(super) fn params(
         k: narrow("gemm k", a_layout.shape[2])?,
         n: narrow("gemm n", n)?,
         dtype: dtype_code(c_layout.dtype),
+        constant_weights: i32::from(constant),
     })
 }

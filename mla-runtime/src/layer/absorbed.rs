@@ -39,7 +39,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             QueryFormat::Split => latent,
         };
         let mut absorbed = self.tensor(queries, [tokens, heads, width])?;
-        self.device.gemm(
+        self.device.gemm_weights(
             query_nope.transpose(0, 1),
             call.weights.queries,
             absorbed.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
@@ -83,7 +83,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         )?;
 
         // out = o_lat · W_UV, one product per head.
-        self.device.gemm(
+        self.device.gemm_weights(
             attended.as_ref().transpose(0, 1),
             call.weights.values,
             call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),

@@ -194,7 +194,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             Room::Together(bytes) => {
                 let shape = [1, rows, heads * (nope + v)];
                 let product = self.tensor(P::Device::reborrow(bytes), shape)?;
-                self.device.gemm(latent, weights.kv, product)
+                self.device.gemm_weights(latent, weights.kv, product)
             }
             Room::Apart { keys, values } => {
                 let latent = latent.broadcast(0, heads)?;
@@ -202,7 +202,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 let mut keys = self.tensor(P::Device::reborrow(keys), [rows, heads, width])?;
                 let own = keys.reborrow().narrow(2, 0..nope)?;
                 self.device
-                    .gemm(latent, weights.keys, own.transpose(0, 1))?;
+                    .gemm_weights(latent, weights.keys, own.transpose(0, 1))?;
                 if width > nope {
                     let shared = keys.narrow(2, nope..width)?;
                     self.device.copy(rope.broadcast(1, heads)?, shared)?;
@@ -213,7 +213,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 // places whatever the number of rows, and nothing else is ever written there.
                 let own = values.narrow(2, 0..v)?;
                 self.device
-                    .gemm(latent, weights.values, own.transpose(0, 1))?;
+                    .gemm_weights(latent, weights.values, own.transpose(0, 1))?;
                 Ok(())
             }
         }
