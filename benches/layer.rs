@@ -346,6 +346,7 @@ mod gpu {
                         out: view_mut(&mut out, [tokens, heads, V])?,
                         lse: None,
                         slot_lists: None,
+                        rotary: None,
                     },
                 )
             })

@@ -285,7 +285,10 @@ impl Padded {
         Err(Error::argument(
             "shape.query_len",
             self.shape.query_len,
-            format!("a length that the problem has ({})", layer.config().problem.query_len),
+            format!(
+                "a length that the problem has ({})",
+                layer.config().problem.query_len
+            ),
         ))
     }
 }

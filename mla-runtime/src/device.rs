@@ -7,6 +7,7 @@ use crate::cache::{BlockTable, CacheMut, CacheRef};
 use crate::capability::{Platform, Target};
 use crate::error::Result;
 use crate::lse::{LseConvention, LseMut, LseRef};
+use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
@@ -162,6 +163,23 @@ pub trait Device: Clone + Send + Sync + 'static {
         &self,
         latent: TensorRef<'_, Self>,
         rope: TensorRef<'_, Self>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// As [`write_cache`](Self::write_cache), with the rotation of `rope`, which has none yet, and of
+    /// the queries' rotary parts in the same launch. The result is the same as if everything had been
+    /// turned in place beforehand, in f32 and rounded to its dtype.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree, or R is odd.
+    fn write_cache_rotated(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        rotary: &Rotary<'_, Self>,
+        query: Option<RotaryQuery<'_, Self>>,
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;

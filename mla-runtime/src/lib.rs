@@ -27,6 +27,7 @@ pub mod problem;
 pub mod reason;
 pub mod reference;
 pub mod registry;
+pub mod rotary;
 pub mod selection;
 pub mod spec;
 pub mod tensor;

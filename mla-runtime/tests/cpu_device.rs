@@ -9,6 +9,7 @@ use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
 use mla_runtime::reference;
+use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use proptest::prelude::*;
 
@@ -431,6 +432,73 @@ fn other_conventions_become_natural() {
                 from[token * heads + head] * std::f32::consts::LN_2
             );
         }
+    }
+}
+
+/// A pair at an angle of a quarter turn, where rotating is exact: (a, b) becomes (−b, a).
+#[test]
+fn a_cache_write_rotates_keys_and_queries() {
+    let cpu = Cpu::new();
+    let dims = MlaDims::new(2, HeadDims::new(1, 4, 1));
+    let layout = CacheLayout::contiguous(dims, KvFormat::F32, 1, 4);
+    // Position 1 turns the first pair by a quarter, position 2 the second by a half.
+    let cos = [1.0f32, 1.0, 0.0, 1.0, 1.0, -1.0];
+    let sin = [0.0f32, 0.0, 1.0, 0.0, 0.0, 0.0];
+    let latent = [9.0f32; 4];
+    let rope = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+    let write =
+        |query: Option<RotaryQuery<'_, Cpu>>, rotary: &Rotary<'_, Cpu>, cache: &mut Buffer| {
+            cpu.write_cache_rotated(
+                TensorRef::from_slice(&latent, [2, 1, 2]).unwrap(),
+                TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+                rotary,
+                query,
+                ArrayRef::from_slice(&[3, 0]),
+                CacheMut::new(Cpu::bytes_mut(cache), layout).unwrap(),
+            )
+        };
+    for (style, first, second) in [
+        (
+            RotaryStyle::Interleaved,
+            [-2.0f32, 1.0, 3.0, 4.0],
+            [5.0f32, 6.0, -7.0, -8.0],
+        ),
+        (
+            RotaryStyle::Halves,
+            [-3.0, 2.0, 1.0, 4.0],
+            [5.0, -6.0, 7.0, -8.0],
+        ),
+    ] {
+        let rotary = Rotary::<Cpu> {
+            positions: ArrayRef::from_slice(&[1, 2]),
+            cos: TensorRef::from_slice(&cos, [1, 3, 2]).unwrap(),
+            sin: TensorRef::from_slice(&sin, [1, 3, 2]).unwrap(),
+            style,
+        };
+        let mut cache = cpu.allocate(layout.page_stride).unwrap();
+        let mut query = rope;
+        let in_place = TensorMut::from_slice(&mut query, [2, 1, 4]).unwrap();
+        write(Some(RotaryQuery::InPlace(in_place)), &rotary, &mut cache).unwrap();
+        assert_eq!(query, [first, second].concat()[..], "{style:?}");
+        let rows: &[f32] = bytemuck::cast_slice(Cpu::bytes(&cache));
+        assert_eq!(rows[3 * 6 + 2..][..4], first, "{style:?}");
+        assert_eq!(rows[2..6], second, "{style:?}");
+        // From one tensor to another.
+        let mut elsewhere = [0.0f32; 8];
+        let query = RotaryQuery::Into {
+            from: TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+            to: TensorMut::from_slice(&mut elsewhere, [2, 1, 4]).unwrap(),
+        };
+        write(Some(query), &rotary, &mut cache).unwrap();
+        assert_eq!(elsewhere, [first, second].concat()[..], "{style:?}");
+        let outside = Rotary {
+            positions: ArrayRef::from_slice(&[1, 3]),
+            ..rotary
+        };
+        assert_eq!(
+            write(None, &outside, &mut cache).unwrap_err().to_string(),
+            "positions: given 3, accepted 0 and up below the tables' 3"
+        );
     }
 }
 

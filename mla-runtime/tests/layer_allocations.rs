@@ -26,6 +26,7 @@ use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
+use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
@@ -162,6 +163,18 @@ impl Device for Inert {
         &self,
         _: TensorRef<'_, Self>,
         _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        done()
+    }
+
+    fn write_cache_rotated(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: &Rotary<'_, Self>,
+        _: Option<RotaryQuery<'_, Self>>,
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {
@@ -380,6 +393,7 @@ fn a_call_allocates_nothing() {
                         LseMut::new(Inert::bytes_mut(&mut lse), layout).unwrap()
                     }),
                     slot_lists: None,
+                    rotary: None,
                 },
             )
             .unwrap();

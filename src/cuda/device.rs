@@ -15,8 +15,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, expect, narrow, unit_columns, wide};
 use super::memory::{Buffer, Bytes, BytesMut};
-use super::rotary::{Rotary, RotaryQuery};
-use super::{Cuda, failed, head_product};
+use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
 use crate::{present_gpu, raw};
 
 impl Device for Cuda {
@@ -146,6 +145,18 @@ impl Device for Cuda {
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         self.write_rows(latent, rope, slots, cache, None)
+    }
+
+    fn write_cache_rotated(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        rotary: &Rotary<'_>,
+        query: Option<RotaryQuery<'_>>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
     }
 
     fn gather_cache(
@@ -298,25 +309,6 @@ impl Device for Cuda {
 }
 
 impl Cuda {
-    /// As [`write_cache`](Device::write_cache), with the rotation of `rope`, which has none yet, and of
-    /// the queries' rotary parts in the same launch. The result is the same as if everything had been
-    /// turned in place beforehand, in f32 and rounded to its dtype.
-    ///
-    /// # Errors
-    ///
-    /// Where shapes or dtypes disagree, or R is odd.
-    pub fn write_cache_rotated(
-        &self,
-        latent: TensorRef<'_, Self>,
-        rope: TensorRef<'_, Self>,
-        rotary: &Rotary<'_>,
-        query: Option<RotaryQuery<'_>>,
-        slots: ArrayRef<'_, Self, i64>,
-        cache: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
-    }
-
     fn product(
         &self,
         a: TensorRef<'_, Self>,
@@ -403,7 +395,7 @@ impl Cuda {
             cache_scale: layout.scale,
         };
         if let Some((rotary, query)) = rotation {
-            rotary.fill(query, tokens, rope_dim, dtype, &mut params)?;
+            rotary::fill(rotary, query, tokens, rope_dim, dtype, &mut params)?;
         }
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree; the

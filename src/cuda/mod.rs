@@ -32,7 +32,8 @@ pub use graph::Graph;
 pub use memory::{Buffer, Bytes, BytesMut, Lent, LentMut};
 use mla_runtime::capability::Target;
 use mla_runtime::error::{Error, Result};
-pub use rotary::{Rotary, RotaryQuery, RotaryStyle};
+pub use mla_runtime::rotary::RotaryStyle;
+pub use rotary::{Rotary, RotaryQuery};
 
 use crate::gpu::{self, Gpu};
 use crate::raw;

@@ -304,6 +304,7 @@ impl<D: Device> Engine<D> {
                 LseLayout::heads_first(heads, tokens),
             )?),
             slot_lists: None,
+            rotary: None,
         })
     }
 

@@ -12,6 +12,7 @@ mod batch;
 mod gathered;
 mod graphs;
 mod products;
+mod rotation;
 
 use batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
 use common::{gpu, pick, rng};

@@ -210,6 +210,7 @@ impl<D: Device> Data<D> {
             out: TensorMut::new(D::bytes_mut(&mut self.out.buffer), self.out.layout)?,
             lse: None,
             slot_lists: None,
+            rotary: None,
         })
     }
 }

@@ -43,6 +43,7 @@ pub mod fp8;
 mod gemm;
 mod merge;
 mod prefill;
+mod rotary;
 mod softmax;
 mod view;
 
@@ -59,6 +60,7 @@ use crate::capability::{Platform, Target};
 use crate::device::{Device, GatherRows};
 use crate::error::{Error, Result};
 use crate::lse::{LseConvention, LseMut, LseRef};
+use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The host's processor, with the thread pool that work is spread over. Every operation is done
@@ -205,6 +207,18 @@ impl Device for Cpu {
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         cache::write(self, latent, rope, slots, cache)
+    }
+
+    fn write_cache_rotated(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        rotary: &Rotary<'_, Self>,
+        query: Option<RotaryQuery<'_, Self>>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        rotary::write_cache(self, latent, rope, rotary, query, slots, cache)
     }
 
     fn gather_cache(

@@ -34,9 +34,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let query_nope = query.narrow(2, 0..nope)?;
         let query_rope = query.narrow(2, nope..nope + rope)?;
         let format = self.decode.query_format();
+        let rotated = call.rotary.is_some();
         let width = match format {
-            QueryFormat::Concatenated => latent + rope,
-            QueryFormat::Split => latent,
+            QueryFormat::Split if !rotated => latent,
+            _ => latent + rope,
         };
         let mut absorbed = self.tensor(queries, [tokens, heads, width])?;
         self.device.gemm_weights(
@@ -44,15 +45,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             call.weights.queries,
             absorbed.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
         )?;
+        // The cache write has put rotated ones there.
+        if format == QueryFormat::Concatenated && !rotated {
+            let beside = absorbed.reborrow().narrow(2, latent..width)?;
+            self.device.copy(query_rope, beside)?;
+        }
         let query = match format {
-            QueryFormat::Concatenated => {
-                let beside = absorbed.reborrow().narrow(2, latent..width)?;
-                self.device.copy(query_rope, beside)?;
-                Query::Concatenated(absorbed.as_ref())
-            }
+            QueryFormat::Concatenated => Query::Concatenated(absorbed.as_ref()),
             QueryFormat::Split => Query::Split {
-                latent: absorbed.as_ref(),
-                rope: query_rope,
+                latent: absorbed.as_ref().narrow(2, 0..latent)?,
+                rope: match rotated {
+                    true => absorbed.as_ref().narrow(2, latent..width)?,
+                    false => query_rope,
+                },
             },
         };
 

@@ -106,6 +106,7 @@
 //!         out: TensorMut::from_slice(&mut out, [4, 2, 32])?,
 //!         lse: None,
 //!         slot_lists: None,
+//!         rotary: None,
 //!     },
 //! )?;
 //! // Every token of the prompt has the same latent, and so the value 64 · 1 · 0.01.
@@ -124,9 +125,10 @@ pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
+use self::arena::Arena;
 use crate::backend::{
-    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage, QueryFormat,
-    SlotLists, StepLimits,
+    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage, SlotLists,
+    StepLimits,
 };
 use crate::cache::CacheMut;
 use crate::capability::Platform;
@@ -136,6 +138,7 @@ use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
+use crate::rotary::{Rotary, RotaryQuery};
 use crate::spec::{BackendSpec, Phase, QueryLen};
 use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
 
@@ -155,11 +158,11 @@ pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
 pub struct LayerCall<'a, D: Device> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
-    /// `[T, H, P+R]`, the rotary part already rotated.
+    /// `[T, H, P+R]`, the rotary part already rotated but where `rotary` is given.
     pub query: TensorRef<'a, D>,
     /// The new tokens' normalised latents, `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
-    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated.
+    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated but where `rotary` is given.
     pub rope: TensorRef<'a, D>,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
@@ -169,6 +172,9 @@ pub struct LayerCall<'a, D: Device> {
     pub lse: Option<LseMut<'a, D>>,
     /// The slots that each token attends to: present where the problem is sparse, and only there.
     pub slot_lists: Option<SlotLists<'a, D>>,
+    /// The rotation of queries and keys, which the cache write then does on its way: for steps of which
+    /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
+    pub rotary: Option<Rotary<'a, D>>,
 }
 
 impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
@@ -311,7 +317,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             absorbed_tokens: count(absorbed),
             expanded_tokens: count(expanded),
             rows: count(rows),
-            concatenated_queries: self.decode.query_format() == QueryFormat::Concatenated,
+            // Also where the backend takes them apart: a cache write that rotates puts them there.
+            concatenated_queries: true,
             packed_keys: self.packed_keys(),
             padded_values: self.prefill.requires_padded_values(),
             step_bytes: arrays.bytes() as u64,
@@ -408,12 +415,31 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
-        if workspace.step.tokens() == 0 {
+        let step = &workspace.step;
+        let tokens = step.tokens();
+        if tokens == 0 {
             return Ok(());
         }
-        let slots = workspace.step.slots(P::Device::bytes(&workspace.arrays))?;
+        let slots = step.slots(P::Device::bytes(&workspace.arrays))?;
+        let (latent, rope, cache) = (call.latent, call.rope, call.cache.reborrow());
+        let Some(rotary) = &call.rotary else {
+            return self.device.write_cache(latent, rope, slots, cache);
+        };
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent_dim, rope_dim, nope] =
+            [problem.heads, dims.latent, dims.head.rope, dims.head.nope].map(|n| n as usize);
+        let query = call.query.shorten().narrow(2, nope..nope + rope_dim)?;
+        // Beside where the absorbed path will put what it makes of the rest.
+        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
+        let queries = arena.take(&workspace.regions.absorbed_queries);
+        let queries = self.tensor(queries, [tokens, heads, latent_dim + rope_dim])?;
+        let query = RotaryQuery::Into {
+            from: query,
+            to: queries.narrow(2, latent_dim..latent_dim + rope_dim)?,
+        };
         self.device
-            .write_cache(call.latent, call.rope, slots, call.cache.reborrow())
+            .write_cache_rotated(latent, rope, rotary, Some(query), slots, cache)
     }
 
     fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
@@ -484,6 +510,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 "slots",
                 format!("slot {}", step.slots_end() - 1),
                 format!("below the cache's {} slots", cache.slots()),
+            ));
+        }
+        if call.rotary.is_some() && step.expanded_tokens() > 0 {
+            return Err(Error::argument(
+                "rotary",
+                format!(
+                    "with {} tokens on the expanded path",
+                    step.expanded_tokens()
+                ),
+                "none, and rotated queries and keys: only the absorbed path can leave it to the \
+                 cache write",
             ));
         }
         match (&call.slot_lists, problem.sparse) {

@@ -7,6 +7,7 @@ use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
 use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
@@ -118,6 +119,18 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         &self,
         _: TensorRef<'_, Self>,
         _: TensorRef<'_, Self>,
+        _: ArrayRef<'_, Self, i64>,
+        _: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        refused()
+    }
+
+    fn write_cache_rotated(
+        &self,
+        _: TensorRef<'_, Self>,
+        _: TensorRef<'_, Self>,
+        _: &Rotary<'_, Self>,
+        _: Option<RotaryQuery<'_, Self>>,
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {

@@ -478,6 +478,7 @@ impl World {
                     }),
                     false => None,
                 },
+                rotary: None,
             },
         )?;
         let download = |buffer: &Buffer| {

@@ -1,0 +1,89 @@
+//! The rotary embedding that a cache write applies on its way.
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+
+/// Which elements of a rotary vector form a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RotaryStyle {
+    /// 2i and 2i + 1, as DeepSeek's own weights expect.
+    Interleaved,
+    /// i and i + R/2.
+    Halves,
+}
+
+/// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
+/// sine are at `[0, p, i]` of the tables.
+pub struct Rotary<'a, D: Device> {
+    /// The position of each token: `[T]`. One outside the tables gives NaN, or an error on a device
+    /// whose memory the host sees.
+    pub positions: ArrayRef<'a, D, i64>,
+    /// f32 `[1, positions, R/2]`.
+    pub cos: TensorRef<'a, D>,
+    /// f32 `[1, positions, R/2]`.
+    pub sin: TensorRef<'a, D>,
+    /// How elements pair.
+    pub style: RotaryStyle,
+}
+
+impl<D: Device> Clone for Rotary<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Rotary<'_, D> {}
+
+impl<D: Device> Rotary<'_, D> {
+    /// Refuses tables and positions that do not fit `tokens` vectors of `width` elements.
+    ///
+    /// # Errors
+    ///
+    /// Where one does not fit.
+    pub fn check(&self, tokens: usize, width: usize) -> Result<()> {
+        if !width.is_multiple_of(2) {
+            return Err(Error::argument("rope", width, "an even number of columns"));
+        }
+        if self.positions.len() < tokens {
+            return Err(Error::argument(
+                "positions",
+                self.positions.len(),
+                format!("at least {tokens}"),
+            ));
+        }
+        let (cos, sin) = (self.cos.layout(), self.sin.layout());
+        let expected = [1, cos.shape[1], width / 2];
+        for (name, table) in [("cos", cos), ("sin", sin)] {
+            if table.dtype != DType::F32 || table.shape != expected || !table.has_unit_columns() {
+                return Err(Error::argument(
+                    name,
+                    table,
+                    format!("f32 {expected:?} with unit columns"),
+                ));
+            }
+        }
+        if cos.shape[1] > 1 && cos.strides[1] != sin.strides[1] {
+            return Err(Error::argument(
+                "sin",
+                sin,
+                format!("the strides of cos ({:?})", cos.strides),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The rotary parts of the queries, which are rotated with the keys.
+pub enum RotaryQuery<'a, D: Device> {
+    /// `[T, H, R]`, turned in place.
+    InPlace(TensorMut<'a, D>),
+    /// `[T, H, R]` each.
+    Into {
+        /// What is turned.
+        from: TensorRef<'a, D>,
+        /// Where the result goes.
+        to: TensorMut<'a, D>,
+    },
+}

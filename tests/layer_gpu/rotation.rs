@@ -1,0 +1,151 @@
+//! A step of decodes whose cache write rotates, against one whose tensors were rotated beforehand.
+
+use mla_runtime::backend::{DecodeStage, PrefillStage};
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::rotary::{Rotary, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+
+use crate::batch::{Batch, Case, Engine, Outcome, gpu_layer};
+use crate::common::{get, gpu, put, upload};
+
+const POSITIONS: usize = 2000;
+
+/// The tables, and each token's position: its request's context, and its place among the new tokens.
+struct Tables {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    positions: Vec<i64>,
+    style: RotaryStyle,
+}
+
+impl Tables {
+    fn new(batch: &Batch, style: RotaryStyle) -> Self {
+        let half = batch.case.dims.head.rope as usize / 2;
+        let angle = |at: usize| {
+            let frequency = 10000f64.powf(-((at % half) as f64) / half as f64);
+            (at / half) as f64 * frequency
+        };
+        let positions = batch.requests.iter().flat_map(|request| {
+            (0..request.q).map(|token| i64::from(request.kv.saturating_sub(request.q) + token))
+        });
+        Self {
+            cos: (0..POSITIONS * half)
+                .map(|at| angle(at).cos() as f32)
+                .collect(),
+            sin: (0..POSITIONS * half)
+                .map(|at| angle(at).sin() as f32)
+                .collect(),
+            positions: positions.collect(),
+            style,
+        }
+    }
+
+    /// Turns the last columns of each of a token's rows of `width`.
+    fn turn(&self, dtype: DType, bytes: &mut [u8], rows: usize, width: usize, rope: usize) {
+        let half = rope / 2;
+        for row in 0..self.positions.len() * rows {
+            let position = self.positions[row / rows] as usize;
+            for pair in 0..half {
+                let (first, second) = match self.style {
+                    RotaryStyle::Interleaved => (2 * pair, 2 * pair + 1),
+                    RotaryStyle::Halves => (pair, pair + half),
+                };
+                let at = |element| row * width + width - rope + element;
+                let (a, b) = (get(dtype, bytes, at(first)), get(dtype, bytes, at(second)));
+                let (cos, sin) = (
+                    self.cos[position * half + pair],
+                    self.sin[position * half + pair],
+                );
+                put(dtype, bytes, at(first), a * cos - b * sin);
+                put(dtype, bytes, at(second), b * cos + a * sin);
+            }
+        }
+    }
+
+    fn run<P, B>(&self, batch: &Batch, layer: &MlaLayer<P, B>) -> Outcome
+    where
+        P: PrefillStage,
+        B: DecodeStage<Device = P::Device>,
+    {
+        let device = layer.device();
+        let half = batch.case.dims.head.rope as usize / 2;
+        let upload = |bytes: &[u8]| upload(device, bytes).unwrap();
+        let cos = upload(bytemuck::cast_slice(&self.cos));
+        let sin = upload(bytemuck::cast_slice(&self.sin));
+        let positions = upload(bytemuck::cast_slice(&self.positions));
+        let table = Layout::contiguous(DType::F32, [1, POSITIONS, half]);
+        let mut workspace = layer.workspace(&batch.case.limits()).unwrap();
+        workspace.prepare(layer, &batch.step()).unwrap();
+        let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
+        let mut call = engine.call(batch.tokens()).unwrap();
+        call.rotary = Some(Rotary {
+            positions: ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap(),
+            cos: TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
+            sin: TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
+            style: self.style,
+        });
+        layer.forward(&mut workspace, call).unwrap();
+        engine.outcome(device).unwrap()
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_rotating_cache_write_is_a_rotation_beforehand() {
+    let gpu = gpu();
+    for style in [RotaryStyle::Interleaved, RotaryStyle::Halves] {
+        let case = Case::new(16, &[(1, 700), (3, 90), (1, 1), (4, 1600), (1, 0)]);
+        let batch = Batch::new(&case);
+        let tables = Tables::new(&batch, style);
+        let mut turned = batch.clone();
+        let (qk, rope) = (case.dims.head.qk() as usize, case.dims.head.rope as usize);
+        tables.turn(case.dtype, &mut turned.query, case.heads as usize, qk, rope);
+        tables.turn(case.dtype, &mut turned.rope, 1, rope, rope);
+
+        let layer = gpu_layer(&gpu, &case);
+        let (given, expected) = (tables.run(&batch, &layer), turned.run(&layer).unwrap());
+        assert!(
+            given.cache == expected.cache && given.out == expected.out,
+            "{style:?}"
+        );
+        assert!(given.lse == expected.lse);
+        let cpu: MlaLayer<CpuPrefill, CpuDecode> =
+            MlaLayer::of(&Cpu::new(), &case.config()).unwrap();
+        let (on_cpu, expected) = (tables.run(&batch, &cpu), turned.run(&cpu).unwrap());
+        assert!(
+            on_cpu.cache == expected.cache && on_cpu.out == expected.out,
+            "{style:?}"
+        );
+        assert!(on_cpu.cache == given.cache);
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+fn a_rotation_with_prefills_is_refused() {
+    let gpu = gpu();
+    let case = Case::new(16, &[(1, 70), (30, 30)]);
+    let batch = Batch::new(&case);
+    let layer = gpu_layer(&gpu, &case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &batch.step()).unwrap();
+    let mut engine = Engine::new(&gpu, &batch).unwrap();
+    let table = gpu.allocate(32 * 4).unwrap();
+    let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();
+    let positions = gpu.allocate(8 * batch.tokens()).unwrap();
+    let mut call = engine.call(batch.tokens()).unwrap();
+    call.rotary = Some(Rotary {
+        positions: ArrayRef::new(positions.bytes(), batch.tokens()).unwrap(),
+        cos: view,
+        sin: view,
+        style: RotaryStyle::Halves,
+    });
+    let error = layer.forward(&mut workspace, call).unwrap_err().to_string();
+    assert!(
+        error.starts_with("rotary: given with 30 tokens on the expanded path, accepted none"),
+        "{error}"
+    );
+}
