@@ -302,7 +302,8 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run.
+    /// Chooses backends to run, and says which as a `tracing` event: the only one in this project, as
+    /// nothing that runs per step logs.
     ///
     /// # Errors
     ///
@@ -329,10 +330,20 @@ impl Registry {
                 },
             })
         };
+        let (prefill, decode) = (selected(Phase::Prefill)?, selected(Phase::Decode)?);
+        let problem = explanation.problem;
+        tracing::info!(
+            prefill = prefill.name,
+            decode = decode.name,
+            target = ?request.target,
+            kv_format = problem.kv_format.name(),
+            page_size = problem.page_size,
+            "selected attention backends"
+        );
         Ok(Selection {
-            prefill: selected(Phase::Prefill)?,
-            decode: selected(Phase::Decode)?,
-            problem: explanation.problem,
+            prefill,
+            decode,
+            problem,
             explanation,
         })
     }
