@@ -43,7 +43,7 @@ pub(crate) fn write(
         // The header is its own documentation; its comments are not written for rustdoc.
         .generate_comments(false)
         // A build must not depend on whether rustfmt is installed.
-        .formatter(bindgen::Formatter::Prettyplease);
+        .formatter(bindgen::Formatter::None);
     // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
     if let Some(builtin) = builtin_headers(host) {
         builder = builder.clang_args([
@@ -64,9 +64,8 @@ pub(crate) fn write(
             )
         })?
         .map_err(|error| failed(error.to_string()))?;
-    bindings
-        .write_to_file(output)
-        .map_err(Error::file("write", output))?;
+    let file = syn::parse_file(&bindings.to_string()).map_err(|error| failed(error.to_string()))?;
+    fs::write(output, prettyplease::unparse(&file)).map_err(Error::file("write", output))?;
     let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
     Ok(crate::depfile::parse(&rule))
 }
