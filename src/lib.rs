@@ -40,3 +40,8 @@ pub type PrefillBackends = mla_runtime::dispatch::Without<off::NoFlashAttn, ()>;
 /// and a refusal names the feature.
 #[cfg(not(feature = "sm90"))]
 pub type DecodeBackends = mla_runtime::dispatch::Without<off::NoFlashMla, ()>;
+
+// Its examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/engine.md")]
+struct EngineGuide;

@@ -58,6 +58,18 @@ impl Layout {
         self.strides[2] == 1 || self.shape[2] <= 1
     }
 
+    /// Checks what a backend relies on.
+    ///
+    /// # Errors
+    ///
+    /// Where the dtype or the shape is another; the error calls the tensor `field`.
+    pub fn expect(&self, field: &'static str, dtype: DType, shape: Shape) -> Result<()> {
+        if self.dtype == dtype && self.shape == shape {
+            return Ok(());
+        }
+        Err(Error::argument(field, self, format!("{dtype} {shape:?}")))
+    }
+
     // Two indices may name one element in a broadcast input; in an output that would be a race.
     // Sorted by stride, each axis must step over the whole of the smaller ones.
     fn is_injective(&self) -> bool {

@@ -129,8 +129,13 @@ impl Cuda {
         &self.inner.blas
     }
 
-    // Makes the stream's context current: the launches of the raw tier go to the current one.
-    pub(crate) fn bind(&self) -> Result<()> {
+    /// Makes the stream's context current for this thread. A launch through the [raw tier](crate::raw), or
+    /// through a C function of one's own, goes to the current context.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub fn bind(&self) -> Result<()> {
         self.inner
             .stream
             .context()

@@ -44,6 +44,7 @@ mod gemm;
 mod merge;
 mod prefill;
 mod rotary;
+mod scalar;
 mod softmax;
 mod view;
 

@@ -1,0 +1,5 @@
+mla_runtime::decode_conformance!(
+    #[ignore = "needs a GPU: cargo test --test conformance -- --ignored"]
+    backend_crate::Naive,
+    mla_kernels::Cuda::new(0).expect("a GPU that the kernels were built for")
+);

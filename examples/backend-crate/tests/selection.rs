@@ -1,0 +1,107 @@
+//! The backend is found, chosen and put in another's place, without a GPU.
+
+use std::any::TypeId;
+use std::process::Command;
+
+use backend_crate::Naive;
+use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
+use mla_runtime::backend::{DecodeBackend, Entry};
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dispatch::{backends, with_decode, DecodeVisitor};
+use mla_runtime::dtype::DType;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::Phase;
+use mla_runtime::{best_decode, best_prefill};
+
+const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
+const R1: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+const MANY_HEADS: Problem = Problem { heads: 256, ..R1 };
+
+type Decode = backends![Naive, ..DecodeBackends];
+
+// What an engine for one GPU would write.
+type ForR1 = best_decode!(Decode, HOPPER, R1);
+type ForManyHeads = best_decode!(Decode, HOPPER, MANY_HEADS);
+type Prefill = best_prefill!(PrefillBackends, HOPPER, R1);
+
+#[test]
+fn the_compiler_chooses_among_built_in_and_foreign_backends() {
+    assert_eq!(TypeId::of::<ForR1>(), TypeId::of::<FlashMla>());
+    assert_eq!(TypeId::of::<ForManyHeads>(), TypeId::of::<Naive>());
+    assert_eq!(
+        TypeId::of::<Prefill>(),
+        TypeId::of::<mla_kernels::flash_attn::FlashAttn>()
+    );
+}
+
+fn request(problem: &Problem) -> Request {
+    Request::of(HOPPER, problem)
+}
+
+#[test]
+fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
+    let registry = Registry::linked().unwrap();
+    assert_eq!(
+        registry.get(Phase::Decode, "NAIVE").unwrap().origin(),
+        "backend_crate::Naive"
+    );
+    assert_eq!(registry.select(&request(&R1)).unwrap().decode, FlashMla::SPEC);
+    let selection = registry.select(&request(&MANY_HEADS)).unwrap();
+    assert_eq!(selection.decode, Naive::SPEC);
+
+    struct Name;
+    impl DecodeVisitor<Cuda> for Name {
+        type Output = &'static str;
+        fn visit<B: DecodeBackend<Device = Cuda>>(self) -> &'static str {
+            std::any::type_name::<B>()
+        }
+    }
+    let name = with_decode::<Decode, Cuda, _>(&selection.decode, Name);
+    assert_eq!(name.unwrap(), "backend_crate::Naive");
+}
+
+#[test]
+fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
+    let mut registry = Registry::linked().unwrap();
+    let origin = |registry: &Registry| registry.get(Phase::Decode, "FLASHMLA").map(Entry::origin);
+    registry.replace(Naive::ENTRY.named("FLASHMLA")).unwrap();
+    assert_eq!(origin(&registry), Ok("backend_crate::Naive"));
+    let asked = Request {
+        decode: Some("FLASHMLA".to_owned()),
+        ..request(&R1)
+    };
+    let selection = registry.select(&asked).unwrap();
+    assert_eq!(
+        (selection.decode.name, selection.decode.provider),
+        ("FLASHMLA", "backend-crate")
+    );
+    assert_eq!(registry.reset(Phase::Decode, "FLASHMLA"), Ok(true));
+    assert_eq!(origin(&registry), Ok("mla_kernels::flash_mla::FlashMla"));
+    assert_eq!(registry.select(&asked).unwrap().decode.provider, "native");
+}
+
+#[test]
+fn the_command_of_a_program_that_links_it_explains_it() {
+    let output = Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args([
+            "explain",
+            "--sm",
+            "9.0",
+            "--model",
+            "deepseek-r1",
+            "--heads",
+            "256",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("\ndecode: NAIVE\n"),
+        "{text}"
+    );
+    assert!(text.contains("selected, by backend-crate"), "{text}");
+}

@@ -1,0 +1,8 @@
+//! The `mla` command with this crate's backend.
+
+// A crate that nothing names is not linked.
+use cpu_backend as _;
+
+fn main() -> std::process::ExitCode {
+    mla_cli::main()
+}
