@@ -3,6 +3,8 @@
 //! The features `sm90` and `sm100` compile the kernels for an architecture and turn on `cuda`, the
 //! GPU device. With neither, nothing here needs CUDA, and [`present_gpu`] says so.
 
+#[cfg(all(feature = "nccl", any(feature = "sm90", feature = "sm100")))]
+pub mod context_parallel;
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 pub mod cuda;
 #[cfg(any(feature = "sm90", feature = "sm100"))]

@@ -13,6 +13,8 @@ mod gathered;
 mod graphs;
 mod products;
 mod rotation;
+#[cfg(feature = "nccl")]
+mod two_gpus;
 
 use batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
 use common::{gpu, pick, rng};
