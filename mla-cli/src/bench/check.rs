@@ -1,7 +1,7 @@
 //! Whether an output is right, and how far from it.
 
 use mla_runtime::dtype::DType;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::run::reference;
 
@@ -18,8 +18,10 @@ pub(super) struct Errors {
     /// The rows that were compared.
     pub(super) rows: usize,
     /// The largest |difference| / |reference| of a row, as vectors.
+    #[serde(deserialize_with = "finite_or_infinite")]
     pub(super) relative: f64,
     /// 1 − cos of the angle between all rows and their references, as one vector each.
+    #[serde(deserialize_with = "finite_or_infinite")]
     pub(super) cosine_difference: f64,
     /// The largest difference of a log-sum-exp; absent where there is none to compare.
     pub(super) lse: Option<f64>,
@@ -27,6 +29,11 @@ pub(super) struct Errors {
     pub(super) tolerance: f64,
     /// Whether all are within their tolerances.
     pub(super) pass: bool,
+}
+
+/// JSON has no infinity, and writes null instead.
+fn finite_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::INFINITY))
 }
 
 /// What a log-sum-exp may be off by: sums of hundreds of products, each off by 2⁻²⁴ of the largest.
@@ -65,7 +72,8 @@ impl Errors {
             given_square += sum(|a, _| a * a);
             expected_square += expected;
         }
-        let cosine_difference = 1.0 - product / (given_square * expected_square).sqrt();
+        let cosine = product / (given_square * expected_square).sqrt();
+        let cosine_difference = worst(0.0, 1.0 - cosine);
         let tolerance = tolerance(dtype);
         Self {
             rows: rows.len(),

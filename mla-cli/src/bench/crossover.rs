@@ -37,7 +37,8 @@ pub(super) fn find(
     ceilings: Option<&Ceilings>,
     platform: Platform,
 ) -> Vec<Crossover> {
-    let mut series: BTreeMap<String, Points<'_>> = BTreeMap::new();
+    // In the order of their numbers.
+    let mut series: BTreeMap<(usize, u32, String), Points<'_>> = BTreeMap::new();
     let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
     let varying: BTreeSet<&String> = rows
         .iter()
@@ -60,7 +61,7 @@ pub(super) fn find(
             continue;
         };
         // Whatever else varies makes another pair of curves.
-        let mut others = format!("{} x kv {}", requests.len(), first.kv);
+        let mut others = String::new();
         for (name, value) in row
             .parameters
             .iter()
@@ -68,41 +69,44 @@ pub(super) fn find(
         {
             others += &format!(", {name} {value}");
         }
-        let points = series.entry(others).or_default();
+        let points = series
+            .entry((requests.len(), first.kv, others))
+            .or_default();
         points.entry(first.q).or_default()[slot] = Some((row.us.median, job));
     }
-    let pairs = series.into_iter().filter_map(|(series, points)| {
-        let both: Vec<(u32, (f64, &Job), f64)> = points
-            .into_iter()
-            .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
-            .collect();
-        let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
-        let problem = job.subject.config().problem;
-        let context = job.subject.requests().first().map_or(0, |r| r.kv - q);
-        let machine = match (platform, ceilings) {
-            (Platform::Cpu, _) => Machine::ARITHMETIC_ONLY,
-            (_, Some(known)) => {
-                Machine::new(known.flop_per_second, known.bytes_per_second).unwrap_or(Machine::H200)
-            }
-            (_, None) => Machine::H200,
-        };
-        let traffic = ExpansionTraffic {
-            element_bytes: problem.dtype.bytes() as u32,
-            packed_keys: false,
-        };
-        let predict = |machine| {
-            let length = crossover(problem.dims, Some(context), traffic, machine);
-            Some(length).filter(|length| length.is_finite())
-        };
-        let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
-        Some(Crossover {
-            series,
-            measured: meeting(&points),
-            points,
-            predicted: predict(machine),
-            predicted_by_arithmetic: predict(Machine::ARITHMETIC_ONLY),
-        })
-    });
+    let pairs = series
+        .into_iter()
+        .filter_map(|((count, kv, others), points)| {
+            let both: Vec<(u32, (f64, &Job), f64)> = points
+                .into_iter()
+                .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
+                .collect();
+            let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
+            let problem = job.subject.config().problem;
+            let context = job.subject.requests().first().map_or(0, |r| r.kv - q);
+            let machine = match (platform, ceilings) {
+                (Platform::Cpu, _) => Machine::ARITHMETIC_ONLY,
+                (_, Some(known)) => Machine::new(known.flop_per_second, known.bytes_per_second)
+                    .unwrap_or(Machine::H200),
+                (_, None) => Machine::H200,
+            };
+            let traffic = ExpansionTraffic {
+                element_bytes: problem.dtype.bytes() as u32,
+                packed_keys: false,
+            };
+            let predict = |machine| {
+                let length = crossover(problem.dims, Some(context), traffic, machine);
+                Some(length).filter(|length| length.is_finite())
+            };
+            let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
+            Some(Crossover {
+                series: format!("{count} x kv {kv}{others}"),
+                measured: meeting(&points),
+                points,
+                predicted: predict(machine),
+                predicted_by_arithmetic: predict(Machine::ARITHMETIC_ONLY),
+            })
+        });
     pairs.collect()
 }
 

@@ -140,6 +140,11 @@ fn span(numbers: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     least / 1.5..most * 1.5
 }
 
+/// A number on an axis, as short as it can be.
+fn tick(value: &f64) -> String {
+    format!("{}", (value * 1e4).round() / 1e4)
+}
+
 fn colour(index: usize) -> RGBColor {
     COLOURS[index % COLOURS.len()]
 }
@@ -171,8 +176,8 @@ where
         .light_line_style(WHITE)
         .x_desc("FLOP per byte")
         .y_desc("TFLOP/s")
-        .x_label_formatter(&|value| number(*value))
-        .y_label_formatter(&|value| number(*value))
+        .x_label_formatter(&tick)
+        .y_label_formatter(&tick)
         .label_style(("sans-serif", 15))
         .draw()?;
     let roof = [x.start, balance, x.end].map(|at| (at, flop.min(at * bytes)));
@@ -244,8 +249,8 @@ where
         .light_line_style(WHITE)
         .x_desc("kv tokens per request")
         .y_desc("µs")
-        .x_label_formatter(&|value| number(*value))
-        .y_label_formatter(&|value| number(*value))
+        .x_label_formatter(&tick)
+        .y_label_formatter(&tick)
         .label_style(("sans-serif", 15))
         .draw()?;
     for (index, (name, points)) in series.iter().enumerate() {
@@ -297,8 +302,8 @@ where
         .light_line_style(WHITE)
         .x_desc("query tokens per request")
         .y_desc("µs")
-        .x_label_formatter(&|value| number(*value))
-        .y_label_formatter(&|value| number(*value))
+        .x_label_formatter(&tick)
+        .y_label_formatter(&tick)
         .label_style(("sans-serif", 15))
         .draw()?;
     let absorbed: Vec<_> = points

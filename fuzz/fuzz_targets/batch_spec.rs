@@ -1,0 +1,25 @@
+//! Whatever is given as a batch spec is refused with a place in it, or is what it says.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mla_runtime::batch::{BatchSpec, MAX_REQUESTS, RequestKind};
+
+fuzz_target!(|text: &str| {
+    match text.parse::<BatchSpec>() {
+        Ok(spec) => {
+            let requests = spec.requests();
+            assert!((1..=MAX_REQUESTS).contains(&requests.len()));
+            assert!(requests.iter().all(|r| 1 <= r.q && r.q <= r.kv));
+            assert_eq!(spec.to_string().parse(), Ok(spec.clone()));
+            let kinds = RequestKind::ALL.map(|kind| spec.count(kind));
+            assert_eq!(kinds.iter().sum::<usize>(), requests.len());
+            assert!(!spec.label().is_empty());
+        }
+        Err(error) => {
+            assert!(error.offset <= text.len());
+            assert!(text.is_char_boundary(error.offset));
+            assert!(error.to_string().len() < 500);
+        }
+    }
+});

@@ -1,0 +1,32 @@
+//! A template on the first line and a range on each other one: refused, or expanded as it says.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mla_runtime::batch::template::{MAX_SPECS, Range, Template};
+
+fuzz_target!(|text: &str| {
+    let mut lines = text.lines();
+    let template = lines.next().unwrap_or_default().parse::<Template>();
+    let ranges: Result<Vec<Range>, _> = lines.map(str::parse).collect();
+    if let Ok(ranges) = &ranges {
+        for range in ranges {
+            assert!((1..=MAX_SPECS).contains(&range.numbers().len()));
+        }
+    }
+    let (Ok(template), Ok(ranges)) = (template, ranges) else {
+        return;
+    };
+    let combinations = ranges.iter().try_fold(1usize, |n, range| n.checked_mul(range.numbers().len()));
+    // Expanding many specs of many requests takes longer than a run should.
+    if combinations.is_none_or(|count| count > 64) {
+        return;
+    }
+    if let Ok(specs) = template.expand(&ranges) {
+        assert_eq!(Some(specs.len()), combinations);
+        for one in specs {
+            assert_eq!(one.values.len(), template.names().len());
+            assert!(!one.spec.requests().is_empty());
+        }
+    }
+});

@@ -1,0 +1,448 @@
+//! `mla bench` on the CPU at toy sizes: shipped sweeps, what they write, and what is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+/// Small enough for a fraction of a second.
+const TOY: &str = "--dims 32x16x8x16 --heads 2 --samples 3 --warm-up 0 --cold-cache off --check 4";
+
+fn mla(line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(line.split_whitespace())
+        .output()
+        .expect("the command starts")
+}
+
+fn temporary(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// What a benchmark that succeeds prints and writes.
+fn bench(name: &str, line: &str) -> (String, Value) {
+    let json = temporary(&format!("{name}.json"));
+    let output = mla(&format!("bench {line} --json {}", json.display()));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{line}");
+    let report = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    (String::from_utf8(output.stdout).unwrap(), report)
+}
+
+fn column<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
+    report["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| &row[name])
+        .collect()
+}
+
+#[test]
+fn every_shipped_sweep_runs() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sweeps");
+    // Ranges that make each small; a sweep without an entry here fails below.
+    let ranges = [
+        ("crossover", "--range b=1 --range q=8,16 --range s=1"),
+        ("decode", "--range b=1,3 --range s=1"),
+        ("heads", "--range b=1,2"),
+        ("mixed", "--range s=1 --range q=1"),
+        ("models", ""),
+        ("page", "--range s=1"),
+        ("prefill", "--range q=1"),
+        ("speculative", "--range b=1 --range q=1,8"),
+        ("threshold", ""),
+    ];
+    let mut found = 0;
+    for file in fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let (_, ranges) = ranges
+            .iter()
+            .find(|(known, _)| *known == name)
+            .unwrap_or_else(|| panic!("{name} has no toy ranges"));
+        let line = format!("--config {} {TOY} {ranges}", path.display());
+        let (text, report) = bench(&format!("sweep-{name}"), &line);
+        assert!(!report["rows"].as_array().unwrap().is_empty(), "{name}");
+        assert!(
+            column(&report, "errors")
+                .iter()
+                .all(|errors| errors["pass"] == true),
+            "{name}"
+        );
+        assert!(report["settings"]["description"].is_string(), "{name}");
+        assert!(text.contains("µs"), "{name}");
+        found += 1;
+    }
+    assert_eq!(found, ranges.len());
+}
+
+#[test]
+fn ranges_expand_to_rows_in_order_with_labels() {
+    let (_, report) = bench(
+        "ranges",
+        &format!(
+            "{{b}}q1s{{s}} q{{s}}_2q4s1k --range b=1..4*4 --range s=64,96 {TOY} --measure layer"
+        ),
+    );
+    let golden = [
+        ("q1s64", "1 decode (1x64)", 1, 64),
+        ("q1s96", "1 decode (1x96)", 1, 96),
+        ("4q1s64", "4 decode (4x64)", 4, 64),
+        ("4q1s96", "4 decode (4x96)", 4, 96),
+        (
+            "q64_2q4s1k",
+            "1 prefill (1x64), 2 extend (2xq4kv1k)",
+            3,
+            1024,
+        ),
+        (
+            "q96_2q4s1k",
+            "1 prefill (1x96), 2 extend (2xq4kv1k)",
+            3,
+            1024,
+        ),
+    ];
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), golden.len());
+    for (row, (id, label, requests, kv)) in rows.iter().zip(golden) {
+        let given = json!([
+            row["id"],
+            row["batch"],
+            row["requests"],
+            row["max_kv_len"],
+            row["kind"]
+        ]);
+        assert_eq!(given, json!([id, label, requests, kv, "layer"]));
+    }
+}
+
+#[test]
+fn parameters_compete_and_models_do_not() {
+    let (text, report) = bench(
+        "pages",
+        &format!("2q1s64 2q1s128 --page 16,64 --kv bf16,fp8 {TOY}"),
+    );
+    let ids: Vec<_> = column(&report, "id")
+        .iter()
+        .map(|id| id.as_str().unwrap().to_owned())
+        .collect();
+    let expected = [
+        "2q1s64 kv=bf16",
+        "2q1s128 kv=bf16",
+        "2q1s64 kv=fp8",
+        "2q1s128 kv=fp8",
+    ];
+    for id in expected {
+        assert_eq!(
+            ids.iter().filter(|given| *given == id).count(),
+            2,
+            "{ids:?}"
+        );
+        // Its row in the comparison names one winner.
+        let line = text
+            .lines()
+            .rfind(|line| line.trim().starts_with(id))
+            .unwrap();
+        assert_eq!(line.matches('*').count(), 1, "{line}");
+    }
+    assert!(
+        text.contains("CPU page=16") && text.contains("CPU page=64"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_report_has_the_configuration_the_machine_and_every_figure() {
+    let (_, report) = bench("figures", &format!("3q1s100 --layers 2 --seed 9 {TOY}"));
+    assert_eq!(report["settings"]["layers"], 2);
+    assert_eq!(report["settings"]["batches"], json!(["3q1s100"]));
+    assert_eq!(
+        report["protocol"],
+        json!({"samples": 3, "warm_up": 0, "cold_cache": false, "graphs": false})
+    );
+    let environment = &report["environment"];
+    for field in ["git_commit", "git_dirty", "rustc", "mla"] {
+        assert!(environment["versions"][field].is_string(), "{field}");
+    }
+    assert!(environment["machine"]["threads"].as_u64().unwrap() > 0);
+    let row = &report["rows"][0];
+    assert_eq!(row["samples_us"].as_array().unwrap().len(), 3);
+    let us = |name: &str| row["us"][name].as_f64().unwrap();
+    assert!(us("min") <= us("median") && us("median") <= us("max"));
+    assert!(us("min") <= us("mean") && us("mean") <= us("max"));
+    let seconds = us("median") / 1e6;
+    let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+    assert!(close(
+        row["tokens_per_second"].as_f64().unwrap(),
+        3.0 / seconds
+    ));
+    // 2·H·(2L + R) for each of 3 · 100 pairs.
+    let flop = 2.0 * 2.0 * (64.0 + 8.0) * 300.0;
+    assert_eq!(row["cost"]["flop"].as_f64(), Some(flop));
+    assert!(close(
+        row["tflops"].as_f64().unwrap(),
+        flop / seconds / 1e12
+    ));
+    assert!(row["planned_us"].is_number() && row["e2e_us"] == row["us"]["median"]);
+}
+
+#[test]
+fn ceilings_are_measured_and_limits_drawn() {
+    let [ceilings, csv, svg, png] = ["c.json", "c.csv", "c.svg", "c.png"].map(temporary);
+    let output = mla(&format!(
+        "bench ceilings --edge 64 --mib 4 --samples 2 --json {}",
+        ceilings.display()
+    ));
+    assert_eq!(output.status.code(), Some(0));
+    let known: Value = serde_json::from_str(&fs::read_to_string(&ceilings).unwrap()).unwrap();
+    let line = format!(
+        "{{b}}q1s{{s}} --range b=1,2 --range s=32..128*2 {TOY} --ceilings {} --csv {} --plot",
+        ceilings.display(),
+        csv.display()
+    );
+    let (_, report) = bench("limits", &format!("{line} {}", svg.display()));
+    let row = &report["rows"][0];
+    let limit = (row["cost"]["flop"].as_f64().unwrap()
+        / known["flop_per_second"].as_f64().unwrap())
+    .max(row["cost"]["bytes"].as_f64().unwrap() / known["bytes_per_second"].as_f64().unwrap());
+    let seconds = row["us"]["median"].as_f64().unwrap() / 1e6;
+    assert!((row["of_limit"].as_f64().unwrap() / (limit / seconds) - 1.0).abs() < 1e-9);
+
+    let drawn = fs::read_to_string(&svg).unwrap();
+    for text in ["Roofline", "Time by kv length", "FLOP per byte", "2q1s128"] {
+        assert!(drawn.contains(text), "{text}");
+    }
+    bench("limits-png", &format!("{line} {}", png.display()));
+    assert!(fs::read(&png).unwrap().starts_with(b"\x89PNG"));
+
+    let table = fs::read_to_string(&csv).unwrap();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 1 + 6);
+    assert!(lines[0].starts_with("case,kind,backend,batch,requests,tokens,median_us,"));
+    assert!(lines[1].starts_with("q1s32,decode,CPU,1 decode (1x32),1,1,"));
+}
+
+#[test]
+fn a_crossover_is_found_between_the_paths() {
+    let svg = temporary("crossover.svg");
+    let (text, report) = bench(
+        "crossover",
+        &format!(
+            "q{{q}}s300 --range q=1,8,200 --path absorbed,expanded --piece 8 --dims 256x8x8x8 --heads 4 \
+             --samples 5 --cold-cache off --check 4 --dtype f32 --plot {}",
+            svg.display()
+        ),
+    );
+    let crossover = &report["crossovers"][0];
+    assert_eq!(crossover["points"].as_array().unwrap().len(), 3);
+    // L·d / (L·d/C + 2L − d) with C = 299.
+    let predicted = 4096.0 / (4096.0 / 299.0 + 512.0 - 16.0);
+    assert!((crossover["predicted_by_arithmetic"].as_f64().unwrap() - predicted).abs() < 1e-9);
+    assert!(text.contains("crossover of 1 x kv 300: "), "{text}");
+    assert!(
+        fs::read_to_string(svg)
+            .unwrap()
+            .contains("query tokens per request")
+    );
+}
+
+#[test]
+fn a_comparison_tells_changes_from_noise() {
+    let (_, report) = bench("before", &format!("2q1s64 4q1s64 {TOY}"));
+    let scaled = |name: &str, factors: [f64; 2]| {
+        let mut report = report.clone();
+        for (row, factor) in report["rows"]
+            .as_array_mut()
+            .unwrap()
+            .iter_mut()
+            .zip(factors)
+        {
+            // Samples without overlap, whatever the noise of this machine.
+            let samples: Vec<f64> = (0..20)
+                .map(|n| 100.0 * factor * (1.0 + f64::from(n) * 1e-4))
+                .collect();
+            row["samples_us"] = json!(samples);
+            row["us"]["median"] = json!(100.0 * factor);
+        }
+        let path = temporary(name);
+        fs::write(&path, report.to_string()).unwrap();
+        path.display().to_string()
+    };
+    let before = scaled("compare-before.json", [1.0, 1.0]);
+    let cases = [
+        ([1.0, 1.0], 0, json!(["same", "same"])),
+        ([1.2, 1.0], 1, json!(["slower", "same"])),
+        ([0.8, 1.0], 0, json!(["faster", "same"])),
+        // Certain, but too small to matter.
+        ([1.01, 1.0], 0, json!(["same", "same"])),
+    ];
+    for (factors, status, verdicts) in cases {
+        let after = scaled("compare-after.json", factors);
+        let output = mla(&format!("bench compare {before} {after} --format json"));
+        let comparison: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let given: Vec<_> = comparison["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["verdict"].clone())
+            .collect();
+        assert_eq!(
+            (output.status.code(), json!(given)),
+            (Some(status), verdicts),
+            "{factors:?}"
+        );
+    }
+    // Three samples cannot tell, however far apart they are.
+    let after = scaled("compare-few.json", [2.0, 1.0]);
+    let mut few: Value = serde_json::from_str(&fs::read_to_string(&after).unwrap()).unwrap();
+    few["rows"][0]["samples_us"] = json!([200.0, 200.1, 200.2]);
+    fs::write(&after, few.to_string()).unwrap();
+    let output = mla(&format!("bench compare {before} {after}"));
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_runs() {
+    let file = |name: &str, text: &str| {
+        let path = temporary(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let unknown = file("unknown.yaml", "batches: [8q1s1k]\nthreashold: 3\n");
+    let empty = file("empty.yaml", "batches: [8q1s1k]\nheads: []\n");
+    let zero = file("zero.yaml", "batches: [8q1s1k]\nheads: 0\n");
+    let both = file(
+        "both.yaml",
+        "batches: ['{b}q1s1k']\nranges:\n  b: {start: 1, stop: 4, step: 1, factor: 2}\n",
+    );
+    let switch = file("switch.yaml", "batches: [8q1s1k]\ngraphs: maybe\n");
+    let cases = file(
+        "cases.json",
+        r#"{"protocol": "", "decode": [{"id": "d", "b": 1, "h": 2, "s_q": 1, "kv": 9}]}"#,
+    );
+    let results = file("results.json", r#"{"schema": 1}"#);
+    let refusals: &[(String, &str)] = &[
+        (
+            String::new(),
+            "SPEC: given none, accepted at least one batch",
+        ),
+        (
+            "q8s4".into(),
+            "the kv length 4 is less than the query length 8",
+        ),
+        ("0q1s1k".into(), "the count is 0"),
+        ("{b}q1".into(), "--range: given none for {b} of {b}q1"),
+        (
+            "8q1s1k --range b=3".into(),
+            "--range: given b, which occurs in no batch",
+        ),
+        ("{b}q1 --range b".into(), "--range: given \"b\""),
+        ("{b}q1 --range b=4..1".into(), "range: given no number"),
+        ("8q1s1k 8q1s1k".into(), "SPEC: given 8q1s1k twice"),
+        (
+            "8q1s1k --threshold 3 --measure attention".into(),
+            "threshold: given a value, with --measure attention",
+        ),
+        (
+            "q64s128 --measure attention".into(),
+            "measure: given attention, of q64s128",
+        ),
+        (
+            "q64 --page 16".into(),
+            "page: given 1 value without effect on q64",
+        ),
+        (
+            "q64 --kv fp8".into(),
+            "kv: given 1 value without effect on q64",
+        ),
+        (
+            "8q1s1k q64 --page 16,32".into(),
+            "page: given 2 values without effect on q64",
+        ),
+        (
+            "q64 --rows 512".into(),
+            "rows: given 1 value without effect on q64",
+        ),
+        (
+            "4q4s1k --measure layer --piece 8".into(),
+            "piece: given 1 value without effect on 4q4s1k",
+        ),
+        (
+            "8q1s1k --num-splits 4".into(),
+            "num_splits: given 1 value without effect on 8q1s1k",
+        ),
+        (
+            "8q1s1k --prefill CPU".into(),
+            "prefill: given 1 value without effect on 8q1s1k",
+        ),
+        (
+            "q64 --backends CPU --prefill CPU".into(),
+            "cannot be used with",
+        ),
+        ("8q1s1k --backends XX".into(), "given \"XX\", accepted CPU,"),
+        (
+            "8q1s1k --backends FLASH_ATTN".into(),
+            "backends: given FLASH_ATTN, which no batch comes to",
+        ),
+        (
+            "8q1s1k --graphs on".into(),
+            "graphs: given on, accepted off",
+        ),
+        (
+            "8q1s1k --dims 5x5".into(),
+            "dims: given \"5x5\", accepted LxPxRxV",
+        ),
+        ("8q1s1k --dtype f8".into(), "dtype: given \"f8\", accepted"),
+        ("8q1s1k --model gpt".into(), "no preset is named \"gpt\""),
+        ("8q1s1k --heads 0".into(), "accepted a number from 1"),
+        (
+            "8q1s1k --plot a.pdf".into(),
+            "accepted: a name that ends with .svg or .png",
+        ),
+        ("900000q1s2k".into(), "memory: given 900000q1s2k"),
+        (format!("--config {unknown}"), "threashold"),
+        (format!("--config {empty}"), "given an empty list"),
+        (
+            format!("--config {zero}"),
+            "heads: given 0, accepted 1 and up",
+        ),
+        (format!("--config {both}"), "given a step and a factor"),
+        (
+            format!("--config {switch}"),
+            "given \"maybe\", accepted on or off",
+        ),
+        ("--config nowhere.yaml".into(), "--config: \"nowhere.yaml\""),
+        (
+            format!("--cases {cases} --heads 3"),
+            "--heads: given a value beside --cases",
+        ),
+        (
+            format!("--cases {cases} --only x"),
+            "--only: given x, accepted how an id of the file begins: d",
+        ),
+        ("8q1s1k --only d".into(), "--cases"),
+        ("compare a.json b.json".into(), "\"a.json\""),
+        (format!("compare {results} {results}"), "missing field"),
+        (
+            "peers --python /nowhere/python".into(),
+            "--python: given /nowhere/python, which cannot be started",
+        ),
+        ("peers --only x".into(), "--python"),
+    ];
+    for (line, message) in refusals {
+        let output = mla(&format!("bench {line}"));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), &*output.stdout),
+            (Some(2), &b""[..]),
+            "{line}: {stderr}"
+        );
+        assert!(
+            stderr.starts_with("error: ") && stderr.contains(message),
+            "{line}: {stderr}"
+        );
+        assert!(!stderr.contains("panicked"), "{line}: {stderr}");
+    }
+}

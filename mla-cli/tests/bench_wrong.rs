@@ -1,0 +1,97 @@
+//! `mla bench` with a backend whose output is wrong: the row says so, the others do not, and the command
+//! exits 1. This program is that `mla` where it is told to be.
+
+use std::process::{Command, ExitCode};
+
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
+};
+use mla_runtime::cpu::Cpu;
+use mla_runtime::device::Device;
+use mla_runtime::{Result, mla_backend};
+
+/// Says that everything is 0, at once.
+struct Nothing;
+
+#[mla_backend(
+    name = "NOTHING",
+    sm = "any",
+    dtypes = "f16,bf16,f32",
+    query_len = "ragged"
+)]
+impl DecodeBackend for Nothing {
+    type Device = Cpu;
+    type State = ();
+    type Metadata = ();
+
+    fn new(_: &Cpu, _: &LayerConfig) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn state(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &Cpu, _: &DecodeBatch<'_, Cpu>, (): &mut (), (): &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(&self, cpu: &Cpu, call: DecodeCall<'_, Cpu>, (): &mut (), (): &()) -> Result<()> {
+        match call.out {
+            Output::Plain(out) => cpu.clear(out),
+            _ => Ok(()),
+        }
+    }
+}
+
+const AS_MLA: &str = "MLA_BENCH_WRONG_AS_MLA";
+
+fn main() -> ExitCode {
+    if std::env::var_os(AS_MLA).is_some() {
+        return mla_cli::main();
+    }
+    let json = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("wrong.json");
+    let mla = |arguments: &str| {
+        let this = std::env::current_exe().expect("this program has a path");
+        Command::new(this)
+            .args(arguments.split_whitespace())
+            .env(AS_MLA, "1")
+            .output()
+            .expect("this program starts")
+    };
+    let toy = "--dims 32x16x8x16 --heads 2 --samples 3 --warm-up 0 --cold-cache off";
+    let line = format!(
+        "bench 2q1s64 {toy} --backends NOTHING,CPU --json {}",
+        json.display()
+    );
+    let output = mla(&line);
+    let stdout = String::from_utf8(output.stdout).expect("the output is text");
+    assert_eq!(output.status.code(), Some(1), "{stdout}");
+    assert!(
+        stdout.contains("2q1s64 by NOTHING: WRONG: error 1.0e0"),
+        "{stdout}"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).expect("the result was written"))
+            .expect("the result is JSON");
+    let verdict = |index: usize| {
+        (
+            report["rows"][index]["impl"].clone(),
+            report["rows"][index]["errors"]["pass"].clone(),
+        )
+    };
+    assert_eq!(verdict(0), ("NOTHING".into(), false.into()));
+    assert_eq!(verdict(1), ("CPU".into(), true.into()));
+
+    // However fast, what is wrong is not the best, and a comparison does not count it.
+    let compared = mla(&format!("bench compare {0} {0}", json.display()));
+    assert_eq!(compared.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));
+    let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
+    assert_eq!(right.status.code(), Some(0));
+    ExitCode::SUCCESS
+}
