@@ -1,5 +1,6 @@
 //! A device: memory, and the operations around attention that need no backend of their own.
 
+use std::ffi::CStr;
 use std::ops::Range;
 
 use crate::availability::Availability;
@@ -213,6 +214,12 @@ pub trait Device: Clone + Send + Sync + 'static {
         other: TensorRef<'_, Self>,
         other_lse: LseRef<'_, Self>,
     ) -> Result<()>;
+
+    /// Does `work`, which a profiler may show as a range of this name on the host's time line.
+    fn range<R>(&self, name: &'static CStr, work: impl FnOnce() -> R) -> R {
+        let _ = name;
+        work()
+    }
 
     /// Rewrites a log-sum-exp of another convention as natural, heads first.
     ///

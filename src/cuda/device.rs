@@ -277,6 +277,12 @@ impl Device for Cuda {
         })
     }
 
+    #[cfg(feature = "nvtx")]
+    fn range<R>(&self, name: &'static std::ffi::CStr, work: impl FnOnce() -> R) -> R {
+        let _range = nvtx::LocalRange::new(name);
+        work()
+    }
+
     fn convert_lse<C: LseConvention>(
         &self,
         from: LseRef<'_, Self, C>,

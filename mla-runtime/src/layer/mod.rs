@@ -362,9 +362,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         mut call: LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, &call)?;
-        self.enqueue_cache_write(workspace, &mut call)?;
-        self.enqueue_absorbed(workspace, &mut call)?;
-        self.enqueue_expanded(workspace, &mut call)
+        self.device.range(c"mla: write cache", || {
+            self.enqueue_cache_write(workspace, &mut call)
+        })?;
+        self.device.range(c"mla: attend absorbed", || {
+            self.enqueue_absorbed(workspace, &mut call)
+        })?;
+        self.device.range(c"mla: attend expanded", || {
+            self.enqueue_expanded(workspace, &mut call)
+        })
     }
 
     /// The first part of [`Self::forward`]: writes the new tokens' rows to the cache. The other two
@@ -379,7 +385,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, call)?;
-        self.enqueue_cache_write(workspace, call)
+        self.device.range(c"mla: write cache", || {
+            self.enqueue_cache_write(workspace, call)
+        })
     }
 
     /// The part of [`Self::forward`] for the tokens on the absorbed path.
@@ -393,7 +401,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, call)?;
-        self.enqueue_absorbed(workspace, call)
+        self.device.range(c"mla: attend absorbed", || {
+            self.enqueue_absorbed(workspace, call)
+        })
     }
 
     /// The part of [`Self::forward`] for the tokens on the expanded path.
@@ -407,7 +417,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, call)?;
-        self.enqueue_expanded(workspace, call)
+        self.device.range(c"mla: attend expanded", || {
+            self.enqueue_expanded(workspace, call)
+        })
     }
 
     fn enqueue_cache_write(

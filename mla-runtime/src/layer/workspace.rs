@@ -112,7 +112,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     /// No layer runs until a step has been prepared without error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
         self.check(layer)?;
-        let prepared = self.prepare_unchecked(layer, batch);
+        let prepared = layer
+            .device()
+            .range(c"mla: prepare", || self.prepare_unchecked(layer, batch));
         if prepared.is_err() {
             self.step.invalidate();
         }
