@@ -68,3 +68,24 @@ fn text(pointer: *const std::ffi::c_char) -> &'static str {
     // SAFETY: the header promises that the texts of a status are static and end in a zero byte.
     unsafe { CStr::from_ptr(pointer) }.to_str().unwrap_or("")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    // What documentation is built with, where there is no bindgen. With `MLA_BLESS` set, as by
+    // `MLA_BLESS=1 cargo test --features sm90 --lib raw`, it is written anew.
+    #[test]
+    fn the_checked_in_declarations_are_those_of_the_header() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/include/mla.rs");
+        let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
+        if std::env::var_os("MLA_BLESS").is_some() {
+            std::fs::write(&path, made).unwrap();
+        }
+        let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            checked_in == made,
+            "cuda/include/mla.rs is stale; run `MLA_BLESS=1 cargo test --features sm90 --lib raw`"
+        );
+    }
+}

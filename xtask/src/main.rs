@@ -1,8 +1,10 @@
 //! Developer chores of this workspace: `cargo xtask NAME`.
 
+mod api;
 mod bundle;
 mod goldens;
 mod kernels;
+mod package;
 mod toolkit;
 
 use std::path::PathBuf;
@@ -27,6 +29,10 @@ enum Chore {
     Bundle(bundle::Arguments),
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them anew.
     Goldens(goldens::Arguments),
+    /// Compare the public interface of each crate with the checked-in list, or write it anew.
+    Api(api::Arguments),
+    /// Check that what would be published is complete, and nothing else.
+    Package(package::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -35,6 +41,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Kernels(arguments) => kernels::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),
+        Chore::Api(arguments) => api::run(&arguments),
+        Chore::Package(arguments) => package::run(&arguments),
     }
 }
 

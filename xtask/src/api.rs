@@ -1,0 +1,102 @@
+//! The public interface of each published crate, checked in: a change of it is seen in review.
+
+use std::fs;
+
+use anyhow::{Context, bail, ensure};
+use public_api::Builder;
+
+use crate::Workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Write the lists anew instead of comparing them; then read what changed.
+    #[arg(long)]
+    bless: bool,
+}
+
+/// The packages, and the features with which their documentation is built.
+const PACKAGES: &[(&str, &str)] = &[
+    ("mla-macros", ""),
+    ("mla-runtime", ""),
+    ("mla-build", "bindings"),
+    ("mla-kernels", "sm90,sm100"),
+    ("mla-cli", ""),
+];
+
+/// rustdoc's description of a crate for programs is not stable: this compiler's is what `public-api`
+/// reads.
+const COMPILER: &str = "1.95";
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    let version = std::process::Command::new("rustc")
+        .arg("--version")
+        .output()
+        .context("rustc does not start")?;
+    let version = String::from_utf8_lossy(&version.stdout).into_owned();
+    ensure!(
+        version.starts_with(&format!("rustc {COMPILER}.")),
+        "compiler: given {}, accepted Rust {COMPILER}, by which the lists were made: \
+         rustup run {COMPILER}.0 cargo xtask api",
+        version.trim()
+    );
+    let folder = workspace.root.join("xtask/api");
+    let mut stale = Vec::new();
+    for (package, features) in PACKAGES {
+        let list = list(&workspace, package, features)?;
+        let path = folder.join(format!("{package}.txt"));
+        if arguments.bless {
+            fs::write(&path, list).with_context(|| format!("cannot write {}", path.display()))?;
+        } else if fs::read_to_string(&path).unwrap_or_default() != list {
+            show_difference(&fs::read_to_string(&path).unwrap_or_default(), &list);
+            stale.push(*package);
+        }
+    }
+    if !stale.is_empty() {
+        bail!(
+            "the public interface of {} is not what xtask/api says (- there, + now); where the change \
+             is meant, run `cargo xtask api --bless`",
+            stale.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<String> {
+    // A folder of its own: build scripts of other crates look at RUSTC_BOOTSTRAP, and everything would be
+    // built anew each time it comes and goes.
+    let target = workspace.target.join("api");
+    let status = workspace
+        .cargo()
+        .args(["rustdoc", "--quiet", "--lib", "--package", package])
+        .args(["--features", features])
+        .args(["--", "-Zunstable-options", "--output-format=json"])
+        .env("CARGO_TARGET_DIR", &target)
+        .env("RUSTC_BOOTSTRAP", "1")
+        // As where documentation is hosted: without CUDA.
+        .env("DOCS_RS", "1")
+        .status()?;
+    ensure!(
+        status.success(),
+        "rustdoc failed for {package}; its message stands above"
+    );
+    let json = target.join(format!("doc/{}.json", package.replace('-', "_")));
+    let api = Builder::from_rustdoc_json(json)
+        .omit_blanket_impls(true)
+        .omit_auto_trait_impls(true)
+        .omit_auto_derived_impls(true)
+        .build()
+        .with_context(|| format!("cannot read what rustdoc says of {package}"))?;
+    Ok(api.to_string())
+}
+
+fn show_difference(old: &str, new: &str) {
+    let missing = |from: &str, other: &str, mark: char| {
+        let other: std::collections::HashSet<&str> = other.lines().collect();
+        for line in from.lines().filter(|line| !other.contains(line)) {
+            println!("{mark} {line}");
+        }
+    };
+    missing(old, new, '-');
+    missing(new, old, '+');
+}

@@ -1,0 +1,84 @@
+//! Whether what would be published is complete, and nothing else.
+
+use std::collections::HashSet;
+
+use anyhow::{Context, ensure};
+
+use crate::Workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {}
+
+/// The published packages by their folders, and what each has to hold besides its sources. A name that
+/// ends in `/` stands for every file that git tracks below it.
+const PACKAGES: &[(&str, &str, &[&str])] = &[
+    (
+        "mla-kernels",
+        "",
+        &["build.rs", "README.md", "cuda/", "src/", "docs/"],
+    ),
+    ("mla-runtime", "mla-runtime/", &["dispatch/", "src/"]),
+    (
+        "mla-macros",
+        "mla-macros/",
+        &["expansions/", "keys.md", "src/"],
+    ),
+    ("mla-build", "mla-build/", &["src/", "toolkit.toml"]),
+    ("mla-cli", "mla-cli/", &["models/", "src/"]),
+];
+
+/// What has no place in a package.
+const FOREIGN: &[&str] = &[
+    ".ci",
+    ".cargo/",
+    "benches/cpu-compare/",
+    "examples/backend-crate/",
+    "xtask/",
+];
+
+pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    for (package, folder, needed) in PACKAGES {
+        let mut list = workspace.cargo();
+        list.args(["package", "--list", "--allow-dirty", "--package", package]);
+        let packed = lines(&mut list)?;
+        for needed in needed
+            .iter()
+            .chain(&["Cargo.toml", "LICENSE-MIT", "LICENSE-APACHE"])
+        {
+            let mut tracked = std::process::Command::new("git");
+            tracked
+                .current_dir(&workspace.root)
+                .args(["ls-files", "--"])
+                .arg(format!("{folder}{needed}"));
+            let tracked = lines(&mut tracked)?;
+            ensure!(!tracked.is_empty(), "{folder}{needed} does not exist");
+            for file in &tracked {
+                let file = file.strip_prefix(folder).unwrap_or(file);
+                ensure!(packed.contains(file), "the package {package} lacks {file}");
+            }
+        }
+        let foreign = packed
+            .iter()
+            .find(|file| FOREIGN.iter().any(|foreign| file.starts_with(foreign)));
+        ensure!(
+            foreign.is_none() || *package != "mla-kernels",
+            "the package {package} holds {foreign:?}, which is not for its users"
+        );
+        println!("{package}: {} files", packed.len());
+    }
+    Ok(())
+}
+
+fn lines(command: &mut std::process::Command) -> anyhow::Result<HashSet<String>> {
+    let output = command
+        .output()
+        .with_context(|| format!("{command:?} does not start"))?;
+    ensure!(
+        output.status.success(),
+        "{command:?} failed: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text.lines().map(str::to_owned).collect())
+}
