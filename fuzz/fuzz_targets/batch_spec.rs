@@ -11,6 +11,10 @@ fuzz_target!(|text: &str| {
             let requests = spec.requests();
             assert!((1..=MAX_REQUESTS).contains(&requests.len()));
             assert!(requests.iter().all(|r| 1 <= r.q && r.q <= r.kv));
+            // A few words can stand for a million requests; most runs should not take that long.
+            if requests.len() > 4096 {
+                return;
+            }
             assert_eq!(spec.to_string().parse(), Ok(spec.clone()));
             let kinds = RequestKind::ALL.map(|kind| spec.count(kind));
             assert_eq!(kinds.iter().sum::<usize>(), requests.len());

@@ -49,6 +49,7 @@ fn every_shipped_sweep_runs() {
         ("heads", "--range b=1,2"),
         ("mixed", "--range s=1 --range q=1"),
         ("models", ""),
+        ("num-splits", "--range s=1"),
         ("page", "--range s=1"),
         ("prefill", "--range q=1"),
         ("speculative", "--range b=1 --range q=1,8"),
@@ -370,8 +371,12 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "piece: given 1 value without effect on 4q4s1k",
         ),
         (
-            "8q1s1k --num-splits 4".into(),
-            "num_splits: given 1 value without effect on 8q1s1k",
+            "q64 --num-splits 4".into(),
+            "num_splits: given 1 value without effect on q64",
+        ),
+        (
+            "8q1s1k --num-splits 4,17".into(),
+            "num_splits: given 17, accepted 1 to 16",
         ),
         (
             "8q1s1k --prefill CPU".into(),

@@ -91,6 +91,16 @@ fn main() -> ExitCode {
     let compared = mla(&format!("bench compare {0} {0}", json.display()));
     assert_eq!(compared.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&compared.stdout).contains("WRONG"));
+    // It lets nobody decide how it divides rows, and says so before anything runs.
+    let refused = mla(&format!(
+        "bench 2q1s64 {toy} --backends NOTHING --num-splits 2"
+    ));
+    assert_eq!(refused.status.code(), Some(2));
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        stderr.contains("num_splits: given 2, accepted none: NOTHING divides rows by itself"),
+        "{stderr}"
+    );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
     assert_eq!(right.status.code(), Some(0));
     ExitCode::SUCCESS

@@ -41,6 +41,8 @@ pub(super) struct Attention {
     pub(super) deviation: f32,
     /// How many layers run one after another, each with a cache, or keys and values, of its own.
     pub(super) layers: usize,
+    /// Parts into which a decode backend is told to divide rows.
+    pub(super) num_splits: Option<u32>,
     pub(super) seed: u64,
 }
 
@@ -134,6 +136,19 @@ impl Attention {
                 layers * packed + tokens * heads * (nope + rope + v) * element
             }
         }
+    }
+
+    /// The decode backend, told how to divide rows.
+    pub(super) fn decode_backend<D: Device>(
+        &self,
+        registry: &Registry,
+        device: &D,
+    ) -> std::result::Result<SelectedDecode<D>, CliError> {
+        let mut backend = registry.instantiate_decode(self.backend, device, &self.config)?;
+        if let Some(parts) = self.num_splits {
+            backend.set_num_splits(parts)?;
+        }
+        Ok(backend)
     }
 
     /// The attention with everything that it needs on `device`.
@@ -275,7 +290,7 @@ impl<'a, D: Device> Decode<'a, D> {
     ) -> std::result::Result<Self, CliError> {
         let problem = &what.config.problem;
         let (dims, dtype) = (problem.dims, problem.dtype);
-        let backend = registry.instantiate_decode(what.backend, device, &what.config)?;
+        let backend = what.decode_backend(registry, device)?;
         let limits = what.limits();
         let (tokens, heads) = (what.tokens(), problem.heads as usize);
         let row = dims.row() as usize;

@@ -1,6 +1,6 @@
 //! The whole layer on random data: cache write, projections, attention on both paths, context.
 
-use mla_runtime::backend::LayerConfig;
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SelectedDecode};
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
@@ -25,6 +25,7 @@ pub(super) struct Layer {
     pub(super) threshold: u32,
     pub(super) piece: Option<u32>,
     pub(super) rows: Option<u32>,
+    pub(super) num_splits: Option<u32>,
     pub(super) layers: usize,
     pub(super) seed: u32,
 }
@@ -54,16 +55,28 @@ impl Layer {
         })
     }
 
+    /// The decode backend, told how to divide rows.
+    fn decode_backend<D: Stopwatch>(
+        &self,
+        registry: &Registry,
+        device: &D,
+    ) -> Result<SelectedDecode<D>, CliError> {
+        let mut backend = registry.instantiate_decode(self.decode, device, &self.config)?;
+        if let Some(parts) = self.num_splits {
+            backend.set_num_splits(parts)?;
+        }
+        Ok(backend)
+    }
+
     /// Refuses what the backends would refuse when the step is set up.
     pub(super) fn try_out<D: Stopwatch>(
         &self,
         registry: &Registry,
         device: &D,
     ) -> Result<(), CliError> {
-        use mla_runtime::backend::{DecodeStage, PrefillStage};
         let limits = self.workload()?.limits(self.rows)?;
         let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
-        let decode = registry.instantiate_decode(self.decode, device, &self.config)?;
+        let decode = self.decode_backend(registry, device)?;
         drop(prefill.state(device, &limits)?);
         drop(decode.state(device, &limits)?);
         Ok(())
@@ -79,7 +92,7 @@ impl Layer {
     ) -> Result<Measured, CliError> {
         let watch = device.watch_memory();
         let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
-        let decode = registry.instantiate_decode(self.decode, device, &self.config)?;
+        let decode = self.decode_backend(registry, device)?;
         let layer = MlaLayer::new(device, &self.config, prefill, decode)?;
         let workload = self.workload()?;
         let mut workspace = layer.workspace(&workload.limits(self.rows)?)?;

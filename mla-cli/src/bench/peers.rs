@@ -49,6 +49,9 @@ pub(super) struct Args {
     /// Runs of each case that do not count.
     #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
     warm_up: u32,
+    /// Where to write the table in Markdown, as BENCHMARKS.md has it.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -146,6 +149,11 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         // Strings, numbers, lists and structs.
         let json = serde_json::to_string_pretty(&beside).expect("the result is JSON");
         save(path, &(json + "\n"))?;
+    }
+    if let Some(path) = &args.markdown {
+        let mut table = beside.table();
+        table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+        save(path, &(table.trim_fmt().to_string() + "\n"))?;
     }
     Ok((beside.describe(), beside.ours.pass()))
 }
@@ -309,10 +317,14 @@ impl Beside {
                     }
                     Some(time) => Cell::new(format!("{}  ", number(*time))),
                 });
+                // Of the whole step; what is planned has no other limit.
+                let limit = row.of_limit.filter(|_| name == METRICS[0].1);
+                let limit = limit.map(|part| format!("{:.0}%", 100.0 * part));
+                let limit = limit.unwrap_or_default();
                 let ratio = ours.zip(self.best(&row.id, metric));
                 let ratio = ratio.map(|(ours, best)| format!("{:.2}", best / ours));
                 table.add_row(
-                    [Cell::new(&row.id), Cell::new(name)]
+                    [Cell::new(&row.id), Cell::new(name), Cell::new(limit)]
                         .into_iter()
                         .chain(cells)
                         .chain([Cell::new(ratio.unwrap_or_default())]),

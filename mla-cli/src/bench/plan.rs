@@ -351,6 +351,28 @@ struct Plan<'a, D> {
     names: BTreeSet<String>,
 }
 
+/// How a layer runs a batch.
+#[derive(Clone, Copy)]
+struct Way {
+    route: Option<Route>,
+    threshold: u32,
+    piece: Option<u32>,
+    rows: Option<u32>,
+    num_splits: Option<u32>,
+}
+
+/// Each value, or none where the key is not given.
+fn optional(list: &Option<Vec<u32>>) -> Vec<Option<u32>> {
+    list.as_ref()
+        .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
+}
+
+fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str, String)> {
+    number
+        .into_iter()
+        .map(|number| ("num_splits", number.to_string()))
+}
+
 /// What a batch does, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     let decode = |r: &Request| {
@@ -417,35 +439,40 @@ impl<D: Stopwatch> Plan<'_, D> {
         };
         let problem = with_graphs(problem, self.site.graphs, phase);
         let (effective, idle) = match phase {
-            Phase::Decode => (vec![Key::Kv, Key::Page, Key::Decode], vec![Key::Prefill]),
-            Phase::Prefill => (vec![Key::Prefill], vec![Key::Kv, Key::Page, Key::Decode]),
+            Phase::Decode => (
+                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
+                vec![Key::Prefill],
+            ),
+            Phase::Prefill => (
+                vec![Key::Prefill],
+                vec![Key::Kv, Key::Page, Key::Decode, Key::NumSplits],
+            ),
         };
         self.note(&batch.text, &effective, &idle);
-        self.note(&batch.text, &[], &[Key::NumSplits]);
         let config = LayerConfig {
             problem,
             softmax_scale: model.config.softmax_scale() as f32,
         };
+        let settings = self.settings;
         for backend in self.backends(&problem, phase)? {
-            let attention = Attention {
-                backend,
-                kind: match phase {
-                    Phase::Decode => Kind::Decode,
-                    Phase::Prefill => Kind::Prefill { causal: true },
-                },
-                config,
-                requests: requests.to_vec(),
-                deviation: 1.0,
-                layers: self.settings.layers.unwrap_or(1) as usize,
-                seed: self.settings.seed.unwrap_or(1).into(),
-            };
-            self.push(
-                model,
-                batch,
-                backend.to_owned(),
-                Vec::new(),
-                Subject::Attention(attention),
-            )?;
+            for num_splits in optional(&settings.num_splits) {
+                let attention = Attention {
+                    backend,
+                    kind: match phase {
+                        Phase::Decode => Kind::Decode,
+                        Phase::Prefill => Kind::Prefill { causal: true },
+                    },
+                    config,
+                    requests: requests.to_vec(),
+                    deviation: 1.0,
+                    layers: settings.layers.unwrap_or(1) as usize,
+                    num_splits: num_splits.filter(|_| phase == Phase::Decode),
+                    seed: settings.seed.unwrap_or(1).into(),
+                };
+                let parameters = splits(num_splits).collect();
+                let subject = Subject::Attention(attention);
+                self.push(model, batch, backend.to_owned(), parameters, subject)?;
+            }
         }
         Ok(())
     }
@@ -463,14 +490,19 @@ impl<D: Stopwatch> Plan<'_, D> {
             (None, Some(thresholds)) => routes.extend(thresholds.iter().map(|t| (None, *t))),
             (None, None) => routes.push((None, default)),
         }
-        let optional = |list: &Option<Vec<u32>>| -> Vec<Option<u32>> {
-            list.as_ref()
-                .map_or(vec![None], |list| list.iter().copied().map(Some).collect())
-        };
         for (route, threshold) in routes {
             for piece in optional(&settings.piece) {
                 for rows in optional(&settings.rows) {
-                    self.step(model, problem, batch, (route, threshold, piece, rows))?;
+                    for num_splits in optional(&settings.num_splits) {
+                        let way = Way {
+                            route,
+                            threshold,
+                            piece,
+                            rows,
+                            num_splits,
+                        };
+                        self.step(model, problem, batch, way)?;
+                    }
                 }
             }
         }
@@ -482,8 +514,15 @@ impl<D: Stopwatch> Plan<'_, D> {
         model: &Model,
         problem: &Problem,
         batch: &Batch,
-        (route, threshold, piece, rows): (Option<Route>, u32, Option<u32>, Option<u32>),
+        way: Way,
     ) -> Result<(), CliError> {
+        let Way {
+            route,
+            threshold,
+            piece,
+            rows,
+            num_splits,
+        } = way;
         let requests = batch.spec.requests();
         let absorbed: Vec<&Request> = requests.iter().filter(|r| r.q <= threshold).collect();
         let expanded = || requests.iter().filter(|r| r.q > threshold);
@@ -503,7 +542,10 @@ impl<D: Stopwatch> Plan<'_, D> {
                 Key::Rows,
                 route == Some(Route::Absorbed) || expanded().any(|r| r.context_len() > 0),
             ),
-            (Key::NumSplits, false),
+            (
+                Key::NumSplits,
+                route == Some(Route::Expanded) || !absorbed.is_empty(),
+            ),
         ];
         for (key, effective) in keys {
             let key = [key];
@@ -553,6 +595,7 @@ impl<D: Stopwatch> Plan<'_, D> {
                     threshold,
                     piece,
                     rows,
+                    num_splits: num_splits.filter(|_| !absorbed.is_empty()),
                     layers: self.settings.layers.unwrap_or(1) as usize,
                     seed: self.settings.seed.unwrap_or(1),
                 };
@@ -574,6 +617,7 @@ impl<D: Stopwatch> Plan<'_, D> {
                 }
                 parameters.extend(piece.map(|piece| ("piece", piece.to_string())));
                 parameters.extend(rows.map(|rows| ("rows", rows.to_string())));
+                parameters.extend(splits(num_splits));
                 self.push(model, batch, contender, parameters, Subject::Layer(layer))?;
             }
         }
@@ -806,7 +850,7 @@ fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> 
     let (config, limits) = (&attention.config, attention.limits());
     match attention.kind {
         Kind::Decode => {
-            let backend = registry.instantiate_decode(attention.backend, device, config)?;
+            let backend = attention.decode_backend(registry, device)?;
             drop(backend.state(device, &limits)?);
         }
         Kind::Prefill { .. } => {
@@ -869,6 +913,7 @@ pub(super) fn cases<D: Stopwatch>(
                 requests: case.requests.clone(),
                 deviation,
                 layers: settings.layers.unwrap_or(1) as usize,
+                num_splits: None,
                 seed: settings.seed.unwrap_or(1).into(),
             });
             check_memory(&case.id, &subject, site.about.memory)?;

@@ -114,7 +114,8 @@ pub(super) struct Settings {
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) rows: Option<Vec<u32>>,
-    /// Parts into which the decode backend divides each request's rows [default: its own choice].
+    /// Parts at most into which the decode backend divides each request's rows, if it lets others
+    /// decide [default: its own choice].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) num_splits: Option<Vec<u32>>,
@@ -488,13 +489,10 @@ impl Key {
                 "where something is read from the cache, which a fresh prefill does not"
             }
             Self::Prefill => "where a batch has requests on the expanded path",
-            Self::Decode => "where a batch has requests on the absorbed path",
+            Self::Decode | Self::NumSplits => "where a batch has requests on the absorbed path",
             Self::Path | Self::Threshold => "where the layer is timed",
             Self::Piece => "where the layer is timed and a request on the absorbed path is longer",
             Self::Rows => "where the layer is timed and a request on the expanded path has context",
-            Self::NumSplits => {
-                "for a decode backend that lets others choose, which none of these does"
-            }
         }
     }
 }

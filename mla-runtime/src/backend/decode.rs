@@ -5,7 +5,7 @@ use super::{Entry, LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheRef};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
@@ -166,6 +166,17 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     fn query_format(&self) -> QueryFormat {
         QueryFormat::Split
     }
+
+    /// Divides each request's rows into at most `parts` parts instead of as many as the backend thinks
+    /// best: for benchmarks that look for the best number.
+    ///
+    /// # Errors
+    ///
+    /// Where the backend lets nobody else decide, or takes no such number.
+    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+        let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
+        Err(Error::argument("num_splits", parts, accepted))
+    }
 }
 
 /// A decode backend as the layer calls it: chosen by type, or at run time. Its methods are those of
@@ -303,6 +314,15 @@ impl<D: Device> SelectedDecode<D> {
             object: Box::new(B::new(device, config)?),
         })
     }
+
+    /// As [`DecodeBackend::set_num_splits`].
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    pub fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+        self.object.set_num_splits(parts)
+    }
 }
 
 impl<D: Device> DecodeStage for SelectedDecode<D> {
@@ -339,6 +359,7 @@ trait DecodeObject<D: Device>: Send + Sync {
         metadata: &Opaque,
     ) -> Result<()>;
     fn query_format(&self) -> QueryFormat;
+    fn set_num_splits(&mut self, parts: u32) -> Result<()>;
 }
 
 impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
@@ -393,5 +414,9 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
 
     fn query_format(&self) -> QueryFormat {
         DecodeBackend::query_format(self)
+    }
+
+    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+        DecodeBackend::set_num_splits(self, parts)
     }
 }

@@ -33,14 +33,17 @@ const ROWS: usize = 64;
 const SPLIT_KEYS: usize = 2 * KEYS;
 const MAX_SPLITS: usize = 16;
 
-fn split_len(keys: usize) -> usize {
-    keys.div_ceil(MAX_SPLITS)
-        .next_multiple_of(KEYS)
-        .max(SPLIT_KEYS)
+fn split_len(keys: usize, most: Option<usize>) -> usize {
+    let even = keys.div_ceil(most.unwrap_or(MAX_SPLITS));
+    let least = match most {
+        Some(_) => KEYS,
+        None => SPLIT_KEYS,
+    };
+    even.next_multiple_of(KEYS).max(least)
 }
 
-fn splits(keys: usize) -> impl Iterator<Item = Range<usize>> {
-    let len = split_len(keys);
+fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>> {
+    let len = split_len(keys, most);
     (0..keys)
         .step_by(len)
         .map(move |start| start..keys.min(start + len))
@@ -51,6 +54,8 @@ fn splits(keys: usize) -> impl Iterator<Item = Range<usize>> {
 #[derive(Debug)]
 pub struct CpuDecode {
     config: LayerConfig,
+    // What somebody else wants; otherwise what the lengths suggest.
+    num_splits: Option<usize>,
 }
 
 /// Its workspaces.
@@ -101,7 +106,10 @@ impl DecodeBackend for CpuDecode {
 
     fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
         check_scale(config.softmax_scale)?;
-        Ok(Self { config: *config })
+        Ok(Self {
+            config: *config,
+            num_splits: None,
+        })
     }
 
     fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<DecodeState> {
@@ -166,6 +174,15 @@ impl DecodeBackend for CpuDecode {
     fn query_format(&self) -> QueryFormat {
         QueryFormat::Split
     }
+
+    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+        if !(1..=MAX_SPLITS).contains(&(parts as usize)) {
+            let accepted = format!("1 to {MAX_SPLITS}");
+            return Err(Error::argument("num_splits", parts, accepted));
+        }
+        self.num_splits = Some(parts as usize);
+        Ok(())
+    }
 }
 
 // The arguments of a call, checked and typed.
@@ -183,6 +200,7 @@ struct Call<'a, T> {
     sparse: bool,
     // In units of log2, with the cache's scale.
     scale: f32,
+    num_splits: Option<usize>,
 }
 
 enum QueryElements<'a, T> {
@@ -346,6 +364,7 @@ impl CpuDecode {
             lse,
             sparse: lists.is_some(),
             scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
+            num_splits: self.num_splits,
         };
         Ok((call, lists))
     }
@@ -424,7 +443,7 @@ impl<T: Element> Call<'_, T> {
             for_each_unit(device, workspaces, units.len(), |workspace, index| {
                 let unit = &units[index];
                 let source = self.source(unit, slots);
-                let keys = splits(unit.keys);
+                let keys = splits(unit.keys, self.num_splits);
                 let part = workspace.attend_splits(&source, unit.rows, keys, self.scale);
                 self.finish(unit, part);
             });
@@ -433,7 +452,7 @@ impl<T: Element> Call<'_, T> {
 
         parts.clear();
         for (unit, Unit { keys, .. }) in units.iter().enumerate() {
-            parts.extend(splits(*keys).map(|keys| Part { unit, keys }));
+            parts.extend(splits(*keys, self.num_splits).map(|keys| Part { unit, keys }));
         }
         let Some(pitch) = workspaces
             .first()
