@@ -4,6 +4,7 @@ mod api;
 mod bundle;
 mod goldens;
 mod kernels;
+mod macro_cost;
 mod package;
 mod toolkit;
 
@@ -33,6 +34,8 @@ enum Chore {
     Api(api::Arguments),
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
+    /// Time what one more backend adds to a check build of mla-kernels.
+    MacroCost(macro_cost::Arguments),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Goldens(arguments) => goldens::run(&arguments),
         Chore::Api(arguments) => api::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),
+        Chore::MacroCost(arguments) => macro_cost::run(&arguments),
     }
 }
 

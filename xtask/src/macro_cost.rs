@@ -1,0 +1,154 @@
+//! What one more backend adds to a check build of mla-kernels, by Cargo's own timings.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+
+use crate::Workspace;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// How many backends are added.
+    #[arg(long, default_value_t = 40)]
+    backends: usize,
+    /// How often each build is timed; the fastest counts.
+    #[arg(long, default_value_t = 5)]
+    repeat: usize,
+    /// Fail where a backend adds more.
+    #[arg(long, default_value_t = 50.0)]
+    most_milliseconds: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    let folder = tempfile::tempdir()?;
+    let package = folder.path().join("mla-kernels");
+    copy(&workspace.root.join("src"), &package.join("src"))?;
+    fs::create_dir(package.join("docs"))?;
+    fs::copy(
+        workspace.root.join("docs/engine.md"),
+        package.join("docs/engine.md"),
+    )?;
+    fs::copy(
+        workspace.root.join("Cargo.lock"),
+        package.join("Cargo.lock"),
+    )?;
+    // Without an architecture, as a check build is anywhere; its own manifest, outside the workspace.
+    fs::write(
+        package.join("Cargo.toml"),
+        format!(
+            "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+             [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[dependencies]\nmla-runtime.path = {:?}\n",
+            workspace.root.join("mla-runtime")
+        ),
+    )?;
+    let library = package.join("src/lib.rs");
+    let without = fs::read_to_string(&library)?;
+    let with = format!("{without}\npub mod more;\n");
+    fs::write(package.join("src/more.rs"), more(arguments.backends))?;
+
+    let seconds = |library_text: &str| -> anyhow::Result<f64> {
+        let mut least = f64::INFINITY;
+        for _ in 0..arguments.repeat {
+            fs::write(&library, library_text)?;
+            least = least.min(check(&workspace, &package)?);
+        }
+        Ok(least)
+    };
+    // Dependencies come first, once.
+    check(&workspace, &package)?;
+    let (before, after) = (seconds(&without)?, seconds(&with)?);
+    let each = (after - before) * 1e3 / arguments.backends as f64;
+    println!(
+        "check of mla-kernels: {before:.2} s, with {} more backends {after:.2} s: {each:.1} ms each",
+        arguments.backends
+    );
+    ensure!(
+        each <= arguments.most_milliseconds,
+        "a backend adds {each:.1} ms, allowed: at most {} ms",
+        arguments.most_milliseconds
+    );
+    Ok(())
+}
+
+/// The seconds that Cargo's report says of the package itself.
+fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
+    let target = workspace.target.join("macro-cost");
+    let status = workspace
+        .cargo()
+        .current_dir(package)
+        .args(["check", "--quiet", "--offline", "--timings"])
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_INCREMENTAL", "0")
+        .status()?;
+    ensure!(
+        status.success(),
+        "the check build failed; its message stands above"
+    );
+    let report = fs::read_to_string(target.join("cargo-timings/cargo-timing.html"))?;
+    let (_, data) = report
+        .split_once("const UNIT_DATA = ")
+        .context("Cargo's report has no UNIT_DATA")?;
+    let units: serde_json::Value = serde_json::Deserializer::from_str(data)
+        .into_iter()
+        .next()
+        .context("Cargo's UNIT_DATA is empty")??;
+    units
+        .as_array()
+        .into_iter()
+        .flatten()
+        .find(|unit| unit["name"] == "mla-kernels")
+        .and_then(|unit| unit["duration"].as_f64())
+        .context("Cargo's report does not name mla-kernels")
+}
+
+/// Backends as a kernel author writes them, but for the bodies of their functions.
+fn more(backends: usize) -> String {
+    let mut text = String::from(
+        "//! More backends.\nuse mla_runtime::backend::*;\nuse mla_runtime::cpu::Cpu;\n\
+         use mla_runtime::{Error, Result, mla_backend};\n",
+    );
+    for number in 0..backends {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "
+/// Number {number}.
+pub struct More{number}(LayerConfig);
+
+#[mla_backend(name = \"MORE_{number}\", sm = \"any\", dtypes = \"f16,bf16\", dims = \"(128,64,128)|(192,64,256)\",
+    cache_dims = \"(512,64)\", heads = \"1..=128\", kv = \"f16,bf16,fp8\", page_sizes = \"x16\",
+    query_len = \"ragged\", features = \"deterministic\", priority = \"90:{number},*:0\")]
+impl DecodeBackend for More{number} {{
+    type Device = Cpu;
+    type State = ();
+    type Metadata = ();
+    fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {{ Ok(Self(*config)) }}
+    fn state(&self, _: &Cpu, _: &StepLimits) -> Result<()> {{ Ok(()) }}
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {{ Ok(()) }}
+    fn prepare(&self, _: &Cpu, _: &DecodeBatch<'_, Cpu>, _: &mut (), _: &mut ()) -> Result<()> {{ Ok(()) }}
+    fn decode(&self, _: &Cpu, call: DecodeCall<'_, Cpu>, _: &mut (), _: &()) -> Result<()> {{
+        Err(Error::argument(\"heads\", self.0.problem.heads, call.batch.block_table.requests()))
+    }}
+}}
+"
+        );
+    }
+    text
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}
