@@ -30,6 +30,16 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destin
         : "memory");
 }
 
+// As above, of five.
+__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z, int w,
+                                         int v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+        : "memory");
+}
+
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

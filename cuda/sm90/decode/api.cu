@@ -101,7 +101,7 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, 
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
     const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const cuuint32_t steps[3] = {1, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
@@ -113,6 +113,14 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
     const cuuint64_t strides[2] = {cuuint64_t(p.cache_slot_stride) * 2, cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
     return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
+}
+
+// The latent values alone, as two halves of four times 64.
+MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
+    const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
+    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, 1, 1};
+    return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }
 
 MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int width, int64_t row_stride, CUtensorMap& map) {
@@ -194,6 +202,8 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
 
     TensorMaps maps;
     s = describe_cache(p, k.run, maps.cache);
+    if (s.code != MLA_OK) return s;
+    s = describe_cache_pairs(p, k.run, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
     if (k.even_query) {
         s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);

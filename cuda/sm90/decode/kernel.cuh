@@ -56,8 +56,8 @@ struct Kernel {
     int half;  // which rows of a tile
     int team;
 
-    __device__ uint32_t latent_slot(int slot) const { return base + L::kRingOffset + slot * kSlotBytes; }
-    __device__ uint32_t rope_slot(int slot) const { return latent_slot(L::kLatentSlots + slot); }
+    __device__ uint32_t latent_slot(int slot) const { return base + L::kRingOffset + slot * L::kLatentSlotBytes; }
+    __device__ uint32_t rope_slot(int slot) const { return latent_slot(L::kLatentSlots) + slot * kTileBytes; }
     __device__ static uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
 
     // Called by one thread, before the block's first barrier. Every address is a constant: an address that differs from lane to
@@ -66,7 +66,7 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
             barrier_init(at(s.latent_full[i]), 1);
-            barrier_init(at(s.latent_empty[i]), 4);
+            barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
@@ -136,7 +136,7 @@ struct Kernel {
 
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
     // not in use yet; a large one is at least fetched into L2, by all blocks together.
-    __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kSlotBytes / 4; }
+    __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kTileBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
     __device__ void fetch_table(int lane) const {
         const int64_t entries = p.requests * p.block_table_stride;
@@ -159,29 +159,37 @@ struct Kernel {
 
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
     template <bool whole>
-    __device__ __forceinline__ void load_block(const CUtensorMap* map, LatentRing& latent, RopeRing& rope, int tokens,
+    __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent, RopeRing& rope, int tokens,
                                                const int (&page)[4], const int (&first)[4]) const {
-        const auto load = [&](uint32_t full, uint32_t empty, uint32_t phase, uint32_t slot, int x) {
-            barrier_wait(empty, phase ^ 1);
-            barrier_expect(full, tokens * 128);
+        const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
             if (whole) {
-                tma_load(map, slot, full, x, first[0], page[0]);
+                tma_load(&maps.cache, slot, full, x, first[0], page[0]);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (i * 16 < tokens) tma_load(map, slot + i * 2048, full, x, first[i], page[i]);
+                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 2048, full, x, first[i], page[i]);
             }
         };
 #pragma unroll 1
-        for (int i = 0; i < 8; ++i) {
-            load(at(s.latent_full[latent.slot]), at(s.latent_empty[latent.slot]), latent.phase, latent_slot(latent.slot), first_value(i));
+        for (int i = 0; i < 8; i += L::kSlotTiles) {
+            const uint32_t full = at(s.latent_full[latent.slot]), slot = latent_slot(latent.slot);
+            barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+            barrier_expect(full, tokens * 128 * L::kSlotTiles);
+            if (whole && L::kSlotTiles == 2) {
+                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, i / 2, page[0]);
+            } else {
+#pragma unroll
+                for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, first_value(i + j));
+            }
             latent.advance(1);
         }
-        load(at(s.rope_full[rope.slot]), at(s.rope_empty[rope.slot]), rope.phase, rope_slot(rope.slot), kLatent);
+        barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+        barrier_expect(at(s.rope_full[rope.slot]), tokens * 128);
+        load_tile(at(s.rope_full[rope.slot]), rope_slot(rope.slot), kLatent);
         rope.advance(1);
     }
 
-    __device__ void load_cache(const CUtensorMap* map) {
+    __device__ void load_cache(const TensorMaps& maps) {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole block, or 16.
         const int runs = kBlock / p.run;
@@ -220,7 +228,7 @@ struct Kernel {
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current, run);
                     first[0] = block * kBlock - page_of(block * kBlock) * p.page_size;
-                    if (lane == 0) load_block<true>(map, latent, rope, kBlock, page, first);
+                    if (lane == 0) load_block<true>(maps, latent, rope, kBlock, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
@@ -228,7 +236,7 @@ struct Kernel {
                         first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
                     }
                     const int tokens = min((kv_len - block * kBlock + 15) & ~15, kBlock);
-                    if (lane == 0) load_block<false>(map, latent, rope, tokens, page, first);
+                    if (lane == 0) load_block<false>(maps, latent, rope, tokens, page, first);
                 }
                 __syncwarp();
             }
@@ -312,9 +320,10 @@ struct Kernel {
                 LatentRing tile = latent;
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
-                    barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    multiply_tile(d, first_value(i) / 64, latent_slot(tile.slot), i > 0);
-                    tile.advance(1);
+                    const int part = i % L::kSlotTiles;
+                    if (part == 0) barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
+                    multiply_tile(d, first_value(i) / 64, latent_slot(tile.slot) + part * kTileBytes, i > 0);
+                    if (part == L::kSlotTiles - 1) tile.advance(1);
                 }
                 barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
                 multiply_tile(d, 8, rope_slot(rope.slot), 1);
@@ -354,7 +363,7 @@ struct Kernel {
                 fence_async_proxy();
                 __syncwarp();
                 if (lane == 0) barrier_arrive(at(s.scores_full[rope.slot]));
-                latent.advance(8);
+                latent.advance(8 / L::kSlotTiles);
                 rope.advance(1);
             }
             if (begin == end) barrier_arrive(at(s.query_empty));
@@ -393,10 +402,13 @@ struct Kernel {
 
     // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is NaN.
     __device__ void clear_tail(LatentRing tile, int tokens, int thread) const {
-        for (int t = 0; t < 8; ++t) {
+        for (int t = 0; t < 8 / L::kSlotTiles; ++t) {
             const uint32_t slot = latent_slot(tile.slot);
-            for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128)
-                asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(slot + i * 16), "r"(0) : "memory");
+            for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
+#pragma unroll
+                for (int j = 0; j < L::kSlotTiles; ++j)
+                    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(slot + j * kTileBytes + i * 16), "r"(0) : "memory");
+            }
             tile.advance(1);
         }
     }
@@ -488,32 +500,35 @@ struct Kernel {
                     }
                 }
                 const uint64_t b = wgmma_descriptor(rope_slot(rope.slot));
-                LatentRing tile = latent.ahead(group);
+                // This group's tiles are every second one.
+                const auto first_tile = [&] { return L::kSlotTiles == 2 ? latent : latent.ahead(group); };
+                constexpr int step = 2 / L::kSlotTiles;
+                LatentRing tile = first_tile();
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    const uint64_t a = wgmma_descriptor(latent_slot(tile.slot));
+                    const uint64_t a = wgmma_descriptor(latent_slot(tile.slot) + (L::kSlotTiles == 2 ? group * kTileBytes : 0));
                     wgmma_fence();
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
                         Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, k > 0 || block > begin);
                     wgmma_commit();
-                    tile.advance(2);
+                    tile.advance(step);
                 }
-                tile = latent.ahead(group);
+                tile = first_tile();
                 wgmma_wait<3>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(2);
+                tile.advance(step);
                 wgmma_wait<2>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(2);
+                tile.advance(step);
                 wgmma_wait<1>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(2);
+                tile.advance(step);
                 wgmma_wait<0>();
                 free_slot(s.latent_empty[tile.slot], lane);
                 free_slot(s.rope_empty[rope.slot], lane);
-                latent.advance(8);
+                latent.advance(8 / L::kSlotTiles);
                 rope.advance(1);
             }
             barrier_wait(at(s.stats_full), pieces & 1);
@@ -605,7 +620,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     const int team = blockIdx.x / pair, teams = gridDim.x / pair;
 
     Kernel<T, N, pair> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
-    Schedule schedule(p, s.prefix, N * pair, team);
+    Schedule schedule(p, s.lens, s.prefix, N * pair, team);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp == 2) {
         schedule.fetch_lengths();
@@ -613,6 +628,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         if (lane == 0) tma_prefetch_descriptor(&maps.cache);
+        if (lane == 3 && L::kSlotTiles == 2) tma_prefetch_descriptor(&maps.cache_pairs);
         if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     } else if (warp == 3) {
@@ -624,7 +640,7 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     if (warpgroup == 0) {
         if constexpr (N == 64) registers_shrink<kLoadRegisters>();
         if (warp == 0)
-            kernel.load_cache(&maps.cache);
+            kernel.load_cache(maps);
         else if (warp == 1 && p.even_query)
             kernel.load_even_query(&maps.q_latent, &maps.q_rope);
         else if (warp == 1)

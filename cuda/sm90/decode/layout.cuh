@@ -1,8 +1,8 @@
 // The shared memory of one thread block.
 //
-// Query tiles come first (nine of N rows by 64 values), then two rings of 8 KiB slots, each one 64-token by 64-value
-// tile of the cache: the latent ring (eight tiles per block) and the rope ring (one). A rope tile is dead once the
-// scores are computed; the probabilities of its block are written over it.
+// Query tiles come first (nine of N rows by 64 values), then two rings of slots for 8 KiB tiles, 64 tokens by 64 values of the
+// cache: the latent ring (eight tiles per block, by one or two in a slot) and the rope ring (one). A rope tile is dead once
+// the scores are computed; the probabilities of its block are written over it.
 //
 // The latent tiles of a block lie in the ring in the order in which the output warpgroups finish them, so that a slot is
 // refilled as early as possible: the first tile of either half of the 512 values, the second of either, and so on.
@@ -13,7 +13,7 @@
 
 namespace mla::sm90::decode {
 
-constexpr int kSlotBytes = kBlock * 64 * 2;
+constexpr int kTileBytes = kBlock * 64 * 2;
 constexpr int kSharedLimit = 232448;
 
 // Length of the queue of pieces.
@@ -26,12 +26,16 @@ template <int N>
 struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
-    static constexpr int kLatentSlots = N == 64 ? 16 : N == 32 ? 19 : N == 16 ? 22 : 23;
+    // Two tiles in a slot halve what is waited for and copied; one by one they are free earlier, which counts where there is
+    // room for two blocks only.
+    static constexpr int kSlotTiles = N == 64 ? 1 : 2;
+    static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
+    static constexpr int kLatentSlots = N == 64 ? 16 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = N == 64 ? 2 : 3;
-    static constexpr int kSlots = kLatentSlots + kRopeSlots;
+    static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
-        int prefix[kMaxRequests + 1];
+        int lens[kMaxRequests], prefix[kMaxRequests + 1];
         Piece pieces[kPieces];
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
@@ -43,21 +47,21 @@ struct Layout {
         // What goes from the scores to the output warpgroups with the probabilities, which lie in the rope slot of the same number:
         // what the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
         alignas(16) int4 any_factor[kRopeSlots];
-        float factor[kRopeSlots][64];
+        float factor[kRopeSlots][N < 16 ? 16 : N];
         // Row maximum (in units of log2) and sum of a finished piece.
-        float maximum[64], sum[64];
+        float maximum[N < 16 ? 16 : N], sum[N < 16 ? 16 : N];
         MergeRole merge_role;
     };
 
     static constexpr int kRingOffset = kQueryBytes;
-    static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;
+    static constexpr int kSmallOffset = kRingOffset + kRingBytes;
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
     // While merging, an idle ring holds what eight warps make of eight units.
     static constexpr int kScratchBytes = 8 * 8 * 32 * 32;
-    static_assert(kScratchBytes <= kLatentSlots * kSlotBytes, "the states of a merge do not fit the ring");
+    static_assert(kScratchBytes <= kRingBytes, "the states of a merge do not fit the ring");
 };
 
 // Walks a ring of `count` slots.

@@ -71,22 +71,15 @@ struct MergeState {
     float4 value = {0.f, 0.f, 0.f, 0.f};
     float2 maximum = {-INFINITY, -INFINITY}, sum = {0.f, 0.f};
 
-    // The weights of this state and of one with maximum m under their common maximum.
-    __device__ static float2 raise(float& maximum, float m) {
-        const float common = fmaxf(maximum, m), offset = common == -INFINITY ? 0.f : common;
-        const float2 weights = {exp2_approx(maximum - offset), exp2_approx(m - offset)};
-        maximum = common;
-        return weights;
-    }
+    __device__ void raise_maximum(float2 m) { maximum = make_float2(fmaxf(maximum.x, m.x), fmaxf(maximum.y, m.y)); }
 
+    // Adds a state whose maximum is not above this one's.
     __device__ void add(const MergeState& other) {
-        const float2 x = raise(maximum.x, other.maximum.x), y = raise(maximum.y, other.maximum.y);
-        value.x = fmaf(value.x, x.x, other.value.x * x.y);
-        value.y = fmaf(value.y, y.x, other.value.y * y.y);
-        value.z = fmaf(value.z, x.x, other.value.z * x.y);
-        value.w = fmaf(value.w, y.x, other.value.w * y.y);
-        sum.x = fmaf(sum.x, x.x, other.sum.x * x.y);
-        sum.y = fmaf(sum.y, y.x, other.sum.y * y.y);
+        const float x = exp2_approx(other.maximum.x - (maximum.x == -INFINITY ? 0.f : maximum.x));
+        const float y = exp2_approx(other.maximum.y - (maximum.y == -INFINITY ? 0.f : maximum.y));
+        value = make_float4(fmaf(other.value.x, x, value.x), fmaf(other.value.y, y, value.y), fmaf(other.value.z, x, value.z),
+                            fmaf(other.value.w, y, value.w));
+        sum = make_float2(fmaf(other.sum.x, x, sum.x), fmaf(other.sum.y, y, sum.y));
     }
 
     __device__ float4 normalised() const {
@@ -112,14 +105,15 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
             lse[i] = make_float2(-INFINITY, -INFINITY);
             if (k < source.parts) {
                 const char* part = source.part(k);
-                lse[i] = __ldcg(reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 16 + column * 4));
-                x[i] = __ldcg(reinterpret_cast<const float4*>(part) + index);
+                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 16 + column * 4);
+                x[i] = *(reinterpret_cast<const float4*>(part) + index);
             }
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, lse[i].x), fmaxf(top.y, lse[i].y));
-        const float old_x = MergeState::raise(state.maximum.x, top.x).x, old_y = MergeState::raise(state.maximum.y, top.y).x;
         const float2 offset = {top.x == -INFINITY ? 0.f : top.x, top.y == -INFINITY ? 0.f : top.y};
+        const float old_x = exp2_approx(state.maximum.x - offset.x), old_y = exp2_approx(state.maximum.y - offset.y);
+        state.maximum = top;
         state.value = make_float4(state.value.x * old_x, state.value.y * old_y, state.value.z * old_x, state.value.w * old_y);
         state.sum = make_float2(state.sum.x * old_x, state.sum.y * old_y);
 #pragma unroll
@@ -148,19 +142,32 @@ __device__ __forceinline__ void merge_units(const KernelParams& p, const Partial
     for (int first = begin; first < end; first += 8) {
         const int last = min(first + 8, end);
         const bool together = ways == 8 && scratch;
-        if (together) {
+        const int own = first + warp;
+        MergeState total;
+        // Together: this warp's eighth of every unit. Alone: this warp's unit, as a whole or by eighths: first their common
+        // maximum, then their sum.
+        const int rounds = together ? last - first : own >= last ? 0 : ways == 8 ? 16 : 1;
 #pragma unroll 1
-            for (int unit = first; unit < last; ++unit)
-                scratch[((unit - first) * 8 + warp) * 32 + lane] = merge_some<N>(source, unit * 32 + lane, column_of(unit), warp, 8);
-            named_barrier(kOutputBarrier, kOutputThreads);
+        for (int i = 0; i < rounds; ++i) {
+            const int unit = together ? first + i : own, way = together ? warp : i & (ways - 1);
+            const MergeState some = merge_some<N>(source, unit * 32 + lane, column_of(unit), way, ways);
+            if (together) {
+                scratch[(i * 8 + warp) * 32 + lane] = some;
+            } else {
+                if (ways == 1 || i < 8) total.raise_maximum(some.maximum);
+                if (ways == 1 || i >= 8) total.add(some);
+            }
         }
-        const int unit = first + warp;
-        if (unit < last) {
-            MergeState total;
-#pragma unroll 1
-            for (int way = 0; way < ways; ++way)
-                total.add(together ? scratch[(warp * 8 + way) * 32 + lane]
-                                   : merge_some<N>(source, unit * 32 + lane, column_of(unit), way, ways));
+        if (together) named_barrier(kOutputBarrier, kOutputThreads);
+        if (own < last) {
+            const int unit = own;
+            if (together) {
+                const MergeState* eighths = scratch + warp * 8 * 32 + lane;
+#pragma unroll
+                for (int way = 0; way < 8; ++way) total.raise_maximum(eighths[way * 32].maximum);
+#pragma unroll
+                for (int way = 0; way < 8; ++way) total.add(eighths[way * 32]);
+            }
             // unit = (tile * (N / 8) + group) * 8 + warp of the output
             const int group = (unit >> 3) % (N / 8), tile = (unit >> 3) / (N / 8), row = 8 * group + (lane >> 2);
             out.write(out.row(row), row < out.rows, (unit & 7) * 32 + lane, tile, total.normalised());

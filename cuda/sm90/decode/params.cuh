@@ -64,7 +64,10 @@ struct KernelParams {
 };
 
 struct TensorMaps {
-    CUtensorMap cache;     // [pages][page_size][576], boxes of 64 values by a run of tokens (half of one for a pair)
+    CUtensorMap cache;     // [pages][page_size][576], boxes of 64 values by a run of tokens
+    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 quarter + 256 half. Boxes of 64 values by a run of
+    // tokens by both halves, which are two tiles.
+    CUtensorMap cache_pairs;
     CUtensorMap q_latent;  // [tokens * heads][512], boxes of 64 values by N rows; unused unless even_query
     CUtensorMap q_rope;    // [tokens * heads][64]
 };

@@ -36,30 +36,31 @@ struct Piece {
 
 class Schedule {
   public:
-    // `prefix` has room for requests + 1.
-    __device__ Schedule(const KernelParams& p, int* prefix, int tile_rows, int team)
-        : p_(p), prefix_(prefix), tile_rows_(tile_rows), team_(team) {}
+    // `lens` has room for all requests, `prefix` for one more.
+    __device__ Schedule(const KernelParams& p, int* lens, int* prefix, int tile_rows, int team)
+        : p_(p), lens_(lens), prefix_(prefix), tile_rows_(tile_rows), team_(team) {}
 
     // Asks for the lengths. Called, like the others, by one whole warp.
     __device__ void fetch_lengths() const {
-        for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(prefix_ + i), p_.kv_lens + i);
+        for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(lens_ + i), p_.kv_lens + i);
     }
 
-    // Divides the batch among the teams: the lengths' running sum takes their place.
+    // Divides the batch among the teams.
     __device__ void divide(int teams) {
         const KernelParams& p = p_;
         copy_async_wait();
         __syncwarp();
         const int lane = threadIdx.x & 31;
-        int total = 0, low = INT32_MAX, high = 0;
+        int total = 0, all_tiles = 0, low = INT32_MAX, high = 0;
 #pragma unroll 1
         for (int first = 0; first < p.requests; first += 32) {
             const int request = first + lane;
             int cost = 0;
             if (request < p.requests) {
                 const int tiles = tiles_of(query_len(request));
-                const int tile_cost = max(blocks_of(prefix_[request]), 1) + p.tile_cost;
+                const int tile_cost = max(blocks_of(lens_[request]), 1) + p.tile_cost;
                 cost = tiles * tile_cost;
+                all_tiles += tiles;
                 if (tiles > 0) {
                     low = min(low, tile_cost);
                     high = max(high, tile_cost);
@@ -78,13 +79,15 @@ class Schedule {
         __syncwarp();
         low = __reduce_min_sync(~0u, low);
         high = __reduce_max_sync(~0u, high);
+        all_tiles = __reduce_add_sync(~0u, all_tiles);
 
+        // Two lanes divide at once.
+        const int quotient = unsigned(lane == 0 ? total : all_tiles + teams - 1) / unsigned(teams);
         total_ = total;
-        step_ = unsigned(total) / unsigned(teams);
+        step_ = __shfl_sync(~0u, quotient, 0);
         longer_ = total - step_ * teams;
         if (low == high) {
-            const unsigned tiles = unsigned(total) / unsigned(high);
-            const int whole = (tiles + teams - 1) / unsigned(teams) * high;
+            const int whole = __shfl_sync(~0u, quotient, 1) * high;
             // A split tile costs the writing and merging of its parts, about as long as three blocks; on the other hand a
             // block takes less time while some multiprocessors leave the memory to the others.
             if (whole * 3 <= step_ * 5 + 16) {
@@ -108,10 +111,11 @@ class Schedule {
         Piece piece;
         while (position_ < end_) {
             while (prefix_[request_ + 1] <= position_) ++request_;
-            const int kv_len = p_.kv_lens[request_];
+            const int kv_len = lens_[request_];
             const int blocks = blocks_of(kv_len);
             const int cost = max(blocks, 1) + p_.tile_cost, idle = cost - blocks;
-            const int tile = unsigned(position_ - prefix_[request_]) / unsigned(cost);
+            const int offset = position_ - prefix_[request_];
+            const int tile = offset < cost ? 0 : unsigned(offset) / unsigned(cost);
             const int tile_begin = prefix_[request_] + tile * cost;
             const int stop = min(end_, tile_begin + cost);
             const int begin = max(position_ - tile_begin - idle, 0);
@@ -126,8 +130,10 @@ class Schedule {
             piece.kv_len = kv_len;
             piece.block_begin = begin;
             piece.block_end = finish;
-            piece.first_team = empty ? team_ : team_of(tile_begin + idle);
-            piece.parts = empty ? 1 : team_of(tile_begin + cost - 1) - piece.first_team + 1;
+            // Two lanes look for the teams of the first and the last block.
+            const int team = team_of(tile_begin + ((threadIdx.x & 31) == 0 ? idle : cost - 1));
+            piece.first_team = empty ? team_ : __shfl_sync(~0u, team, 0);
+            piece.parts = empty ? 1 : __shfl_sync(~0u, team, 1) - piece.first_team + 1;
             piece.part = team_ - piece.first_team;
             piece.last = position_ >= end_;
             // Every part but the last one ends where its team's range ends.
@@ -150,10 +156,12 @@ class Schedule {
     // The team whose range holds a cost unit.
     __device__ int team_of(int unit) const {
         const int in_longer = longer_ * (step_ + 1);
-        return unit < in_longer ? unsigned(unit) / unsigned(step_ + 1) : longer_ + unsigned(unit - in_longer) / unsigned(step_);
+        const bool longer = unit < in_longer;
+        return (longer ? 0 : longer_) + unsigned(longer ? unit : unit - in_longer) / unsigned(longer ? step_ + 1 : step_);
     }
 
     const KernelParams& p_;
+    int* lens_;
     int* prefix_;
     int tile_rows_, team_;
     int total_, step_, longer_, position_, end_, request_;
