@@ -25,10 +25,10 @@ Shape shape_of(const MlaDecodeParams& p) {
 
 size_t partial_bytes(int rows) {
     switch (rows) {
-        case 8: return PartialLayout<8>::kBytes;
-        case 16: return PartialLayout<16>::kBytes;
-        case 32: return PartialLayout<32>::kBytes;
-        default: return PartialLayout<64>::kBytes;
+        case 8: return PartialLayout<__half, 8>::kBytes;
+        case 16: return PartialLayout<__half, 16>::kBytes;
+        case 32: return PartialLayout<__half, 32>::kBytes;
+        default: return PartialLayout<__half, 64>::kBytes;
     }
 }
 
@@ -175,7 +175,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.kv_lens = p.kv_lens;
     k.cu_q_lens = p.cu_q_lens;
     k.counters = static_cast<MergeCounters*>(p.workspace);
-    k.partials = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + MLA_DECODE_COUNTER_BYTES);
+    k.partials = static_cast<char*>(p.workspace) + MLA_DECODE_COUNTER_BYTES;
     k.q_latent_token_stride = p.q_latent_token_stride;
     k.q_latent_head_stride = p.q_latent_head_stride;
     k.q_rope_token_stride = p.q_rope_token_stride;

@@ -112,14 +112,21 @@ struct Kernel {
         }
     }
 
-    // Hands out the pieces.
+    // Hands out the pieces. While the lengths are under way, the work of an imaginary batch is divided first: that fetches the
+    // instructions, which takes longer than to execute them.
     __device__ void divide_work(Schedule& schedule, int teams) const {
         const bool leader = (threadIdx.x & 31) == 0;
-        schedule.divide(teams);
         Queue q;
+        int pass = 0;
         bool more = true;
+#pragma unroll 1
         while (more) {
+            if (pass < 2) {
+                if (pass == 1) copy_async_wait();
+                schedule.divide(teams, pass == 0);
+            }
             const Piece piece = schedule.next();
+            if (pass++ == 0) continue;
             more = piece.request >= 0;
             barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
             __syncwarp();
@@ -197,26 +204,35 @@ struct Kernel {
         RopeRing rope;
         bool copied = table_is_small();
         Queue queue;
-        for (const Piece* next; (next = take(queue)); give_back(queue)) {
-            const Piece& piece = *next;
-            const int begin = piece.block_begin, end = piece.block_end;
-            const int64_t row = piece.request * p.block_table_stride;
+        // The first pass has nothing to load; it fetches instructions while the work is divided.
+#pragma unroll 1
+        for (bool rehearsal = true;; rehearsal = false) {
+            int request = 0, begin = 0, end = 0, kv_len = 0;
+            if (!rehearsal) {
+                const Piece* piece = take(queue);
+                if (!piece) break;
+                request = piece->request;
+                begin = piece->block_begin;
+                end = piece->block_end;
+                kv_len = piece->kv_len;
+                give_back(queue);
+            }
+            const int64_t row = request * p.block_table_stride;
             // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
             const auto page_of_run = [&](int run) {
                 const int page = page_of(run * p.run);
-                if (run * p.run >= piece.kv_len) return -1;
+                if (run * p.run >= kv_len) return -1;
                 return copied ? load_shared(table_copy() + (int(row) + page) * 4) : p.block_table[row + page];
             };
             if (copied) barrier_wait(at(s.table_full), 0);
             int current = page_of_run(begin * runs + lane), following = page_of_run(begin * runs + 32 + lane);
-            if (copied) {
+            if (copied && !rehearsal) {
                 // From here on the copy engine may write there.
                 fence_async_proxy();
                 __syncwarp();
                 copied = false;
             }
             int run = 0;
-            const int kv_len = piece.kv_len;
 #pragma unroll 1
             for (int block = begin; block < end; ++block, run += runs) {
                 if (run == 32) {
@@ -567,46 +583,54 @@ struct Kernel {
         barrier_arrive(at(s.stats_empty));
     }
 
-    // Index of a partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its
-    // range and one that began before it.
-    __device__ int partial_slot(int of_team, bool begins) const { return begins * gridDim.x + of_team * pair + half; }
+    // A partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its range and one that
+    // began before it.
+    __device__ char* partial(int of_team, bool begins) const {
+        return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<T, N>::kBytes;
+    }
 
     // Puts a part of a tile into the workspace, and merges the parts once all are there.
     __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
-        using Partial = PartialLayout<N>;
+        using Partial = PartialLayout<T, N>;
+        using Vector = typename Partial::Vector;
         const int lane = thread & 31;
-        float* mine = p.partials + partial_slot(team, piece.part == 0) * Partial::kFloats;
+        char* mine = partial(team, piece.part == 0);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
 #pragma unroll
             for (int t = 0; t < 4; ++t)
-                __stcg(reinterpret_cast<float4*>(mine) + (t * (N / 8) + j) * 256 + thread,
-                       make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
+                reinterpret_cast<Vector*>(mine)[(t * (N / 8) + j) * 256 + thread] =
+                    make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y);
         }
-        if (thread < N) __stcg(mine + Partial::kFragments * 4 + thread, row_lse(s.maximum[thread], s.sum[thread]));
+        if (thread < N) reinterpret_cast<float*>(mine + Partial::kLseOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
         barrier_arrive(at(s.stats_empty));
+        merge_parts<TransposedFragments<N>>(piece, thread);
+    }
 
-        named_barrier(kOutputBarrier, kOutputThreads);
+    // Says that this block's part of a tile is in the workspace, and does this block's share of the merge.
+    template <typename Fragments>
+    __device__ void merge_parts(const Piece& piece, int thread) {
+        using Partial = PartialLayout<T, N>;
+        constexpr int units = Partial::kFragments / MergeLayout<N>::kUnit;
+        const int share_begin = unsigned(units * piece.part) / unsigned(piece.sharers);
+        const int share_end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);
         MergeCounters* counters = p.counters + piece.first_team * pair + half;
+        named_barrier(kOutputBarrier, kOutputThreads);
         if (thread == 0) s.merge_role = counters->arrive(piece.parts, piece.last);
         named_barrier(kOutputBarrier, kOutputThreads);
         const MergeRole role = s.merge_role;
         // Nobody waits for this; what it answers is looked at when the merge is done.
         const int left = thread == 0 ? counters->leave() : 0;
-        constexpr uint32_t bytes = Partial::kBytes;
-        const PartialSource source{reinterpret_cast<const char*>(p.partials), partial_slot(piece.first_team, true) * bytes,
-                                   partial_slot(piece.first_team, false) * bytes, pair * bytes, piece.parts};
+        const char* partials = reinterpret_cast<const char*>(p.partials);
+        const PartialSource source{partials, uint32_t(partial(piece.first_team, true) - partials),
+                                   uint32_t(partial(piece.first_team, false) - partials), uint32_t(pair * Partial::kBytes), piece.parts};
         char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
         // The ring is idle when there is no other piece.
         MergeState* scratch = piece.last ? reinterpret_cast<MergeState*>(ring) : nullptr;
-        constexpr int units = Partial::kFragments / 32;
-        int begin = 0, end = role == MergeRole::all ? units : 0;
-        if (role == MergeRole::share) {
-            begin = unsigned(units * piece.part) / unsigned(piece.sharers);
-            end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);
-        }
-        merge_units<T, N>(p, source, output_rows(piece), begin, end, scratch, thread);
+        if (role != MergeRole::none)
+            merge_units<T, N, Fragments>(p, source, output_rows(piece), role == MergeRole::all ? 0 : share_begin,
+                                         role == MergeRole::all ? units : share_end, scratch, thread);
         if (left == piece.parts) counters->reset();
     }
 };

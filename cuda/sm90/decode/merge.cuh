@@ -5,8 +5,8 @@
 // that may not be running: a sharer that has waited too long gives up, and then the last one to arrive merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
-// float4: vector v of output thread t (0..255) holds accumulators 4 v .. 4 v + 3 of that thread, at index v * 256 + t.
-// With N / 8 column groups, v = tile * (N / 8) + group.
+// float4 (rounded to the output's type where that halves many bytes): vector v of output thread t (0..255) holds accumulators
+// 4 v .. 4 v + 3 of that thread, at index v * 256 + t. With N / 8 column groups, v = tile * (N / 8) + group.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -82,31 +82,62 @@ struct MergeState {
         sum = make_float2(fmaf(other.sum.x, x, sum.x), fmaf(other.sum.y, y, sum.y));
     }
 
+    // Adds the state that another lane has under the same maximum.
+    __device__ void add_same(int lanes_away) {
+        for (float* x : {&value.x, &value.y, &value.z, &value.w, &sum.x, &sum.y}) *x += __shfl_xor_sync(~0u, *x, lanes_away);
+    }
+
     __device__ float4 normalised() const {
         const float x = sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, y = sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f;
         return make_float4(value.x * x, value.y * y, value.z * x, value.w * y);
     }
 };
 
-// Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
+// Where float4 `index` of a partial of the transposed output belongs: two neighbouring rows at one latent value, and at the
+// eighth value after it.
 template <int N>
+struct TransposedFragments {
+    __device__ static int column(int index) { return 8 * ((index >> 8) % (N / 8)) + 2 * (index & 3); }
+    // One float4 of each row has this.
+    __device__ static bool leads(int index) { return (index >> 8) / (N / 8) == 0 && (index & 255) < 4; }
+
+    template <typename T>
+    __device__ static void write(const OutputRows<T>& out, int index, float4 v) {
+        const int row = column(index), tile = (index >> 8) / (N / 8);
+        const int latent = (index >> 7 & 1) * 256 + tile * 64 + (index >> 5 & 3) * 16 + (index >> 2 & 7);
+        if (row < out.rows) {
+            T* to = out.row(row) + latent;
+            to[0] = T(v.x);
+            to[8] = T(v.z);
+        }
+        if (row + 1 < out.rows) {
+            T* to = out.row(row + 1) + latent;
+            to[0] = T(v.y);
+            to[8] = T(v.w);
+        }
+    }
+};
+
+// Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
+template <typename T, int N>
 __device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
     constexpr int batch = 8;
+    using Vector = typename PartialLayout<T, N>::Vector;
     MergeState state;
 #pragma unroll 1
     for (int k0 = first; k0 < source.parts; k0 += batch * step) {
-        float4 x[batch];
+        Vector x[batch];
         float2 lse[batch];
         float2 top = state.maximum;
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const int k = k0 + i * step;
-            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            x[i] = Vector{};
             lse[i] = make_float2(-INFINITY, -INFINITY);
             if (k < source.parts) {
                 const char* part = source.part(k);
-                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<N>::kFragments * 16 + column * 4);
-                x[i] = *(reinterpret_cast<const float4*>(part) + index);
+                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<T, N>::kLseOffset + column * 4);
+                x[i] = *(reinterpret_cast<const Vector*>(part) + index);
             }
         }
 #pragma unroll
@@ -119,62 +150,82 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const float wx = exp2_approx(lse[i].x - offset.x), wy = exp2_approx(lse[i].y - offset.y);
+            const float4 v = x[i];
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
-            state.value.x = fmaf(x[i].x, wx, state.value.x);
-            state.value.y = fmaf(x[i].y, wy, state.value.y);
-            state.value.z = fmaf(x[i].z, wx, state.value.z);
-            state.value.w = fmaf(x[i].w, wy, state.value.w);
+            state.value.x = fmaf(v.x, wx, state.value.x);
+            state.value.y = fmaf(v.y, wy, state.value.y);
+            state.value.z = fmaf(v.z, wx, state.value.z);
+            state.value.w = fmaf(v.w, wy, state.value.w);
         }
     }
     return state;
 }
 
-// Merges units [begin, end) of a tile; a unit is 32 float4, one per lane of a warp. With few parts a warp sums a unit alone; with
-// many the eight warps each sum every eighth part of it, and the eighths are added in order. `scratch` holds the eighths of
-// eight units; where it is null, a warp does all eighths itself, in the same order and thus with the same result.
-template <typename T, int N>
+// How a merge is divided. With few parts each float4 is one thread's; with many, the parts are dealt out to `kWays` lanes, whose
+// sums are added in order. A unit is what is shared out among the blocks: as small as there are many of them.
+template <int N>
+struct MergeLayout {
+    static constexpr int kUnit = N <= 16 ? 16 : 32;  // float4
+    static constexpr int kHalves = 32 / kUnit;
+    static constexpr int kWays = 8 * kHalves;
+    static constexpr int kFewParts = 16;
+};
+
+// Merges units [begin, end) of a tile. `scratch` has room for what eight warps make of eight units; where it is null, each warp
+// does all of a unit's ways itself, in the same order and thus with the same result.
+template <typename T, int N, typename Fragments>
 __device__ __forceinline__ void merge_units(const KernelParams& p, const PartialSource source, const OutputRows<T> out, int begin,
                                             int end, MergeState* scratch, int thread) {
-    const int lane = thread & 31, warp = thread >> 5;
-    const int ways = source.parts <= 16 ? 1 : 8;
-    const auto column_of = [&](int unit) { return 8 * ((unit >> 3) % (N / 8)) + 2 * (lane & 3); };
+    using M = MergeLayout<N>;
+    const int lane = thread & 31, warp = thread >> 5, half = lane / M::kUnit, place = lane % M::kUnit;
+    const bool few = source.parts <= M::kFewParts, together = !few && scratch;
+    const int units = few ? 8 * M::kHalves : 8;
 #pragma unroll 1
-    for (int first = begin; first < end; first += 8) {
-        const int last = min(first + 8, end);
-        const bool together = ways == 8 && scratch;
-        const int own = first + warp;
+    for (int first = begin; first < end; first += units) {
+        const int last = min(first + units, end);
+        const int own = few ? first + warp * M::kHalves + half : first + warp;
         MergeState total;
-        // Together: this warp's eighth of every unit. Alone: this warp's unit, as a whole or by eighths: first their common
-        // maximum, then their sum.
-        const int rounds = together ? last - first : own >= last ? 0 : ways == 8 ? 16 : 1;
+        // Together: this warp's ways of every unit. Alone: this warp's unit, as a whole or way by way: first their common maximum,
+        // then their sum.
+        const int rounds = together ? last - first : own >= last ? 0 : few ? 1 : 16;
+        const auto common_maximum = [&] {
+            if (M::kHalves == 2)
+                total.raise_maximum(
+                    make_float2(__shfl_xor_sync(~0u, total.maximum.x, 16), __shfl_xor_sync(~0u, total.maximum.y, 16)));
+        };
 #pragma unroll 1
         for (int i = 0; i < rounds; ++i) {
-            const int unit = together ? first + i : own, way = together ? warp : i & (ways - 1);
-            const MergeState some = merge_some<N>(source, unit * 32 + lane, column_of(unit), way, ways);
+            const int index = (together ? first + i : own) * M::kUnit + place;
+            const int way = together ? warp * M::kHalves + half : few ? 0 : half * 8 + (i & 7);
+            const MergeState some = merge_some<T, N>(source, index, Fragments::column(index), way, few ? 1 : M::kWays);
             if (together) {
-                scratch[(i * 8 + warp) * 32 + lane] = some;
+                scratch[(i * M::kWays + way) * M::kUnit + place] = some;
             } else {
-                if (ways == 1 || i < 8) total.raise_maximum(some.maximum);
-                if (ways == 1 || i >= 8) total.add(some);
+                if (few || i < 8) total.raise_maximum(some.maximum);
+                if (!few && i == 8) common_maximum();
+                if (few || i >= 8) total.add(some);
             }
         }
         if (together) named_barrier(kOutputBarrier, kOutputThreads);
         if (own < last) {
-            const int unit = own;
             if (together) {
-                const MergeState* eighths = scratch + warp * 8 * 32 + lane;
+                const MergeState* ways = scratch + (warp * M::kWays + half * 8) * M::kUnit + place;
 #pragma unroll
-                for (int way = 0; way < 8; ++way) total.raise_maximum(eighths[way * 32].maximum);
+                for (int way = 0; way < 8; ++way) total.raise_maximum(ways[way * M::kUnit].maximum);
+                common_maximum();
 #pragma unroll
-                for (int way = 0; way < 8; ++way) total.add(eighths[way * 32]);
+                for (int way = 0; way < 8; ++way) total.add(ways[way * M::kUnit]);
             }
-            // unit = (tile * (N / 8) + group) * 8 + warp of the output
-            const int group = (unit >> 3) % (N / 8), tile = (unit >> 3) / (N / 8), row = 8 * group + (lane >> 2);
-            out.write(out.row(row), row < out.rows, (unit & 7) * 32 + lane, tile, total.normalised());
-            if (tile == 0 && (unit & 7) == 0 && lane < 4) {
-                const int column = column_of(unit);
-                if (column < out.rows) write_lse(p, out.first_row + column, out.q_begin, row_lse(total.maximum.x, total.sum.x));
-                if (column + 1 < out.rows) write_lse(p, out.first_row + column + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
+            if (!few && M::kHalves == 2) total.add_same(16);
+            const int index = own * M::kUnit + place;
+            if (few || half == 0) {
+                Fragments::write(out, index, total.normalised());
+                if (Fragments::leads(index)) {
+                    const int column = Fragments::column(index);
+                    if (column < out.rows) write_lse(p, out.first_row + column, out.q_begin, row_lse(total.maximum.x, total.sum.x));
+                    if (column + 1 < out.rows)
+                        write_lse(p, out.first_row + column + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
+                }
             }
         }
         if (together) named_barrier(kOutputBarrier, kOutputThreads);

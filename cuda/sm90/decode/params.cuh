@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace mla::sm90::decode {
 
@@ -41,7 +42,7 @@ struct KernelParams {
     const int* kv_lens;        // [requests]
     const int* cu_q_lens;      // [requests + 1], or null
     MergeCounters* counters;   // [kCounters], zero before and after
-    float* partials;           // [2 * thread blocks][PartialLayout]
+    char* partials;            // [2 * thread blocks][PartialLayout]
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
     int64_t out_token_stride, out_head_stride;
@@ -72,14 +73,30 @@ struct TensorMaps {
     CUtensorMap q_rope;    // [tokens * heads][64]
 };
 
+#ifdef HALFP
+constexpr int kRoundedFrom = 8;
+#else
+constexpr int kRoundedFrom = 128;
+#endif
+
+// Four values, rounded.
+template <typename T>
+struct alignas(8) Packed4 {
+    T x, y, z, w;
+    Packed4() = default;
+    __device__ Packed4(float4 v) : x(v.x), y(v.y), z(v.z), w(v.w) {}
+    __device__ operator float4() const { return make_float4(float(x), float(y), float(z), float(w)); }
+};
+
 // A partial result in the workspace: the normalised output as fragments of the 256 output threads, then the log-sum-exp
 // (base 2) of each row.
-template <int N>
+template <typename T, int N>
 struct PartialLayout {
-    static constexpr int kVectors = N / 2;  // float4 per thread
+    using Vector = std::conditional_t<(N >= kRoundedFrom), Packed4<T>, float4>;
+    static constexpr int kVectors = N / 2;  // per thread
     static constexpr int kFragments = kVectors * 256;
-    static constexpr size_t kFloats = size_t(kFragments) * 4 + N;
-    static constexpr size_t kBytes = kFloats * sizeof(float);
+    static constexpr size_t kLseOffset = kFragments * sizeof(Vector);
+    static constexpr size_t kBytes = kLseOffset + N * sizeof(float);
 };
 
 }  // namespace mla::sm90::decode

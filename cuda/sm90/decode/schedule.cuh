@@ -45,20 +45,21 @@ class Schedule {
         for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(lens_ + i), p_.kv_lens + i);
     }
 
-    // Divides the batch among the teams.
-    __device__ void divide(int teams) {
+    // Divides the batch among the teams, or, as a rehearsal, a batch of one request of one token. The lengths must be there.
+    __device__ void divide(int teams, bool rehearsal) {
         const KernelParams& p = p_;
-        copy_async_wait();
+        rehearsal_ = rehearsal;
+        const int requests = rehearsal ? 1 : p.requests;
         __syncwarp();
         const int lane = threadIdx.x & 31;
         int total = 0, all_tiles = 0, low = INT32_MAX, high = 0;
 #pragma unroll 1
-        for (int first = 0; first < p.requests; first += 32) {
+        for (int first = 0; first < requests; first += 32) {
             const int request = first + lane;
             int cost = 0;
-            if (request < p.requests) {
+            if (request < requests) {
                 const int tiles = tiles_of(query_len(request));
-                const int tile_cost = max(blocks_of(lens_[request]), 1) + p.tile_cost;
+                const int tile_cost = max(blocks_of(kv_len(request)), 1) + p.tile_cost;
                 cost = tiles * tile_cost;
                 all_tiles += tiles;
                 if (tiles > 0) {
@@ -72,10 +73,10 @@ class Schedule {
                 const int other = __shfl_up_sync(~0u, sum, d);
                 if (lane >= d) sum += other;
             }
-            if (request < p.requests) prefix_[request] = total + sum - cost;
+            if (request < requests) prefix_[request] = total + sum - cost;
             total += __shfl_sync(~0u, sum, 31);
         }
-        if (lane == 0) prefix_[p.requests] = total;
+        if (lane == 0) prefix_[requests] = total;
         __syncwarp();
         low = __reduce_min_sync(~0u, low);
         high = __reduce_max_sync(~0u, high);
@@ -98,7 +99,7 @@ class Schedule {
         position_ = boundary(team_);
         end_ = boundary(team_ + 1);
         // The last request that begins at or before the position.
-        int first = 0, last = p.requests;
+        int first = 0, last = requests;
         while (last - first > 1) {
             const int middle = (first + last) / 2;
             (prefix_[middle] <= position_ ? first : last) = middle;
@@ -111,7 +112,7 @@ class Schedule {
         Piece piece;
         while (position_ < end_) {
             while (prefix_[request_ + 1] <= position_) ++request_;
-            const int kv_len = lens_[request_];
+            const int kv_len = this->kv_len(request_);
             const int blocks = blocks_of(kv_len);
             const int cost = max(blocks, 1) + p_.tile_cost, idle = cost - blocks;
             const int offset = position_ - prefix_[request_];
@@ -145,6 +146,7 @@ class Schedule {
     }
 
   private:
+    __device__ int kv_len(int request) const { return rehearsal_ ? 1 : lens_[request]; }
     __device__ int query_len(int request) const {
         return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
     }
@@ -164,6 +166,7 @@ class Schedule {
     int* lens_;
     int* prefix_;
     int tile_rows_, team_;
+    bool rehearsal_;
     int total_, step_, longer_, position_, end_, request_;
 };
 
