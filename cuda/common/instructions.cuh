@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace mla {
 
@@ -53,6 +54,41 @@ __device__ __forceinline__ int load_shared(uint32_t address) {
     int r;
     asm volatile("ld.shared.s32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
     return r;
+}
+
+__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
+    uint4 r;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ void store_shared16(uint32_t address, uint4 v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+template <typename Pair>
+__device__ __forceinline__ Pair from_word(uint32_t word) {
+    return *reinterpret_cast<Pair*>(&word);
+}
+template <typename Pair>
+__device__ __forceinline__ uint32_t as_word(Pair pair) {
+    return *reinterpret_cast<uint32_t*>(&pair);
+}
+
+// Bytes `first` and first + 1 of a word of e4m3, as two values of T, exactly. The bits of an e4m3 byte are moved to where T has its
+// sign, the low bits of its exponent, and the high bits of its mantissa; what remains is a power of two between the two exponents'
+// biases. Subnormal numbers need nothing else. (The byte for NaN gives 480.)
+template <typename T, int first>
+__device__ __forceinline__ uint32_t from_e4m3(uint32_t word) {
+    // Each byte in the upper half of a 16-bit value.
+    const uint32_t spread = __byte_perm(word, 0, first == 0 ? 0x1404 : 0x3424), sign = spread & 0x80008000;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const uint32_t bits = sign | (spread >> 4 & 0x07f007f0);
+        return as_word(__hmul2(from_word<__nv_bfloat162>(bits), from_word<__nv_bfloat162>(0x7b807b80)));  // 2^(127 - 7)
+    } else {
+        const uint32_t bits = sign | (spread >> 1 & 0x3f803f80);
+        return as_word(__hmul2(from_word<__half2>(bits), from_word<__half2>(0x5c005c00)));  // 2^(15 - 7)
+    }
 }
 
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }

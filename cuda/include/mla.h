@@ -116,12 +116,12 @@ typedef struct MlaDecodeParams {
     int32_t rope_dim;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t q_dtype;
-    /* q_dtype; MLA_DTYPE_E4M3 is not built yet */
+    /* q_dtype, or MLA_DTYPE_E4M3 */
     int32_t cache_dtype;
     /* non-zero: causal among a request's query tokens */
     int32_t causal;
     float softmax_scale;
-    /* what an e4m3 byte is multiplied by; ignored otherwise */
+    /* what an e4m3 byte is multiplied by, 2^-60 to 2^60; ignored otherwise. (A byte for NaN counts as 480.) */
     float cache_scale;
 } MlaDecodeParams;
 

@@ -18,10 +18,18 @@ MlaStatus device_facts(DeviceFacts& facts) {
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
+    shape.quantised = p.cache_dtype == MLA_DTYPE_E4M3;
+    if (shape.quantised) {
+        shape.rows = rows <= 16 ? 16 : 32;
+        shape.pair = rows > 32 ? 2 : 1;
+        return shape;
+    }
     shape.rows = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     shape.pair = rows > 64 ? 2 : 1;
     return shape;
 }
+
+int64_t cache_element(const MlaDecodeParams& p) { return p.cache_dtype == MLA_DTYPE_E4M3 ? 1 : 2; }
 
 size_t partial_bytes(int rows) {
     switch (rows) {
@@ -47,7 +55,8 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.rope_dim != kRope) return refuse("rope_dim", p.rope_dim, "64");
     if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
         return refuse("q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
-    if (p.cache_dtype != p.q_dtype) return refuse("cache_dtype", p.cache_dtype, "q_dtype");
+    if (p.cache_dtype != p.q_dtype && p.cache_dtype != MLA_DTYPE_E4M3)
+        return refuse("cache_dtype", p.cache_dtype, "q_dtype, or MLA_DTYPE_E4M3 (2)");
     return ok();
 }
 
@@ -63,21 +72,21 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     if (p.max_pages < 1) return refuse("max_pages", p.max_pages, "at least 1");
     if (p.block_table_stride < p.max_pages && p.requests > 1) return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
 
-    const int64_t element = 2;
-    const int64_t quantum = 16 / element;
+    const int64_t cache_quantum = 16 / cache_element(p);
     const struct { const void* pointer; const char* name; } rows[] = {
         {p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
     for (const auto& r : rows) {
         if (!r.pointer) return refuse(r.name, 0, "a device pointer");
         if (!is_aligned(r.pointer, 16)) return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
     }
-    const struct { int64_t stride; const char* name; int64_t least; } strides[] = {
+    const struct { int64_t stride; const char* name; int64_t least, quantum = 8; } strides[] = {
         {p.q_latent_token_stride, "q_latent_token_stride", 0}, {p.q_latent_head_stride, "q_latent_head_stride", 0},
         {p.q_rope_token_stride, "q_rope_token_stride", 0},     {p.q_rope_head_stride, "q_rope_head_stride", 0},
         {p.out_token_stride, "out_token_stride", 0},           {p.out_head_stride, "out_head_stride", 0},
-        {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope}, {p.cache_page_stride, "cache_page_stride", kLatent + kRope}};
+        {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
+        {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
     for (const auto& s : strides) {
-        if (s.stride % quantum) return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
+        if (s.stride % s.quantum) return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
         if (s.stride < s.least) return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
     }
     // The copy engine's strides have 40 bits.
@@ -89,6 +98,8 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     if (!is_aligned(p.cu_q_lens, 4)) return refuse("cu_q_lens", address(p.cu_q_lens), "null, or a device pointer aligned to 4 bytes");
     if (!is_aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1) return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
+    if (p.cache_dtype == MLA_DTYPE_E4M3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
+        return refuse("cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
     if (!(p.softmax_scale > 0.f)) return refuse("softmax_scale", int64_t(p.softmax_scale), "a positive number");
     if (!p.workspace || !is_aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < workspace) return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least what mla_decode_sm90_workspace says");
@@ -100,17 +111,22 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, 
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
-    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : dtype == MLA_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    // Bytes are converted by threads, which read them as they lie.
+    const CUtensorMapSwizzle swizzle = dtype == MLA_DTYPE_E4M3 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                              swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
     return ok();
 }
 
 MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
-    const cuuint64_t strides[2] = {cuuint64_t(p.cache_slot_stride) * 2, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint64_t element = cache_element(p);
+    const cuuint64_t strides[2] = {p.cache_slot_stride * element, p.cache_page_stride * element};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
     return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
 }
@@ -118,7 +134,8 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
 // The latent values alone, as two halves of four times 64.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
-    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint64_t element = cache_element(p);
+    const cuuint64_t strides[4] = {p.cache_slot_stride * element, 256 * element, 64 * element, p.cache_page_stride * element};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, 1, 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }
@@ -167,6 +184,9 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     if (p.tokens == 0) return ok();
 
     KernelParams k = {};
+    k.cache = static_cast<const char*>(p.cache);
+    k.pages = p.pages;
+    k.page_bytes = p.cache_page_stride * cache_element(p);
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.out = p.out;
@@ -194,8 +214,9 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.run = p.page_size % kBlock == 0 ? kBlock : 16;
     k.causal = p.causal;
     k.tile_cost = 1;
-    k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
-    k.out_scale = 1.f;
+    const float cache_scale = shape.quantised ? p.cache_scale : 1.f;
+    k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
+    k.out_scale = cache_scale;
 
     k.even_query = even_rows(p, p.q_latent_token_stride, p.q_latent_head_stride, kLatent) &&
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);

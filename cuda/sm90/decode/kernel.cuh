@@ -21,6 +21,9 @@
 // The running maximum follows a row's true maximum only when that has risen by more than 2^8: the factor is then 1 for
 // almost every block, and the sums lose nothing, since both O and l carry the same scale.
 //
+// A quantised cache (e4m3) arrives in a ring of its own, and a fifth warpgroup converts it tile by tile into the ring that the others
+// read. Its scale is a factor of the scores and of the output.
+//
 // With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at about the same time, so
 // that the second one finds the cache rows in L2.
 #pragma once
@@ -37,15 +40,21 @@
 namespace mla::sm90::decode {
 
 constexpr int kThreads = 512;
+// With a fifth warpgroup that converts a quantised cache.
+constexpr int kQuantisedThreads = 640;
 constexpr int kScoresBarrier = 2;
-// Register budgets of the warpgroups with 64 rows; 512 in all. With fewer rows the even share of 128 is enough.
+// The warp that touches memory early, one without anything else to do.
+constexpr int kTouchWarp = 4;
+// Register budgets of the warpgroups with 32 rows and more; 512 in all. With fewer rows the even share of 128 is enough.
 constexpr int kLoadRegisters = 56, kScoreRegisters = 88, kOutputRegisters = 184;
+// The same with five warpgroups: 480 in all.
+constexpr int kQuantisedLoadRegisters = 40, kQuantisedScoreRegisters = 88, kQuantisedOutputRegisters = 136, kConvertRegisters = 80;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
-template <typename T, int N, int pair>
+template <typename T, int N, int pair, bool quantised = false>
 struct Kernel {
-    using L = Layout<N>;
+    using L = Layout<N, quantised>;
     using Small = typename L::Small;
     using LatentRing = Ring<L::kLatentSlots>;
     using RopeRing = Ring<L::kRopeSlots>;
@@ -65,15 +74,20 @@ struct Kernel {
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), 1);
+            barrier_init(at(s.latent_full[i]), quantised ? 4 : 1);
             barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
-            barrier_init(at(s.rope_full[i]), 1);
+            barrier_init(at(s.rope_full[i]), quantised ? 4 : 1);
             barrier_init(at(s.rope_empty[i]), 8);
             barrier_init(at(s.scores_full[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < L::kStageSlots + L::kStageRopeSlots; ++i) {
+            barrier_init(at(s.stage_full[i]), 1);
+            barrier_init(at(s.stage_empty[i]), 4);
         }
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
@@ -95,7 +109,7 @@ struct Kernel {
     };
     // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
     static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
-    static constexpr int kPieceReaders = 1 + 1 + 4 + 8;  // warps 0 and 1, scores, output
+    static constexpr int kPieceReaders = 1 + 1 + 4 + 8 + (quantised ? 4 : 0);  // warps 0 and 1, scores, output, conversion
 
     __device__ const Piece* take(const Queue& q) const {
         barrier_wait(at(s.piece_full[q.slot]), q.phase);
@@ -112,21 +126,14 @@ struct Kernel {
         }
     }
 
-    // Hands out the pieces. While the lengths are under way, the work of an imaginary batch is divided first: that fetches the
-    // instructions, which takes longer than to execute them.
+    // Hands out the pieces.
     __device__ void divide_work(Schedule& schedule, int teams) const {
         const bool leader = (threadIdx.x & 31) == 0;
+        schedule.divide(teams);
         Queue q;
-        int pass = 0;
         bool more = true;
-#pragma unroll 1
         while (more) {
-            if (pass < 2) {
-                if (pass == 1) copy_async_wait();
-                schedule.divide(teams, pass == 0);
-            }
             const Piece piece = schedule.next();
-            if (pass++ == 0) continue;
             more = piece.request >= 0;
             barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
             __syncwarp();
@@ -139,6 +146,17 @@ struct Kernel {
                 q.phase ^= 1;
             }
         }
+    }
+
+    // The first access to a page of memory takes microseconds: its translation has to be found. One access now spares the reads and
+    // writes that others wait for.
+    __device__ void touch_memory(int lane) const {
+        constexpr int64_t page = 2 << 20, bytes = PartialLayout<T, N>::kBytes;
+        const int64_t used = gridDim.x * bytes;
+        for (int64_t i = lane * page; i < 2 * used; i += 32 * page) prefetch_line(p.partials + i);
+        if (lane == 0) prefetch_line(p.out);
+        if (lane == 1 && p.lse) prefetch_line(p.lse);
+        if (lane == 2) prefetch_line(p.counters);
     }
 
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
@@ -156,6 +174,18 @@ struct Kernel {
         }
     }
 
+    // Waits for the copy of the table; touches a page that this block may be about to read.
+    __device__ void finish_table(int lane) const {
+        copy_async_wait();
+        __syncwarp();
+        const int64_t entries = p.requests * p.block_table_stride;
+        const int page = table_is_small() ? load_shared(table_copy() + int(entries * blockIdx.x / gridDim.x) * 4) : -1;
+        __syncwarp();
+        barrier_arrive(at(s.table_full));
+        // Unused entries may hold anything.
+        if (lane == 0 && page >= 0 && page < p.pages) prefetch_line(p.cache + page * p.page_bytes);
+    }
+
     __device__ int first_row(const Piece& piece) const { return piece.first_row + half * N; }
     __device__ int rows(const Piece& piece) const { return min(max(piece.q_len * p.heads - first_row(piece), 0), N); }
 
@@ -163,6 +193,47 @@ struct Kernel {
 
     // The page of a request that holds a token.
     __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
+
+    // The slots in which a quantised cache arrives: the latent ones, then the rotary ones.
+    struct StageRing {
+        Ring<L::kStageSlots> latent;
+        Ring<L::kStageRopeSlots> rope;
+    };
+    __device__ uint32_t stage_slot(int slot) const { return base + L::kStageOffset + slot * kTileBytes; }
+    __device__ uint32_t stage_rope_slot(int slot) const { return stage_slot(L::kStageSlots) + slot * (kTileBytes / 2); }
+
+    // As load_block below, into the stage.
+    template <bool whole>
+    __device__ __forceinline__ void load_quantised_block(const TensorMaps& maps, StageRing& stage, int tokens, const int (&page)[4],
+                                                         const int (&first)[4]) const {
+        const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
+            if (whole) {
+                tma_load(&maps.cache, slot, full, x, first[0], page[0]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 1024, full, x, first[i], page[i]);
+            }
+        };
+#pragma unroll 1
+        for (int i = 0; i < 8; i += 2) {
+            const uint32_t full = at(s.stage_full[stage.latent.slot]), slot = stage_slot(stage.latent.slot);
+            barrier_wait(at(s.stage_empty[stage.latent.slot]), stage.latent.phase ^ 1);
+            barrier_expect(full, tokens * 128);
+            if (whole) {
+                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, i / 2, page[0]);
+            } else {
+                load_tile(full, slot, first_value(i));
+                load_tile(full, slot + kTileBytes / 2, first_value(i + 1));
+            }
+            stage.latent.advance(1);
+        }
+        const int rope = L::kStageSlots + stage.rope.slot;
+        barrier_wait(at(s.stage_empty[rope]), stage.rope.phase ^ 1);
+        barrier_expect(at(s.stage_full[rope]), tokens * 64);
+        load_tile(at(s.stage_full[rope]), stage_rope_slot(stage.rope.slot), kLatent);
+        stage.rope.advance(1);
+    }
 
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
     template <bool whole>
@@ -202,22 +273,19 @@ struct Kernel {
         const int runs = kBlock / p.run;
         LatentRing latent;
         RopeRing rope;
+        StageRing stage;
+        const auto load = [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+            if constexpr (quantised)
+                load_quantised_block<whole.value>(maps, stage, tokens, page, first);
+            else
+                load_block<whole.value>(maps, latent, rope, tokens, page, first);
+        };
         bool copied = table_is_small();
         Queue queue;
-        // The first pass has nothing to load; it fetches instructions while the work is divided.
-#pragma unroll 1
-        for (bool rehearsal = true;; rehearsal = false) {
-            int request = 0, begin = 0, end = 0, kv_len = 0;
-            if (!rehearsal) {
-                const Piece* piece = take(queue);
-                if (!piece) break;
-                request = piece->request;
-                begin = piece->block_begin;
-                end = piece->block_end;
-                kv_len = piece->kv_len;
-                give_back(queue);
-            }
-            const int64_t row = request * p.block_table_stride;
+        for (const Piece* piece; (piece = take(queue));) {
+            const int begin = piece->block_begin, end = piece->block_end, kv_len = piece->kv_len;
+            const int64_t row = piece->request * p.block_table_stride;
+            give_back(queue);
             // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
             const auto page_of_run = [&](int run) {
                 const int page = page_of(run * p.run);
@@ -226,12 +294,8 @@ struct Kernel {
             };
             if (copied) barrier_wait(at(s.table_full), 0);
             int current = page_of_run(begin * runs + lane), following = page_of_run(begin * runs + 32 + lane);
-            if (copied && !rehearsal) {
-                // From here on the copy engine may write there.
-                fence_async_proxy();
-                __syncwarp();
-                copied = false;
-            }
+            // What was read is there before the copy engine is asked to write to that slot: the addresses depend on it.
+            copied = false;
             int run = 0;
 #pragma unroll 1
             for (int block = begin; block < end; ++block, run += runs) {
@@ -244,7 +308,7 @@ struct Kernel {
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current, run);
                     first[0] = block * kBlock - page_of(block * kBlock) * p.page_size;
-                    if (lane == 0) load_block<true>(maps, latent, rope, kBlock, page, first);
+                    if (lane == 0) load(std::true_type(), kBlock, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
@@ -252,7 +316,7 @@ struct Kernel {
                         first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
                     }
                     const int tokens = min((kv_len - block * kBlock + 15) & ~15, kBlock);
-                    if (lane == 0) load_block<false>(maps, latent, rope, tokens, page, first);
+                    if (lane == 0) load(std::false_type(), tokens, page, first);
                 }
                 __syncwarp();
             }
@@ -305,6 +369,63 @@ struct Kernel {
             copy_async_wait();
             fence_async_proxy();
             barrier_arrive(at(s.query_full));
+        }
+    }
+
+    // ----------------------------------------------------------------------------------------------- conversion
+
+    // Converts `tiles` tiles of 64 tokens by 64 bytes into K-major tiles of T. A thread takes 16 bytes at a time: the eight that share
+    // a pass through shared memory read 128 bytes in a row and write to different banks.
+    template <int tiles>
+    __device__ static void convert_tiles(uint32_t from, uint32_t to, int thread) {
+#pragma unroll
+        for (int i = 0; i < 2 * tiles; ++i) {
+            const int vector = thread + i * 128, row = vector >> 2, chunk = vector & 3;  // rows of all tiles
+            const uint4 bytes = load_shared16(from + vector * 16);
+            const uint32_t destination = to + row * 128;
+            store_shared16(destination + ((2 * chunk) ^ (row & 7)) * 16,
+                           make_uint4(from_e4m3<T, 0>(bytes.x), from_e4m3<T, 2>(bytes.x), from_e4m3<T, 0>(bytes.y), from_e4m3<T, 2>(bytes.y)));
+            store_shared16(destination + ((2 * chunk + 1) ^ (row & 7)) * 16,
+                           make_uint4(from_e4m3<T, 0>(bytes.z), from_e4m3<T, 2>(bytes.z), from_e4m3<T, 0>(bytes.w), from_e4m3<T, 2>(bytes.w)));
+        }
+    }
+
+    __device__ void convert() const {
+        const int thread = threadIdx.x & 127, lane = thread & 31;
+        LatentRing latent;
+        RopeRing rope;
+        StageRing stage;
+        const auto hand_over = [&](const uint64_t& full, const uint64_t& empty) {
+            fence_async_proxy();
+            __syncwarp();
+            if (lane == 0) {
+                barrier_arrive(at(full));
+                barrier_arrive(at(empty));
+            }
+        };
+        Queue queue;
+        for (const Piece* next; (next = take(queue));) {
+            const int begin = next->block_begin, end = next->block_end;
+            give_back(queue);
+#pragma unroll 1
+            for (int block = begin; block < end; ++block) {
+#pragma unroll 1
+                for (int i = 0; i < 4; ++i) {
+                    barrier_wait(at(s.stage_full[stage.latent.slot]), stage.latent.phase);
+                    barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+                    convert_tiles<2>(stage_slot(stage.latent.slot), latent_slot(latent.slot), thread);
+                    hand_over(s.latent_full[latent.slot], s.stage_empty[stage.latent.slot]);
+                    stage.latent.advance(1);
+                    latent.advance(1);
+                }
+                const int slot = L::kStageSlots + stage.rope.slot;
+                barrier_wait(at(s.stage_full[slot]), stage.rope.phase);
+                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                convert_tiles<1>(stage_rope_slot(stage.rope.slot), rope_slot(rope.slot), thread);
+                hand_over(s.rope_full[rope.slot], s.stage_empty[slot]);
+                stage.rope.advance(1);
+                rope.advance(1);
+            }
         }
     }
 
@@ -635,15 +756,15 @@ struct Kernel {
     }
 };
 
-template <typename T, int N, int pair>
-__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p,
+template <typename T, int N, int pair, bool quantised>
+__global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p,
                                                              const __grid_constant__ TensorMaps maps) {
-    using L = Layout<N>;
+    using L = Layout<N, quantised>;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
     const int team = blockIdx.x / pair, teams = gridDim.x / pair;
 
-    Kernel<T, N, pair> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
+    Kernel<T, N, pair, quantised> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
     Schedule schedule(p, s.lens, s.prefix, N * pair, team);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp == 2) {
@@ -658,11 +779,15 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
     } else if (warp == 3) {
         kernel.fetch_table(lane);
     }
+    if (warp == kTouchWarp) kernel.touch_memory(lane);
     __syncthreads();
 
     const int warpgroup = warp >> 2;
     if (warpgroup == 0) {
-        if constexpr (N == 64) registers_shrink<kLoadRegisters>();
+        if constexpr (quantised)
+            registers_shrink<kQuantisedLoadRegisters>();
+        else if constexpr (N >= 32)
+            registers_shrink<kLoadRegisters>();
         if (warp == 0)
             kernel.load_cache(maps);
         else if (warp == 1 && p.even_query)
@@ -671,16 +796,25 @@ __global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_consta
             kernel.load_query();
         else if (warp == 2)
             kernel.divide_work(schedule, teams);
-        else if (warp == 3) {
-            copy_async_wait();
-            barrier_arrive(Kernel<T, N, pair>::at(s.table_full));
-        }
+        else if (warp == 3)
+            kernel.finish_table(lane);
     } else if (warpgroup == 1) {
-        if constexpr (N == 64) registers_shrink<kScoreRegisters>();
+        if constexpr (quantised)
+            registers_shrink<kQuantisedScoreRegisters>();
+        else if constexpr (N >= 32)
+            registers_shrink<kScoreRegisters>();
         kernel.scores();
-    } else {
-        if constexpr (N == 64) registers_grow<kOutputRegisters>();
+    } else if (!quantised || warpgroup < 4) {
+        if constexpr (quantised)
+            registers_grow<kQuantisedOutputRegisters>();
+        else if constexpr (N >= 32)
+            registers_grow<kOutputRegisters>();
         kernel.output();
+    } else {
+        if constexpr (quantised) {
+            registers_shrink<kConvertRegisters>();
+            kernel.convert();
+        }
     }
 }
 

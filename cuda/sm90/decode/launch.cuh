@@ -14,6 +14,7 @@ namespace mla::sm90::decode {
 struct Shape {
     int rows;    // N
     int pair;    // blocks that do different rows of the same tiles
+    bool quantised;
 };
 
 struct Launch {
@@ -25,26 +26,31 @@ struct Launch {
 
 constexpr int kMaxDevices = 64;
 
-template <typename T, int N, int pair>
+template <typename T, int N, int pair, bool quantised = false>
 cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    auto* kernel = &decode_kernel<T, N, pair>;
+    auto* kernel = &decode_kernel<T, N, pair, quantised>;
+    using L = Layout<N, quantised>;
     // Whether the kernel may use all shared memory on this device. Setting it twice does no harm.
     static std::atomic<bool> prepared[kMaxDevices];
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
-        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Layout<N>::kBytes);
+        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
         if (e != cudaSuccess) return e;
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / pair * pair), 1, 1};
-    config.blockDim = {kThreads, 1, 1};
-    config.dynamicSmemBytes = Layout<N>::kBytes;
+    config.blockDim = {unsigned(quantised ? kQuantisedThreads : kThreads), 1, 1};
+    config.dynamicSmemBytes = L::kBytes;
     config.stream = l.stream;
     return cudaLaunchKernelEx(&config, kernel, p, maps);
 }
 
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    if (l.shape.quantised) {
+        if (l.shape.pair == 2) return launch<T, 32, 2, true>(l, p, maps);
+        return l.shape.rows == 16 ? launch<T, 16, 1, true>(l, p, maps) : launch<T, 32, 1, true>(l, p, maps);
+    }
     if (l.shape.pair == 2) return launch<T, 64, 2>(l, p, maps);
     switch (l.shape.rows) {
         case 8: return launch<T, 8, 1>(l, p, maps);

@@ -22,7 +22,7 @@ constexpr int kPieces = 4;
 // The first latent value of the i-th tile in the ring.
 __host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
 
-template <int N>
+template <int N, bool quantised = false>
 struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
@@ -30,8 +30,11 @@ struct Layout {
     // room for two blocks only.
     static constexpr int kSlotTiles = N == 64 ? 1 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = N == 64 ? 16 : N == 32 ? 9 : 11;
-    static constexpr int kRopeSlots = N == 64 ? 2 : 3;
+    static constexpr int kLatentSlots = quantised ? 8 : N == 64 ? 16 : N == 32 ? 9 : 11;
+    static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
+    // A quantised cache arrives in rings of its own, as [tile][token][64 bytes], and is converted from there.
+    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 3 : 5, kStageRopeSlots = quantised ? 2 : 0;
+    static constexpr int kStageBytes = kStageSlots * kTileBytes + kStageRopeSlots * kTileBytes / 2;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
@@ -40,6 +43,7 @@ struct Layout {
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
+        uint64_t stage_full[kStageSlots + kStageRopeSlots + !quantised], stage_empty[kStageSlots + kStageRopeSlots + !quantised];
         uint64_t table_full;
         uint64_t query_full, query_empty;
         uint64_t scores_full[kRopeSlots];
@@ -54,7 +58,8 @@ struct Layout {
     };
 
     static constexpr int kRingOffset = kQueryBytes;
-    static constexpr int kSmallOffset = kRingOffset + kRingBytes;
+    static constexpr int kStageOffset = kRingOffset + kRingBytes;
+    static constexpr int kSmallOffset = kStageOffset + kStageBytes;
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.

@@ -45,43 +45,50 @@ class Schedule {
         for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(lens_ + i), p_.kv_lens + i);
     }
 
-    // Divides the batch among the teams, or, as a rehearsal, a batch of one request of one token. The lengths must be there.
-    __device__ void divide(int teams, bool rehearsal) {
+    // Divides the batch among the teams.
+    __device__ void divide(int teams) {
         const KernelParams& p = p_;
-        rehearsal_ = rehearsal;
-        const int requests = rehearsal ? 1 : p.requests;
+        const int requests = p.requests;
+        copy_async_wait();
         __syncwarp();
         const int lane = threadIdx.x & 31;
         int total = 0, all_tiles = 0, low = INT32_MAX, high = 0;
+        if (requests == 1) {
+            // All lanes know everything.
+            all_tiles = tiles_of(query_len(0));
+            low = high = max(blocks_of(lens_[0]), 1) + p.tile_cost;
+            total = all_tiles * high;
+            if (lane == 0) prefix_[0] = 0;
+        } else {
 #pragma unroll 1
-        for (int first = 0; first < requests; first += 32) {
-            const int request = first + lane;
-            int cost = 0;
-            if (request < requests) {
-                const int tiles = tiles_of(query_len(request));
-                const int tile_cost = max(blocks_of(kv_len(request)), 1) + p.tile_cost;
-                cost = tiles * tile_cost;
-                all_tiles += tiles;
-                if (tiles > 0) {
-                    low = min(low, tile_cost);
-                    high = max(high, tile_cost);
+            for (int first = 0; first < requests; first += 32) {
+                const int request = first + lane;
+                int cost = 0;
+                if (request < requests) {
+                    const int tiles = tiles_of(query_len(request));
+                    const int tile_cost = max(blocks_of(lens_[request]), 1) + p.tile_cost;
+                    cost = tiles * tile_cost;
+                    all_tiles += tiles;
+                    if (tiles > 0) {
+                        low = min(low, tile_cost);
+                        high = max(high, tile_cost);
+                    }
                 }
-            }
-            int sum = cost;
+                int sum = cost;
 #pragma unroll
-            for (int d = 1; d < 32; d *= 2) {
-                const int other = __shfl_up_sync(~0u, sum, d);
-                if (lane >= d) sum += other;
+                for (int d = 1; d < 32; d *= 2) {
+                    const int other = __shfl_up_sync(~0u, sum, d);
+                    if (lane >= d) sum += other;
+                }
+                if (request < requests) prefix_[request] = total + sum - cost;
+                total += __shfl_sync(~0u, sum, 31);
             }
-            if (request < requests) prefix_[request] = total + sum - cost;
-            total += __shfl_sync(~0u, sum, 31);
+            low = __reduce_min_sync(~0u, low);
+            high = __reduce_max_sync(~0u, high);
+            all_tiles = __reduce_add_sync(~0u, all_tiles);
         }
         if (lane == 0) prefix_[requests] = total;
         __syncwarp();
-        low = __reduce_min_sync(~0u, low);
-        high = __reduce_max_sync(~0u, high);
-        all_tiles = __reduce_add_sync(~0u, all_tiles);
-
         // Two lanes divide at once.
         const int quotient = unsigned(lane == 0 ? total : all_tiles + teams - 1) / unsigned(teams);
         total_ = total;
@@ -112,7 +119,7 @@ class Schedule {
         Piece piece;
         while (position_ < end_) {
             while (prefix_[request_ + 1] <= position_) ++request_;
-            const int kv_len = this->kv_len(request_);
+            const int kv_len = lens_[request_];
             const int blocks = blocks_of(kv_len);
             const int cost = max(blocks, 1) + p_.tile_cost, idle = cost - blocks;
             const int offset = position_ - prefix_[request_];
@@ -146,7 +153,6 @@ class Schedule {
     }
 
   private:
-    __device__ int kv_len(int request) const { return rehearsal_ ? 1 : lens_[request]; }
     __device__ int query_len(int request) const {
         return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
     }
@@ -166,7 +172,6 @@ class Schedule {
     int* lens_;
     int* prefix_;
     int tile_rows_, team_;
-    bool rehearsal_;
     int total_, step_, longer_, position_, end_, request_;
 };
 
