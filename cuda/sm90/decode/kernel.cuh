@@ -74,12 +74,12 @@ struct Kernel {
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), quantised ? 4 : 1);
+            barrier_init(at(s.latent_full[i]), 1);
             barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
-            barrier_init(at(s.rope_full[i]), quantised ? 4 : 1);
+            barrier_init(at(s.rope_full[i]), 1);
             barrier_init(at(s.rope_empty[i]), 8);
             barrier_init(at(s.scores_full[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
@@ -87,7 +87,7 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < L::kStageSlots + L::kStageRopeSlots; ++i) {
             barrier_init(at(s.stage_full[i]), 1);
-            barrier_init(at(s.stage_empty[i]), 4);
+            barrier_init(at(s.stage_empty[i]), 1);
         }
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
@@ -374,27 +374,31 @@ struct Kernel {
 
     // ----------------------------------------------------------------------------------------------- conversion
 
-    // Converts `tiles` tiles of 64 tokens by 64 bytes into K-major tiles of T. A thread takes 16 bytes at a time: the eight that share
-    // a pass through shared memory read 128 bytes in a row and write to different banks.
+    // One warp converts `tiles` tiles of 64 tokens by 64 bytes into K-major tiles of T. A lane takes 16 bytes at a time: the eight
+    // that share a pass through shared memory read 128 bytes in a row and write to different banks.
     template <int tiles>
-    __device__ static void convert_tiles(uint32_t from, uint32_t to, int thread) {
+    __device__ static void convert_tiles(uint32_t from, uint32_t to, int lane) {
+        const int chunk = lane & 3;
+#pragma unroll 1
+        for (int vector = lane; vector < tiles * 256; vector += 4 * 32) {
+            uint4 bytes[4];
 #pragma unroll
-        for (int i = 0; i < 2 * tiles; ++i) {
-            const int vector = thread + i * 128, row = vector >> 2, chunk = vector & 3;  // rows of all tiles
-            const uint4 bytes = load_shared16(from + vector * 16);
-            const uint32_t destination = to + row * 128;
-            store_shared16(destination + ((2 * chunk) ^ (row & 7)) * 16,
-                           make_uint4(from_e4m3<T, 0>(bytes.x), from_e4m3<T, 2>(bytes.x), from_e4m3<T, 0>(bytes.y), from_e4m3<T, 2>(bytes.y)));
-            store_shared16(destination + ((2 * chunk + 1) ^ (row & 7)) * 16,
-                           make_uint4(from_e4m3<T, 0>(bytes.z), from_e4m3<T, 2>(bytes.z), from_e4m3<T, 0>(bytes.w), from_e4m3<T, 2>(bytes.w)));
+            for (int i = 0; i < 4; ++i) bytes[i] = load_shared16(from + (vector + i * 32) * 16);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = (vector + i * 32) >> 2;  // of all tiles
+                const uint4 b = bytes[i];
+                store_shared16(to + row * 128 + ((2 * chunk) ^ (row & 7)) * 16,
+                               make_uint4(from_e4m3<T, 0>(b.x), from_e4m3<T, 2>(b.x), from_e4m3<T, 0>(b.y), from_e4m3<T, 2>(b.y)));
+                store_shared16(to + row * 128 + ((2 * chunk + 1) ^ (row & 7)) * 16,
+                               make_uint4(from_e4m3<T, 0>(b.z), from_e4m3<T, 2>(b.z), from_e4m3<T, 0>(b.w), from_e4m3<T, 2>(b.w)));
+            }
         }
     }
 
+    // Each of the four warps converts one of the four pairs of tiles of every block, and every fourth block's rotary tile.
     __device__ void convert() const {
-        const int thread = threadIdx.x & 127, lane = thread & 31;
-        LatentRing latent;
-        RopeRing rope;
-        StageRing stage;
+        const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
         const auto hand_over = [&](const uint64_t& full, const uint64_t& empty) {
             fence_async_proxy();
             __syncwarp();
@@ -403,27 +407,32 @@ struct Kernel {
                 barrier_arrive(at(empty));
             }
         };
+        LatentRing latent;
+        RopeRing rope;
+        StageRing stage;
+        latent.advance(warp);
+        stage.latent.advance(warp);
+        uint32_t blocks = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue));) {
             const int begin = next->block_begin, end = next->block_end;
             give_back(queue);
 #pragma unroll 1
-            for (int block = begin; block < end; ++block) {
-#pragma unroll 1
-                for (int i = 0; i < 4; ++i) {
-                    barrier_wait(at(s.stage_full[stage.latent.slot]), stage.latent.phase);
-                    barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
-                    convert_tiles<2>(stage_slot(stage.latent.slot), latent_slot(latent.slot), thread);
-                    hand_over(s.latent_full[latent.slot], s.stage_empty[stage.latent.slot]);
-                    stage.latent.advance(1);
-                    latent.advance(1);
+            for (int block = begin; block < end; ++block, ++blocks) {
+                barrier_wait(at(s.stage_full[stage.latent.slot]), stage.latent.phase);
+                barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+                convert_tiles<2>(stage_slot(stage.latent.slot), latent_slot(latent.slot), lane);
+                hand_over(s.latent_full[latent.slot], s.stage_empty[stage.latent.slot]);
+                if ((blocks & 3) == warp) {
+                    const int slot = L::kStageSlots + stage.rope.slot;
+                    barrier_wait(at(s.stage_full[slot]), stage.rope.phase);
+                    barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                    convert_tiles<1>(stage_rope_slot(stage.rope.slot), rope_slot(rope.slot), lane);
+                    hand_over(s.rope_full[rope.slot], s.stage_empty[slot]);
                 }
-                const int slot = L::kStageSlots + stage.rope.slot;
-                barrier_wait(at(s.stage_full[slot]), stage.rope.phase);
-                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
-                convert_tiles<1>(stage_rope_slot(stage.rope.slot), rope_slot(rope.slot), thread);
-                hand_over(s.rope_full[rope.slot], s.stage_empty[slot]);
+                stage.latent.advance(4);
                 stage.rope.advance(1);
+                latent.advance(4);
                 rope.advance(1);
             }
         }

@@ -30,10 +30,10 @@ struct Layout {
     // room for two blocks only.
     static constexpr int kSlotTiles = N == 64 ? 1 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = quantised ? 8 : N == 64 ? 16 : N == 32 ? 9 : 11;
+    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 16 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
     // A quantised cache arrives in rings of its own, as [tile][token][64 bytes], and is converted from there.
-    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 3 : 5, kStageRopeSlots = quantised ? 2 : 0;
+    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 7 : 10, kStageRopeSlots = quantised ? 2 : 0;
     static constexpr int kStageBytes = kStageSlots * kTileBytes + kStageRopeSlots * kTileBytes / 2;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
