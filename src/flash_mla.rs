@@ -9,6 +9,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::device::Device;
 use mla_runtime::error::{Error, Result};
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::tensor::TensorRef;
 
@@ -17,7 +18,8 @@ use crate::cuda::{Buffer, Cuda};
 use crate::raw;
 
 /// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 8 query tokens per
-/// request, batches of up to 1024 requests, pages of any multiple of 16.
+/// request, batches of up to 1024 requests, pages of any multiple of 16; caches of the queries' dtype, or
+/// of e4m3 with one scale.
 #[derive(Debug)]
 pub struct FlashMla {
     config: LayerConfig,
@@ -43,7 +45,10 @@ impl FlashMla {
         params.latent_dim = narrow("latent", problem.dims.latent as usize)?;
         params.rope_dim = narrow("rope", problem.dims.head.rope as usize)?;
         params.q_dtype = dtype_code(problem.dtype);
-        params.cache_dtype = dtype_code(problem.dtype);
+        params.cache_dtype = match problem.kv_format {
+            KvFormat::Fp8 => raw::MLA_DTYPE_E4M3 as i32,
+            _ => dtype_code(problem.dtype),
+        };
         params.causal = 1;
         params.softmax_scale = self.config.softmax_scale;
         params.cache_scale = 1.0;
@@ -65,6 +70,7 @@ impl FlashMla {
     name = "FLASHMLA",
     sm = "90",
     dtypes = "f16,bf16",
+    kv = "f16,bf16,fp8",
     cache_dims = "(512,64)",
     heads = "1..=128",
     page_sizes = "x16",
@@ -169,7 +175,18 @@ impl DecodeBackend for FlashMla {
             return Ok(());
         }
         let cache = call.cache.layout();
-        let element = dtype.bytes();
+        // Selection lets no other format through, and a layer that was made by hand may bring another cache.
+        if cache.format != problem.kv_format {
+            return Err(Error::argument(
+                "kv format",
+                cache.format,
+                problem.kv_format,
+            ));
+        }
+        let element = match cache.format {
+            KvFormat::Fp8 => 1,
+            _ => dtype.bytes(),
+        };
         for (field, stride) in [
             ("page stride", cache.page_stride),
             ("row stride", cache.row_stride),
@@ -211,6 +228,7 @@ impl DecodeBackend for FlashMla {
         params.out_token_stride = wide("out", out_layout.strides[0])?;
         params.out_head_stride = wide("out", out_layout.strides[1])?;
         params.pages = wide("pages", cache.pages)?;
+        params.cache_scale = cache.scale;
         params.requests = narrow("requests", requests)?;
         params.tokens = narrow("tokens", tokens)?;
         params.max_pages = narrow("max pages", batch.block_table.max_pages())?;
