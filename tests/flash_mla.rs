@@ -10,7 +10,9 @@ mod common;
 use common::{download, gpu, normal, rng, upload};
 use half::{bf16, f16};
 use mla_kernels::Cuda;
+use mla_kernels::cuda::Buffer;
 use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::raw;
 use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
@@ -31,6 +33,9 @@ use rand::seq::SliceRandom as _;
 const LATENT: usize = 512;
 const ROW: usize = 576;
 
+/// 1 / sqrt(192).
+const SCALE: f32 = 0.072_168_78;
+
 /// What an unused entry of a block table holds: far outside any cache.
 const GARBAGE: i32 = 2_147_480_000;
 
@@ -44,6 +49,11 @@ struct Case {
     spare_pages: usize,
     /// Elements between one query head's row and the next beyond the row itself.
     slack: usize,
+    /// The cache's format: of `dtype`, or e4m3 with a scale.
+    kv: KvFormat,
+    scale: f32,
+    /// Bytes between one cache row and the next beyond the row itself: a multiple of 16.
+    cache_slack: usize,
 }
 
 impl Case {
@@ -55,7 +65,34 @@ impl Case {
             dtype: DType::BF16,
             spare_pages: 3,
             slack: 0,
+            kv: KvFormat::BF16,
+            scale: 1.0,
+            cache_slack: 0,
         }
+    }
+
+    fn dtype(self, dtype: DType) -> Self {
+        Self {
+            dtype,
+            kv: KvFormat::of(dtype),
+            ..self
+        }
+    }
+
+    fn fp8(self, scale: f32) -> Self {
+        Self {
+            kv: KvFormat::Fp8,
+            scale,
+            ..self
+        }
+    }
+
+    fn cache_layout(&self, pages: usize) -> CacheLayout {
+        let mut layout = CacheLayout::contiguous(MlaDims::R1, self.kv, pages, self.page_size);
+        layout.row_stride += self.cache_slack;
+        layout.page_stride = layout.row_stride * self.page_size + self.cache_slack;
+        layout.scale = self.scale;
+        layout
     }
 
     fn tokens(&self) -> usize {
@@ -70,9 +107,10 @@ impl Case {
         let mut problem = Problem::new(MlaDims::R1, self.heads as u32, self.dtype);
         problem.page_size = self.page_size as u32;
         problem.query_len = QueryLen::Ragged;
+        problem.kv_format = self.kv;
         LayerConfig {
             problem,
-            softmax_scale: 1.0 / 192f32.sqrt(),
+            softmax_scale: SCALE,
         }
     }
 
@@ -140,24 +178,32 @@ impl Numbers {
         let pages = used + case.spare_pages;
         let mut order: Vec<usize> = (case.spare_pages..pages).collect();
         order.shuffle(&mut rng);
-        let mut cache = vec![0xff; pages * case.page_size * ROW * 2];
+        let layout = case.cache_layout(pages);
+        let row_bytes = case.kv.row_bytes(MlaDims::R1);
+        // All ones is NaN in e4m3 too.
+        let mut cache = vec![0xff; pages * layout.page_stride];
         let max_pages = case.max_pages();
         let mut block_table = vec![GARBAGE; case.requests.len() * max_pages];
         let mut next = order.into_iter();
         // Rows repeat from a pool: what matters is that they differ, not that there are billions.
-        let pool: Vec<[u8; 2]> = (0..1 << 16)
-            .map(|_| bytes_of(case.dtype, value(&mut rng)))
-            .collect();
+        let pool: Vec<u8> = match case.kv {
+            // Every finite byte of either sign, subnormal ones included, but few of the largest.
+            KvFormat::Fp8 => (0..1 << 17)
+                .map(|_| rng.random_range(0..0x48) | (rng.random_range(0..2) << 7))
+                .collect(),
+            _ => (0..1 << 16)
+                .flat_map(|_| bytes_of(case.dtype, value(&mut rng)))
+                .collect(),
+        };
         for (request, (_, len)) in case.requests.iter().enumerate() {
             for page in 0..case.pages_of(*len) {
                 let place = next.next().expect("a page for every page");
                 block_table[request * max_pages + page] = place as i32;
-                let rows = case.page_size.min(len - page * case.page_size);
-                let start = place * case.page_size * ROW * 2;
-                let first = rng.random_range(0..pool.len());
-                let elements = cache[start..start + rows * ROW * 2].chunks_exact_mut(2);
-                for (element, value) in elements.zip(pool.iter().cycle().skip(first)) {
-                    element.copy_from_slice(value);
+                for row in 0..case.page_size.min(len - page * case.page_size) {
+                    let start = place * layout.page_stride + row * layout.row_stride;
+                    let first = 2 * rng.random_range(0..(pool.len() - row_bytes) / 2);
+                    cache[start..start + row_bytes]
+                        .copy_from_slice(&pool[first..first + row_bytes]);
                 }
             }
         }
@@ -223,12 +269,7 @@ impl<D: Device> Step<D> {
                 strides: [case.heads * row, row, 1],
             },
         )?;
-        let layout = CacheLayout::contiguous(
-            MlaDims::R1,
-            KvFormat::of(case.dtype),
-            self.pages,
-            case.page_size,
-        );
+        let layout = case.cache_layout(self.pages);
         let table = ArrayRef::new(D::bytes(&self.block_table), requests * case.max_pages())?;
         let batch = DecodeBatch {
             block_table: BlockTable::new(table, requests, case.max_pages())?,
@@ -357,10 +398,43 @@ fn random_ragged_batches_agree_with_the_cpu() {
             .collect();
         let mut case = Case::new(rng.random_range(1..=128), requests);
         case.page_size = common::pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
-        case.dtype = common::pick(&mut rng, &[DType::F16, DType::BF16]);
+        case = case.dtype(common::pick(&mut rng, &[DType::F16, DType::BF16]));
         case.slack = 8 * rng.random_range(0..4);
+        case.cache_slack = 16 * rng.random_range(0..4);
         check(&format!("round {round}"), &case, round);
     }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn e4m3_caches_agree_with_the_cpu() {
+    let mut rng = rng(9);
+    let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
+    for heads in [1, 3, 8, 9, 16, 20, 40, 63, 64, 96, 126, 128] {
+        let query = rng.random_range(1..=8);
+        let requests = lens.iter().map(|len| (query, *len)).collect();
+        let dtype = common::pick(&mut rng, &[DType::F16, DType::BF16]);
+        let mut case = Case::new(heads, requests).dtype(dtype).fp8(0.013);
+        case.page_size = common::pick(&mut rng, &[16, 48, 64, 128]);
+        case.cache_slack = 16 * rng.random_range(0..3);
+        check(
+            &format!("e4m3, {heads} heads, {query} query tokens"),
+            &case,
+            heads as u64,
+        );
+    }
+    // The scale belongs to the scores and to the output.
+    for scale in [1.0 / 3.0, 1.0, 0.000_3] {
+        let case = Case::new(16, vec![(1, 3000), (2, 700)]).fp8(scale);
+        check(&format!("e4m3, scale {scale}"), &case, 3);
+    }
+    let many = (0..500).map(|_| (1, rng.random_range(0..300))).collect();
+    check("e4m3, 500 requests", &Case::new(16, many).fp8(0.02), 4);
+    check(
+        "e4m3, 131072 tokens",
+        &Case::new(16, vec![(1, 131_072)]).fp8(0.02),
+        5,
+    );
 }
 
 #[test]
@@ -467,5 +541,146 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(
         refused.to_string().starts_with("max_query_len: given 2"),
         "{refused}"
+    );
+}
+
+// A raw call that would be launched as it stands.
+fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecodeParams {
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
+    let mut params: raw::MlaDecodeParams = unsafe { std::mem::zeroed() };
+    params.q_latent = step.queries.address() as *const _;
+    params.q_rope = (step.queries.address() + 2 * LATENT as u64) as *const _;
+    params.cache = step.cache.address() as *const _;
+    params.block_table = step.block_table.address() as *const _;
+    params.kv_lens = step.lens.address() as *const _;
+    params.out = step.out.address() as *mut _;
+    params.lse = step.lse.address() as *mut _;
+    params.workspace = workspace.address() as *mut _;
+    params.workspace_bytes = workspace.len();
+    params.q_latent_token_stride = (case.heads * ROW) as i64;
+    params.q_latent_head_stride = ROW as i64;
+    params.q_rope_token_stride = (case.heads * ROW) as i64;
+    params.q_rope_head_stride = ROW as i64;
+    params.cache_page_stride = (case.page_size * ROW) as i64;
+    params.cache_slot_stride = ROW as i64;
+    params.block_table_stride = case.max_pages() as i64;
+    params.out_token_stride = (case.heads * LATENT) as i64;
+    params.out_head_stride = LATENT as i64;
+    params.lse_head_stride = case.tokens() as i64;
+    params.pages = step.pages as i64;
+    params.requests = case.requests.len() as i32;
+    params.tokens = case.tokens() as i32;
+    params.heads = case.heads as i32;
+    params.query_len = 1;
+    params.page_size = case.page_size as i32;
+    params.max_pages = case.max_pages() as i32;
+    params.latent_dim = LATENT as i32;
+    params.rope_dim = (ROW - LATENT) as i32;
+    params.q_dtype = raw::MLA_DTYPE_BF16 as i32;
+    params.cache_dtype = raw::MLA_DTYPE_BF16 as i32;
+    params.causal = 1;
+    params.softmax_scale = SCALE;
+    params.cache_scale = 1.0;
+    params
+}
+
+type Spoil = fn(&mut raw::MlaDecodeParams);
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
+    let gpu = gpu();
+    let case = Case::new(16, vec![(1, 100), (1, 3)]);
+    let numbers = Numbers::random(&case, 1);
+    let step = Step::<Cuda>::new(&gpu, &case, &numbers).unwrap();
+    let backend = FlashMla::new(&gpu, &case.config()).unwrap();
+    let bytes = backend.workspace_bytes(&gpu, &case.limits());
+    let workspace = gpu.allocate(bytes as usize).unwrap();
+    let good = raw_call(&step, &case, &workspace);
+    let spoilt: &[(&str, Spoil)] = &[
+        ("heads", |p| p.heads = 0),
+        ("heads", |p| p.heads = 129),
+        ("query_len", |p| p.query_len = 0),
+        ("query_len", |p| p.query_len = 9),
+        ("requests", |p| p.requests = 0),
+        ("requests", |p| p.requests = 1025),
+        ("latent_dim", |p| p.latent_dim = 256),
+        ("rope_dim", |p| p.rope_dim = 32),
+        ("q_dtype", |p| p.q_dtype = raw::MLA_DTYPE_F32 as i32),
+        ("cache_dtype", |p| p.cache_dtype = raw::MLA_DTYPE_F16 as i32),
+        ("cache_scale", |p| {
+            p.cache_dtype = raw::MLA_DTYPE_E4M3 as i32;
+            p.cache_scale = 0.0;
+        }),
+        ("cache_slot_stride", |p| {
+            p.cache_dtype = raw::MLA_DTYPE_E4M3 as i32;
+            p.cache_slot_stride = 584;
+        }),
+        ("tokens", |p| p.tokens = 1),
+        ("tokens", |p| p.tokens = -1),
+        ("page_size", |p| p.page_size = 0),
+        ("page_size", |p| p.page_size = 24),
+        ("pages", |p| p.pages = 0),
+        ("max_pages", |p| p.max_pages = 0),
+        ("block_table_stride", |p| p.block_table_stride = 1),
+        ("q_latent", |p| p.q_latent = std::ptr::null()),
+        ("q_latent", |p| p.q_latent = p.q_latent.wrapping_byte_add(2)),
+        ("q_rope", |p| p.q_rope = std::ptr::null()),
+        ("q_rope", |p| p.q_rope = p.q_rope.wrapping_byte_add(8)),
+        ("cache", |p| p.cache = std::ptr::null()),
+        ("cache", |p| p.cache = p.cache.wrapping_byte_add(4)),
+        ("out", |p| p.out = std::ptr::null_mut()),
+        ("out", |p| p.out = p.out.wrapping_byte_add(2)),
+        ("q_latent_token_stride", |p| p.q_latent_token_stride = -8),
+        ("q_latent_head_stride", |p| p.q_latent_head_stride = 577),
+        ("q_rope_token_stride", |p| p.q_rope_token_stride = 4),
+        ("q_rope_head_stride", |p| p.q_rope_head_stride = -1),
+        ("out_token_stride", |p| p.out_token_stride = 1),
+        ("out_head_stride", |p| p.out_head_stride = 513),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 568),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 577),
+        ("cache_slot_stride", |p| p.cache_slot_stride = 1 << 39),
+        ("cache_page_stride", |p| p.cache_page_stride = 8),
+        ("cache_page_stride", |p| p.cache_page_stride = 1 << 39),
+        ("block_table", |p| p.block_table = std::ptr::null()),
+        ("kv_lens", |p| p.kv_lens = p.kv_lens.wrapping_byte_add(1)),
+        ("cu_q_lens", |p| {
+            p.cu_q_lens = std::ptr::dangling::<u8>().wrapping_add(1).cast()
+        }),
+        ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
+        ("lse_head_stride", |p| p.lse_head_stride = 1),
+        ("softmax_scale", |p| p.softmax_scale = 0.0),
+        ("softmax_scale", |p| p.softmax_scale = f32::NAN),
+        ("workspace", |p| p.workspace = std::ptr::null_mut()),
+        ("workspace", |p| {
+            p.workspace = p.workspace.wrapping_byte_add(16)
+        }),
+        ("workspace_bytes", |p| p.workspace_bytes -= 1),
+    ];
+    for (field, spoil) in spoilt {
+        let mut params = good;
+        spoil(&mut params);
+        // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+        let status = unsafe { raw::mla_decode_sm90(&params, gpu.raw_stream()) };
+        let refused = raw::check("decode", status).expect_err(field).to_string();
+        assert!(
+            refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),
+            "{field}: {refused}"
+        );
+    }
+    let (out, lse) = step.results(&gpu).unwrap();
+    assert!(
+        out.iter().chain(&lse).all(|byte| *byte == 0xff),
+        "a refused call has written"
+    );
+    // SAFETY: the call describes what `step` and `workspace` hold.
+    let status = unsafe { raw::mla_decode_sm90(&good, gpu.raw_stream()) };
+    raw::check("decode", status).unwrap();
+    let want = run::<CpuDecode>(&Cpu::new(), &case, &numbers);
+    assert_close(
+        "the raw call",
+        case.dtype,
+        &step.results(&gpu).unwrap(),
+        &want,
     );
 }

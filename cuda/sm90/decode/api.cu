@@ -111,22 +111,17 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, 
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
-    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : dtype == MLA_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                              : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    // Bytes are converted by threads, which read them as they lie.
-    const CUtensorMapSwizzle swizzle = dtype == MLA_DTYPE_E4M3 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B;
+    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
     return ok();
 }
 
 MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
-    const cuuint64_t element = cache_element(p);
-    const cuuint64_t strides[2] = {p.cache_slot_stride * element, p.cache_page_stride * element};
+    const cuuint64_t strides[2] = {cuuint64_t(p.cache_slot_stride) * 2, cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
     return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
 }
@@ -134,8 +129,7 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
 // The latent values alone, as two halves of four times 64.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
-    const cuuint64_t element = cache_element(p);
-    const cuuint64_t strides[4] = {p.cache_slot_stride * element, 256 * element, 64 * element, p.cache_page_stride * element};
+    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, 1, 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }
@@ -187,6 +181,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.cache = static_cast<const char*>(p.cache);
     k.pages = p.pages;
     k.page_bytes = p.cache_page_stride * cache_element(p);
+    k.slot_bytes = p.cache_slot_stride * cache_element(p);
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.out = p.out;
@@ -222,10 +217,12 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
 
     TensorMaps maps;
-    s = describe_cache(p, k.run, maps.cache);
-    if (s.code != MLA_OK) return s;
-    s = describe_cache_pairs(p, k.run, maps.cache_pairs);
-    if (s.code != MLA_OK) return s;
+    if (!shape.quantised) {
+        s = describe_cache(p, k.run, maps.cache);
+        if (s.code != MLA_OK) return s;
+        s = describe_cache_pairs(p, k.run, maps.cache_pairs);
+        if (s.code != MLA_OK) return s;
+    }
     if (k.even_query) {
         s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);
         if (s.code != MLA_OK) return s;

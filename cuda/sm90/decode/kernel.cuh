@@ -48,7 +48,7 @@ constexpr int kTouchWarp = 4;
 // Register budgets of the warpgroups with 32 rows and more; 512 in all. With fewer rows the even share of 128 is enough.
 constexpr int kLoadRegisters = 56, kScoreRegisters = 88, kOutputRegisters = 184;
 // The same with five warpgroups: 480 in all.
-constexpr int kQuantisedLoadRegisters = 40, kQuantisedScoreRegisters = 88, kQuantisedOutputRegisters = 136, kConvertRegisters = 80;
+constexpr int kQuantisedLoadRegisters = 40, kQuantisedScoreRegisters = 88, kQuantisedOutputRegisters = 144, kConvertRegisters = 64;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
@@ -74,18 +74,18 @@ struct Kernel {
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), 1);
+            barrier_init(at(s.latent_full[i]), quantised ? 4 : 1);
             barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
-            barrier_init(at(s.rope_full[i]), 1);
+            barrier_init(at(s.rope_full[i]), quantised ? 4 : 1);
             barrier_init(at(s.rope_empty[i]), 8);
             barrier_init(at(s.scores_full[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int i = 0; i < L::kStageSlots + L::kStageRopeSlots; ++i) {
+        for (int i = 0; i < L::kStageSlots; ++i) {
             barrier_init(at(s.stage_full[i]), 1);
             barrier_init(at(s.stage_empty[i]), 1);
         }
@@ -194,45 +194,33 @@ struct Kernel {
     // The page of a request that holds a token.
     __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
 
-    // The slots in which a quantised cache arrives: the latent ones, then the rotary ones.
-    struct StageRing {
-        Ring<L::kStageSlots> latent;
-        Ring<L::kStageRopeSlots> rope;
-    };
-    __device__ uint32_t stage_slot(int slot) const { return base + L::kStageOffset + slot * kTileBytes; }
-    __device__ uint32_t stage_rope_slot(int slot) const { return stage_slot(L::kStageSlots) + slot * (kTileBytes / 2); }
+    // The slots in which a quantised cache arrives; a block takes four.
+    using StageRing = Ring<L::kStageSlots>;
+    __device__ uint32_t stage_slot(int slot) const { return base + L::kStageOffset + slot * L::kStageSlotBytes; }
 
-    // As load_block below, into the stage.
-    template <bool whole>
-    __device__ __forceinline__ void load_quantised_block(const TensorMaps& maps, StageRing& stage, int tokens, const int (&page)[4],
-                                                         const int (&first)[4]) const {
-        const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
-            if (whole) {
-                tma_load(&maps.cache, slot, full, x, first[0], page[0]);
-            } else {
+    // Copies a block of a quantised cache as slots become free. A run of sixteen tokens is one copy where nothing lies between the
+    // rows. The tensor copies that the other caches take would move 64 bytes at a time here, at half the speed.
+    __device__ __forceinline__ void load_quantised_block(StageRing& stage, int tokens, const int (&page)[4], const int (&first)[4]) const {
+        constexpr int row = kLatent + kRope;
 #pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 1024, full, x, first[i], page[i]);
-            }
-        };
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t full = at(s.stage_full[stage.slot]), slot = stage_slot(stage.slot);
+            barrier_wait(at(s.stage_empty[stage.slot]), stage.phase ^ 1);
+            if (i * L::kStageTokens < tokens) {
+                barrier_expect(full, L::kStageSlotBytes);
+                const char* from = p.cache + page[i] * p.page_bytes + first[i] * p.slot_bytes;
+                if (p.slot_bytes == row) {
+                    bulk_load(slot, from, L::kStageSlotBytes, full);
+                } else {
 #pragma unroll 1
-        for (int i = 0; i < 8; i += 2) {
-            const uint32_t full = at(s.stage_full[stage.latent.slot]), slot = stage_slot(stage.latent.slot);
-            barrier_wait(at(s.stage_empty[stage.latent.slot]), stage.latent.phase ^ 1);
-            barrier_expect(full, tokens * 128);
-            if (whole) {
-                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, i / 2, page[0]);
+                    for (int t = 0; t < L::kStageTokens; ++t) bulk_load(slot + t * row, from + t * p.slot_bytes, row, full);
+                }
             } else {
-                load_tile(full, slot, first_value(i));
-                load_tile(full, slot + kTileBytes / 2, first_value(i + 1));
+                // There is nothing there. What the slot holds is converted once more, to finite numbers.
+                barrier_arrive(full);
             }
-            stage.latent.advance(1);
+            stage.advance(1);
         }
-        const int rope = L::kStageSlots + stage.rope.slot;
-        barrier_wait(at(s.stage_empty[rope]), stage.rope.phase ^ 1);
-        barrier_expect(at(s.stage_full[rope]), tokens * 64);
-        load_tile(at(s.stage_full[rope]), stage_rope_slot(stage.rope.slot), kLatent);
-        stage.rope.advance(1);
     }
 
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
@@ -275,10 +263,14 @@ struct Kernel {
         RopeRing rope;
         StageRing stage;
         const auto load = [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
-            if constexpr (quantised)
-                load_quantised_block<whole.value>(maps, stage, tokens, page, first);
-            else
+            if constexpr (!quantised) {
                 load_block<whole.value>(maps, latent, rope, tokens, page, first);
+            } else if constexpr (whole.value) {
+                const int pages[4] = {page[0], page[0], page[0], page[0]}, firsts[4] = {first[0], first[0] + 16, first[0] + 32, first[0] + 48};
+                load_quantised_block(stage, tokens, pages, firsts);
+            } else {
+                load_quantised_block(stage, tokens, page, first);
+            }
         };
         bool copied = table_is_small();
         Queue queue;
@@ -374,66 +366,63 @@ struct Kernel {
 
     // ----------------------------------------------------------------------------------------------- conversion
 
-    // One warp converts `tiles` tiles of 64 tokens by 64 bytes into K-major tiles of T. A lane takes 16 bytes at a time: the eight
-    // that share a pass through shared memory read 128 bytes in a row and write to different banks.
+    // Converts sixteen rows of `tiles` tiles into K-major tiles of T: 64 bytes of each row, from `from` and `from` + apart on. A lane
+    // takes 16 bytes at a time. The eight lanes that share a pass through shared memory take two neighbouring rows, which are
+    // 576 bytes apart: they read from different banks and write to different banks.
     template <int tiles>
-    __device__ static void convert_tiles(uint32_t from, uint32_t to, int lane) {
+    __device__ static void convert_rows(uint32_t from, int apart, uint32_t to, int lane) {
         const int chunk = lane & 3;
-#pragma unroll 1
-        for (int vector = lane; vector < tiles * 256; vector += 4 * 32) {
-            uint4 bytes[4];
+        uint4 bytes[2 * tiles];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) bytes[i] = load_shared16(from + (vector + i * 32) * 16);
+        for (int i = 0; i < 2 * tiles; ++i) {
+            const int row = (i & 1) * 8 + (lane >> 2);
+            bytes[i] = load_shared16(from + (i >> 1) * apart + row * (kLatent + kRope) + chunk * 16);
+        }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int row = (vector + i * 32) >> 2;  // of all tiles
-                const uint4 b = bytes[i];
-                store_shared16(to + row * 128 + ((2 * chunk) ^ (row & 7)) * 16,
-                               make_uint4(from_e4m3<T, 0>(b.x), from_e4m3<T, 2>(b.x), from_e4m3<T, 0>(b.y), from_e4m3<T, 2>(b.y)));
-                store_shared16(to + row * 128 + ((2 * chunk + 1) ^ (row & 7)) * 16,
-                               make_uint4(from_e4m3<T, 0>(b.z), from_e4m3<T, 2>(b.z), from_e4m3<T, 0>(b.w), from_e4m3<T, 2>(b.w)));
-            }
+        for (int i = 0; i < 2 * tiles; ++i) {
+            const int row = (i & 1) * 8 + (lane >> 2);
+            const uint32_t destination = to + (i >> 1) * kTileBytes + row * 128;
+            const uint4 b = bytes[i];
+            store_shared16(destination + ((2 * chunk) ^ (row & 7)) * 16,
+                           make_uint4(from_e4m3<T, 0>(b.x), from_e4m3<T, 2>(b.x), from_e4m3<T, 0>(b.y), from_e4m3<T, 2>(b.y)));
+            store_shared16(destination + ((2 * chunk + 1) ^ (row & 7)) * 16,
+                           make_uint4(from_e4m3<T, 0>(b.z), from_e4m3<T, 2>(b.z), from_e4m3<T, 0>(b.w), from_e4m3<T, 2>(b.w)));
         }
     }
 
-    // Each of the four warps converts one of the four pairs of tiles of every block, and every fourth block's rotary tile.
+    // Each of the four warps converts sixteen of a block's tokens, two tiles after two tiles.
     __device__ void convert() const {
         const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
-        const auto hand_over = [&](const uint64_t& full, const uint64_t& empty) {
+        const auto hand_over = [&](const uint64_t& full) {
             fence_async_proxy();
             __syncwarp();
-            if (lane == 0) {
-                barrier_arrive(at(full));
-                barrier_arrive(at(empty));
-            }
+            if (lane == 0) barrier_arrive(at(full));
         };
         LatentRing latent;
         RopeRing rope;
         StageRing stage;
-        latent.advance(warp);
-        stage.latent.advance(warp);
-        uint32_t blocks = 0;
+        stage.advance(warp);
         Queue queue;
         for (const Piece* next; (next = take(queue));) {
             const int begin = next->block_begin, end = next->block_end;
             give_back(queue);
 #pragma unroll 1
-            for (int block = begin; block < end; ++block, ++blocks) {
-                barrier_wait(at(s.stage_full[stage.latent.slot]), stage.latent.phase);
-                barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
-                convert_tiles<2>(stage_slot(stage.latent.slot), latent_slot(latent.slot), lane);
-                hand_over(s.latent_full[latent.slot], s.stage_empty[stage.latent.slot]);
-                if ((blocks & 3) == warp) {
-                    const int slot = L::kStageSlots + stage.rope.slot;
-                    barrier_wait(at(s.stage_full[slot]), stage.rope.phase);
-                    barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
-                    convert_tiles<1>(stage_rope_slot(stage.rope.slot), rope_slot(rope.slot), lane);
-                    hand_over(s.rope_full[rope.slot], s.stage_empty[slot]);
+            for (int block = begin; block < end; ++block) {
+                const uint32_t from = stage_slot(stage.slot), row = warp * L::kStageTokens * 128;
+                barrier_wait(at(s.stage_full[stage.slot]), stage.phase);
+#pragma unroll 1
+                for (int i = 0; i < 8; i += 2) {
+                    barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+                    convert_rows<2>(from + first_value(i), first_value(1), latent_slot(latent.slot) + row, lane);
+                    hand_over(s.latent_full[latent.slot]);
+                    latent.advance(1);
                 }
-                stage.latent.advance(4);
-                stage.rope.advance(1);
-                latent.advance(4);
+                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                convert_rows<1>(from + kLatent, 0, rope_slot(rope.slot) + row, lane);
+                hand_over(s.rope_full[rope.slot]);
+                if (lane == 0) barrier_arrive(at(s.stage_empty[stage.slot]));
                 rope.advance(1);
+                stage.advance(4);
             }
         }
     }
@@ -781,8 +770,8 @@ __global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void d
     } else if (warp == 0) {
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
-        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
-        if (lane == 3 && L::kSlotTiles == 2) tma_prefetch_descriptor(&maps.cache_pairs);
+        if (lane == 0 && !quantised) tma_prefetch_descriptor(&maps.cache);
+        if (lane == 3 && !quantised && L::kSlotTiles == 2) tma_prefetch_descriptor(&maps.cache_pairs);
         if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     } else if (warp == 3) {

@@ -30,11 +30,11 @@ struct Layout {
     // room for two blocks only.
     static constexpr int kSlotTiles = N == 64 ? 1 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 16 : N == 32 ? 9 : 11;
+    static constexpr int kLatentSlots = quantised ? 8 : N == 64 ? 16 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
-    // A quantised cache arrives in rings of its own, as [tile][token][64 bytes], and is converted from there.
-    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 7 : 10, kStageRopeSlots = quantised ? 2 : 0;
-    static constexpr int kStageBytes = kStageSlots * kTileBytes + kStageRopeSlots * kTileBytes / 2;
+    // A quantised cache arrives in a ring of its own, sixteen tokens at a time as they lie in memory, and is converted from there.
+    static constexpr int kStageTokens = 16, kStageSlotBytes = kStageTokens * (kLatent + kRope);
+    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 4 : 6, kStageBytes = kStageSlots * kStageSlotBytes;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
@@ -43,7 +43,7 @@ struct Layout {
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
-        uint64_t stage_full[kStageSlots + kStageRopeSlots + !quantised], stage_empty[kStageSlots + kStageRopeSlots + !quantised];
+        uint64_t stage_full[kStageSlots + !quantised], stage_empty[kStageSlots + !quantised];
         uint64_t table_full;
         uint64_t query_full, query_empty;
         uint64_t scores_full[kRopeSlots];

@@ -34,7 +34,7 @@ struct MergeCounters {
 };
 
 struct KernelParams {
-    const char* cache;         // see TensorMaps
+    const char* cache;         // see TensorMaps; read directly where it is quantised
     const void* q_latent;      // [tokens, heads, 512]
     const void* q_rope;        // [tokens, heads, 64]
     void* out;                 // [tokens, heads, 512]
@@ -49,7 +49,7 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t block_table_stride;
-    int64_t pages, page_bytes;
+    int64_t pages, page_bytes, slot_bytes;
     int requests, heads, query_len;
     // page_size = 1 << page_shift where that is not negative.
     int page_size, page_shift;
