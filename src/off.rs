@@ -8,6 +8,7 @@ use mla_runtime::dims::HeadDims;
 #[cfg(not(feature = "sm90"))]
 use mla_runtime::dispatch::Absent;
 use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::spec::{
     BackendSpec, CacheDims, GraphSupport, HeadCounts, PageSizes, Phase, Priority, QueryLen,
 };
@@ -17,6 +18,7 @@ const FLASHMLA: BackendSpec = BackendSpec {
     capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
     cache_dims: Some(&[CacheDims::R1]),
     heads: HeadCounts::Range(1, 128),
+    kv_formats: &[KvFormat::F16, KvFormat::BF16, KvFormat::Fp8],
     page_sizes: PageSizes::MultipleOf(16),
     query_len: QueryLen::Ragged,
     graphs: GraphSupport::Always,

@@ -162,7 +162,7 @@ struct Kernel {
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
     // not in use yet; a large one is at least fetched into L2, by all blocks together.
     __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kTileBytes / 4; }
-    __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
+    __device__ uint32_t table_copy() const { return quantised ? stage_slot(L::kStageSlots - 1) : latent_slot(L::kLatentSlots - 1); }
     __device__ void fetch_table(int lane) const {
         const int64_t entries = p.requests * p.block_table_stride;
         if (table_is_small()) {

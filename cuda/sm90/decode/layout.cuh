@@ -30,11 +30,11 @@ struct Layout {
     // room for two blocks only.
     static constexpr int kSlotTiles = N == 64 ? 1 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = quantised ? 8 : N == 64 ? 16 : N == 32 ? 9 : 11;
+    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 16 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
     // A quantised cache arrives in a ring of its own, sixteen tokens at a time as they lie in memory, and is converted from there.
     static constexpr int kStageTokens = 16, kStageSlotBytes = kStageTokens * (kLatent + kRope);
-    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 4 : 6, kStageBytes = kStageSlots * kStageSlotBytes;
+    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 7 : 9, kStageBytes = kStageSlots * kStageSlotBytes;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
