@@ -33,10 +33,10 @@ int64_t cache_element(const MlaDecodeParams& p) { return p.cache_dtype == MLA_DT
 
 size_t partial_bytes(int rows) {
     switch (rows) {
-        case 8: return PartialLayout<__half, 8>::kBytes;
-        case 16: return PartialLayout<__half, 16>::kBytes;
-        case 32: return PartialLayout<__half, 32>::kBytes;
-        default: return PartialLayout<__half, 64>::kBytes;
+        case 8: return PartialLayout<8>::kBytes;
+        case 16: return PartialLayout<16>::kBytes;
+        case 32: return PartialLayout<32>::kBytes;
+        default: return PartialLayout<64>::kBytes;
     }
 }
 

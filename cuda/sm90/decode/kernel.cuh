@@ -151,7 +151,7 @@ struct Kernel {
     // The first access to a page of memory takes microseconds: its translation has to be found. One access now spares the reads and
     // writes that others wait for.
     __device__ void touch_memory(int lane) const {
-        constexpr int64_t page = 2 << 20, bytes = PartialLayout<T, N>::kBytes;
+        constexpr int64_t page = 2 << 20, bytes = PartialLayout<N>::kBytes;
         const int64_t used = gridDim.x * bytes;
         for (int64_t i = lane * page; i < 2 * used; i += 32 * page) prefetch_line(p.partials + i);
         if (lane == 0) prefetch_line(p.out);
@@ -705,13 +705,12 @@ struct Kernel {
     // A partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its range and one that
     // began before it.
     __device__ char* partial(int of_team, bool begins) const {
-        return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<T, N>::kBytes;
+        return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<N>::kBytes;
     }
 
     // Puts a part of a tile into the workspace, and merges the parts once all are there.
     __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
-        using Partial = PartialLayout<T, N>;
-        using Vector = typename Partial::Vector;
+        using Partial = PartialLayout<N>;
         const int lane = thread & 31;
         char* mine = partial(team, piece.part == 0);
 #pragma unroll
@@ -719,7 +718,7 @@ struct Kernel {
             const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
 #pragma unroll
             for (int t = 0; t < 4; ++t)
-                reinterpret_cast<Vector*>(mine)[(t * (N / 8) + j) * 256 + thread] =
+                reinterpret_cast<float4*>(mine)[(t * (N / 8) + j) * 256 + thread] =
                     make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y);
         }
         if (thread < N) reinterpret_cast<float*>(mine + Partial::kLseOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
@@ -730,7 +729,7 @@ struct Kernel {
     // Says that this block's part of a tile is in the workspace, and does this block's share of the merge.
     template <typename Fragments>
     __device__ void merge_parts(const Piece& piece, int thread) {
-        using Partial = PartialLayout<T, N>;
+        using Partial = PartialLayout<N>;
         constexpr int units = Partial::kFragments / MergeLayout<N>::kUnit;
         const int share_begin = unsigned(units * piece.part) / unsigned(piece.sharers);
         const int share_end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);

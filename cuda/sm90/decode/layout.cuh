@@ -1,7 +1,7 @@
 // The shared memory of one thread block.
 //
 // Query tiles come first (nine of N rows by 64 values), then two rings of slots for 8 KiB tiles, 64 tokens by 64 values of the
-// cache: the latent ring (eight tiles per block, by one or two in a slot) and the rope ring (one). A rope tile is dead once
+// cache: the latent ring (eight tiles per block, two in a slot) and the rope ring (one). A rope tile is dead once
 // the scores are computed; the probabilities of its block are written over it.
 //
 // The latent tiles of a block lie in the ring in the order in which the output warpgroups finish them, so that a slot is
@@ -26,11 +26,10 @@ template <int N, bool quantised = false>
 struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
-    // Two tiles in a slot halve what is waited for and copied; one by one they are free earlier, which counts where there is
-    // room for two blocks only.
-    static constexpr int kSlotTiles = N == 64 ? 1 : 2;
+    // Two tiles in a slot halve what is waited for and copied.
+    static constexpr int kSlotTiles = 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 16 : N == 32 ? 9 : 11;
+    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 8 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
     // A quantised cache arrives in a ring of its own, sixteen tokens at a time as they lie in memory, and is converted from there.
     static constexpr int kStageTokens = 16, kStageSlotBytes = kStageTokens * (kLatent + kRope);

@@ -5,8 +5,8 @@
 // that may not be running: a sharer that has waited too long gives up, and then the last one to arrive merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
-// float4 (rounded to the output's type where that halves many bytes): vector v of output thread t (0..255) holds accumulators
-// 4 v .. 4 v + 3 of that thread, at index v * 256 + t. With N / 8 column groups, v = tile * (N / 8) + group.
+// float4: vector v of output thread t (0..255) holds accumulators 4 v .. 4 v + 3 of that thread, at index v * 256 + t.
+// With N / 8 column groups, v = tile * (N / 8) + group.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -119,25 +119,24 @@ struct TransposedFragments {
 };
 
 // Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
-template <typename T, int N>
+template <int N>
 __device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
     constexpr int batch = 8;
-    using Vector = typename PartialLayout<T, N>::Vector;
     MergeState state;
 #pragma unroll 1
     for (int k0 = first; k0 < source.parts; k0 += batch * step) {
-        Vector x[batch];
+        float4 x[batch];
         float2 lse[batch];
         float2 top = state.maximum;
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const int k = k0 + i * step;
-            x[i] = Vector{};
+            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
             lse[i] = make_float2(-INFINITY, -INFINITY);
             if (k < source.parts) {
                 const char* part = source.part(k);
-                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<T, N>::kLseOffset + column * 4);
-                x[i] = *(reinterpret_cast<const Vector*>(part) + index);
+                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<N>::kLseOffset + column * 4);
+                x[i] = *(reinterpret_cast<const float4*>(part) + index);
             }
         }
 #pragma unroll
@@ -150,12 +149,11 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const float wx = exp2_approx(lse[i].x - offset.x), wy = exp2_approx(lse[i].y - offset.y);
-            const float4 v = x[i];
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
-            state.value.x = fmaf(v.x, wx, state.value.x);
-            state.value.y = fmaf(v.y, wy, state.value.y);
-            state.value.z = fmaf(v.z, wx, state.value.z);
-            state.value.w = fmaf(v.w, wy, state.value.w);
+            state.value.x = fmaf(x[i].x, wx, state.value.x);
+            state.value.y = fmaf(x[i].y, wy, state.value.y);
+            state.value.z = fmaf(x[i].z, wx, state.value.z);
+            state.value.w = fmaf(x[i].w, wy, state.value.w);
         }
     }
     return state;
@@ -197,7 +195,7 @@ __device__ __forceinline__ void merge_units(const KernelParams& p, const Partial
         for (int i = 0; i < rounds; ++i) {
             const int index = (together ? first + i : own) * M::kUnit + place;
             const int way = together ? warp * M::kHalves + half : few ? 0 : half * 8 + (i & 7);
-            const MergeState some = merge_some<T, N>(source, index, Fragments::column(index), way, few ? 1 : M::kWays);
+            const MergeState some = merge_some<N>(source, index, Fragments::column(index), way, few ? 1 : M::kWays);
             if (together) {
                 scratch[(i * M::kWays + way) * M::kUnit + place] = some;
             } else {

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 namespace mla::sm90::decode {
 
@@ -75,29 +74,13 @@ struct TensorMaps {
     CUtensorMap q_rope;    // [tokens * heads][64]
 };
 
-#ifdef HALFP
-constexpr int kRoundedFrom = 8;
-#else
-constexpr int kRoundedFrom = 128;
-#endif
-
-// Four values, rounded.
-template <typename T>
-struct alignas(8) Packed4 {
-    T x, y, z, w;
-    Packed4() = default;
-    __device__ Packed4(float4 v) : x(v.x), y(v.y), z(v.z), w(v.w) {}
-    __device__ operator float4() const { return make_float4(float(x), float(y), float(z), float(w)); }
-};
-
 // A partial result in the workspace: the normalised output as fragments of the 256 output threads, then the log-sum-exp
 // (base 2) of each row.
-template <typename T, int N>
+template <int N>
 struct PartialLayout {
-    using Vector = std::conditional_t<(N >= kRoundedFrom), Packed4<T>, float4>;
-    static constexpr int kVectors = N / 2;  // per thread
+    static constexpr int kVectors = N / 2;  // float4 per thread
     static constexpr int kFragments = kVectors * 256;
-    static constexpr size_t kLseOffset = kFragments * sizeof(Vector);
+    static constexpr size_t kLseOffset = kFragments * 16;
     static constexpr size_t kBytes = kLseOffset + N * sizeof(float);
 };
 
