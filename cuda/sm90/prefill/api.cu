@@ -92,13 +92,15 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
 
 const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
 
-// How many heads to take together: as many as keep their keys and values in half of the L2 cache, and at least so many
-// that eight levels of one head run at the same time, whose blocks read the same keys.
+// How many heads to take together: as many as keep their keys and values in half of the L2 cache. Under causal attention
+// rather so many that eight levels of one head run at the same time: they begin at different keys, and more of them spread
+// too far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
 int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
-    const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim);
-    const double cached = 0.5 * facts.l2_bytes / (head_bytes + 1);
+    const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
+    const double cached = 0.5 * facts.l2_bytes / head_bytes;
     const double together = facts.multiprocessors / 8.0 * p.max_query_len / (p.query_tokens + 1.0);
-    const int wanted = int(fmin(fmax(fmax(cached, together), 1.0), p.heads));
+    const double causal = fmin(together, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes));
+    const int wanted = int(fmin(fmax(fmax(cached, p.causal ? causal : 1.0), 1.0), p.heads));
     const int groups = (p.heads + wanted - 1) / wanted;
     return (p.heads + groups - 1) / groups;
 }
@@ -136,9 +138,9 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         Operand operand;
         CUtensorMap& map;
     } operands[] = {
-        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kQueries}, maps.query},
+        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kRows}, maps.query},
         {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride, Tile::kRope, p.heads, p.query_tokens,
-          query_len, kQueries},
+          query_len, kRows},
          maps.query_rope},
         {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads, p.key_tokens, key_len, Tile::kKeys},
          maps.key},

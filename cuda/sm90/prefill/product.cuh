@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "../../common/instructions.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
@@ -41,6 +42,8 @@ __device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (
 // Tiles with 128-byte swizzle, whose groups of eight rows are 1024 bytes apart; `leading` separates panels of an operand
 // whose columns are not the summed dimension. Adding bytes / 16 moves the start.
 __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading) {
+    // All lanes have the same address. Told so, the compiler keeps descriptors in uniform registers.
+    address = __shfl_sync(~0u, address, 0);
     return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(leading >> 4) << 16 | ((address & 0x3FFFF) >> 4);
 }
 
@@ -59,6 +62,33 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys /
         detail::multiply<Op>(scores, query_start + (panel * Tile::kQueryPanelBytes + column) / 16,
                              key_start + (panel * Tile::kKeyPanelBytes + column) / 16, step > 0,
                              std::make_index_sequence<Tile::kKeys / 2>());
+    }
+}
+
+// The same for the 16 rows of one warp, without the warpgroup's others; slower.
+template <typename Tile>
+__device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile::kKeys / 2], uint32_t query, uint32_t key,
+                                                           int thread) {
+    const int lane = thread % 32;
+    // Lane 8 i + j gives the address of row j of matrix i. Of the queries: rows 0..7 and 8..15 of the first 8 columns, then
+    // of the next 8; of the keys: keys 0..7 in the first 8 columns and the next 8, then keys 8..15.
+    const int query_row = thread / 32 * 16 + lane % 16, query_chunk = lane / 16;
+    const int key_row = lane / 16 * 8 + lane % 8, key_chunk = lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < Tile::kKeys / 2; i++) scores[i] = 0.f;
+#pragma unroll 1
+    for (int step = 0; step < Tile::kQkSteps; step++) {
+        const int panel = step / 4, chunk = step % 4 * 2;
+        uint32_t a[4];
+        load_matrices(a, query + panel * Tile::kQueryPanelBytes + query_row * 128 + ((chunk + query_chunk) ^ query_row % 8) * 16);
+#pragma unroll
+        for (int i = 0; i < Tile::kKeys / 16; i++) {
+            const int row = 16 * i + key_row;
+            uint32_t b[4];
+            load_matrices(b, key + panel * Tile::kKeyPanelBytes + row * 128 + ((chunk + key_chunk) ^ row % 8) * 16);
+            multiply_16x8<typename Tile::Element>(&scores[8 * i], a, b[0], b[1]);
+            multiply_16x8<typename Tile::Element>(&scores[8 * i + 4], a, b[2], b[3]);
+        }
     }
 }
 

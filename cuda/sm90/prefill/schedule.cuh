@@ -32,14 +32,17 @@ struct Schedule {
     // Fills level_end: first how many requests have exactly so many tiles, then from the top how many have at least as
     // many, then their running sum.
     __device__ void build() const {
+#pragma unroll 1
         for (int i = lane; i < p.levels; i += 32) level_end[i] = 0;
         __syncwarp();
+#pragma unroll 1
         for (int r = lane; r < p.requests; r += 32) {
             int tiles = tiles_of(r);
             if (tiles > 0) atomicAdd(&level_end[p.levels - min(tiles, p.levels)], 1);
         }
         __syncwarp();
         int requests = 0, sum = 0;
+#pragma unroll 1
         for (int first = 0; first < p.levels; first += 32) {
             int i = first + lane;
             int at_least = requests + inclusive_sum(i < p.levels ? level_end[i] : 0);
@@ -51,11 +54,11 @@ struct Schedule {
         __syncwarp();
     }
 
-    // The tile at `index`; request -1 past the end.
+    // The tile at `index`, all but its blocks; request -1 past the end.
     __device__ Work find(int index) const {
-        const int per_head = level_end[p.levels - 1];
-        Work work;
+        Work work = {};
         work.request = -1;
+        const int per_head = level_end[p.levels - 1];
         // Without tokens there is no tile, and nothing to divide by.
         if (per_head == 0 || index >= int64_t(per_head) * p.heads) return work;
         const int group = index / (per_head * p.group);
@@ -79,21 +82,23 @@ struct Schedule {
         for (int first = 0;; first += 32) {
             unsigned has = __ballot_sync(~0u, tiles_of(first + lane) > level);
             int count = __popc(has);
-            if (nth < count) {
-                work.request = first + __fns(has, 0, nth + 1);
-                break;
-            }
+            if (nth < count) return describe(work, first + __fns(has, 0, nth + 1), level);
             nth -= count;
         }
+    }
+
+private:
+    __device__ Work describe(Work work, int request, int level) const {
+        work.request = request;
         work.query = level * kQueries;
         work.query_start = p.cu_q[work.request];
         work.query_len = p.cu_q[work.request + 1] - work.query_start;
         const int key_start = p.cu_k[work.request];
-        work.key_len = p.cu_k[work.request + 1] - key_start;
+        work.key_end = p.cu_k[work.request + 1];
+        work.key_len = work.key_end - key_start;
         return work;
     }
 
-private:
     __device__ int inclusive_sum(int value) const {
         for (int distance = 1; distance < 32; distance *= 2) {
             int other = __shfl_up_sync(~0u, value, distance);

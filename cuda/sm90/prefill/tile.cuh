@@ -11,12 +11,14 @@
 namespace mla::sm90::prefill {
 
 // Query rows of a tile: one m64 product for each of two warpgroups.
-constexpr int kQueries = 128;
 constexpr int kConsumers = 2;
+constexpr int kRows = 64;
+constexpr int kQueries = kConsumers * kRows;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that the producer may have announced and the consumers not yet begun.
+// Tiles that are announced and not yet finished: the one that is being computed and the one that is being brought. More
+// would be claimed early, by a block that another may outrun.
 constexpr int kAnnounced = 2;
 
 template <typename Element_, int nope_, int rope_, int value_, int keys_>
@@ -33,32 +35,33 @@ struct Tile {
     static constexpr int kQkSteps = (nope_ + rope_) / 16;
     static constexpr int kKeySteps = keys_ / 16;
 
-    static constexpr int kQueryPanelBytes = kQueries * kPanel * 2;
+    static constexpr int kQueryPanelBytes = kRows * kPanel * 2;
     static constexpr int kKeyPanelBytes = keys_ * kPanel * 2;
     static constexpr int kQueryBytes = kQkPanels * kQueryPanelBytes;
     static constexpr int kKeyBytes = kQkPanels * kKeyPanelBytes;
     static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
 };
 
-// What the producer tells the consumers about a tile.
+// A tile as the scheduler announces it.
 struct Work {
-    int request;  // below 0: there is no more work
+    int request;
     int head;
-    int query;       // first query row of the tile within its request
+    int query;  // first query row of the tile within its request
     int query_start, query_len;
-    int key_len;
-    int blocks;  // key blocks to go through; 0: the tile sees nothing
+    int key_len, key_end;
+    int blocks;  // key blocks to go through; 0: there is no more work
 };
 
 template <typename Tile>
 struct Shared {
-    alignas(1024) uint8_t query[Tile::kQueryBytes];
+    alignas(1024) uint8_t query[kConsumers][Tile::kQueryBytes];
     alignas(1024) uint8_t key[kStages][Tile::kKeyBytes];
     alignas(1024) uint8_t value[kStages][Tile::kValueBytes];
-    alignas(8) uint64_t query_full, query_empty;
+    alignas(8) uint64_t query_full[kConsumers], query_empty[kConsumers];
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced];
+    alignas(8) uint64_t idle;  // never completes a phase; see hold()
     Work work[kAnnounced];
     // Tiles of one head at each level and above; see schedule.cuh.
     int level_end[1];
