@@ -23,6 +23,9 @@ struct Arguments {
     /// Include roots.
     #[arg(long)]
     include: Vec<PathBuf>,
+    /// Require the CUTLASS headers and make them an include root.
+    #[arg(long)]
+    cutlass: bool,
     /// The C++ compiler.
     #[arg(long)]
     host_compiler: Option<PathBuf>,
@@ -47,6 +50,9 @@ fn main() -> Result<(), mla_build::Error> {
     }
     for folder in arguments.include {
         kernels = kernels.include(folder);
+    }
+    if arguments.cutlass {
+        kernels = kernels.cutlass();
     }
     if let Some(path) = arguments.host_compiler {
         kernels = kernels.host_compiler(path);

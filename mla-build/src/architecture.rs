@@ -60,6 +60,14 @@ impl Architecture {
         }
     }
 
+    /// The first release of CUTLASS whose headers know the target.
+    pub const fn needs_cutlass(self) -> Version {
+        match self {
+            Self::Sm90 => Version { major: 3, minor: 0 },
+            Self::Sm100 => Version { major: 3, minor: 8 },
+        }
+    }
+
     /// The architectures that the features of the package being built turn on, as Cargo tells its
     /// build script in `CARGO_FEATURE_*`.
     ///

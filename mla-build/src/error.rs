@@ -40,20 +40,24 @@ pub enum Error {
         problem: String,
     },
 
-    /// The toolkit's nvcc does not know a target yet.
+    /// A part of the toolkit is too old for the architectures that are turned on together.
     #[error(
-        "architecture {architecture} ({}) needs CUDA {needed} or newer; given CUDA {found}, nvcc at {}",
-        architecture.target(), nvcc.display()
+        "{} {} {part} {needed} or newer; given {part} {found}, {}",
+        targets(architectures),
+        if architectures.len() > 1 { "together need" } else { "needs" },
+        path.display()
     )]
     ToolkitTooOld {
-        /// The architecture that asks for it.
-        architecture: Architecture,
-        /// The first release that would do.
+        /// Every architecture that is turned on and for which this release is too old.
+        architectures: Vec<Architecture>,
+        /// What is too old: `CUDA` or `CUTLASS`.
+        part: &'static str,
+        /// The first release that would do for all of them.
         needed: Version,
         /// The release that was found.
         found: Version,
-        /// Its compiler.
-        nvcc: PathBuf,
+        /// Where it was found: CUDA's compiler, or the folder of CUTLASS's headers.
+        path: PathBuf,
     },
 
     /// A part of the toolkit is missing everywhere.
@@ -144,6 +148,18 @@ fn names() -> String {
         .map(|a| a.name())
         .collect::<Vec<_>>()
         .join(", ")
+}
+
+fn targets(architectures: &[Architecture]) -> String {
+    let named: Vec<_> = architectures
+        .iter()
+        .map(|a| format!("{} ({})", a.name(), a.target()))
+        .collect();
+    format!(
+        "architecture{} {}",
+        if named.len() > 1 { "s" } else { "" },
+        named.join(" and ")
+    )
 }
 
 fn full(error: &io::Error) -> &'static str {

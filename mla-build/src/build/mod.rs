@@ -19,7 +19,7 @@ use crate::{
     report::{self, Outcome},
     roles::Roles,
     schedule::Limits,
-    toolkit::{self, Found, Pins, Search},
+    toolkit::{self, Found, Pins, Search, Version},
     unit::{self, Unit},
 };
 
@@ -117,16 +117,13 @@ impl Plan {
             Some(home) => toolkit::cuda_at(home)?,
             None => toolkit::cuda(&search, &install_command)?,
         };
-        for &architecture in &architectures {
-            if cuda.version < architecture.needs_toolkit() {
-                return Err(Error::ToolkitTooOld {
-                    architecture,
-                    needed: architecture.needs_toolkit(),
-                    found: cuda.version,
-                    nvcc: cuda.nvcc,
-                });
-            }
-        }
+        new_enough(
+            &architectures,
+            Architecture::needs_toolkit,
+            "CUDA",
+            cuda.version,
+            &cuda.nvcc,
+        )?;
         let mut found = vec![cuda.found.clone()];
         let host = Host::find(kernels.host_compiler.as_deref())?;
 
@@ -166,6 +163,11 @@ impl Plan {
         }
         if kernels.cutlass {
             let cutlass = toolkit::cutlass(&search, &install_command)?;
+            // Headers that do not tell their version are left to the compiler.
+            if let Some(version) = cutlass.version.as_deref().and_then(Version::from_start) {
+                let needs = Architecture::needs_cutlass;
+                new_enough(&architectures, needs, "CUTLASS", version, &cutlass.path)?;
+            }
             includes.push(("cutlass".to_owned(), cutlass.path.clone()));
             roles.push(("cutlass".to_owned(), cutlass.path.clone()));
             found.push(cutlass);
@@ -331,6 +333,35 @@ impl Plan {
                 ),
             }),
         }
+    }
+}
+
+/// Whether a release serves all of `architectures`.
+fn new_enough(
+    architectures: &BTreeSet<Architecture>,
+    needs: impl Fn(Architecture) -> Version,
+    part: &'static str,
+    found: Version,
+    path: &Path,
+) -> Result<(), Error> {
+    let unserved: Vec<_> = architectures
+        .iter()
+        .copied()
+        .filter(|&architecture| found < needs(architecture))
+        .collect();
+    match unserved
+        .iter()
+        .map(|&architecture| needs(architecture))
+        .max()
+    {
+        None => Ok(()),
+        Some(needed) => Err(Error::ToolkitTooOld {
+            architectures: unserved,
+            part,
+            needed,
+            found,
+            path: path.to_owned(),
+        }),
     }
 }
 

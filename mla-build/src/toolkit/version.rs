@@ -1,8 +1,8 @@
-//! A CUDA release, as `nvcc --version` tells it.
+//! A release of CUDA, as `nvcc --version` tells it, or of CUTLASS.
 
 use std::fmt;
 
-/// A CUDA release: 13.0, 12.8.
+/// A release of CUDA or CUTLASS: 13.0, 12.8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version {
     /// Before the dot.
@@ -14,8 +14,12 @@ pub struct Version {
 impl Version {
     /// Reads the release from the output of `nvcc --version`.
     pub(crate) fn from_nvcc(text: &str) -> Option<Self> {
-        let rest = text.split("release ").nth(1)?;
-        let (major, rest) = rest.split_once('.')?;
+        Self::from_start(text.split("release ").nth(1)?)
+    }
+
+    /// Reads the two leading numbers of a version: 4.2 of "4.2.0".
+    pub(crate) fn from_start(text: &str) -> Option<Self> {
+        let (major, rest) = text.split_once('.')?;
         let digits = rest
             .find(|c: char| !c.is_ascii_digit())
             .unwrap_or(rest.len());

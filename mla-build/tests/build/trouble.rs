@@ -110,9 +110,68 @@ fn an_architecture_that_the_toolkit_does_not_know_says_which_release_does() {
     world.write("toolkit/version", &version("11.8"));
     let message = world.build().unwrap_err().to_string();
     assert!(
-        message.contains("sm90 (sm_90a) needs CUDA 12.0"),
+        message.contains("architecture sm90 (sm_90a) needs CUDA 12.0"),
         "{message}"
     );
+}
+
+#[test]
+fn architectures_that_a_toolkit_cannot_serve_together_say_which_release_can() {
+    let world = World::new();
+    let message = |release| {
+        world.write("toolkit/version", &version(release));
+        let kernels = world.kernels().architecture(Sm100);
+        kernels.compile("kernels").unwrap_err().to_string()
+    };
+    // What would do for one of them is not enough for both.
+    let both = message("11.8");
+    assert!(
+        both.starts_with("architectures sm90 (sm_90a) and sm100 (sm_100a) together need CUDA 12.8 or newer; given CUDA 11.8"),
+        "{both}"
+    );
+    let one = message("12.0");
+    assert!(
+        one.starts_with("architecture sm100 (sm_100a) needs CUDA 12.8 or newer; given CUDA 12.0"),
+        "{one}"
+    );
+    assert_eq!(world.calls(), NONE);
+}
+
+#[test]
+fn a_cutlass_that_does_not_know_an_architecture_says_which_release_does() {
+    let world = World::new();
+    world.write("cutlass/include/cutlass/cutlass.h", "");
+    let build = |minor: u32| {
+        let defines = [
+            "MAJOR 3".to_owned(),
+            format!("MINOR {minor}"),
+            "PATCH 1".to_owned(),
+        ]
+        .map(|line| format!("#define CUTLASS_{line}\n"))
+        .concat();
+        world.write("cutlass/include/cutlass/version.h", &defines);
+        let output = world
+            .command("out")
+            .args(["--cutlass", "--architecture=sm90", "--architecture=sm100"])
+            .env("MLA_CUTLASS", world.at("cutlass"))
+            .output()
+            .unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let (built, message) = build(5);
+    assert!(!built, "{message}");
+    for part in [
+        "architecture sm100 (sm_100a) needs CUTLASS 3.8 or newer; given CUTLASS 3.5",
+        "cutlass/include",
+    ] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(world.calls(), NONE);
+    let (built, message) = build(8);
+    assert!(built, "{message}");
 }
 
 #[test]
