@@ -21,7 +21,7 @@ pub mod raw;
 
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 pub use cuda::Cuda;
-pub use gpu::{Gpu, present_gpu};
+pub use gpu::{ARCHITECTURES, Gpu, present_gpu};
 
 /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of an architecture that
 /// this build leaves out are listed as absent, so that a refusal names the feature.

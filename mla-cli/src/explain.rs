@@ -16,7 +16,7 @@ use mla_runtime::spec::{GraphSupport, QueryLen};
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
 use crate::error::CliError;
 use crate::table::{numbers, table};
-use crate::target::{describe_gpu, present_target};
+use crate::target::{describe_build, describe_gpu, present_target};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -85,10 +85,11 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     Ok(args.format.write(&explanation, || {
         let text = describe(&explanation, &model);
         // What was asked about by name need not be here; what was found here is named.
-        match args.sm {
-            Some(_) => text,
-            None => format!("{}\n{text}", describe_gpu()),
-        }
+        let here = match args.sm {
+            Some(_) => String::new(),
+            None => describe_gpu() + "\n",
+        };
+        here + &describe_build() + &text
     }))
 }
 
