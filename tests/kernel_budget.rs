@@ -34,6 +34,38 @@ fn each_architecture_adds_at_most_20_mib() {
     }
 }
 
+/// What the report remembers of each unit's compilation is what a cold build of everything is made of.
+#[test]
+fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
+    const CORES: usize = 2;
+    let report = report();
+    assert!(
+        report
+            .units
+            .iter()
+            .all(|unit| unit.compile_seconds > 0.0 && unit.peak > 0)
+    );
+
+    // No schedule that keeps both busy ends later than half of the work and the longest unit after it.
+    let longest = report
+        .units
+        .iter()
+        .map(|unit| unit.compile_seconds)
+        .fold(0.0, f64::max);
+    let seconds = report.compile_seconds() / CORES as f64 + longest;
+    assert!(
+        seconds <= 900.0,
+        "{seconds:.0} s on {CORES} cores, allowed: at most 900"
+    );
+
+    let together = report.peak_of_largest(CORES);
+    assert!(
+        together <= 16 << 30,
+        "the {CORES} largest units together: {together} bytes, allowed: at most {}",
+        16u64 << 30
+    );
+}
+
 /// Of the build that this test was built with.
 fn report() -> Report {
     Report::load(&Path::new(env!("OUT_DIR")).join("mla.report.json")).unwrap()
