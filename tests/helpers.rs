@@ -958,6 +958,98 @@ fn offsets_go_beyond_31_bits_of_elements() {
     .unwrap();
     // Two equal halves.
     assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+
+    // Rows of a write's source and of a gather's output, as far apart.
+    let wide = Layout {
+        dtype: DType::BF16,
+        shape: [2, 1, 512],
+        strides: [far, 512, 1],
+    };
+    let near = Layout::contiguous(DType::BF16, [2, 1, 512]);
+    let [source, poison] = [Tensor::random(rng, near, 0), Tensor::poison(near, 0)];
+    let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [2, 1, 64]), 0);
+    let mut on_rope = On::new(&gpu, &rope).unwrap();
+    let mut put = |tensor: &Tensor| {
+        let on = On::new(&gpu, tensor).unwrap();
+        let to = TensorMut::new(cache.bytes_mut(), wide).unwrap();
+        gpu.copy(on.read().unwrap(), to).unwrap();
+    };
+    put(&source);
+    let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 1, 64);
+    let mut small = gpu.allocate(cache_bytes(&layout)).unwrap();
+    let slots = upload(&gpu, bytemuck::cast_slice(&[3i64, 5])).unwrap();
+    gpu.write_cache(
+        TensorRef::new(cache.bytes(), wide).unwrap(),
+        on_rope.read().unwrap(),
+        indices(&slots, 2).unwrap(),
+        CacheMut::new(small.bytes_mut(), layout).unwrap(),
+    )
+    .unwrap();
+    let to = TensorMut::new(cache.bytes_mut(), wide).unwrap();
+    gpu.copy(On::new(&gpu, &poison).unwrap().read().unwrap(), to)
+        .unwrap();
+    let lists = [[0i32, 0, 0], [3, 5, 0], [0, 1, 2]]
+        .map(|list| upload(&gpu, bytemuck::cast_slice(&list)).unwrap());
+    gpu.gather_cache(
+        CacheRef::new(small.bytes(), layout).unwrap(),
+        GatherRows {
+            block_table: BlockTable::new(indices(&lists[0], 2).unwrap(), 2, 1).unwrap(),
+            token_starts: indices(&lists[1], 2).unwrap(),
+            row_starts: indices(&lists[2], 3).unwrap(),
+            rows: 2,
+        },
+        TensorMut::new(cache.bytes_mut(), wide).unwrap(),
+        on_rope.write().unwrap(),
+    )
+    .unwrap();
+    let mut back = On::new(&gpu, &poison).unwrap();
+    gpu.copy(
+        TensorRef::new(cache.bytes(), wide).unwrap(),
+        back.write().unwrap(),
+    )
+    .unwrap();
+    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+    assert_eq!(on_rope.host(&gpu).unwrap().values(), rope.values());
+    drop(cache);
+
+    // Log-sum-exps of two tokens, as far apart.
+    let (heads, tokens) = (8, 2);
+    let states: Vec<f32> = (0..heads * tokens).map(|_| normal(rng)).collect();
+    let mut memory = gpu.allocate(4 * (far + heads)).unwrap();
+    let values = upload(&gpu, bytemuck::cast_slice(&states)).unwrap();
+    let near = Layout::contiguous(DType::F32, [tokens, 1, heads]);
+    let wide = Layout {
+        strides: [far, heads, 1],
+        ..near
+    };
+    gpu.copy(
+        TensorRef::new(values.bytes(), near).unwrap(),
+        TensorMut::new(memory.bytes_mut(), wide).unwrap(),
+    )
+    .unwrap();
+    let natural = LseLayout::heads_first(heads, tokens);
+    let apart = LseLayout {
+        row_stride: far,
+        ..natural
+    };
+    let mut got = gpu.allocate(4 * heads * tokens).unwrap();
+    gpu.convert_lse(
+        LseRef::<Cuda, Base2TokensFirst>::new(memory.bytes(), apart).unwrap(),
+        lse_mut::<Cuda>(&mut got, natural).unwrap(),
+    )
+    .unwrap();
+    let got = download(&gpu, &got).unwrap();
+    let got: &[f32] = bytemuck::cast_slice(&got);
+    for token in 0..tokens {
+        for head in 0..heads {
+            let want = states[token * heads + head] * std::f32::consts::LN_2;
+            assert_eq!(
+                got[head * tokens + token],
+                want,
+                "token {token}, head {head}"
+            );
+        }
+    }
 }
 
 // ---- Graphs and tiers -----------------------------------------------------------------------------
