@@ -406,6 +406,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "8q1s1k --plot a.pdf".into(),
             "accepted: a name that ends with .svg or .png",
         ),
+        (
+            "8q1s1k --json /nowhere/a.json".into(),
+            "accepted: a file in a folder that exists",
+        ),
         ("900000q1s2k".into(), "memory: given 900000q1s2k"),
         (format!("--config {unknown}"), "threashold"),
         (format!("--config {empty}"), "given an empty list"),

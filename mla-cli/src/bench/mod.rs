@@ -97,6 +97,28 @@ struct OutputArgs {
     plot: Option<PathBuf>,
 }
 
+impl OutputArgs {
+    /// Refuses what could not be written, before anything is measured.
+    fn check(&self) -> Result<(), CliError> {
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+        }
+        for path in [&self.json, &self.csv, &self.plot].into_iter().flatten() {
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty());
+            if folder.is_some_and(|folder| !folder.is_dir()) {
+                return Err(CliError::File {
+                    argument: "output",
+                    path: path.clone(),
+                    message: "accepted: a file in a folder that exists".to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The output, and whether all is well: every row agrees with the reference, or nothing is slower.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     match &args.command {
@@ -112,9 +134,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
 }
 
 fn run(args: &BenchArgs) -> Result<Report, CliError> {
-    if let Some(path) = &args.output.plot {
-        plot::check(path)?;
-    }
+    args.output.check()?;
     let settings = match &args.config {
         Some(path) => args.settings.clone().over(path)?,
         None => args.settings.clone(),

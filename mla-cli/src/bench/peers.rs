@@ -122,6 +122,7 @@ impl<'a> From<&'a Case> for CaseOfScript<'a> {
 
 /// The table, and whether our outputs are right.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
+    args.output.check()?;
     check_python(args)?;
     let cases = cases::read(args.cases.as_deref(), &args.only)?;
     let settings = Settings {

@@ -66,12 +66,6 @@ pub(super) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
         );
     });
     let panels = panels(report);
-    if panels.is_empty() {
-        return Err(refused(
-            path,
-            "nothing to draw: there are no ceilings for a roofline, no two kv lengths, and no two paths",
-        ));
-    }
     let size = (WIDTH, PANEL * panels.len() as u32);
     let drawn = match path.extension().and_then(|extension| extension.to_str()) {
         Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), &panels),
@@ -106,11 +100,19 @@ fn panels(report: &Report) -> Vec<Panel<'_>> {
         let points = series.entry(name).or_default();
         points.push((row.max_kv_len.into(), row.us.median));
     }
-    series.retain(|_, points| {
+    for points in series.values_mut() {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    }
+    let curves = |points: &Vec<(f64, f64)>| {
         points.first().map(|point| point.0) < points.last().map(|point| point.0)
-    });
-    if !series.is_empty() && report.crossovers.is_empty() {
+    };
+    // Single points are worth drawing only where there is nothing else.
+    if series.values().any(curves) {
+        series.retain(|_, points| curves(points));
+        if report.crossovers.is_empty() {
+            panels.push(Panel::Lengths(series));
+        }
+    } else if panels.is_empty() && report.crossovers.is_empty() {
         panels.push(Panel::Lengths(series));
     }
     panels.extend(report.crossovers.iter().map(Panel::Crossover));
