@@ -1,13 +1,6 @@
 //! FLASHMLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever nothing may
 //! be read.
 
-#![cfg(feature = "sm90")]
-
-// Each test binary uses its own part of the helpers.
-#[allow(dead_code)]
-mod common;
-
-use common::{download, gpu, normal, rng, upload};
 use half::{bf16, f16};
 use mla_kernels::Cuda;
 use mla_kernels::cuda::Buffer;
@@ -29,6 +22,8 @@ use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
+
+use crate::common::{download, gpu, normal, pick, rng, upload};
 
 const LATENT: usize = 512;
 const ROW: usize = 576;
@@ -361,14 +356,15 @@ fn assert_close(name: &str, dtype: DType, got: &(Vec<u8>, Vec<u8>), want: &(Vec<
 fn check(name: &str, case: &Case, seed: u64) {
     let numbers = Numbers::random(case, seed);
     let want = run::<CpuDecode>(&Cpu::new(), case, &numbers);
-    let got = run::<FlashMla>(&gpu(), case, &numbers);
+    let gpu = &*gpu();
+    let got = run::<FlashMla>(gpu, case, &numbers);
     assert_close(name, case.dtype, &got, &want);
-    let again = run::<FlashMla>(&gpu(), case, &numbers);
+    let again = run::<FlashMla>(gpu, case, &numbers);
     assert!(got == again, "{name}: a second run differs");
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
     let lens = [0, 1, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
     for heads in [1, 3, 8, 9, 16, 20, 40, 63, 64, 96, 126, 128] {
@@ -385,7 +381,7 @@ fn every_number_of_heads_and_query_tokens_agrees_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn random_ragged_batches_agree_with_the_cpu() {
     let mut rng = rng(7);
     for round in 0..40 {
@@ -397,8 +393,8 @@ fn random_ragged_batches_agree_with_the_cpu() {
             })
             .collect();
         let mut case = Case::new(rng.random_range(1..=128), requests);
-        case.page_size = common::pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
-        case = case.dtype(common::pick(&mut rng, &[DType::F16, DType::BF16]));
+        case.page_size = pick(&mut rng, &[16, 32, 48, 64, 128, 256]);
+        case = case.dtype(pick(&mut rng, &[DType::F16, DType::BF16]));
         case.slack = 8 * rng.random_range(0..4);
         case.cache_slack = 16 * rng.random_range(0..4);
         check(&format!("round {round}"), &case, round);
@@ -406,16 +402,16 @@ fn random_ragged_batches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn e4m3_caches_agree_with_the_cpu() {
     let mut rng = rng(9);
     let lens = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 1000, 4641];
     for heads in [1, 3, 8, 9, 16, 20, 40, 63, 64, 96, 126, 128] {
         let query = rng.random_range(1..=8);
         let requests = lens.iter().map(|len| (query, *len)).collect();
-        let dtype = common::pick(&mut rng, &[DType::F16, DType::BF16]);
+        let dtype = pick(&mut rng, &[DType::F16, DType::BF16]);
         let mut case = Case::new(heads, requests).dtype(dtype).fp8(0.013);
-        case.page_size = common::pick(&mut rng, &[16, 48, 64, 128]);
+        case.page_size = pick(&mut rng, &[16, 48, 64, 128]);
         case.cache_slack = 16 * rng.random_range(0..3);
         check(
             &format!("e4m3, {heads} heads, {query} query tokens"),
@@ -438,7 +434,7 @@ fn e4m3_caches_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn large_batches_and_long_contexts_agree_with_the_cpu() {
     let mut rng = rng(8);
     let many = (0..1024).map(|_| (1, rng.random_range(0..300))).collect();
@@ -461,7 +457,7 @@ fn large_batches_and_long_contexts_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     let mut case = Case::new(16, vec![(1, 700), (2, 333)]);
     case.spare_pages = (1usize << 31) / (64 * ROW) + 1;
@@ -469,9 +465,9 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn a_captured_step_replays_with_other_lengths_and_pages() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
     let numbers = Numbers::random(&case, 11);
     // Other lengths, within the pages of the first request: its rows are the only ones that are all there.
@@ -486,9 +482,9 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
         (vec![1, 2800, 129, 0], shorter),
         (numbers.lens.clone(), numbers.block_table.clone()),
     ];
-    let backend = FlashMla::new(&gpu, &case.config()).unwrap();
-    let mut state = backend.state(&gpu, &case.limits()).unwrap();
-    let mut step = Step::<Cuda>::new(&gpu, &case, &numbers).unwrap();
+    let backend = FlashMla::new(gpu, &case.config()).unwrap();
+    let mut state = backend.state(gpu, &case.limits()).unwrap();
+    let mut step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
     let graph = gpu
         .capture(|gpu| step.enqueue(gpu, &case, &backend, &mut state, &mut ()))
         .unwrap();
@@ -501,42 +497,42 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
         // SAFETY: `step` and `state` hold everything that the capture was given, and only this stream
         // uses it.
         unsafe { graph.replay() }.unwrap();
-        let got = step.results(&gpu).unwrap();
+        let got = step.results(gpu).unwrap();
         let eager = Numbers {
             lens,
             block_table,
             ..numbers.clone()
         };
-        let mut fresh = Step::<Cuda>::new(&gpu, &case, &eager).unwrap();
+        let mut fresh = Step::<Cuda>::new(gpu, &case, &eager).unwrap();
         fresh
-            .enqueue(&gpu, &case, &backend, &mut state, &mut ())
+            .enqueue(gpu, &case, &backend, &mut state, &mut ())
             .unwrap();
         assert!(
-            got == fresh.results(&gpu).unwrap(),
+            got == fresh.results(gpu).unwrap(),
             "a replay differs from the step run at once"
         );
     }
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn what_does_not_fit_is_refused_by_name() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100)]);
-    let backend = FlashMla::new(&gpu, &case.config()).unwrap();
+    let backend = FlashMla::new(gpu, &case.config()).unwrap();
     let mut limits = case.limits();
     limits.decode_query_len = 9;
     let refused = backend
-        .state(&gpu, &limits)
+        .state(gpu, &limits)
         .err()
         .expect("9 query tokens are too many");
     assert_eq!(refused.to_string(), "query_len: given 9, accepted 1..=8");
-    let mut state = backend.state(&gpu, &case.limits()).unwrap();
+    let mut state = backend.state(gpu, &case.limits()).unwrap();
     let longer = Case::new(16, vec![(2, 100)]);
     let numbers = Numbers::random(&longer, 1);
-    let mut step = Step::<Cuda>::new(&gpu, &longer, &numbers).unwrap();
+    let mut step = Step::<Cuda>::new(gpu, &longer, &numbers).unwrap();
     let refused = step
-        .enqueue(&gpu, &longer, &backend, &mut state, &mut ())
+        .enqueue(gpu, &longer, &backend, &mut state, &mut ())
         .unwrap_err();
     assert!(
         refused.to_string().starts_with("max_query_len: given 2"),
@@ -587,14 +583,14 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
 type Spoil = fn(&mut raw::MlaDecodeParams);
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 100), (1, 3)]);
     let numbers = Numbers::random(&case, 1);
-    let step = Step::<Cuda>::new(&gpu, &case, &numbers).unwrap();
-    let backend = FlashMla::new(&gpu, &case.config()).unwrap();
-    let bytes = backend.workspace_bytes(&gpu, &case.limits());
+    let step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
+    let backend = FlashMla::new(gpu, &case.config()).unwrap();
+    let bytes = backend.workspace_bytes(gpu, &case.limits());
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let good = raw_call(&step, &case, &workspace);
     let spoilt: &[(&str, Spoil)] = &[
@@ -668,7 +664,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
             "{field}: {refused}"
         );
     }
-    let (out, lse) = step.results(&gpu).unwrap();
+    let (out, lse) = step.results(gpu).unwrap();
     assert!(
         out.iter().chain(&lse).all(|byte| *byte == 0xff),
         "a refused call has written"
@@ -680,7 +676,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     assert_close(
         "the raw call",
         case.dtype,
-        &step.results(&gpu).unwrap(),
+        &step.results(gpu).unwrap(),
         &want,
     );
 }

@@ -1,13 +1,9 @@
 //! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary, mixed
 //! in one batch; keys fewer and more than queries, packed and split; NaN around everything; and five
 //! runs, of which the last four replay a captured graph, with the same bits.
-#![cfg(feature = "sm90")]
-
 use std::ops::Range;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
-use mla_kernels::Cuda;
 use mla_kernels::flash_attn::FlashAttn;
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
@@ -22,7 +18,8 @@ use mla_runtime::problem::Problem;
 use mla_runtime::reference::{self, Array};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
+
+use crate::common::{download, gpu, normal, rng, upload};
 
 // Rows of NaN before and behind each tensor.
 const MARGIN: usize = 130;
@@ -30,13 +27,6 @@ const MARGIN: usize = 130;
 const R1: HeadDims = HeadDims::R1;
 const WIDE: HeadDims = HeadDims::new(192, 64, 256);
 const SMALL: HeadDims = HeadDims::new(64, 32, 64);
-
-// One device for all tests, one test at a time, and no context destroyed between them.
-fn gpu() -> MutexGuard<'static, Cuda> {
-    static GPU: LazyLock<Mutex<Cuda>> =
-        LazyLock::new(|| Mutex::new(Cuda::new(0).expect("a GPU that the kernels were built for")));
-    GPU.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[derive(Clone)]
 struct Case {
@@ -111,12 +101,11 @@ impl Host {
         for i in 0..tokens {
             for j in 0..heads {
                 for k in 0..width {
-                    let (u, v) = (rng.random::<f32>().max(1e-9), rng.random::<f32>());
-                    let normal = (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos();
+                    let value = normal(rng) * amplitude;
                     let at = self.index([i, j, k]);
                     self.bits[at] = match self.dtype {
-                        DType::BF16 => bf16::from_f32(normal * amplitude).to_bits(),
-                        _ => f16::from_f32(normal * amplitude).to_bits(),
+                        DType::BF16 => bf16::from_f32(value).to_bits(),
+                        _ => f16::from_f32(value).to_bits(),
                     };
                 }
             }
@@ -140,7 +129,7 @@ impl Host {
     }
 
     fn upload<D: Device>(&self, device: &D) -> D::Buffer {
-        upload(device, &self.bytes())
+        upload(device, &self.bytes()).unwrap()
     }
 
     // Where the elements lie in the bytes.
@@ -171,7 +160,7 @@ struct Inputs {
 
 impl Inputs {
     fn new(case: &Case, seed: u64) -> Self {
-        let rng = &mut StdRng::seed_from_u64(seed);
+        let rng = &mut rng(seed);
         let (tq, tk) = case.tokens();
         let (p, r, v) = (
             case.dims.nope as usize,
@@ -220,19 +209,6 @@ struct Outcome {
     lse: Vec<f32>,
 }
 
-fn upload<D: Device>(device: &D, bytes: &[u8]) -> D::Buffer {
-    let mut buffer = device.allocate(bytes.len()).unwrap();
-    device.upload(bytes, D::bytes_mut(&mut buffer)).unwrap();
-    buffer
-}
-
-fn download<D: Device>(device: &D, buffer: &D::Buffer) -> Vec<u8> {
-    let from = D::bytes(buffer);
-    let mut bytes = vec![0; D::byte_len(from)];
-    device.download(from, &mut bytes).unwrap();
-    bytes
-}
-
 // A backend with its operands in device memory.
 struct Bench<'a, B: PrefillBackend> {
     device: &'a B::Device,
@@ -279,12 +255,13 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             ]
             .map(|host| host.upload(device)),
             starts: [&inputs.query_starts, &inputs.key_starts]
-                .map(|starts| upload(device, &bytes(starts))),
+                .map(|starts| upload(device, &bytes(starts)).unwrap()),
             out_buffer: out.upload(device),
             lse_buffer: upload(
                 device,
                 &vec![0xff; (case.tokens().0 * case.heads).max(1) * 4],
-            ),
+            )
+            .unwrap(),
             device,
             case,
             inputs,
@@ -341,9 +318,9 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
     }
 
     fn outcome(&self) -> Outcome {
-        let lse = download(self.device, &self.lse_buffer);
+        let lse = download(self.device, &self.lse_buffer).unwrap();
         Outcome {
-            out: download(self.device, &self.out_buffer),
+            out: download(self.device, &self.out_buffer).unwrap(),
             lse: lse
                 .chunks_exact(4)
                 .map(|x| f32::from_ne_bytes([x[0], x[1], x[2], x[3]]))
@@ -450,8 +427,8 @@ fn check(case: &Case, seed: u64) {
     oracle.enqueue().unwrap();
     compare("CPU", case, &oracle.out, &oracle.outcome(), &expected);
 
-    let gpu = gpu();
-    let mut bench = Bench::<FlashAttn>::new(&*gpu, case, &inputs);
+    let gpu = &*gpu();
+    let mut bench = Bench::<FlashAttn>::new(gpu, case, &inputs);
     bench.enqueue().unwrap();
     let first = bench.outcome();
     compare("FLASH_ATTN", case, &bench.out, &first, &expected);
@@ -487,7 +464,7 @@ fn same(lens: &[usize]) -> Vec<(usize, usize)> {
 const BOUNDARIES: [usize; 12] = [0, 1, 127, 128, 129, 63, 0, 64, 65, 255, 256, 257];
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn lengths_around_every_tile_boundary_mix_in_one_batch() {
     for dims in [R1, WIDE, SMALL] {
         for dtype in [DType::BF16, DType::F16] {
@@ -504,7 +481,7 @@ fn lengths_around_every_tile_boundary_mix_in_one_batch() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn keys_may_be_more_or_fewer_than_queries() {
     let more = [(100, 400), (1, 257), (256, 700), (0, 77), (130, 641)];
     // Rows that see nothing, within a tile and in whole tiles.
@@ -524,7 +501,7 @@ fn keys_may_be_more_or_fewer_than_queries() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn any_number_of_heads_and_of_requests() {
     for heads in [1, 3, 16, 128] {
         check(&case(R1, DType::BF16, heads, &same(&[150, 20])), 3);
@@ -539,7 +516,7 @@ fn any_number_of_heads_and_of_requests() {
 
 // The kernel weighs against a reference that it raises afterwards; here that comes too late, and it has to start over.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {
     for amplitude in [3.0, 7.0, 20.0] {
         for dims in [R1, WIDE, SMALL] {
@@ -558,16 +535,16 @@ fn scores_may_rise_beyond_what_weights_can_hold() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 --test flash_attn -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn what_the_kernel_cannot_take_is_refused_by_name() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     // A gap of one element leaves the first row, and every other, not aligned to 16 bytes.
     let case = Case {
         gap: 1,
         ..case(R1, DType::BF16, 2, &same(&[8]))
     };
     let inputs = Inputs::new(&case, 6);
-    let error = Bench::<FlashAttn>::new(&*gpu, &case, &inputs)
+    let error = Bench::<FlashAttn>::new(gpu, &case, &inputs)
         .enqueue()
         .unwrap_err();
     assert!(
@@ -577,7 +554,7 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
 
     let mut config = case.config();
     config.softmax_scale = f32::NAN;
-    let error = FlashAttn::new(&gpu, &config).unwrap_err();
+    let error = FlashAttn::new(gpu, &config).unwrap_err();
     assert!(
         matches!(&error, Error::Argument { field, .. } if *field == "softmax scale"),
         "{error}"

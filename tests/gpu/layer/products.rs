@@ -23,9 +23,9 @@ fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) ->
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn products_per_head_agree_with_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     let mut rng = rng(3);
     let mut most = 0f64;
     for round in 0..120 {
@@ -72,7 +72,7 @@ fn products_per_head_agree_with_the_cpu() {
         let input = Tensor::random(&mut rng, rows(k), shift);
         let weights = Tensor::random(&mut rng, weights, 0);
         let out = Tensor::poison(rows(n), 0);
-        let given = run(&gpu, &input, &weights, &out).unwrap();
+        let given = run(gpu, &input, &weights, &out).unwrap();
         let expected = run(&cpu, &input, &weights, &out).unwrap();
         // Whatever is no element of the output is untouched.
         let mut cleared = [given.clone(), expected.clone()];
@@ -100,9 +100,9 @@ fn products_per_head_agree_with_the_cpu() {
 
 /// A token's row does not depend on how many others the own kernel takes with it.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_row_is_the_same_among_however_many() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let mut rng = rng(5);
     for strides in [[128 * 512, 512, 1], [128 * 512, 1, 128]] {
         let weights = Layout {
@@ -113,12 +113,12 @@ fn a_row_is_the_same_among_however_many() {
         let weights = Tensor::random(&mut rng, weights, 0);
         let rows = |tokens, width| Layout::contiguous(DType::BF16, [tokens, 16, width]);
         let all = Tensor::random(&mut rng, rows(32, 128), 0);
-        let whole = run(&gpu, &all, &weights, &Tensor::poison(rows(32, 512), 0)).unwrap();
+        let whole = run(gpu, &all, &weights, &Tensor::poison(rows(32, 512), 0)).unwrap();
         for tokens in [1, 5, 8, 13, 16, 20, 31] {
             let mut part = all.clone();
             part.layout.shape[0] = tokens;
             let out = Tensor::poison(rows(tokens, 512), 0);
-            let given = run(&gpu, &part, &weights, &out).unwrap();
+            let given = run(gpu, &part, &weights, &out).unwrap();
             for element in 0..tokens * 16 * 512 {
                 let [a, b] =
                     [&given, &whole].map(|t| get(DType::BF16, &t.bytes, element).to_bits());

@@ -9,7 +9,7 @@ use mla_runtime::device::Device;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 
-use crate::batch::{Batch, Case, Distance, Engine, Outcome, gpu_layer};
+use super::batch::{Batch, Case, Distance, Engine, Outcome, gpu_layer};
 use crate::common::{download, gpu};
 
 const RANKS: usize = 2;
@@ -99,13 +99,15 @@ fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
 }
 
 #[test]
-#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test layer_gpu two_gpus -- --ignored"]
+#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn a_cache_over_two_gpus_is_one_cache() {
     // Also requests so short that a rank holds nothing of them.
     let lens = [1, 2, 16, 17, 700, 64, 1500, 33, 999];
     let case = Case::new(16, &lens.map(|len| (1, len)));
     let whole = Batch::new(&case);
-    let expected = whole.run(&gpu_layer(&gpu(), &case)).unwrap();
+    // Held to the end: the ranks' devices are this test's turn too.
+    let gpu = gpu();
+    let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     for interleave in [1, 16, 64] {
         let parallel = ContextParallel::new(RANKS as u32, interleave).unwrap();
         let outcomes = as_ranks(|device, communicator, rank| {
@@ -135,7 +137,7 @@ fn a_cache_over_two_gpus_is_one_cache() {
 }
 
 #[test]
-#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test layer_gpu two_gpus -- --ignored"]
+#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn heads_over_two_gpus_are_all_heads() {
     let case = Case::new(
         32,
@@ -149,7 +151,9 @@ fn heads_over_two_gpus_are_all_heads() {
         ],
     );
     let whole = Batch::new(&case);
-    let expected = whole.run(&gpu_layer(&gpu(), &case)).unwrap();
+    // Held to the end: the ranks' devices are this test's turn too.
+    let gpu = gpu();
+    let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     let half = Case {
         heads: case.heads / RANKS as u32,
         ..case.clone()

@@ -12,7 +12,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
 
-use crate::batch::{Batch, Case};
+use super::batch::{Batch, Case};
 use crate::common::gpu;
 
 /// Stands where a decode backend has to, and is never called by a step without decodes.
@@ -51,9 +51,9 @@ impl DecodeBackend for NoDecode {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn context_of_every_cache_format_agrees_with_the_cpu() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for dtype in [DType::BF16, DType::F16] {
         for kv_format in [KvFormat::of(dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
             for context_rows in [64, 320, 4096] {
@@ -65,7 +65,7 @@ fn context_of_every_cache_format_agrees_with_the_cpu() {
                     ..Case::new(16, &[(1, 300), (65, 640), (3, 200), (128, 128), (2, 2)])
                 };
                 let layer: MlaLayer<FlashAttn, NoDecode> =
-                    MlaLayer::of(&gpu, &case.config()).unwrap();
+                    MlaLayer::of(gpu, &case.config()).unwrap();
                 let batch = Batch::new(&case);
                 let (given, expected) = (batch.run(&layer).unwrap(), batch.on_cpu());
                 assert!(given.cache == expected.cache, "{dtype} {kv_format}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mla_runtime::device::Device;
 
-use crate::batch::{Batch, Case, Engine, gpu_layer};
+use super::batch::{Batch, Case, Engine, gpu_layer};
 use crate::common::gpu;
 
 thread_local! {
@@ -36,6 +36,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+// Of the whole program, for which it changes nothing: every thread counts its own.
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
@@ -47,9 +48,9 @@ pub(crate) fn count(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_call_allocates_nothing_and_takes_microseconds() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for (name, heads, requests) in [
         ("32 decodes, 16 heads", 16, vec![(1, 1000); 32]),
         ("2 decodes, 128 heads", 128, vec![(1, 1000); 2]),
@@ -61,10 +62,10 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
     ] {
         let case = Case::new(heads, &requests);
         let batch = Batch::new(&case);
-        let layer = gpu_layer(&gpu, &case);
+        let layer = gpu_layer(gpu, &case);
         let mut workspace = layer.workspace(&case.limits()).unwrap();
         workspace.prepare(&layer, &batch.step()).unwrap();
-        let mut engine = Engine::new(&gpu, &batch).unwrap();
+        let mut engine = Engine::new(gpu, &batch).unwrap();
         let mut call = || {
             engine
                 .forward(&layer, &mut workspace, batch.tokens())

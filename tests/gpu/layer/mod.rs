@@ -1,12 +1,5 @@
 //! The layer on a Hopper GPU, end to end, against the layer on the CPU device.
 
-#![cfg(feature = "sm90")]
-
-// Each test binary uses its own part of the helpers.
-#[allow(dead_code)]
-#[path = "../common/mod.rs"]
-mod common;
-
 mod allocations;
 mod batch;
 mod gathered;
@@ -16,8 +9,6 @@ mod rotation;
 #[cfg(feature = "nccl")]
 mod two_gpus;
 
-use batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
-use common::{gpu, pick, rng};
 use mla_kernels::Cuda;
 use mla_kernels::flash_attn::FlashAttn;
 use mla_kernels::flash_mla::FlashMla;
@@ -30,6 +21,9 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
 use rand::RngExt as _;
+
+use self::batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
+use crate::common::{gpu, pick, rng};
 
 /// Decodes, speculative decodes, extends and prefills, some of them ragged, and padding.
 const MIXED: &[(u32, u32)] = &[
@@ -79,18 +73,18 @@ fn check(gpu: &Cuda, case: &Case) -> Distance {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_mixed_batch_agrees_with_the_cpu() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for heads in [16, 128] {
-        println!("{heads} heads: {:?}", check(&gpu, &Case::new(heads, MIXED)));
+        println!("{heads} heads: {:?}", check(gpu, &Case::new(heads, MIXED)));
     }
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn random_batches_agree_with_the_cpu() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let mut rng = rng(7);
     let mut most = Distance::default();
     for seed in 0..40 {
@@ -122,7 +116,7 @@ fn random_batches_agree_with_the_cpu() {
             seed,
             ..Case::new(pick(&mut rng, &[1, 3, 8, 16, 40, 64]), &requests)
         };
-        let distance = check(&gpu, &case);
+        let distance = check(gpu, &case);
         most.worst = most.worst.max(distance.worst);
         most.mean = most.mean.max(distance.mean);
         most.lse = most.lse.max(distance.lse);
@@ -132,19 +126,19 @@ fn random_batches_agree_with_the_cpu() {
 
 /// A request that grows token by token gives, in every step, what one prefill gives.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn two_hundred_decode_steps_equal_a_prefill() {
     const STEPS: u32 = 200;
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case {
         context_rows: 128,
         ..Case::new(16, &[(STEPS, STEPS), (STEPS, STEPS)])
     };
     let whole = Batch::new(&case);
-    let layer = gpu_layer(&gpu, &case);
+    let layer = gpu_layer(gpu, &case);
     let prefill = whole.run(&layer).unwrap();
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    let mut engine = Engine::new(&gpu, &whole).unwrap();
+    let mut engine = Engine::new(gpu, &whole).unwrap();
     let mut step = whole.clone();
     let (tokens, heads) = (whole.tokens(), case.heads as usize);
     let mut decoded = prefill.clone();
@@ -172,13 +166,13 @@ fn two_hundred_decode_steps_equal_a_prefill() {
         ];
         step.slots = vec![whole.slots[at], whole.slots[STEPS as usize + at]];
         if at > 0 {
-            step.cache = engine.outcome(&gpu).unwrap().cache;
+            step.cache = engine.outcome(gpu).unwrap().cache;
         }
-        engine.load(&gpu, &step).unwrap();
+        engine.load(gpu, &step).unwrap();
         workspace.prepare(&layer, &step.step()).unwrap();
         assert_eq!(workspace.absorbed_tokens(), 2);
         engine.forward(&layer, &mut workspace, 2).unwrap();
-        let outcome = engine.outcome(&gpu).unwrap();
+        let outcome = engine.outcome(gpu).unwrap();
         let row = heads * case.dims.head.v as usize * 2;
         for (request, token) in [at, STEPS as usize + at].into_iter().enumerate() {
             decoded.out[token * row..(token + 1) * row]
@@ -202,9 +196,9 @@ fn two_hundred_decode_steps_equal_a_prefill() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn selected_backends_compute_the_same_bits() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, MIXED);
     let config = case.config();
     let registry = Registry::linked().unwrap();
@@ -215,39 +209,39 @@ fn selected_backends_compute_the_same_bits() {
         ))
         .unwrap();
     let prefill = registry
-        .instantiate_prefill(selection.prefill.name, &gpu, &config)
+        .instantiate_prefill(selection.prefill.name, gpu, &config)
         .unwrap();
     let decode = registry
-        .instantiate_decode(selection.decode.name, &gpu, &config)
+        .instantiate_decode(selection.decode.name, gpu, &config)
         .unwrap();
     assert_eq!(
         (selection.prefill.name, selection.decode.name),
         (FlashAttn::SPEC.name, FlashMla::SPEC.name)
     );
-    let selected = MlaLayer::new(&gpu, &config, prefill, decode).unwrap();
+    let selected = MlaLayer::new(gpu, &config, prefill, decode).unwrap();
     let batch = Batch::new(&case);
-    assert!(batch.run(&selected).unwrap() == batch.run(&gpu_layer(&gpu, &case)).unwrap());
+    assert!(batch.run(&selected).unwrap() == batch.run(&gpu_layer(gpu, &case)).unwrap());
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn what_is_planned_is_allocated() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for (context_rows, threshold, heads) in [(64, 0, 16), (4096, 4, 16), (8192, 8, 128)] {
         let case = Case {
             context_rows,
             threshold,
             ..Case::new(heads, MIXED)
         };
-        let layer = gpu_layer(&gpu, &case);
+        let layer = gpu_layer(gpu, &case);
         let before = gpu.allocated_bytes();
         let workspace = layer.workspace(&case.limits()).unwrap();
         let allocated = gpu.allocated_bytes() - before;
         let plan = workspace.plan();
         let limits = case.limits();
         let backends = [
-            DecodeBackend::workspace_bytes(layer.decode(), &gpu, &limits),
-            PrefillBackend::workspace_bytes(layer.prefill(), &gpu, &limits),
+            DecodeBackend::workspace_bytes(layer.decode(), gpu, &limits),
+            PrefillBackend::workspace_bytes(layer.prefill(), gpu, &limits),
         ];
         // The plan rounds every region up to 256 bytes; what backends ask for is whole already.
         assert_eq!(backends.map(|bytes| bytes % 256), [0, 0]);
@@ -260,9 +254,9 @@ fn what_is_planned_is_allocated() {
 
 /// Two layers of one model share a workspace; two engines on streams of their own share the GPU.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn layers_and_streams_keep_apart() {
-    let first = gpu();
+    let first = &*gpu();
     let stream = first.stream().context().new_stream().unwrap();
     let second = Cuda::on_stream(stream).unwrap();
     let cases = [
@@ -278,7 +272,7 @@ fn layers_and_streams_keep_apart() {
     let mut other = batches[0].clone();
     let reversed: Vec<u8> = other.weights.chunks(2).rev().flatten().copied().collect();
     other.weights = reversed;
-    let layer: GpuLayer = gpu_layer(&first, &cases[0]);
+    let layer: GpuLayer = gpu_layer(first, &cases[0]);
     let alone = [
         batches[0].run(&layer).unwrap(),
         other.run(&layer).unwrap(),
@@ -288,10 +282,10 @@ fn layers_and_streams_keep_apart() {
 
     std::thread::scope(|scope| {
         let model = scope.spawn(|| {
-            let layers = [gpu_layer(&first, &cases[0]), gpu_layer(&first, &cases[0])];
+            let layers = [gpu_layer(first, &cases[0]), gpu_layer(first, &cases[0])];
             let mut workspace = layers[0].workspace(&cases[0].limits()).unwrap();
             workspace.prepare(&layers[1], &batches[0].step()).unwrap();
-            let mut engines = [&batches[0], &other].map(|b| Engine::new(&first, b).unwrap());
+            let mut engines = [&batches[0], &other].map(|b| Engine::new(first, b).unwrap());
             for _ in 0..50 {
                 for (layer, engine) in layers.iter().zip(&mut engines) {
                     engine
@@ -299,7 +293,7 @@ fn layers_and_streams_keep_apart() {
                         .unwrap();
                 }
             }
-            engines.map(|engine| engine.outcome(&first).unwrap())
+            engines.map(|engine| engine.outcome(first).unwrap())
         });
         let engine = scope.spawn(|| {
             let layer = gpu_layer(&second, &cases[1]);

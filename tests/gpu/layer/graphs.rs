@@ -9,8 +9,8 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::plan::slots::SKIPPED;
 use rand::RngExt as _;
 
-use crate::allocations::count;
-use crate::batch::{Batch, Case, Engine, gpu_layer};
+use super::allocations::count;
+use super::batch::{Batch, Case, Engine, gpu_layer};
 use crate::common::{gpu, rng};
 
 const MAX_LEN: u32 = 1500;
@@ -72,9 +72,9 @@ fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
 /// Every step's output, log-sum-exp and cache are those of the same padded step run at once, whatever the
 /// number of requests, their lengths, pages and slots; and padding gives zeros.
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn replays_are_the_steps_run_at_once() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for (heads, dtype, page_size, query_len) in [
         (16, DType::BF16, 64, 1),
         (128, DType::BF16, 64, 2),
@@ -86,14 +86,14 @@ fn replays_are_the_steps_run_at_once() {
             page_size,
             ..Case::new(heads, &[])
         };
-        let layer = gpu_layer(&gpu, &case);
+        let layer = gpu_layer(gpu, &case);
         let sizes = [1, 4, 24, 40];
         let most = sizes[3];
         let largest = decodes(&case, most, query_len, 99);
         let limits = limits(most, query_len, page_size);
         let mut workspace = layer.workspace(&limits).unwrap();
         let mut eager_workspace = layer.workspace(&limits).unwrap();
-        let mut engine = Engine::new(&gpu, &largest).unwrap();
+        let mut engine = Engine::new(gpu, &largest).unwrap();
         let record = |workspace: &mut _, shape: DecodeShape| {
             engine.forward(&layer, workspace, shape.tokens())
         };
@@ -109,17 +109,17 @@ fn replays_are_the_steps_run_at_once() {
             let shape = graph.shape();
             let (tokens, all) = (batch.tokens(), shape.tokens());
             let at_once = padded(&batch, shape.requests, query_len);
-            let mut eager = Engine::new(&gpu, &at_once).unwrap();
+            let mut eager = Engine::new(gpu, &at_once).unwrap();
             eager_workspace.prepare(&layer, &at_once.step()).unwrap();
             eager.forward(&layer, &mut eager_workspace, all).unwrap();
-            let expected = eager.outcome(&gpu).unwrap();
+            let expected = eager.outcome(gpu).unwrap();
 
             // The graph pads the step by itself.
-            engine.load(&gpu, &at_once).unwrap();
+            engine.load(gpu, &at_once).unwrap();
             // SAFETY: the layer, the workspace and the engine's tensors live, and the cache has as many
             // pages as any batch names.
             unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }.unwrap();
-            let given = engine.outcome(&gpu).unwrap();
+            let given = engine.outcome(gpu).unwrap();
 
             let row = case.dims.head.v as usize * 2 * heads as usize;
             assert!(given.out[..all * row] == expected.out[..], "step {step}");
@@ -138,16 +138,16 @@ fn replays_are_the_steps_run_at_once() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_replay_allocates_nothing_and_refuses_by_name() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, &[]);
-    let layer = gpu_layer(&gpu, &case);
+    let layer = gpu_layer(gpu, &case);
     let limits = limits(8, 1, 64);
     let mut workspace = layer.workspace(&limits).unwrap();
     let mut other = layer.workspace(&limits).unwrap();
     let batch = decodes(&case, 8, 1, 1);
-    let mut engine = Engine::new(&gpu, &batch).unwrap();
+    let mut engine = Engine::new(gpu, &batch).unwrap();
     let shape = DecodeShape {
         requests: 8,
         query_len: 1,

@@ -4,14 +4,6 @@
 //! Each operation is a function over any device, run on both with the same bytes. Inputs lie among NaN,
 //! outputs are compared with everything around them.
 
-#![cfg(any(feature = "sm90", feature = "sm100"))]
-
-mod common;
-
-use common::{
-    On, Tensor, difference, download, get, gpu, indices, lse, lse_mut, normal, padded, pick, put,
-    rng, strides, upload,
-};
 use mla_kernels::cuda::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
@@ -27,6 +19,11 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
+
+use crate::common::{
+    On, Tensor, difference, download, get, gpu, indices, lse, lse_mut, normal, padded, pick, put,
+    rng, strides, upload,
+};
 
 // ---- Cache write ----------------------------------------------------------------------------------
 
@@ -126,15 +123,15 @@ fn run_write<D: Device>(device: &D, case: &Write) -> Result<Vec<u8>> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn cache_rows_are_written_as_on_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for format in KvFormat::ALL.iter().copied() {
         for dtype in DType::ALL.iter().copied() {
             for seed in 0..12 {
                 let case = random_write(&mut rng(seed), format, dtype);
                 let (got, want) = (
-                    run_write(&gpu, &case).unwrap(),
+                    run_write(gpu, &case).unwrap(),
                     run_write(&cpu, &case).unwrap(),
                 );
                 if let Some(difference) = difference(&got, &want) {
@@ -149,9 +146,9 @@ fn cache_rows_are_written_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in [DType::BF16, DType::F16] {
         for (format, scale) in [
             (KvFormat::Fp8, 1.0),
@@ -187,7 +184,7 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
                 layout,
             };
             let (got, want) = (
-                run_write(&gpu, &case).unwrap(),
+                run_write(gpu, &case).unwrap(),
                 run_write(&cpu, &case).unwrap(),
             );
             if let Some(difference) = difference(&got, &want) {
@@ -198,9 +195,9 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn slots_outside_the_cache_are_skipped() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let mut case = random_write(&mut rng(3), KvFormat::BF16, DType::BF16);
     let end = case.layout.slots() as i64;
     for (i, slot) in case.slots.iter_mut().enumerate() {
@@ -217,7 +214,7 @@ fn slots_outside_the_cache_are_skipped() {
     }
     assert!(!case.slots.is_empty());
     assert_eq!(
-        difference(&run_write(&gpu, &case).unwrap(), &case.cache),
+        difference(&run_write(gpu, &case).unwrap(), &case.cache),
         None
     );
 }
@@ -252,9 +249,9 @@ fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], styl
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn a_fused_rotation_is_one_beforehand() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..60 {
         let rng = &mut rng(seed);
         let dtype = pick(rng, DType::ALL);
@@ -286,12 +283,12 @@ fn a_fused_rotation_is_one_beforehand() {
         let query = Tensor::random(rng, layout, 0);
 
         let on_gpu = || -> Result<_> {
-            let (latent, rope) = (On::new(&gpu, &case.latent)?, On::new(&gpu, &case.rope)?);
-            let (cos, sin) = (On::new(&gpu, &cos)?, On::new(&gpu, &sin)?);
-            let (mut query, source) = (On::new(&gpu, &query)?, On::new(&gpu, &query)?);
-            let mut elsewhere = On::new(&gpu, &Tensor::poison(layout, 0))?;
-            let slots = upload(&gpu, bytemuck::cast_slice(&case.slots))?;
-            let positions = upload(&gpu, bytemuck::cast_slice(&positions))?;
+            let (latent, rope) = (On::new(gpu, &case.latent)?, On::new(gpu, &case.rope)?);
+            let (cos, sin) = (On::new(gpu, &cos)?, On::new(gpu, &sin)?);
+            let (mut query, source) = (On::new(gpu, &query)?, On::new(gpu, &query)?);
+            let mut elsewhere = On::new(gpu, &Tensor::poison(layout, 0))?;
+            let slots = upload(gpu, bytemuck::cast_slice(&case.slots))?;
+            let positions = upload(gpu, bytemuck::cast_slice(&positions))?;
             let rotary = Rotary {
                 positions: indices::<Cuda, i64>(&positions, tokens)?,
                 cos: cos.read()?,
@@ -300,7 +297,7 @@ fn a_fused_rotation_is_one_beforehand() {
             };
             let mut caches = Vec::new();
             for in_place in [true, false] {
-                let mut cache = upload(&gpu, &case.cache)?;
+                let mut cache = upload(gpu, &case.cache)?;
                 let query = if in_place {
                     RotaryQuery::InPlace(query.write()?)
                 } else {
@@ -317,9 +314,9 @@ fn a_fused_rotation_is_one_beforehand() {
                     indices::<Cuda, i64>(&slots, tokens)?,
                     CacheMut::new(cache.bytes_mut(), case.layout)?,
                 )?;
-                caches.push(download(&gpu, &cache)?);
+                caches.push(download(gpu, &cache)?);
             }
-            Ok((caches, query.host(&gpu)?, elsewhere.host(&gpu)?))
+            Ok((caches, query.host(gpu)?, elsewhere.host(gpu)?))
         };
         let (caches, in_place, elsewhere) = on_gpu().unwrap();
         let mut turned = query.clone();
@@ -470,15 +467,15 @@ fn run_gather<D: Device>(device: &D, case: &Gather) -> Result<(Vec<u8>, Vec<u8>)
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn cache_rows_are_gathered_as_on_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for format in KvFormat::ALL.iter().copied() {
         for dtype in DType::ALL.iter().copied() {
             for seed in 0..12 {
                 let case = random_gather(&mut rng(seed), format, dtype);
                 let (got, want) = (
-                    run_gather(&gpu, &case).unwrap(),
+                    run_gather(gpu, &case).unwrap(),
                     run_gather(&cpu, &case).unwrap(),
                 );
                 let what = format!("{format} to {dtype}, seed {seed}, {:?}", case.layout);
@@ -490,9 +487,9 @@ fn cache_rows_are_gathered_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
         for scale in [1.0, 0.013, 448.0, 3.1e-5] {
             let mut layout = CacheLayout::contiguous(dims(256, 0), KvFormat::Fp8, 1, 1);
@@ -512,7 +509,7 @@ fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
                 rope: tensor(0),
             };
             let (got, want) = (
-                run_gather(&gpu, &case).unwrap(),
+                run_gather(gpu, &case).unwrap(),
                 run_gather(&cpu, &case).unwrap(),
             );
             assert_eq!(difference(&got.0, &want.0), None, "{dtype}, scale {scale}");
@@ -521,16 +518,16 @@ fn every_e4m3_code_is_dequantised_as_on_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn a_page_that_does_not_exist_gives_nan() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let mut case = random_gather(&mut rng(5), KvFormat::BF16, DType::BF16);
     let pages = case.layout.pages as i32;
     for (i, entry) in case.table.iter_mut().enumerate() {
         *entry = [-1, i32::MIN, pages, i32::MAX][i % 4];
     }
     case.latent.fill(|_, _| 0.0);
-    let (latent, _) = run_gather(&gpu, &case).unwrap();
+    let (latent, _) = run_gather(gpu, &case).unwrap();
     let latent = Tensor {
         bytes: latent,
         ..case.latent.clone()
@@ -633,9 +630,9 @@ fn run_merge<D: Device>(device: &D, case: &Merge) -> Result<(Tensor, Vec<f32>)> 
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn merges_agree_with_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for dtype in DType::ALL.iter().copied() {
         // A unit in the last place of numbers up to 2, and the weights' own error.
         let unit = match dtype {
@@ -646,7 +643,7 @@ fn merges_agree_with_the_cpu() {
         for seed in 0..40 {
             let case = random_merge(&mut rng(seed), dtype);
             let ((got, got_lse), (want, want_lse)) = (
-                run_merge(&gpu, &case).unwrap(),
+                run_merge(gpu, &case).unwrap(),
                 run_merge(&cpu, &case).unwrap(),
             );
             let what = format!("{dtype}, seed {seed}, {}", case.out.layout);
@@ -663,12 +660,12 @@ fn merges_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn merging_touches_nothing_between_the_rows() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for seed in 0..10 {
         let case = random_merge(&mut rng(seed), DType::BF16);
-        let (out, lse) = run_merge(&gpu, &case).unwrap();
+        let (out, lse) = run_merge(gpu, &case).unwrap();
         let mut gaps = case.out.clone();
         let values = out.clone();
         gaps.fill(|at, _| values.at(at));
@@ -703,9 +700,9 @@ fn run_convert<D: Device, C: LseConvention>(
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn log_sum_exps_are_converted_as_on_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..30 {
         let rng = &mut rng(seed);
         let (tokens, heads) = (rng.random_range(1..200), rng.random_range(1..140));
@@ -719,7 +716,7 @@ fn log_sum_exps_are_converted_as_on_the_cpu() {
             ..to
         };
         let values: Vec<f32> = (0..tokens * from.row_stride).map(|_| normal(rng)).collect();
-        let got = run_convert::<_, Base2TokensFirst>(&gpu, (&values, from), to).unwrap();
+        let got = run_convert::<_, Base2TokensFirst>(gpu, (&values, from), to).unwrap();
         let want = run_convert::<_, Base2TokensFirst>(&cpu, (&values, from), to).unwrap();
         assert_eq!(difference(&got, &want), None, "base 2, seed {seed}");
         let from = LseLayout {
@@ -727,7 +724,7 @@ fn log_sum_exps_are_converted_as_on_the_cpu() {
             ..to
         };
         let values = random_lse(rng, from);
-        let got = run_convert::<_, Natural>(&gpu, (&values, from), to).unwrap();
+        let got = run_convert::<_, Natural>(gpu, (&values, from), to).unwrap();
         let want = run_convert::<_, Natural>(&cpu, (&values, from), to).unwrap();
         assert_eq!(difference(&got, &want), None, "natural, seed {seed}");
     }
@@ -745,9 +742,9 @@ fn run_copy<D: Device>(device: &D, from: Option<&Tensor>, to: &Tensor) -> Result
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn copies_agree_with_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     let orders = [[0, 1, 2], [1, 0, 2], [2, 1, 0], [0, 2, 1], [1, 2, 0]];
     for seed in 0..150 {
         let rng = &mut rng(seed);
@@ -775,7 +772,7 @@ fn copies_agree_with_the_cpu() {
         let to = Tensor::poison(to, shift);
         for source in [Some(&from), None] {
             let (got, want) = (
-                run_copy(&gpu, source, &to).unwrap(),
+                run_copy(gpu, source, &to).unwrap(),
                 run_copy(&cpu, source, &to).unwrap(),
             );
             let what = format!("seed {seed}, {} to {}", from.layout, to.layout);
@@ -797,9 +794,9 @@ fn run_gemm<D: Device>(device: &D, [a, b, c]: [&Tensor; 3]) -> Result<Tensor> {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn products_agree_with_the_cpu() {
-    let (gpu, cpu) = (gpu(), Cpu::new());
+    let (gpu, cpu) = (&*gpu(), Cpu::new());
     for seed in 0..80 {
         let rng = &mut rng(seed);
         let dtype = pick(rng, DType::ALL);
@@ -827,7 +824,7 @@ fn products_agree_with_the_cpu() {
         let b = tensor([batch, k, n], seed % 7 == 0);
         let c = tensor([batch, m, n], false);
         let (got, want) = (
-            run_gemm(&gpu, [&a, &b, &c]).unwrap(),
+            run_gemm(gpu, [&a, &b, &c]).unwrap(),
             run_gemm(&cpu, [&a, &b, &c]).unwrap(),
         );
         let unit = match dtype {
@@ -844,12 +841,12 @@ fn products_agree_with_the_cpu() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn an_empty_inner_axis_gives_zeros() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let tensor = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
     let c = run_gemm(
-        &gpu,
+        gpu,
         [&tensor([2, 3, 0]), &tensor([2, 0, 4]), &tensor([2, 3, 4])],
     )
     .unwrap();
@@ -859,9 +856,9 @@ fn an_empty_inner_axis_gives_zeros() {
 // ---- Size -----------------------------------------------------------------------------------------
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn offsets_go_beyond_31_bits_of_elements() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     // 4.9 GB of bf16 rows: the last elements lie past 2^31, their bytes past 2^32.
     let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 66_000, 64);
     assert!(cache_bytes(&layout) > (1 << 32) + (1 << 29) && cache_bytes(&layout) / 2 > 1 << 31);
@@ -874,11 +871,8 @@ fn offsets_go_beyond_31_bits_of_elements() {
     let rng = &mut rng(9);
     let latent = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 512]), 0);
     let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [4, 1, 64]), 0);
-    let (on_latent, on_rope) = (
-        On::new(&gpu, &latent).unwrap(),
-        On::new(&gpu, &rope).unwrap(),
-    );
-    let on_slots = upload(&gpu, bytemuck::cast_slice(&slots)).unwrap();
+    let (on_latent, on_rope) = (On::new(gpu, &latent).unwrap(), On::new(gpu, &rope).unwrap());
+    let on_slots = upload(gpu, bytemuck::cast_slice(&slots)).unwrap();
     gpu.write_cache(
         on_latent.read().unwrap(),
         on_rope.read().unwrap(),
@@ -893,12 +887,12 @@ fn offsets_go_beyond_31_bits_of_elements() {
     let token_starts: Vec<i32> = read.iter().map(|slot| (slot % 64) as i32).collect();
     let row_starts: Vec<i32> = (0..=read.len() as i32).collect();
     let [table, token_starts, row_starts] = [table, token_starts, row_starts]
-        .map(|list| upload(&gpu, bytemuck::cast_slice(&list)).unwrap());
+        .map(|list| upload(gpu, bytemuck::cast_slice(&list)).unwrap());
     let count = read.len();
     let out = |width| Tensor::poison(Layout::contiguous(DType::BF16, [count, 1, width]), 0);
     let (mut got_latent, mut got_rope) = (
-        On::new(&gpu, &out(512)).unwrap(),
-        On::new(&gpu, &out(64)).unwrap(),
+        On::new(gpu, &out(512)).unwrap(),
+        On::new(gpu, &out(64)).unwrap(),
     );
     gpu.gather_cache(
         CacheRef::new(cache.bytes(), layout).unwrap(),
@@ -913,7 +907,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
     )
     .unwrap();
     for (got, want, width) in [(got_latent, latent, 512), (got_rope, rope, 64)] {
-        let got = got.host(&gpu).unwrap().values();
+        let got = got.host(gpu).unwrap().values();
         assert_eq!(got[..4 * width], want.values());
         assert!(got[4 * width..].iter().all(|value| *value == 0.0));
     }
@@ -927,23 +921,23 @@ fn offsets_go_beyond_31_bits_of_elements() {
     };
     let near = Layout::contiguous(DType::BF16, [2, 1, 128]);
     let source = Tensor::random(rng, near, 0);
-    let on_source = On::new(&gpu, &source).unwrap();
+    let on_source = On::new(gpu, &source).unwrap();
     gpu.copy(
         on_source.read().unwrap(),
         TensorMut::new(cache.bytes_mut(), wide).unwrap(),
     )
     .unwrap();
-    let mut back = On::new(&gpu, &Tensor::poison(near, 0)).unwrap();
+    let mut back = On::new(gpu, &Tensor::poison(near, 0)).unwrap();
     gpu.copy(
         TensorRef::new(cache.bytes(), wide).unwrap(),
         back.write().unwrap(),
     )
     .unwrap();
-    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+    assert_eq!(back.host(gpu).unwrap().values(), source.values());
 
     let states = LseLayout::heads_first(1, 2);
-    let mut ours = upload(&gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
-    let theirs = upload(&gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
+    let mut ours = upload(gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
+    let theirs = upload(gpu, bytemuck::cast_slice(&[0.5f32, 0.5])).unwrap();
     gpu.merge(
         TensorMut::new(cache.bytes_mut(), wide).unwrap(),
         lse_mut::<Cuda>(&mut ours, states).unwrap(),
@@ -957,7 +951,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
     )
     .unwrap();
     // Two equal halves.
-    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
+    assert_eq!(back.host(gpu).unwrap().values(), source.values());
 
     // Rows of a write's source and of a gather's output, as far apart.
     let wide = Layout {
@@ -968,16 +962,16 @@ fn offsets_go_beyond_31_bits_of_elements() {
     let near = Layout::contiguous(DType::BF16, [2, 1, 512]);
     let [source, poison] = [Tensor::random(rng, near, 0), Tensor::poison(near, 0)];
     let rope = Tensor::random(rng, Layout::contiguous(DType::BF16, [2, 1, 64]), 0);
-    let mut on_rope = On::new(&gpu, &rope).unwrap();
+    let mut on_rope = On::new(gpu, &rope).unwrap();
     let mut put = |tensor: &Tensor| {
-        let on = On::new(&gpu, tensor).unwrap();
+        let on = On::new(gpu, tensor).unwrap();
         let to = TensorMut::new(cache.bytes_mut(), wide).unwrap();
         gpu.copy(on.read().unwrap(), to).unwrap();
     };
     put(&source);
     let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 1, 64);
     let mut small = gpu.allocate(cache_bytes(&layout)).unwrap();
-    let slots = upload(&gpu, bytemuck::cast_slice(&[3i64, 5])).unwrap();
+    let slots = upload(gpu, bytemuck::cast_slice(&[3i64, 5])).unwrap();
     gpu.write_cache(
         TensorRef::new(cache.bytes(), wide).unwrap(),
         on_rope.read().unwrap(),
@@ -986,10 +980,10 @@ fn offsets_go_beyond_31_bits_of_elements() {
     )
     .unwrap();
     let to = TensorMut::new(cache.bytes_mut(), wide).unwrap();
-    gpu.copy(On::new(&gpu, &poison).unwrap().read().unwrap(), to)
+    gpu.copy(On::new(gpu, &poison).unwrap().read().unwrap(), to)
         .unwrap();
     let lists = [[0i32, 0, 0], [3, 5, 0], [0, 1, 2]]
-        .map(|list| upload(&gpu, bytemuck::cast_slice(&list)).unwrap());
+        .map(|list| upload(gpu, bytemuck::cast_slice(&list)).unwrap());
     gpu.gather_cache(
         CacheRef::new(small.bytes(), layout).unwrap(),
         GatherRows {
@@ -1002,21 +996,21 @@ fn offsets_go_beyond_31_bits_of_elements() {
         on_rope.write().unwrap(),
     )
     .unwrap();
-    let mut back = On::new(&gpu, &poison).unwrap();
+    let mut back = On::new(gpu, &poison).unwrap();
     gpu.copy(
         TensorRef::new(cache.bytes(), wide).unwrap(),
         back.write().unwrap(),
     )
     .unwrap();
-    assert_eq!(back.host(&gpu).unwrap().values(), source.values());
-    assert_eq!(on_rope.host(&gpu).unwrap().values(), rope.values());
+    assert_eq!(back.host(gpu).unwrap().values(), source.values());
+    assert_eq!(on_rope.host(gpu).unwrap().values(), rope.values());
     drop(cache);
 
     // Log-sum-exps of two tokens, as far apart.
     let (heads, tokens) = (8, 2);
     let states: Vec<f32> = (0..heads * tokens).map(|_| normal(rng)).collect();
     let mut memory = gpu.allocate(4 * (far + heads)).unwrap();
-    let values = upload(&gpu, bytemuck::cast_slice(&states)).unwrap();
+    let values = upload(gpu, bytemuck::cast_slice(&states)).unwrap();
     let near = Layout::contiguous(DType::F32, [tokens, 1, heads]);
     let wide = Layout {
         strides: [far, heads, 1],
@@ -1038,7 +1032,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
         lse_mut::<Cuda>(&mut got, natural).unwrap(),
     )
     .unwrap();
-    let got = download(&gpu, &got).unwrap();
+    let got = download(gpu, &got).unwrap();
     let got: &[f32] = bytemuck::cast_slice(&got);
     for token in 0..tokens {
         for head in 0..heads {
@@ -1194,28 +1188,25 @@ impl Step {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
-    let gpu = gpu();
-    let (mut captured, mut eager) = (Step::new(&gpu).unwrap(), Step::new(&gpu).unwrap());
+    let gpu = &*gpu();
+    let (mut captured, mut eager) = (Step::new(gpu).unwrap(), Step::new(gpu).unwrap());
     // Nothing ran before: the capture may not rely on what a first launch would load.
     let graph = gpu.capture(|gpu| captured.enqueue(gpu)).unwrap();
     assert!(
-        captured.results(&gpu).unwrap()[0]
+        captured.results(gpu).unwrap()[0]
             .iter()
             .all(|byte| *byte == 0),
         "capturing ran something"
     );
     for seed in 1..5 {
-        captured.set(&gpu, seed).unwrap();
+        captured.set(gpu, seed).unwrap();
         // SAFETY: `captured` holds everything that its capture was given, and only this stream uses it.
         unsafe { graph.replay() }.unwrap();
-        eager.set(&gpu, seed).unwrap();
-        eager.enqueue(&gpu).unwrap();
-        let (got, want) = (
-            captured.results(&gpu).unwrap(),
-            eager.results(&gpu).unwrap(),
-        );
+        eager.set(gpu, seed).unwrap();
+        eager.enqueue(gpu).unwrap();
+        let (got, want) = (captured.results(gpu).unwrap(), eager.results(gpu).unwrap());
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             assert_eq!(difference(got, want), None, "result {i} of replay {seed}");
         }
@@ -1223,30 +1214,30 @@ fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn a_capture_that_fails_leaves_the_stream_usable() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let refused = gpu.capture(|_| Err(mla_runtime::Error::argument("capture", 1, 2)));
     assert!(refused.is_err());
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         gpu.capture(|_| panic!("in a capture"))
     }));
     assert!(unwound.is_err());
-    let mut step = Step::new(&gpu).unwrap();
-    step.enqueue(&gpu).unwrap();
+    let mut step = Step::new(gpu).unwrap();
+    step.enqueue(gpu).unwrap();
     gpu.synchronize().unwrap();
     assert!(
         gpu.capture(|gpu| gpu.synchronize()).is_err(),
         "a wait cannot be captured"
     );
-    step.enqueue(&gpu).unwrap();
+    step.enqueue(gpu).unwrap();
     gpu.synchronize().unwrap();
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn slices_of_cudarc_and_raw_addresses_are_taken() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let values: Vec<f32> = (0..64).map(|i| i as f32).collect();
     // Another stream owns the slices: cudarc's events order it and the device's.
     let stream = gpu.stream().context().new_stream().unwrap();
@@ -1286,23 +1277,23 @@ fn slices_of_cudarc_and_raw_addresses_are_taken() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --features sm90 -- --include-ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
 fn what_does_not_fit_is_refused_by_name() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     assert_eq!(Cuda::availability(), Availability::Available);
     assert_eq!(gpu.target(), present_gpu().unwrap().target());
     assert!(Cuda::new(1000).is_err());
 
     let mut case = random_write(&mut rng(4), KvFormat::Fp8, DType::BF16);
     case.layout.scale = 1e30;
-    let error = run_write(&gpu, &case).unwrap_err().to_string();
+    let error = run_write(gpu, &case).unwrap_err().to_string();
     assert_eq!(error, "cache scale: given 1e30, accepted 2^-60 to 2^60");
 
     let bf16 = |shape| Tensor::poison(Layout::contiguous(DType::BF16, shape), 0);
     let (a, b, c) = (bf16([1, 2, 3]), bf16([1, 4, 5]), bf16([1, 2, 5]));
-    let error = run_gemm(&gpu, [&a, &b, &c]).unwrap_err().to_string();
+    let error = run_gemm(gpu, [&a, &b, &c]).unwrap_err().to_string();
     assert!(error.starts_with("gemm b: given bf16 [1, 4, 5]"), "{error}");
-    let error = run_copy(&gpu, Some(&a), &c).unwrap_err().to_string();
+    let error = run_copy(gpu, Some(&a), &c).unwrap_err().to_string();
     assert!(
         error.starts_with("copy source: given bf16 [1, 2, 3]"),
         "{error}"

@@ -1,5 +1,9 @@
 //! Tensors of random numbers, and one way to run an operation on any device.
 
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::CudaContext;
 use half::{bf16, f16};
 use mla_kernels::Cuda;
 use mla_runtime::device::Device;
@@ -10,9 +14,34 @@ use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// The first GPU; the tests that ask for it are ignored where there is none.
-pub(crate) fn gpu() -> Cuda {
-    Cuda::new(0).expect("a GPU that the kernels were built for")
+/// A GPU with a stream of its own, which one test has at a time: some measure time, and some need much memory.
+pub(crate) struct Gpu {
+    device: Cuda,
+    // Behind the device, which is thus dropped before the next test has its turn.
+    _turn: MutexGuard<'static, Option<Arc<CudaContext>>>,
+}
+
+impl Deref for Gpu {
+    type Target = Cuda;
+
+    fn deref(&self) -> &Cuda {
+        &self.device
+    }
+}
+
+/// The first GPU, when no other test has it; the tests that ask for it are ignored where there is none. A
+/// test asks once: who asks again while it holds the first waits for itself.
+pub(crate) fn gpu() -> Gpu {
+    // The context is kept, or it would be destroyed and made anew between tests.
+    static TURN: Mutex<Option<Arc<CudaContext>>> = Mutex::new(None);
+    // A test that fails while it has the GPU is no reason for the next to fail.
+    let mut turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Cuda::new(0).expect("a GPU that the kernels were built for");
+    turn.get_or_insert_with(|| device.stream().context().clone());
+    Gpu {
+        device,
+        _turn: turn,
+    }
 }
 
 /// A generator that repeats for a seed.

@@ -8,7 +8,7 @@ use mla_runtime::layer::MlaLayer;
 use mla_runtime::rotary::{Rotary, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
 
-use crate::batch::{Batch, Case, Engine, Outcome, gpu_layer};
+use super::batch::{Batch, Case, Engine, Outcome, gpu_layer};
 use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;
@@ -93,9 +93,9 @@ impl Tables {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_rotating_cache_write_is_a_rotation_beforehand() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     for style in [RotaryStyle::Interleaved, RotaryStyle::Halves] {
         let case = Case::new(16, &[(1, 700), (3, 90), (1, 1), (4, 1600), (1, 0)]);
         let batch = Batch::new(&case);
@@ -105,7 +105,7 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
         tables.turn(case.dtype, &mut turned.query, case.heads as usize, qk, rope);
         tables.turn(case.dtype, &mut turned.rope, 1, rope, rope);
 
-        let layer = gpu_layer(&gpu, &case);
+        let layer = gpu_layer(gpu, &case);
         let (given, expected) = (tables.run(&batch, &layer), turned.run(&layer).unwrap());
         assert!(
             given.cache == expected.cache && given.out == expected.out,
@@ -124,15 +124,15 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
 }
 
 #[test]
-#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test layer_gpu -- --ignored"]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_rotation_with_prefills_is_refused() {
-    let gpu = gpu();
+    let gpu = &*gpu();
     let case = Case::new(16, &[(1, 70), (30, 30)]);
     let batch = Batch::new(&case);
-    let layer = gpu_layer(&gpu, &case);
+    let layer = gpu_layer(gpu, &case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
     workspace.prepare(&layer, &batch.step()).unwrap();
-    let mut engine = Engine::new(&gpu, &batch).unwrap();
+    let mut engine = Engine::new(gpu, &batch).unwrap();
     let table = gpu.allocate(32 * 4).unwrap();
     let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();
     let positions = gpu.allocate(8 * batch.tokens()).unwrap();

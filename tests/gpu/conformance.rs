@@ -1,0 +1,25 @@
+//! The built-in GPU backends do what their specs say.
+
+mod flash_mla {
+    use mla_kernels::flash_mla::FlashMla;
+
+    use crate::common::gpu;
+
+    mla_runtime::decode_conformance!(
+        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        FlashMla,
+        gpu()
+    );
+}
+
+mod flash_attn {
+    use mla_kernels::flash_attn::FlashAttn;
+
+    use crate::common::gpu;
+
+    mla_runtime::prefill_conformance!(
+        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        FlashAttn,
+        gpu()
+    );
+}

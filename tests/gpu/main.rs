@@ -1,0 +1,17 @@
+//! What needs a GPU, in one program, since each carries the code of all kernels: a module per kernel, and the
+//! conformance suite and the layer over them. A filter runs one of them:
+//! `cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla`.
+
+#![cfg(any(feature = "sm90", feature = "sm100"))]
+
+mod common;
+mod helpers;
+
+#[cfg(feature = "sm90")]
+mod conformance;
+#[cfg(feature = "sm90")]
+mod flash_attn;
+#[cfg(feature = "sm90")]
+mod flash_mla;
+#[cfg(feature = "sm90")]
+mod layer;
