@@ -49,21 +49,22 @@ impl<'a> Text<'a> {
 
     /// What was written, as far as the memory holds it.
     pub(crate) const fn as_str(&self) -> &str {
-        let mut end = self.len;
-        if end > self.bytes.len() {
-            end = self.bytes.len();
-            // Back to the beginning of the character that does not fit.
-            while end > 0 && self.bytes[end - 1] & 0xc0 == 0x80 {
-                end -= 1;
-            }
-            if end > 0 && self.bytes[end - 1] >= 0x80 {
-                end -= 1;
-            }
-        }
-        let (written, _) = self.bytes.split_at(end);
-        match std::str::from_utf8(written) {
+        let held = if self.len < self.bytes.len() {
+            self.len
+        } else {
+            self.bytes.len()
+        };
+        let (held, _) = self.bytes.split_at(held);
+        match std::str::from_utf8(held) {
             Ok(text) => text,
-            Err(_) => "",
+            // The memory ends within a character: up to the one before.
+            Err(error) => {
+                let (whole, _) = held.split_at(error.valid_up_to());
+                match std::str::from_utf8(whole) {
+                    Ok(text) => text,
+                    Err(_) => "",
+                }
+            }
         }
     }
 }
