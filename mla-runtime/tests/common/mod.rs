@@ -1,9 +1,7 @@
 //! A device that holds bytes and computes nothing, and a body for backends that are never called.
 
-use std::cell::Cell;
 use std::ops::Range;
 
-use mla_runtime::Result;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
@@ -11,26 +9,18 @@ use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
-/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. It does nothing that it
-/// is asked to, and counts how often it was.
+/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor.
 #[derive(Clone)]
 pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
-thread_local! {
-    static OPERATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts an operation of this thread.
-pub(crate) fn done() -> Result<()> {
-    OPERATIONS.set(OPERATIONS.get() + 1);
-    Ok(())
-}
-
-/// The operations of this thread since the last call.
-#[allow(dead_code)]
-pub(crate) fn operations() -> usize {
-    OPERATIONS.replace(0)
+fn refused<T>() -> Result<T> {
+    Err(Error::argument(
+        "operation",
+        "any",
+        "none: the device only holds bytes",
+    ))
 }
 
 impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
@@ -40,7 +30,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         Platform::Cuda
     };
 
-    type Buffer = Vec<u64>;
+    type Buffer = Vec<u8>;
     type Bytes<'a> = &'a [u8];
     type BytesMut<'a> = &'a mut [u8];
 
@@ -57,15 +47,15 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
-        Ok(vec![0; bytes.div_ceil(8)])
+        Ok(vec![0; bytes])
     }
 
     fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_> {
-        bytemuck::cast_slice(buffer)
+        buffer
     }
 
     fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_> {
-        bytemuck::cast_slice_mut(buffer)
+        buffer
     }
 
     fn byte_len(bytes: Self::Bytes<'_>) -> usize {
@@ -96,18 +86,16 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         bytes
     }
 
-    fn upload(&self, from: &[u8], to: Self::BytesMut<'_>) -> Result<()> {
-        to.copy_from_slice(from);
-        done()
+    fn upload(&self, _: &[u8], _: Self::BytesMut<'_>) -> Result<()> {
+        refused()
     }
 
-    fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()> {
-        to.copy_from_slice(from);
-        done()
+    fn download(&self, _: Self::Bytes<'_>, _: &mut [u8]) -> Result<()> {
+        refused()
     }
 
     fn synchronize(&self) -> Result<()> {
-        done()
+        Ok(())
     }
 
     fn gemm(
@@ -116,15 +104,15 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorRef<'_, Self>,
         _: TensorMut<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 
     fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
+        refused()
     }
 
     fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
+        refused()
     }
 
     fn write_cache(
@@ -134,7 +122,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 
     fn write_cache_rotated(
@@ -146,7 +134,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 
     fn gather_cache(
@@ -156,7 +144,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorMut<'_, Self>,
         _: TensorMut<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 
     fn merge(
@@ -166,7 +154,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorRef<'_, Self>,
         _: LseRef<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 
     fn convert_lse<C: LseConvention>(
@@ -174,7 +162,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: LseRef<'_, Self, C>,
         _: LseMut<'_, Self>,
     ) -> Result<()> {
-        done()
+        refused()
     }
 }
 
