@@ -22,8 +22,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <type_traits>
-
 #include "../common/instructions.cuh"
 #include "helpers.cuh"
 
@@ -34,19 +32,6 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 // Tokens of one fragment.
 constexpr int kTile = 8;
-
-template <typename T>
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    if constexpr (std::is_same_v<T, __half>) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    } else {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-}
 
 __device__ __forceinline__ uint4 stream_in(const void* from) {
     uint4 to;
@@ -120,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
                 const uint32_t a[4] = {__byte_perm(word(0), word(1), 0x5410), __byte_perm(word(0), word(1), 0x7632),
                                        __byte_perm(word(2), word(3), 0x5410), __byte_perm(word(2), word(3), 0x7632)};
 #pragma unroll
-                for (int tile = 0; tile < Tiles; ++tile) multiply<T>(c[pair][tile], a, {x[s][tile].x, x[s][tile].y});
+                for (int tile = 0; tile < Tiles; ++tile) multiply_16x8<T>(c[pair][tile], a, x[s][tile].x, x[s][tile].y);
             }
         }
     }
@@ -183,8 +168,8 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
             const uint32_t low[4] = {w[s][0].x, w[s][1].x, w[s][0].y, w[s][1].y}, high[4] = {w[s][0].z, w[s][1].z, w[s][0].w, w[s][1].w};
 #pragma unroll
             for (int tile = 0; tile < Tiles; ++tile) {
-                multiply<T>(c[tile], low, {x[s][tile].x, x[s][tile].y});
-                multiply<T>(c[tile], high, {x[s][tile].z, x[s][tile].w});
+                multiply_16x8<T>(c[tile], low, x[s][tile].x, x[s][tile].y);
+                multiply_16x8<T>(c[tile], high, x[s][tile].z, x[s][tile].w);
             }
         }
     }
