@@ -1,12 +1,13 @@
 //! Times the helper operations of the GPU, and prints how much of the memory's bandwidth they use.
 //!
-//! Random normal data, shuffled pages of 64 tokens, the L2 cache filled with something else (512 MiB
-//! are written) before every sample, CUDA events around one replay of a graph of one operation, the
-//! median of the samples.
+//! Random normal data, shuffled pages of 64 tokens, times by the protocol of `protocol/mod.rs`.
 //!
 //! ```text
 //! cargo bench --features sm90 --bench helpers -- --out target/bench
 //! ```
+
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+mod protocol;
 
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,13 +21,9 @@ fn main() {
 
 #[cfg(any(feature = "sm90", feature = "sm100"))]
 mod gpu {
-    use std::error::Error;
-    use std::path::PathBuf;
-
-    use clap::Parser;
+    use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
-    use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
     use mla_kernels::cuda::{Buffer, Rotary, RotaryQuery, RotaryStyle};
     use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
     use mla_runtime::device::{Device, GatherRows};
@@ -40,30 +37,13 @@ mod gpu {
     use rand::{RngExt as _, SeedableRng as _};
     use serde::Serialize;
 
-    type Result<T> = std::result::Result<T, Box<dyn Error>>;
+    use super::protocol::{Arguments, Result, Stopwatch, Times, upload};
 
     // Streaming reads of an H200, measured: what figures are relative to.
     const STREAM_BYTES_PER_SECOND: f64 = 4.17e12;
-    const FLUSH_BYTES: usize = 512 << 20;
     const PAGE: usize = 64;
     const DIMS: MlaDims = MlaDims::R1;
     const ROW: usize = 576;
-
-    #[derive(Parser)]
-    struct Arguments {
-        /// Where helpers.json goes; nowhere by default.
-        #[arg(long)]
-        out: Option<PathBuf>,
-        /// Samples of each case.
-        #[arg(long, default_value_t = 41)]
-        samples: usize,
-        /// Only cases whose name contains this.
-        #[arg(long, default_value = "")]
-        filter: String,
-        /// Given by cargo, without meaning here.
-        #[arg(long, hide = true)]
-        bench: bool,
-    }
 
     #[derive(Serialize)]
     struct Figure {
@@ -78,37 +58,30 @@ mod gpu {
 
     struct Bench {
         gpu: Cuda,
-        flush: Buffer,
+        stopwatch: Stopwatch,
         arguments: Arguments,
         figures: Vec<Figure>,
     }
 
     pub(super) fn main() -> Result<()> {
+        let arguments = Arguments::parse();
         let gpu = Cuda::new(0)?;
-        let flush = gpu.allocate(FLUSH_BYTES)?;
         println!("{gpu:?}");
         println!(
             "{:44} {:>10} {:>10} {:>9} {:>8}",
             "case", "median us", "least us", "GB/s", "stream"
         );
         let mut bench = Bench {
+            stopwatch: Stopwatch::new(&gpu, arguments.samples)?,
             gpu,
-            flush,
-            arguments: Arguments::parse(),
+            arguments,
             figures: Vec::new(),
         };
         bench.writes()?;
         bench.gathers()?;
         bench.merges()?;
         bench.others()?;
-        if let Some(out) = &bench.arguments.out {
-            std::fs::create_dir_all(out)?;
-            std::fs::write(
-                out.join("helpers.json"),
-                serde_json::to_string_pretty(&bench.figures)?,
-            )?;
-        }
-        Ok(())
+        bench.arguments.save("helpers.json", &bench.figures)
     }
 
     // Normal numbers, a million of them over and over.
@@ -127,14 +100,7 @@ mod gpu {
                 .flat_map(|x| bf16::from_f32(*x).to_le_bytes())
                 .collect(),
         };
-        list(gpu, &bytes)
-    }
-
-    fn list<T: bytemuck::NoUninit>(gpu: &Cuda, values: &[T]) -> Result<Buffer> {
-        let bytes = bytemuck::cast_slice(values);
-        let mut buffer = gpu.allocate(bytes.len())?;
-        gpu.upload(bytes, buffer.bytes_mut())?;
-        Ok(buffer)
+        upload(gpu, &bytes)
     }
 
     fn contiguous(dtype: DType, shape: [usize; 3]) -> Layout {
@@ -161,31 +127,12 @@ mod gpu {
             &mut self,
             name: String,
             bytes: usize,
-            operation: impl FnOnce(&Cuda) -> mla_runtime::Result<()>,
+            operation: impl FnMut(&Cuda) -> mla_runtime::Result<()>,
         ) -> Result<()> {
-            if !name.contains(&self.arguments.filter) {
+            if self.arguments.skips(&name) {
                 return Ok(());
             }
-            let (gpu, samples) = (&self.gpu, self.arguments.samples);
-            let graph = gpu.capture(operation)?;
-            graph.upload()?;
-            let event = || gpu.stream().record_event(Some(CU_EVENT_DEFAULT));
-            let mut times = Vec::new();
-            for sample in 0..samples + 3 {
-                let flush = contiguous(DType::F32, [1, 1, FLUSH_BYTES / 4]);
-                gpu.clear(output(&mut self.flush, flush)?)?;
-                let start = event()?;
-                // SAFETY: the caller's buffers outlive this function, and only this stream uses them.
-                unsafe { graph.replay() }?;
-                let end = event()?;
-                gpu.synchronize()?;
-                // The first few move code and tables to the device.
-                if sample >= 3 {
-                    times.push(f64::from(start.elapsed_ms(&end)?) * 1e3);
-                }
-            }
-            times.sort_by(f64::total_cmp);
-            let (median, least) = (times[times.len() / 2], times[0]);
+            let Times { median, least } = self.stopwatch.time(&self.gpu, operation)?;
             let rate = bytes as f64 / (median * 1e-6);
             println!(
                 "{name:44} {median:10.2} {least:10.2} {:9.0} {:7.1}%",
@@ -199,7 +146,7 @@ mod gpu {
                 least_us: least,
                 gb_per_s: rate / 1e9,
                 fraction_of_stream: rate / STREAM_BYTES_PER_SECOND,
-                samples,
+                samples: self.arguments.samples,
             });
             Ok(())
         }
@@ -219,11 +166,11 @@ mod gpu {
                             .collect();
                         let latent = normal(&gpu, tokens * 512, DType::BF16)?;
                         let rope = normal(&gpu, tokens * 64, DType::BF16)?;
-                        let slots = list(&gpu, &slots)?;
+                        let slots = upload(&gpu, &slots)?;
                         let mut cache = gpu.allocate(layout.pages * layout.page_stride)?;
                         let positions: Vec<i64> =
                             (0..tokens as i64).map(|token| token % 4096).collect();
-                        let positions = list(&gpu, &positions)?;
+                        let positions = upload(&gpu, &positions)?;
                         let table = normal(&gpu, 4096 * 64, DType::F32)?;
                         let angles = Layout {
                             dtype: DType::F32,
@@ -280,12 +227,12 @@ mod gpu {
                     let each = rows / segments;
                     let max_pages = each.div_ceil(PAGE);
                     let layout = CacheLayout::contiguous(DIMS, format, segments * max_pages, PAGE);
-                    let table = list(&gpu, &shuffled_pages(layout.pages))?;
-                    let token_starts = list(&gpu, &vec![0i32; segments])?;
+                    let table = upload(&gpu, &shuffled_pages(layout.pages))?;
+                    let token_starts = upload(&gpu, &vec![0i32; segments])?;
                     let row_starts: Vec<i32> = (0..=segments)
                         .map(|segment| (segment * each) as i32)
                         .collect();
-                    let row_starts = list(&gpu, &row_starts)?;
+                    let row_starts = upload(&gpu, &row_starts)?;
                     let cache = normal(&gpu, layout.pages * layout.page_stride / 2, DType::BF16)?;
                     let (mut latent, mut rope) =
                         (gpu.allocate(rows * 1024)?, gpu.allocate(rows * 128)?);

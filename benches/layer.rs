@@ -1,12 +1,14 @@
 //! Times whole steps of the layer on the GPU, and the products per head in them.
 //!
-//! The protocol of `benches/helpers.rs`: the L2 cache filled with something else before every sample,
-//! CUDA events around one replay of a graph, the median of the samples. `layer_peer.py` beside this
-//! file times the same cases with torch and the kernels that it is shown.
+//! Times are by the protocol of `protocol/mod.rs`. `layer_peer.py` beside this file times the same cases
+//! with torch and the kernels that it is shown.
 //!
 //! ```text
 //! cargo bench --features sm90 --bench layer -- --out target/bench
 //! ```
+
+#[cfg(feature = "sm90")]
+mod protocol;
 
 #[cfg(feature = "sm90")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,14 +22,10 @@ fn main() {
 
 #[cfg(feature = "sm90")]
 mod gpu {
-    use std::error::Error;
-    use std::path::PathBuf;
-
-    use clap::Parser;
+    use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
     use mla_kernels::cuda::Buffer;
-    use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
     use mla_kernels::flash_attn::FlashAttn;
     use mla_kernels::flash_mla::FlashMla;
     use mla_kernels::raw;
@@ -48,31 +46,14 @@ mod gpu {
     use rand::{RngExt as _, SeedableRng as _};
     use serde::Serialize;
 
-    type Result<T> = std::result::Result<T, Box<dyn Error>>;
+    use super::protocol::{Arguments, Result, Stopwatch, Times, upload};
 
-    const FLUSH_BYTES: usize = 512 << 20;
     const PAGE: usize = 64;
     const DIMS: MlaDims = MlaDims::R1;
     const LATENT: usize = 512;
     const NOPE: usize = 128;
     const ROPE: usize = 64;
     const V: usize = 128;
-
-    #[derive(Parser)]
-    struct Arguments {
-        /// Where layer.json goes; nowhere by default.
-        #[arg(long)]
-        out: Option<PathBuf>,
-        /// Samples of each case.
-        #[arg(long, default_value_t = 31)]
-        samples: usize,
-        /// Only cases whose name contains this.
-        #[arg(long, default_value = "")]
-        filter: String,
-        /// Given by cargo, without meaning here.
-        #[arg(long, hide = true)]
-        bench: bool,
-    }
 
     #[derive(Serialize)]
     struct Figure {
@@ -83,20 +64,20 @@ mod gpu {
 
     struct Bench {
         gpu: Cuda,
-        flush: Buffer,
+        stopwatch: Stopwatch,
         arguments: Arguments,
         figures: Vec<Figure>,
     }
 
     pub(super) fn main() -> Result<()> {
+        let arguments = Arguments::parse();
         let gpu = Cuda::new(0)?;
-        let flush = gpu.allocate(FLUSH_BYTES)?;
         println!("{gpu:?}");
         println!("{:32} {:>10} {:>10}", "case", "median us", "least us");
         let mut bench = Bench {
+            stopwatch: Stopwatch::new(&gpu, arguments.samples)?,
             gpu,
-            flush,
-            arguments: Arguments::parse(),
+            arguments,
             figures: Vec::new(),
         };
         for heads in [16, 128] {
@@ -108,14 +89,7 @@ mod gpu {
             }
         }
         bench.chunk(128, 512, 8192)?;
-        if let Some(out) = &bench.arguments.out {
-            std::fs::create_dir_all(out)?;
-            std::fs::write(
-                out.join("layer.json"),
-                serde_json::to_string_pretty(&bench.figures)?,
-            )?;
-        }
-        Ok(())
+        bench.arguments.save("layer.json", &bench.figures)
     }
 
     // Numbers from −`most` to `most`, a million of them over and over.
@@ -125,9 +99,7 @@ mod gpu {
             .flat_map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most).to_le_bytes())
             .collect();
         let bytes: Vec<u8> = block.iter().copied().cycle().take(2 * elements).collect();
-        let mut buffer = gpu.allocate(bytes.len())?;
-        gpu.upload(&bytes, buffer.bytes_mut())?;
-        Ok(buffer)
+        upload(gpu, &bytes)
     }
 
     fn view(buffer: &Buffer, shape: [usize; 3]) -> mla_runtime::Result<TensorRef<'_, Cuda>> {
@@ -152,40 +124,17 @@ mod gpu {
     }
 
     impl Bench {
-        fn skips(&self, id: &str) -> bool {
-            !id.contains(&self.arguments.filter)
-        }
-
         fn time(
             &mut self,
             id: String,
-            mut work: impl FnMut(&Cuda) -> mla_runtime::Result<()>,
+            work: impl FnMut(&Cuda) -> mla_runtime::Result<()>,
         ) -> Result<()> {
-            let (gpu, samples) = (&self.gpu, self.arguments.samples);
-            work(gpu)?;
-            let graph = gpu.capture(work)?;
-            graph.upload()?;
-            let event = || gpu.stream().record_event(Some(CU_EVENT_DEFAULT));
-            let mut times = Vec::new();
-            for sample in 0..samples + 3 {
-                let flush = Layout::contiguous(DType::F32, [1, 1, FLUSH_BYTES / 4]);
-                gpu.clear(TensorMut::new(self.flush.bytes_mut(), flush)?)?;
-                let start = event()?;
-                // SAFETY: the caller's buffers outlive this function, and only this stream uses them.
-                unsafe { graph.replay() }?;
-                let end = event()?;
-                gpu.synchronize()?;
-                if sample >= 3 {
-                    times.push(f64::from(start.elapsed_ms(&end)?) * 1e3);
-                }
-            }
-            times.sort_by(f64::total_cmp);
-            let (median_us, least_us) = (times[times.len() / 2], times[0]);
-            println!("{id:32} {median_us:10.2} {least_us:10.2}");
+            let Times { median, least } = self.stopwatch.time(&self.gpu, work)?;
+            println!("{id:32} {median:10.2} {least:10.2}");
             self.figures.push(Figure {
                 id,
-                median_us,
-                least_us,
+                median_us: median,
+                least_us: least,
             });
             Ok(())
         }
@@ -193,7 +142,7 @@ mod gpu {
         /// q_nope · W_UK and o · W_UV, as the device chooses and by the own kernel alone.
         fn products(&mut self, heads: usize, tokens: usize) -> Result<()> {
             let id = format!("products-h{heads}-b{tokens}");
-            if self.skips(&id) {
+            if self.arguments.skips(&id) {
                 return Ok(());
             }
             let gpu = self.gpu.clone();
@@ -272,7 +221,7 @@ mod gpu {
         /// A whole step of decodes: W_UK, cache write, attention, W_UV.
         fn decode(&mut self, heads: usize, requests: usize) -> Result<()> {
             let id = format!("decode-h{heads}-b{requests}");
-            if self.skips(&id) {
+            if self.arguments.skips(&id) {
                 return Ok(());
             }
             let requests = vec![Request { q: 1, kv: 4096 }; requests];
@@ -282,7 +231,7 @@ mod gpu {
         /// A prefill of `new` tokens on `context` cached ones in one chunk.
         fn chunk(&mut self, heads: usize, new: u32, context: u32) -> Result<()> {
             let id = format!("chunk-h{heads}-q{new}-s{context}");
-            if self.skips(&id) {
+            if self.arguments.skips(&id) {
                 return Ok(());
             }
             let requests = [Request {
