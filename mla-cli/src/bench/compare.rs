@@ -195,52 +195,28 @@ fn compare(before: &Report, after: &Report, significance: f64, least: f64) -> Co
 
 /// What else differs, of the things that may make a time another one.
 fn differences(before: &Report, after: &Report) -> Vec<String> {
-    let (a, b) = (&before.environment, &after.environment);
-    let protocol = |report: &Report| serde_json::to_string(&report.protocol).unwrap_or_default();
-    let facts = [
-        ("device", before.device.clone(), after.device.clone()),
-        (
-            "processor",
-            format!("{:?}", a.machine.cpu),
-            format!("{:?}", b.machine.cpu),
-        ),
-        (
-            "threads",
-            a.machine.threads.to_string(),
-            b.machine.threads.to_string(),
-        ),
-        (
-            "driver",
-            format!("{:?}", a.machine.gpu_driver),
-            format!("{:?}", b.machine.gpu_driver),
-        ),
-        (
-            "commit",
-            a.versions.git_commit.clone(),
-            b.versions.git_commit.clone(),
-        ),
-        (
-            "uncommitted changes",
-            a.versions.git_dirty.clone(),
-            b.versions.git_dirty.clone(),
-        ),
-        (
-            "compiler",
-            a.versions.rustc.clone(),
-            b.versions.rustc.clone(),
-        ),
-        (
-            "optimised",
-            a.versions.optimised.to_string(),
-            b.versions.optimised.to_string(),
-        ),
-        ("protocol", protocol(before), protocol(after)),
-    ];
-    let differing = facts
+    let facts = |report: &Report| {
+        let (machine, versions) = (&report.environment.machine, &report.environment.versions);
+        [
+            ("device", report.device.clone()),
+            ("processor", format!("{:?}", machine.cpu)),
+            ("threads", machine.threads.to_string()),
+            ("driver", format!("{:?}", machine.gpu_driver)),
+            ("commit", versions.git_commit.clone()),
+            ("uncommitted changes", versions.git_dirty.clone()),
+            ("compiler", versions.rustc.clone()),
+            ("optimised", versions.optimised.to_string()),
+            (
+                "protocol",
+                serde_json::to_string(&report.protocol).unwrap_or_default(),
+            ),
+        ]
+    };
+    facts(before)
         .into_iter()
-        .filter(|(_, before, after)| before != after);
-    differing
-        .map(|(what, before, after)| format!("{what}: {before}, then {after}"))
+        .zip(facts(after))
+        .filter(|(before, after)| before != after)
+        .map(|((what, before), (_, after))| format!("{what}: {before}, then {after}"))
         .collect()
 }
 

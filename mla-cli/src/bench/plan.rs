@@ -145,14 +145,7 @@ pub(super) fn sweep<D: Stopwatch>(
 ) -> Result<Vec<Job>, CliError> {
     let batches = batches(settings)?;
     let models = models(settings)?;
-    let mut plan = Plan {
-        site,
-        settings,
-        jobs: Vec::new(),
-        used: BTreeMap::new(),
-        unused: BTreeMap::new(),
-        names: BTreeSet::new(),
-    };
+    let mut plan = Plan::new(site, settings);
     for model in &models {
         let heads = settings
             .heads
@@ -391,7 +384,18 @@ fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     }
 }
 
-impl<D: Stopwatch> Plan<'_, D> {
+impl<'a, D: Stopwatch> Plan<'a, D> {
+    const fn new(site: &'a Site<'a, D>, settings: &'a Settings) -> Self {
+        Self {
+            site,
+            settings,
+            jobs: Vec::new(),
+            used: BTreeMap::new(),
+            unused: BTreeMap::new(),
+            names: BTreeSet::new(),
+        }
+    }
+
     fn batch(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
         let settings = self.settings;
         let of_layer = [
@@ -867,14 +871,7 @@ pub(super) fn cases<D: Stopwatch>(
     settings: &Settings,
     cases: Vec<Case>,
 ) -> Result<Vec<Job>, CliError> {
-    let mut plan = Plan {
-        site,
-        settings,
-        jobs: Vec::new(),
-        used: BTreeMap::new(),
-        unused: BTreeMap::new(),
-        names: BTreeSet::new(),
-    };
+    let mut plan = Plan::new(site, settings);
     for case in cases {
         let (kind, phase, deviation) = match case.kind {
             CaseKind::Decode => (Kind::Decode, Phase::Decode, 0.1),
