@@ -41,6 +41,21 @@ pub use prefill::PrefillCase;
 
 pub use crate::{decode_conformance, prefill_conformance};
 
+/// One test of the two macros below.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_test {
+    ([$(#[$attribute:meta])*] $test:ident, $outcome:expr) => {
+        #[test]
+        $(#[$attribute])*
+        fn $test() {
+            if let ::core::result::Result::Err(failure) = $outcome {
+                ::core::panic!("{failure}");
+            }
+        }
+    };
+}
+
 /// A test of each [`DecodeTopic`], for a backend on a device:
 /// `decode_conformance!(#[attributes]… Backend, device)`. See [`conformance`](crate::conformance).
 #[macro_export]
@@ -63,20 +78,11 @@ macro_rules! decode_conformance {
             through_the_registry => ThroughTheRegistry,
         }
     };
-    (@ test [$(#[$attribute:meta])*] $backend:ty, $device:expr, $test:ident, $topic:ident) => {
-        #[test]
-        $(#[$attribute])*
-        fn $test() {
-            let topic = $crate::conformance::DecodeTopic::$topic;
-            if let ::core::result::Result::Err(failure) =
-                $crate::conformance::decode::<$backend>(&$device, topic)
-            {
-                ::core::panic!("{failure}");
-            }
-        }
-    };
     (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
-        $($crate::decode_conformance!(@ test $attributes $backend, $device, $test, $topic);)*
+        $($crate::__conformance_test!(
+            $attributes $test,
+            $crate::conformance::decode::<$backend>(&$device, $crate::conformance::DecodeTopic::$topic)
+        );)*
     };
 }
 
@@ -101,19 +107,10 @@ macro_rules! prefill_conformance {
             through_the_registry => ThroughTheRegistry,
         }
     };
-    (@ test [$(#[$attribute:meta])*] $backend:ty, $device:expr, $test:ident, $topic:ident) => {
-        #[test]
-        $(#[$attribute])*
-        fn $test() {
-            let topic = $crate::conformance::PrefillTopic::$topic;
-            if let ::core::result::Result::Err(failure) =
-                $crate::conformance::prefill::<$backend>(&$device, topic)
-            {
-                ::core::panic!("{failure}");
-            }
-        }
-    };
     (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
-        $($crate::prefill_conformance!(@ test $attributes $backend, $device, $test, $topic);)*
+        $($crate::__conformance_test!(
+            $attributes $test,
+            $crate::conformance::prefill::<$backend>(&$device, $crate::conformance::PrefillTopic::$topic)
+        );)*
     };
 }

@@ -6,9 +6,9 @@
 //! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
 //! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
 //!
-//! All three go by the same rules, which are `const fn`s: [`BackendSpec::reasons`] says what speaks
+//! All three go by the same rules, which are `const fn`s: [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) says what speaks
 //! against a backend, [`tried_before`](crate::selection::tried_before) which of two is better, and
-//! [`Best`] keeps the best of all.
+//! [`Best`](crate::selection::Best) keeps the best of all.
 //!
 //! # One GPU: the compiler chooses
 //!
@@ -158,7 +158,3 @@ pub use visit::{
 };
 
 pub use crate::{backends, best_decode, best_prefill};
-
-// For the links above.
-#[allow(unused_imports)]
-use crate::{selection::Best, spec::BackendSpec};
