@@ -29,7 +29,8 @@ use mla_runtime::lse::{LseLayout, LseMut, LseRef};
 use mla_runtime::problem::Problem;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
-use crate::cuda::{Buffer, Bytes, BytesMut, Cuda, cudarc};
+use crate::cuda::{Buffer, Bytes, BytesMut, Cuda};
+use crate::library;
 
 /// What the ranks of a group have in common: made by one of them, and carried to the others by whatever
 /// means the engine has.
@@ -249,10 +250,8 @@ fn first(bytes: Bytes<'_>, len: usize) -> Bytes<'_> {
     Cuda::byte_range(bytes, 0..len)
 }
 
-// The first call into an absent library panics in cudarc, so its presence is asked before.
 fn load() -> Result<()> {
-    // SAFETY: this loads the library, whose initialisers are those that every user of it runs.
-    if unsafe { sys::is_culib_present() } {
+    if library::has_nccl() {
         return Ok(());
     }
     Err(Error::Device {

@@ -63,13 +63,10 @@ mod imp {
     };
 
     use super::{Capability, Cause, Gpu};
+    use crate::library;
 
     fn driver() -> Result<(), Cause> {
-        // The first call into an absent library panics in cudarc, so its presence is asked before.
-        //
-        // SAFETY: this loads the driver's library, whose initialisers are those that every CUDA
-        // program runs, and closes it again.
-        if !unsafe { sys::is_culib_present() } {
+        if !library::has_driver() {
             return Err(Cause::NoDriver);
         }
         result::init().map_err(cause)

@@ -14,6 +14,8 @@ pub mod flash_attn;
 #[cfg(feature = "sm90")]
 pub mod flash_mla;
 mod gpu;
+#[cfg(any(feature = "sm90", feature = "sm100"))]
+mod library;
 #[cfg(any(not(feature = "sm90"), test))]
 mod off;
 #[cfg(any(feature = "sm90", feature = "sm100"))]

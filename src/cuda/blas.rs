@@ -13,6 +13,7 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::tensor::Layout;
 
 use super::memory::{Account, Buffer, Bytes};
+use crate::library;
 
 // What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so its
 // calls can be captured.
@@ -46,8 +47,7 @@ impl Drop for Handle {
 impl Blas {
     /// The context of `stream` must be current.
     pub(super) fn new(stream: &Arc<CudaStream>) -> Result<Self> {
-        // SAFETY: this loads the library, whose initialisers are those that every user of it runs.
-        if !unsafe { sys::is_culib_present() } {
+        if !library::has_cublas() {
             return Ok(Self { handle: None });
         }
         let mut workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
