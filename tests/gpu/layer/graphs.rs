@@ -9,6 +9,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::plan::slots::SKIPPED;
 use rand::RngExt as _;
 
+use super::MIXED;
 use super::allocations::count;
 use super::batch::{Batch, Case, Engine, gpu_layer};
 use crate::common::{gpu, rng};
@@ -75,14 +76,15 @@ fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn replays_are_the_steps_run_at_once() {
     let gpu = &*gpu();
-    for (heads, dtype, page_size, query_len) in [
-        (16, DType::BF16, 64, 1),
-        (128, DType::BF16, 64, 2),
-        (16, DType::F16, 16, 3),
+    for (heads, dtype, kv_format, page_size, query_len) in [
+        (16, DType::BF16, KvFormat::BF16, 64, 1),
+        (128, DType::BF16, KvFormat::BF16, 64, 2),
+        (16, DType::F16, KvFormat::F16, 16, 3),
+        (16, DType::BF16, KvFormat::Fp8, 64, 1),
     ] {
         let case = Case {
             dtype,
-            kv_format: KvFormat::of(dtype),
+            kv_format,
             page_size,
             ..Case::new(heads, &[])
         };
@@ -133,6 +135,44 @@ fn replays_are_the_steps_run_at_once() {
                 assert_eq!(lse == f32::NEG_INFINITY, is_padding, "step {step}");
             }
             assert!(given.cache == expected.cache, "step {step}");
+        }
+    }
+}
+
+/// Prefills and chunks of their context can be captured as well, for as long as the lengths stay.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+fn a_captured_mixed_step_is_the_step_run_at_once() {
+    let gpu = &*gpu();
+    for (heads, kv_format, context_rows) in [
+        (16, KvFormat::BF16, 128),
+        (16, KvFormat::Fp8, 4096),
+        (128, KvFormat::BF16, 4096),
+    ] {
+        let case = Case {
+            kv_format,
+            context_rows,
+            ..Case::new(heads, MIXED)
+        };
+        let batch = Batch::new(&case);
+        let layer = gpu_layer(gpu, &case);
+        let mut workspace = layer.workspace(&case.limits()).unwrap();
+        workspace.prepare(&layer, &batch.step()).unwrap();
+        let tokens = batch.tokens();
+        let mut eager = Engine::new(gpu, &batch).unwrap();
+        eager.forward(&layer, &mut workspace, tokens).unwrap();
+        let expected = eager.outcome(gpu).unwrap();
+
+        let mut engine = Engine::new(gpu, &batch).unwrap();
+        let graph = gpu
+            .capture(|_| engine.forward(&layer, &mut workspace, tokens))
+            .unwrap();
+        // Nothing has run yet.
+        assert!(engine.outcome(gpu).unwrap().out != expected.out);
+        for _ in 0..2 {
+            // SAFETY: layer, workspace and tensors live, and only this stream uses them.
+            unsafe { graph.replay() }.unwrap();
+            assert!(engine.outcome(gpu).unwrap() == expected, "{case:?}");
         }
     }
 }

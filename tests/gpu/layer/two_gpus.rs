@@ -1,6 +1,11 @@
-//! The layer over two GPUs, one thread for each: the cache split, and the heads split.
+//! The layer over two GPUs: the cache split, and the heads split, each by a thread per GPU and by a process per
+//! GPU.
 
+use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
 
 use mla_kernels::Cuda;
 use mla_kernels::context_parallel::{Communicator, GroupId, PartialResults};
@@ -14,18 +19,34 @@ use crate::common::{download, gpu};
 
 const RANKS: usize = 2;
 
+/// A member of a group, and its GPU.
+struct Rank {
+    device: Cuda,
+    communicator: Communicator,
+}
+
+impl Rank {
+    fn join(rank: usize, id: GroupId) -> Self {
+        let device = Cuda::new(rank).unwrap();
+        let communicator = Communicator::new(&device, rank, RANKS, id).unwrap();
+        Self {
+            device,
+            communicator,
+        }
+    }
+}
+
 /// Runs `work` as each rank of a group, in threads of this process.
-fn as_ranks<T: Send>(work: impl Fn(&Cuda, &Communicator, usize) -> T + Sync) -> Vec<T> {
+fn in_threads<T: Send>(work: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let id = GroupId::new().unwrap();
     let together = Barrier::new(RANKS);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let threads: Vec<_> = (0..RANKS)
             .map(|rank| {
                 let (work, together) = (&work, &together);
                 scope.spawn(move || {
-                    let device = Cuda::new(rank).unwrap();
-                    let communicator = Communicator::new(&device, rank, RANKS, id).unwrap();
-                    let result = work(&device, &communicator, rank);
+                    let rank = Rank::join(rank, id);
+                    let result = work(&rank);
                     together.wait();
                     result
                 })
@@ -98,37 +119,107 @@ fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     part
 }
 
+/// Requests of one new token, some so short that a rank holds nothing of them.
+fn decodes() -> Case {
+    let lens = [1, 2, 16, 17, 700, 64, 1500, 33, 999];
+    Case::new(16, &lens.map(|len| (1, len)))
+}
+
+/// What a rank makes of its part of the cache and those of the others.
+fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outcome {
+    let (device, communicator) = (&rank.device, &rank.communicator);
+    let case = &whole.case;
+    let parallel = ContextParallel::new(RANKS as u32, interleave).unwrap();
+    let part = part_of(whole, parallel, communicator.rank() as u32);
+    let layer = gpu_layer(device, case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &part.step()).unwrap();
+    let mut engine = Engine::new(device, &part).unwrap();
+    let mut results =
+        PartialResults::new(communicator, &case.config().problem, part.tokens()).unwrap();
+    // Twice, since the second step finds what the first left.
+    for _ in 0..2 {
+        engine
+            .forward(&layer, &mut workspace, part.tokens())
+            .unwrap();
+        let call = engine.call(part.tokens()).unwrap();
+        let lse = call.lse.expect("the engine asks for it");
+        results.merge(communicator, call.out, lse).unwrap();
+    }
+    engine.outcome(device).unwrap()
+}
+
+fn mixed() -> Case {
+    Case::new(
+        32,
+        &[
+            (1, 700),
+            (3, 200),
+            (70, 500),
+            (12, 13),
+            (1, 1500),
+            (300, 900),
+        ],
+    )
+}
+
+/// What a rank makes of its heads, and of the others' results: `[ranks, T, H/ranks, V]`.
+fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
+    let (device, communicator) = (&rank.device, &rank.communicator);
+    let tokens = whole.tokens();
+    // The rank's heads of every token, and their rows of the weights.
+    let mut part = whole.clone();
+    part.case.heads /= RANKS as u32;
+    let at = communicator.rank();
+    let row = whole.query.len() / tokens;
+    let own = at * row / RANKS..(at + 1) * row / RANKS;
+    part.query = whole
+        .query
+        .chunks(row)
+        .flat_map(|row| &row[own.clone()])
+        .copied()
+        .collect();
+    let share = whole.weights.len() / RANKS;
+    part.weights = whole.weights[at * share..(at + 1) * share].to_vec();
+    let layer = gpu_layer(device, &part.case);
+    let mut workspace = layer.workspace(&part.case.limits()).unwrap();
+    workspace.prepare(&layer, &part.step()).unwrap();
+    let mut engine = Engine::new(device, &part).unwrap();
+    engine.forward(&layer, &mut workspace, tokens).unwrap();
+    let bytes = engine.out.len();
+    let mut all = device.allocate(RANKS * bytes).unwrap();
+    communicator
+        .all_gather(engine.out.bytes(), all.bytes_mut())
+        .unwrap();
+    download(device, &all).unwrap()
+}
+
+/// As one GPU would have them: `[T, H, V]`.
+fn joined(gathered: &[u8], expected: &Outcome, tokens: usize) -> Outcome {
+    let row = expected.out.len() / tokens / RANKS;
+    let mut out = Vec::new();
+    for token in 0..tokens {
+        for rank in 0..RANKS {
+            let at = (rank * tokens + token) * row;
+            out.extend(&gathered[at..at + row]);
+        }
+    }
+    Outcome {
+        out,
+        ..expected.clone()
+    }
+}
+
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn a_cache_over_two_gpus_is_one_cache() {
-    // Also requests so short that a rank holds nothing of them.
-    let lens = [1, 2, 16, 17, 700, 64, 1500, 33, 999];
-    let case = Case::new(16, &lens.map(|len| (1, len)));
+    let case = decodes();
     let whole = Batch::new(&case);
     // Held to the end: the ranks' devices are this test's turn too.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
     for interleave in [1, 16, 64] {
-        let parallel = ContextParallel::new(RANKS as u32, interleave).unwrap();
-        let outcomes = as_ranks(|device, communicator, rank| {
-            let part = part_of(&whole, parallel, rank as u32);
-            let layer = gpu_layer(device, &case);
-            let mut workspace = layer.workspace(&case.limits()).unwrap();
-            workspace.prepare(&layer, &part.step()).unwrap();
-            let mut engine = Engine::new(device, &part).unwrap();
-            let mut results =
-                PartialResults::new(communicator, &case.config().problem, part.tokens()).unwrap();
-            // Twice, since the second step finds what the first left.
-            for _ in 0..2 {
-                engine
-                    .forward(&layer, &mut workspace, part.tokens())
-                    .unwrap();
-                let call = engine.call(part.tokens()).unwrap();
-                let lse = call.lse.expect("the engine asks for it");
-                results.merge(communicator, call.out, lse).unwrap();
-            }
-            engine.outcome(device).unwrap()
-        });
+        let outcomes = in_threads(|rank| with_a_part_of_the_cache(rank, &whole, interleave));
         assert!(outcomes[0].out == outcomes[1].out && outcomes[0].lse == outcomes[1].lse);
         let distance = outcomes[0].distance(&expected, &case);
         println!("interleave {interleave}: {distance:?}");
@@ -139,65 +230,109 @@ fn a_cache_over_two_gpus_is_one_cache() {
 #[test]
 #[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
 fn heads_over_two_gpus_are_all_heads() {
-    let case = Case::new(
-        32,
-        &[
-            (1, 700),
-            (3, 200),
-            (70, 500),
-            (12, 13),
-            (1, 1500),
-            (300, 900),
-        ],
-    );
+    let case = mixed();
     let whole = Batch::new(&case);
     // Held to the end: the ranks' devices are this test's turn too.
     let gpu = gpu();
     let expected = whole.run(&gpu_layer(&gpu, &case)).unwrap();
-    let half = Case {
-        heads: case.heads / RANKS as u32,
-        ..case.clone()
-    };
-    let tokens = whole.tokens();
-    let gathered = as_ranks(|device, communicator, rank| {
-        // The rank's heads of every token, and their rows of the weights.
-        let mut part = whole.clone();
-        part.case = half.clone();
-        let row = whole.query.len() / tokens;
-        let own = rank * row / RANKS..(rank + 1) * row / RANKS;
-        part.query = whole
-            .query
-            .chunks(row)
-            .flat_map(|row| &row[own.clone()])
-            .copied()
-            .collect();
-        let share = whole.weights.len() / RANKS;
-        part.weights = whole.weights[rank * share..(rank + 1) * share].to_vec();
-        let layer = gpu_layer(device, &half);
-        let mut workspace = layer.workspace(&half.limits()).unwrap();
-        workspace.prepare(&layer, &part.step()).unwrap();
-        let mut engine = Engine::new(device, &part).unwrap();
-        engine.forward(&layer, &mut workspace, tokens).unwrap();
-        let bytes = engine.out.len();
-        let mut all = device.allocate(RANKS * bytes).unwrap();
-        communicator
-            .all_gather(engine.out.bytes(), all.bytes_mut())
-            .unwrap();
-        download(device, &all).unwrap()
-    });
+    let gathered = in_threads(|rank| with_a_part_of_the_heads(rank, &whole));
     assert!(gathered[0] == gathered[1]);
-    // From [ranks, T, H/2, V] to [T, H, V].
-    let row = expected.out.len() / tokens / RANKS;
-    let mut out = Vec::new();
-    for token in 0..tokens {
-        for rank in 0..RANKS {
-            let at = (rank * tokens + token) * row;
-            out.extend(&gathered[0][at..at + row]);
-        }
-    }
-    let given = Outcome {
-        out,
-        ..expected.clone()
-    };
+    let given = joined(&gathered[0], &expected, whole.tokens());
     close(given.distance(&expected, &case), false);
+}
+
+// Tell a process which rank it is, and the folder through which the group's processes meet.
+const RANK: &str = "MLA_TEST_RANK";
+const FOLDER: &str = "MLA_TEST_FOLDER";
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// The program starts itself once per GPU, for this very test.
+#[test]
+#[ignore = "needs two Hopper GPUs and NCCL: cargo test --release --features sm90,nccl --test gpu -- --include-ignored two_gpus"]
+fn a_process_per_gpu_works_as_a_thread_does() {
+    if let Ok(rank) = env::var(RANK) {
+        let folder = env::var_os(FOLDER).expect("set beside the rank");
+        return as_a_process(rank.parse().unwrap(), Path::new(&folder));
+    }
+    // Held to the end: the processes' devices are this test's turn too.
+    let _gpu = gpu();
+    let folder = env::temp_dir().join(format!("mla-two-gpus-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let start = |rank: usize| {
+        Command::new(env::current_exe().unwrap())
+            .args(["--include-ignored", "--nocapture", "--exact"])
+            .arg(format!(
+                "{module}::a_process_per_gpu_works_as_a_thread_does"
+            ))
+            .env(RANK, rank.to_string())
+            .env(FOLDER, &folder)
+            .spawn()
+            .unwrap()
+    };
+    let ended = wait(&mut (0..RANKS).map(start).collect::<Vec<_>>());
+    let results = [0, 1].map(|rank| fs::read(folder.join(format!("result-{rank}"))));
+    fs::remove_dir_all(&folder).unwrap();
+    ended.unwrap();
+    let [first, second] = results.map(Result::unwrap);
+    assert!(!first.is_empty() && first == second);
+}
+
+/// Waits for all, but not for those whom a failed one leaves waiting for itself.
+fn wait(children: &mut [Child]) -> Result<(), String> {
+    let start = Instant::now();
+    loop {
+        let states: Vec<_> = children.iter_mut().map(|c| c.try_wait().unwrap()).collect();
+        if states.iter().all(|s| s.is_some_and(|s| s.success())) {
+            return Ok(());
+        }
+        let failed = states.iter().flatten().any(|status| !status.success());
+        if failed || start.elapsed() > PATIENCE {
+            for child in children {
+                // One that has ended cannot be ended.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            return Err(format!("after {:?}: {states:?}", start.elapsed()));
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Both divisions, against the whole on this rank's own GPU; leaves what all ranks have to agree on.
+fn as_a_process(rank: usize, folder: &Path) {
+    let rank = Rank::join(rank, exchange(rank, folder));
+    let decodes = Batch::new(&decodes());
+    let expected = decodes
+        .run(&gpu_layer(&rank.device, &decodes.case))
+        .unwrap();
+    let given = with_a_part_of_the_cache(&rank, &decodes, 16);
+    close(given.distance(&expected, &decodes.case), true);
+
+    let mixed = Batch::new(&mixed());
+    let expected = mixed.run(&gpu_layer(&rank.device, &mixed.case)).unwrap();
+    let gathered = with_a_part_of_the_heads(&rank, &mixed);
+    let joined = joined(&gathered, &expected, mixed.tokens());
+    close(joined.distance(&expected, &mixed.case), false);
+
+    let result = [given.out, given.lse, gathered].concat();
+    let rank = rank.communicator.rank();
+    fs::write(folder.join(format!("result-{rank}")), result).unwrap();
+}
+
+/// The group that rank 0 makes, through a file that is there when it is whole.
+fn exchange(rank: usize, folder: &Path) -> GroupId {
+    let (draft, file) = (folder.join("draft"), folder.join("group"));
+    if rank == 0 {
+        let id = GroupId::new().unwrap();
+        fs::write(&draft, id.to_bytes()).unwrap();
+        fs::rename(&draft, &file).unwrap();
+        return id;
+    }
+    let start = Instant::now();
+    while !file.exists() {
+        assert!(start.elapsed() < PATIENCE, "rank 0 made no group");
+        thread::sleep(Duration::from_millis(5));
+    }
+    GroupId::from_bytes(fs::read(&file).unwrap().try_into().unwrap())
 }
