@@ -1,32 +1,27 @@
 //! DeepSeek's attention as a candle module: projections, norms and rotary embedding by candle, everything
 //! between the projected queries and `o_proj` by the MLA layer, on candle's own memory.
 //!
-//! It runs on the CPU in f32. Tensors are lent to the layer as the slices that they are, so nothing is
-//! copied on the way in; the cache and the workspace are made once, when the module is.
+//! It runs where its weights are: on the CPU in any dtype, and with the feature `cuda` on a Hopper GPU in bf16
+//! and f16, on the stream that candle uses. Tensors are lent to the layer as they are, so nothing is copied on
+//! the way in or out; the cache and the workspace are made once, when the module is.
 //!
 //! `tests/deepseek2.rs` checks it against candle-transformers' own DeepSeek-V2 on random weights:
 //!
 //! ```console
 //! $ cargo test --manifest-path examples/candle/Cargo.toml
+//! $ cargo test --release --manifest-path examples/candle/Cargo.toml --features cuda -- --include-ignored
 //! ```
 
-use candle_core::{CpuStorage, D, Error, Result, Storage, Tensor};
+mod attention;
+mod paged;
+
+use candle_core::{D, Result, Tensor};
 use candle_nn::rotary_emb::rope_i;
 use candle_nn::{Linear, Module, RmsNorm, VarBuilder, linear_no_bias, rms_norm};
-use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::cpu::{Buffer, Cpu, CpuDecode, CpuPrefill};
-use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::DType;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
-use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryLen;
-use mla_runtime::tensor::{TensorMut, TensorRef};
 
-const PAGE: usize = 16;
+use crate::attention::Attention;
+use crate::paged::{Inputs, Span};
 
 /// The widths of a model's attention.
 #[derive(Clone, Copy, Debug)]
@@ -60,12 +55,7 @@ pub struct MlaAttention {
     out: Linear,
     cos: Tensor,
     sin: Tensor,
-    layer: MlaLayer<CpuPrefill, CpuDecode>,
-    workspace: Workspace<CpuPrefill, CpuDecode>,
-    cache: Buffer,
-    cache_layout: CacheLayout,
-    /// Sequence after sequence.
-    block_tables: Vec<i32>,
+    attention: Attention,
 }
 
 enum Query {
@@ -88,7 +78,6 @@ impl MlaAttention {
             hidden,
             heads,
             dims,
-            batch,
             max_len,
             ..
         } = config;
@@ -118,31 +107,6 @@ impl MlaAttention {
             .reshape((max_len, 1))?;
         let angles = positions.matmul(&frequencies)?;
 
-        let problem = Problem {
-            page_size: PAGE as u32,
-            query_len: QueryLen::Ragged,
-            ..Problem::new(dims, heads as u32, DType::F32)
-        };
-        let layer_config = LayerConfig {
-            problem,
-            softmax_scale: 1.0 / (head.qk() as f32).sqrt(),
-        };
-        let cpu = Cpu::new();
-        let layer = MlaLayer::of(&cpu, &layer_config).map_err(Error::wrap)?;
-        let pages = max_len.div_ceil(PAGE);
-        let workspace = layer
-            .workspace(&StepLimits {
-                requests: batch,
-                tokens: batch * max_len,
-                decode_query_len: 1,
-                pages_per_request: pages,
-                context_rows: max_len.next_multiple_of(PAGE),
-            })
-            .map_err(Error::wrap)?;
-        let cache_layout = CacheLayout::contiguous(dims, problem.kv_format, batch * pages, PAGE);
-        let cache = cpu
-            .allocate(cache_layout.pages * cache_layout.page_stride)
-            .map_err(Error::wrap)?;
         Ok(Self {
             config,
             query,
@@ -150,13 +114,9 @@ impl MlaAttention {
             kv_a_norm: rms_norm(latent, config.rms_norm_eps, weights.pp("kv_a_layernorm"))?,
             kv_b: weights.pp("kv_b_proj").get(kv_b, "weight")?,
             out: linear_no_bias(heads * head.v as usize, hidden, weights.pp("o_proj"))?,
-            cos: angles.cos()?,
-            sin: angles.sin()?,
-            layer,
-            workspace,
-            cache,
-            cache_layout,
-            block_tables: (0..(batch * pages) as i32).collect(),
+            cos: angles.cos()?.to_dtype(weights.dtype())?,
+            sin: angles.sin()?.to_dtype(weights.dtype())?,
+            attention: Attention::new(device, weights.dtype(), &config)?,
         })
     }
 
@@ -200,114 +160,14 @@ impl MlaAttention {
             .kv_a_norm
             .forward(&compressed.narrow(D::Minus1, 0, latent)?.contiguous()?)?;
 
-        let tokens = batch * len;
-        let mut attended = vec![0f32; tokens * heads * v];
-        lend(&query.contiguous()?, |query| {
-            lend(&normed, |latents| {
-                lend(&key, |keys| {
-                    lend(&self.kv_b, |kv_b| {
-                        attend(
-                            &self.layer,
-                            &mut self.workspace,
-                            (&mut self.cache, self.cache_layout),
-                            &self.block_tables,
-                            Step {
-                                batch,
-                                len,
-                                offset,
-                                query,
-                                latents,
-                                keys,
-                                kv_b,
-                            },
-                            &mut attended,
-                        )
-                        .map_err(Error::wrap)
-                    })
-                })
-            })
-        })?;
-        let attended = Tensor::from_vec(attended, (batch, len, heads * v), hidden.device())?;
+        let span = Span { batch, len, offset };
+        let inputs = Inputs {
+            query: &query.contiguous()?,
+            latent: &normed,
+            rope: &key,
+            kv_b: &self.kv_b,
+        };
+        let attended = self.attention.attend(span, &inputs, heads * v)?;
         self.out.forward(&attended)
     }
-}
-
-/// The elements of a contiguous f32 tensor on the CPU, where candle keeps them.
-fn lend<R>(tensor: &Tensor, work: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(CpuStorage::F32(elements)), Some((start, end))) => {
-            work(&elements[start..end])
-        }
-        _ => candle_core::bail!("given {tensor:?}, accepted a contiguous f32 tensor on the CPU"),
-    }
-}
-
-/// What one call brings: B sequences of `len` new tokens behind `offset` earlier ones.
-struct Step<'a> {
-    batch: usize,
-    len: usize,
-    offset: usize,
-    query: &'a [f32],
-    latents: &'a [f32],
-    keys: &'a [f32],
-    kv_b: &'a [f32],
-}
-
-fn attend(
-    layer: &MlaLayer<CpuPrefill, CpuDecode>,
-    workspace: &mut Workspace<CpuPrefill, CpuDecode>,
-    (cache, cache_layout): (&mut Buffer, CacheLayout),
-    block_tables: &[i32],
-    step: Step<'_>,
-    out: &mut [f32],
-) -> mla_runtime::Result<()> {
-    let config = layer.config();
-    let Problem { dims, heads, .. } = config.problem;
-    let [heads, latent, rope, qk, v, kv_b] = [
-        heads,
-        dims.latent,
-        dims.head.rope,
-        dims.head.qk(),
-        dims.head.v,
-        dims.head.kv_b(),
-    ]
-    .map(|extent| extent as usize);
-    let requests = vec![
-        Request {
-            q: step.len as u32,
-            kv: (step.offset + step.len) as u32,
-        };
-        step.batch
-    ];
-    let pages = workspace.limits().pages_per_request;
-    let block_tables = BlockTables::new(block_tables, pages, PAGE as u32)?;
-    let slots = block_tables.new_token_slots(&requests)?;
-    workspace.prepare(
-        layer,
-        &StepBatch {
-            requests: &requests,
-            block_tables,
-            slots: &slots,
-            threshold: None,
-            max_len: None,
-        },
-    )?;
-    let tokens = step.batch * step.len;
-    // Published [H·(P+V), L], seen as [1, L, H·(P+V)].
-    let kv_b = TensorRef::from_slice(step.kv_b, [1, heads * kv_b, latent])?.transpose(1, 2);
-    layer.forward(
-        workspace,
-        LayerCall {
-            weights: Weights::new(kv_b, config)?,
-            query: TensorRef::from_slice(step.query, [tokens, heads, qk])?,
-            latent: TensorRef::from_slice(step.latents, [tokens, 1, latent])?,
-            rope: TensorRef::from_slice(step.keys, [tokens, 1, rope])?,
-            cache: CacheMut::new(Cpu::bytes_mut(cache), cache_layout)?,
-            out: TensorMut::from_slice(out, [tokens, heads, v])?,
-            lse: None,
-            slot_lists: None,
-            rotary: None,
-        },
-    )
 }

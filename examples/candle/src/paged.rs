@@ -1,0 +1,152 @@
+//! The MLA layer with a cache of its own, on any device.
+
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, StepLimits,
+};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
+
+use crate::Config;
+
+const PAGE: usize = 16;
+
+/// A layer, its workspace and its cache, all made once.
+pub(crate) struct Paged<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
+    layer: MlaLayer<P, D>,
+    workspace: Workspace<P, D>,
+    cache: <P::Device as Device>::Buffer,
+    cache_layout: CacheLayout,
+    /// Sequence after sequence.
+    block_tables: Vec<i32>,
+}
+
+/// B sequences of `len` new tokens behind `offset` earlier ones.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) batch: usize,
+    pub(crate) len: usize,
+    pub(crate) offset: usize,
+}
+
+/// What a call reads, without gaps and in the layer's dtype.
+pub(crate) struct Inputs<B> {
+    /// `[B, T, H, P+R]`, rotated.
+    pub(crate) query: B,
+    /// `[B, T, L]`, normed.
+    pub(crate) latent: B,
+    /// `[B, T, R]`, rotated.
+    pub(crate) rope: B,
+    /// `[H·(P+V), L]`, as checkpoints hold it.
+    pub(crate) kv_b: B,
+}
+
+impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> Paged<P, D> {
+    pub(crate) fn new(device: &P::Device, config: &Config, dtype: DType) -> Result<Self> {
+        let problem = Problem {
+            page_size: PAGE as u32,
+            query_len: QueryLen::Ragged,
+            ..Problem::new(config.dims, config.heads as u32, dtype)
+        };
+        let layer = MlaLayer::of(
+            device,
+            &LayerConfig {
+                problem,
+                softmax_scale: 1.0 / (config.dims.head.qk() as f32).sqrt(),
+            },
+        )?;
+        let pages = config.max_len.div_ceil(PAGE);
+        let workspace = layer.workspace(&StepLimits {
+            requests: config.batch,
+            tokens: config.batch * config.max_len,
+            decode_query_len: 1,
+            pages_per_request: pages,
+            context_rows: config.max_len.next_multiple_of(PAGE),
+        })?;
+        let pages = config.batch * pages;
+        let cache_layout = CacheLayout::contiguous(config.dims, problem.kv_format, pages, PAGE);
+        Ok(Self {
+            layer,
+            workspace,
+            cache: device.allocate(cache_layout.pages * cache_layout.page_stride)?,
+            cache_layout,
+            block_tables: (0..pages as i32).collect(),
+        })
+    }
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device(&self) -> &P::Device {
+        self.layer.device()
+    }
+
+    /// Writes the attention of the new tokens, `[B, T, H, V]`.
+    pub(crate) fn attend(
+        &mut self,
+        span: Span,
+        inputs: Inputs<<P::Device as Device>::Bytes<'_>>,
+        mut out: <P::Device as Device>::BytesMut<'_>,
+    ) -> Result<()> {
+        let config = *self.layer.config();
+        let Problem {
+            dims, heads, dtype, ..
+        } = config.problem;
+        let [heads, latent, rope, qk, v, kv_b] = [
+            heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.v,
+            dims.head.kv_b(),
+        ]
+        .map(|extent| extent as usize);
+        let requests = vec![
+            Request {
+                q: span.len as u32,
+                kv: (span.offset + span.len) as u32,
+            };
+            span.batch
+        ];
+        let pages = self.workspace.limits().pages_per_request;
+        let block_tables = BlockTables::new(&self.block_tables, pages, PAGE as u32)?;
+        let slots = block_tables.new_token_slots(&requests)?;
+        self.workspace.prepare(
+            &self.layer,
+            &StepBatch {
+                requests: &requests,
+                block_tables,
+                slots: &slots,
+                threshold: None,
+                max_len: None,
+            },
+        )?;
+        let tokens = span.batch * span.len;
+        let layout = |shape: Shape| Layout::contiguous(dtype, shape);
+        let view =
+            |bytes, shape| TensorRef::<P::Device>::new(P::Device::shorten(bytes), layout(shape));
+        // Seen as [1, L, H·(P+V)].
+        let kv_b = view(inputs.kv_b, [1, heads * kv_b, latent])?.transpose(1, 2);
+        self.layer.forward(
+            &mut self.workspace,
+            LayerCall {
+                weights: Weights::new(kv_b, &config)?,
+                query: view(inputs.query, [tokens, heads, qk])?,
+                latent: view(inputs.latent, [tokens, 1, latent])?,
+                rope: view(inputs.rope, [tokens, 1, rope])?,
+                cache: CacheMut::new(P::Device::bytes_mut(&mut self.cache), self.cache_layout)?,
+                out: TensorMut::new(P::Device::reborrow(&mut out), layout([tokens, heads, v]))?,
+                lse: None,
+                slot_lists: None,
+                rotary: None,
+            },
+        )
+    }
+}
