@@ -18,6 +18,10 @@ pub(crate) struct Arguments {
     /// The features of the architectures to pack.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
+    /// Also the test of `examples/candle` on a GPU, packed by xz. Building it takes what candle's `cuda` takes: nvcc on
+    /// the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
+    #[arg(long)]
+    candle: bool,
     /// Where the bundle goes; what is there is replaced. By default `bundle` in the target folder.
     #[arg(long)]
     output: Option<PathBuf>,
@@ -25,6 +29,8 @@ pub(crate) struct Arguments {
 
 /// The most that a bundle may hold: it travels with every run.
 const MOST: u64 = 60 << 20;
+
+const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
@@ -41,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         );
         fs::remove_dir_all(&output)?;
     }
-    for folder in ["tests", "benches", "bin"] {
+    for folder in FOLDERS {
         fs::create_dir_all(output.join(folder))?;
     }
 
@@ -64,6 +70,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         fs::read_dir(output.join("tests"))?.next().is_some(),
         "no test of mla-kernels with the features {features} is marked ignored, so none needs a GPU"
     );
+    if arguments.candle {
+        let example = ["--manifest-path", "examples/candle/Cargo.toml"];
+        for artifact in build(&workspace, "test", &example, "cuda")? {
+            if artifact.target.kind.contains(&TargetKind::Test) {
+                pack(&executable(&artifact)?, &output.join("tests/candle.xz"))?;
+            }
+        }
+    }
+    let examples = [&packages[..], &["--examples"]].concat();
+    for artifact in build(&workspace, "build", &examples, &features)? {
+        copy(
+            &executable(&artifact)?,
+            &output.join("examples").join(&artifact.target.name),
+        )?;
+    }
     for artifact in build(&workspace, "bench", &packages, &features)? {
         if artifact.target.kind.contains(&TargetKind::Bench) {
             copy(
@@ -96,7 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
 
     let mut total = 0;
-    for folder in ["tests", "benches", "bin"] {
+    for folder in FOLDERS {
         let mut files: Vec<_> = fs::read_dir(output.join(folder))?.collect::<Result<_, _>>()?;
         files.sort_by_key(fs::DirEntry::file_name);
         for file in files {
@@ -180,6 +201,19 @@ fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
         && String::from_utf8_lossy(&output.stdout)
             .lines()
             .any(|line| line.ends_with(": test")))
+}
+
+/// Most of a program with candle in it are its kernels, as readable assembly and for every quantised format: a seventh of it
+/// is left.
+fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let status = Command::new("xz")
+        .args(["--compress", "--stdout", "--threads=0"])
+        .arg(from)
+        .stdout(fs::File::create(to)?)
+        .status()
+        .context("xz does not start")?;
+    ensure!(status.success(), "xz failed on {}", from.display());
+    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {

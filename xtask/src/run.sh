@@ -3,6 +3,7 @@
 #
 #   ./run.sh                     every test, those that need a GPU included
 #   ./run.sh tests FILTER…       the tests whose names hold FILTER
+#   ./run.sh examples            the examples of the kernels, each of which checks what it computes
 #   ./run.sh benches FILTER…     the benchmarks
 #   ./run.sh mla ARGUMENTS…      the command line tool, for example ./run.sh mla bench
 #
@@ -12,26 +13,30 @@ here=$(cd "$(dirname "$0")" && pwd)
 what=${1:-tests}
 [ $# -eq 0 ] || shift
 
+# Runs every program of a folder with the arguments that are given.
+each() {
+    folder=$1
+    shift
+    failed=
+    for program in "$here/$folder"/*; do
+        [ -x "$program" ] || continue
+        echo "== $(basename "$program")"
+        "$program" "$@" || failed="$failed $(basename "$program")"
+    done
+    [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }
+}
+
+# What is large is packed.
+for packed in "$here"/tests/*.xz; do
+    program=${packed%.xz}
+    [ ! -e "$packed" ] || [ -e "$program" ] || { xz --decompress --keep "$packed" && chmod +x "$program"; } || exit 1
+done
+
 case $what in
-    tests)
-        failed=
-        for program in "$here"/tests/*; do
-            [ -x "$program" ] || continue
-            echo "== $(basename "$program")"
-            # One test at a time: they share one GPU, and some measure.
-            "$program" --include-ignored --test-threads=1 "$@" || failed="$failed $(basename "$program")"
-        done
-        [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }
-        ;;
-    benches)
-        failed=
-        for program in "$here"/benches/*; do
-            [ -x "$program" ] || continue
-            echo "== $(basename "$program")"
-            "$program" --bench "$@" || failed="$failed $(basename "$program")"
-        done
-        [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }
-        ;;
+    # One test at a time: they share one GPU, and some measure.
+    tests) each tests --include-ignored --test-threads=1 "$@" ;;
+    examples) each examples "$@" ;;
+    benches) each benches --bench "$@" ;;
     mla) exec "$here/bin/mla" "$@" ;;
-    *) echo "run.sh: given $what, accepted: tests, benches, mla" >&2; exit 2 ;;
+    *) echo "run.sh: given $what, accepted: tests, examples, benches, mla" >&2; exit 2 ;;
 esac
