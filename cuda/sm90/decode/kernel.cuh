@@ -452,7 +452,7 @@ struct Kernel {
             barrier_wait(at(s.query_full), pieces & 1);
             for (int block = begin; block < end; ++block) {
                 float d[32];
-                LatentRing tile = latent;
+                LatentRing tile = latent.uniform();
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     const int part = i % L::kSlotTiles;
@@ -461,7 +461,7 @@ struct Kernel {
                     if (part == L::kSlotTiles - 1) tile.advance(1);
                 }
                 barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
-                multiply_tile(d, 8, rope_slot(rope.slot), 1);
+                multiply_tile(d, 8, rope_slot(rope.uniform().slot), 1);
                 wgmma_commit();
                 wgmma_wait<0>();
                 if (block + 1 == end) barrier_arrive(at(s.query_empty));
@@ -603,7 +603,7 @@ struct Kernel {
     }
 
     __device__ void output() {
-        const int thread = threadIdx.x - 256, group = thread >> 7, lane = thread & 31;
+        const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0), lane = thread & 31;
         LatentRing latent;
         RopeRing rope;
         uint32_t pieces = 0;
@@ -611,13 +611,12 @@ struct Kernel {
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
             const int begin = piece.block_begin, end = piece.block_end;
+            // Were the first product left to overwrite them, the compiler would keep these registers during the merge before.
             float acc[4][N / 2];
-            if (begin == end) {
 #pragma unroll
-                for (int t = 0; t < 4; ++t)
+            for (int t = 0; t < 4; ++t)
 #pragma unroll
-                    for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
-            }
+                for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
             for (int block = begin; block < end; ++block) {
                 barrier_wait(at(s.scores_full[rope.slot]), rope.phase);
                 const int4 any = s.any_factor[rope.slot];
@@ -634,9 +633,10 @@ struct Kernel {
                         }
                     }
                 }
-                const uint64_t b = wgmma_descriptor(rope_slot(rope.slot));
+                const uint64_t b = wgmma_descriptor(rope_slot(rope.uniform().slot));
                 // This group's tiles are every second one.
-                const auto first_tile = [&] { return L::kSlotTiles == 2 ? latent : latent.ahead(group); };
+                const LatentRing current = latent.uniform();
+                const auto first_tile = [&] { return L::kSlotTiles == 2 ? current : current.ahead(group); };
                 constexpr int step = 2 / L::kSlotTiles;
                 LatentRing tile = first_tile();
 #pragma unroll
@@ -646,7 +646,7 @@ struct Kernel {
                     wgmma_fence();
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
-                        Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, k > 0 || block > begin);
+                        Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, 1);
                     wgmma_commit();
                     tile.advance(step);
                 }

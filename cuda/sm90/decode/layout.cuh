@@ -81,6 +81,14 @@ struct Ring {
             phase ^= 1;
         }
     }
+    // The same, in a form whose slot the compiler knows to be one for all lanes: what is computed from it stays in uniform
+    // registers, where descriptors of products have to be.
+    __device__ Ring uniform() const {
+        Ring r = *this;
+        r.slot = __shfl_sync(~0u, slot, 0);
+        r.phase = __shfl_sync(~0u, phase, 0);
+        return r;
+    }
     // The ring n slots ahead.
     __device__ Ring ahead(int n) const {
         Ring r = *this;
