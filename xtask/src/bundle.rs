@@ -15,7 +15,7 @@ use crate::Workspace;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The features of the architectures to pack.
+    /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
     /// Also the test of `examples/candle` on a GPU, packed by xz. Building it takes what candle's `cuda` takes: nvcc on
@@ -93,10 +93,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             )?;
         }
     }
-    // The tool's own features turn on those of the kernels, and the device that it offers.
+    // The tool's own features turn on those of the kernels, and the device that it offers. It has those of architectures.
     let of_tool: Vec<_> = arguments
         .features
         .iter()
+        .filter(|feature| feature.starts_with("sm"))
         .map(|feature| format!("mla-cli/{feature}"))
         .collect();
     for artifact in build(
