@@ -1,5 +1,8 @@
 // The C interface of cache writes and gathers: checks every argument, chooses the kernel, launches.
 
+#include <algorithm>
+#include <cmath>
+
 #include "cache_gather.cuh"
 #include "cache_write.cuh"
 #include "helpers.cuh"
@@ -46,32 +49,39 @@ bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> 
     return true;
 }
 
-CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide, bool turned) {
+CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide, bool turned, bool r1) {
     switch (format) {
-        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide, turned);
-        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide, turned);
-        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide, turned);
-        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide, turned);
-        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, turned);
+        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide, turned, r1);
+        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide, turned, r1);
+        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide, turned, r1);
+        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide, turned, r1);
+        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, turned, r1);
     }
 }
 
-CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide) {
+CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide, bool r1) {
     switch (format) {
-        case MLA_CACHE_F32: return CacheGather<MLA_CACHE_F32>::kernel(dtype, wide);
-        case MLA_CACHE_F16: return CacheGather<MLA_CACHE_F16>::kernel(dtype, wide);
-        case MLA_CACHE_BF16: return CacheGather<MLA_CACHE_BF16>::kernel(dtype, wide);
-        case MLA_CACHE_FP8: return CacheGather<MLA_CACHE_FP8>::kernel(dtype, wide);
-        default: return CacheGather<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide);
+        case MLA_CACHE_F32: return CacheGather<MLA_CACHE_F32>::kernel(dtype, wide, r1);
+        case MLA_CACHE_F16: return CacheGather<MLA_CACHE_F16>::kernel(dtype, wide, r1);
+        case MLA_CACHE_BF16: return CacheGather<MLA_CACHE_BF16>::kernel(dtype, wide, r1);
+        case MLA_CACHE_FP8: return CacheGather<MLA_CACHE_FP8>::kernel(dtype, wide, r1);
+        default: return CacheGather<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, r1);
     }
 }
 
-// How many warps share `rows`: as many as an H200 holds at once, so that each has several and can load ahead; never fewer
-// than a 32nd of them.
-int64_t warps_for(int64_t rows) {
-    constexpr int64_t resident = 132 * 32;
-    const int64_t least = ceil_div(rows, 32), most = rows < resident ? rows : resident;
-    return least > most ? least : most;
+bool is_r1(int64_t latent_dim, int64_t rope_dim) { return latent_dim == kR1Latent && rope_dim == kR1Rope; }
+
+// Shared memory of a gather's block: what every kernel may have without asking, less its own variables.
+constexpr int64_t kStagedBytes = 47 * 1024;
+
+// In double precision the remainder is exact to 2^-29 of its last place in f32.
+Inverse inverse_of(float scale) {
+    const double inverse = 1.0 / double(scale);
+    float high = float(inverse);
+    if (double(high) > inverse) high = std::nextafter(high, 0.f);
+    float low = float(inverse - double(high));
+    if (double(low) < inverse - double(high)) low = std::nextafter(low, 1.f);
+    return {high, std::max(low, high * 0x1p-60f)};
 }
 
 // Strides of an axis of one element are never used.
@@ -82,12 +92,13 @@ int64_t used(int64_t stride, int64_t extent) { return extent > 1 ? stride : 0; }
 MlaStatus load_cache_kernels() {
     for (int format = MLA_CACHE_F32; format <= MLA_CACHE_FP8_DS_MLA; ++format)
         for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
-            for (const bool wide : {false, true}) {
-                MlaStatus status = load("cache write", write_kernel(format, dtype, wide, false));
-                if (status.code == MLA_OK) status = load("cache write", write_kernel(format, dtype, wide, true));
-                if (status.code == MLA_OK) status = load("cache gather", gather_kernel(format, dtype, wide));
-                if (status.code != MLA_OK) return status;
-            }
+            for (const bool wide : {false, true})
+                for (const bool r1 : {false, true}) {
+                    MlaStatus status = load("cache write", write_kernel(format, dtype, wide, false, r1));
+                    if (status.code == MLA_OK) status = load("cache write", write_kernel(format, dtype, wide, true, r1));
+                    if (status.code == MLA_OK) status = load("cache gather", gather_kernel(format, dtype, wide, r1));
+                    if (status.code != MLA_OK) return status;
+                }
     return ok();
 }
 
@@ -145,8 +156,10 @@ extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* st
     check.that(!queries || p.tokens * query_threads <= UINT32_MAX - kWriteThreads, "tokens", p.tokens, "fewer tokens times heads");
     if (check.failed()) return check.status();
     const int64_t blocks = row_blocks + (queries ? ceil_div(p.tokens * query_threads, kWriteThreads) : 0);
-    const WritePlan plan = {uint32_t(row_blocks), uint32_t(query_threads)};
-    return launch("cache write", write_kernel(p.cache_format, p.dtype, wide, p.positions != nullptr), dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
+    const Inverse inverse = p.cache_format == MLA_CACHE_FP8 ? inverse_of(p.cache_scale) : Inverse{};
+    const WritePlan plan = {uint32_t(row_blocks), uint32_t(query_threads), inverse};
+    const auto kernel = write_kernel(p.cache_format, p.dtype, wide, p.positions != nullptr, is_r1(p.latent_dim, p.rope_dim));
+    return launch("cache write", kernel, dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
 }
 
 extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {
@@ -169,10 +182,19 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     if (p.max_pages) check.pointer(p.block_table, 4, "block_table");
     if (p.rope_dim) check.pointer(p.rope, bytes, "rope").stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
     if (check.failed()) return check.status();
+    const int64_t row_bytes = row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
+    // The copy engine wants whole rows in units of 16 bytes.
     const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
+                      is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) && row_bytes <= kStagedBytes &&
                       is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
                       (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
-    const int64_t warps = warps_for(p.rows);
-    return launch("cache gather", gather_kernel(p.cache_format, p.dtype, wide),
-                  dim3(uint32_t(ceil_div(warps, kGatherWarps))), dim3(kGatherThreads), stream, p, int(warps));
+    const int rows = wide ? gather_rows(row_bytes) : kGatherRows;
+    const GatherPlan plan = {rows, int(row_bytes)};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(uint32_t(ceil_div(p.rows, rows)));
+    config.blockDim = dim3(kGatherThreads);
+    config.dynamicSmemBytes = wide ? size_t(rows * row_bytes) : 0;
+    config.stream = static_cast<cudaStream_t>(stream);
+    const auto kernel = gather_kernel(p.cache_format, p.dtype, wide, is_r1(p.latent_dim, p.rope_dim));
+    return cuda_status("cache gather", cudaLaunchKernelEx(&config, kernel, p, plan));
 }

@@ -1,11 +1,18 @@
-// Reads cache rows into contiguous tensors, a warp for every so many rows.
+// Reads cache rows into contiguous tensors, a block for every few rows.
 //
-// A row is found in dependent loads: its segment, the segment's first token, the page, then the row. All but the last are
-// done once for all rows of a warp, each lane finding one; then the warp goes row by row, loading the next before it
-// stores this one. A warp's rows are as far apart as there are warps, so that all warps together move through the output
-// from one end to the other.
+//   warp 0                                             all warps
+//   +--------------------------------------------+     +-------------------------------------------+
+//   | finds the rows, a lane each; has the copy  | --> | once they are there: a warp per row reads |
+//   | engine bring them into shared memory       |     | octets, converts and stores them          |
+//   +--------------------------------------------+     +-------------------------------------------+
+//
+// A row is found in dependent loads: its segment, the segment's first token, the page. Rows on their way to shared memory
+// occupy no registers, and a multiprocessor holds a dozen such blocks, so that finding, loading and storing overlap among
+// them. Without Wide, warps read the cache itself, element by element.
 #pragma once
 
+#include "../common/bulk.cuh"
+#include "../common/mbarrier.cuh"
 #include "../common/status.cuh"
 #include "cache_row.cuh"
 
@@ -13,10 +20,22 @@ namespace mla {
 
 constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
-// The segment that row `row` belongs to: the last one that begins at or before it. Empty segments begin where the next one
-// does, and the last of equals is taken.
-__device__ __forceinline__ int find_segment(const MlaCacheGatherParams& p, int row) {
-    int low = 0, high = p.segments;
+// Rows of a block at most.
+constexpr int kGatherRows = 16;
+// Bytes of a block's rows, where they are not one: with as many a dozen blocks of a multiprocessor keep the memory busy,
+// with twice as many they are too few.
+constexpr int64_t kGatherBytes = 10752;
+
+constexpr int gather_rows(int64_t row_bytes) {
+    int rows = kGatherRows;
+    while (rows > 1 && rows * row_bytes > kGatherBytes) rows /= 2;
+    return rows;
+}
+
+// The last segment of low..high that begins at or before row `row`, which `low` does. Empty segments begin where the next
+// one does, and the last of equals is taken.
+__device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int row, int low, int high) {
+#pragma unroll 1
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
         if (p.row_starts[middle] <= row)
@@ -27,97 +46,149 @@ __device__ __forceinline__ int find_segment(const MlaCacheGatherParams& p, int r
     return low;
 }
 
-// The first byte of the row that belongs at `row` of the output, or -1 where its page does not exist.
-__device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int row) {
-    const int segment = find_segment(p, row);
-    const int token = p.token_starts[segment] + row - p.row_starts[segment];
-    const int column = token / p.page_size;
-    if (token < 0 || column >= p.max_pages) return -1;
+// Of `count` rows from `first` on, the offset in the cache of the one that is this lane's, or -1 where its page does not
+// exist or the lane has none. Found by a whole warp: every step of the search asks 32 segments at once, and the last one
+// brings in what else there is to know about the segment it finds.
+__device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int first, int count, int lane) {
+    int low = 0, high = p.segments;
+    // Starts ascend, so the lanes that say yes are the first ones, and lane 0 is among them.
+    const auto last_before = [&](int64_t at, int start) { return 31 - __clz(__ballot_sync(~0u, at < high && start <= first) | 1); };
+#pragma unroll 1
+    while (high - low > 32) {
+        const int step = (high - low + 31) / 32;
+        const int64_t at = low + int64_t(lane) * step;
+        low += last_before(at, at < high ? p.row_starts[at] : 0) * step;
+        high = high - low < step ? high : low + step;
+    }
+    const int at = low + lane;
+    // row_starts has an entry more than there are segments.
+    int row_start = at <= p.segments ? p.row_starts[at] : 0;
+    int token_start = at < p.segments ? p.token_starts[at] : 0;
+    const int found = last_before(at, row_start);
+    int segment = low + found;
+    const int next_start = found < 31 ? __shfl_sync(~0u, row_start, found + 1) : p.row_starts[segment + 1];
+    row_start = __shfl_sync(~0u, row_start, found);
+    token_start = __shfl_sync(~0u, token_start, found);
+    if (lane >= count) return -1;
+    const int row = first + lane;
+    // Mostly all rows lie in one segment.
+    if (segment + 1 < p.segments && next_start <= row) {
+        segment = last_segment(p, row, segment + 1, p.segments);
+        row_start = p.row_starts[segment];
+        token_start = p.token_starts[segment];
+    }
+    const int token = token_start + row - row_start;
+    if (token < 0) return -1;
+    const uint32_t column = uint32_t(token) / uint32_t(p.page_size), slot = uint32_t(token) % uint32_t(p.page_size);
+    if (column >= uint32_t(p.max_pages)) return -1;
     const int page = p.block_table[segment * p.block_table_stride + column];
     if (page < 0 || page >= p.pages) return -1;
-    return page * p.cache_page_stride + token % p.page_size * p.cache_slot_stride;
+    return page * p.cache_page_stride + slot * p.cache_slot_stride;
 }
 
-// `warps` is at least a 32nd of the rows: each lane finds one.
-template <typename To, int Format, bool Wide>
-__global__ void __launch_bounds__(kGatherThreads, Wide && sizeof(To) == 2 && Format != MLA_CACHE_F32 ? 8 : 4)
-    cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p, int warps) {
-    const int lane = threadIdx.x % 32;
-    const int first = int(blockIdx.x) * kGatherWarps + int(threadIdx.x / 32);
-    if (first >= warps || first >= p.rows) return;
-    const int rows = (p.rows - first - 1) / warps + 1;
-    const int64_t own_offset = lane < rows ? find_row(p, first + lane * warps) : -1;
+// Rows of a block and bytes of a row. Of kR1Latent and kR1Rope both are known to the compiler.
+struct GatherPlan {
+    int rows;
+    int row_bytes;
+};
+
+template <typename To, int Format, bool Wide, bool R1>
+__global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
+    cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p, const __grid_constant__ GatherPlan plan) {
+    // At 16 bytes, where the copy engine takes it as well, every gather was a microsecond slower.
+    extern __shared__ __align__(128) char staged[];
+    __shared__ uint64_t arrived;
+    __shared__ int64_t offsets[kGatherRows];
+    constexpr int r1_bytes = int(row_shape(Format, kR1Latent, kR1Rope).bytes);
+    constexpr int r1_rows = gather_rows(r1_bytes);
+    const int block_rows = R1 ? r1_rows : plan.rows, row_bytes = R1 ? r1_bytes : plan.row_bytes;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int first = int(blockIdx.x) * block_rows;
+    const int rows = p.rows - first < block_rows ? p.rows - first : block_rows;
     const char* cache = static_cast<const char*>(p.cache);
+    const uint32_t bar = shared_address(&arrived);
+
+    if (warp == 0) {
+        if (Wide && lane == 0) {
+            barrier_init(bar, 1);
+            fence_barrier_init();
+        }
+        const int64_t offset = find_row(p, first, rows, lane);
+        if constexpr (Wide) {
+            const int64_t start = __shfl_sync(~0u, offset, 0);
+            const int there = __popc(__ballot_sync(~0u, offset >= 0));
+            const bool neighbours = there == rows && __all_sync(~0u, lane >= rows || offset == start + lane * row_bytes);
+            if (lane == 0) barrier_expect(bar, there * row_bytes);
+            __syncwarp();
+            if (neighbours) {
+                if (lane == 0) bulk_load(shared_address(staged), cache + start, rows * row_bytes, bar);
+            } else if (offset >= 0) {
+                bulk_load(shared_address(staged) + lane * row_bytes, cache + offset, row_bytes, bar);
+            } else if (lane < rows) {
+                // All ones are not a number in any format.
+#pragma unroll 1
+                for (int i = 0; i < row_bytes; i += 16) *reinterpret_cast<uint4*>(staged + lane * row_bytes + i) = {~0u, ~0u, ~0u, ~0u};
+            }
+        } else if (lane < rows) {
+            offsets[lane] = offset;
+        }
+    }
+    __syncthreads();
+    if constexpr (Wide) barrier_wait(bar, 0);
+
+    const int latent_dim = R1 ? kR1Latent : p.latent_dim, rope_dim = R1 ? kR1Rope : p.rope_dim;
+    const int latent_octets = (latent_dim + kOctet - 1) / kOctet;
+    const int rope_octets = (rope_dim + kOctet - 1) / kOctet;
     To* latent = static_cast<To*>(p.latent) + first * p.latent_row_stride;
     To* rope = static_cast<To*>(p.rope) + first * p.rope_row_stride;
-    const int latent_octets = (p.latent_dim + kOctet - 1) / kOctet;
-    const int rope_octets = (p.rope_dim + kOctet - 1) / kOctet;
-
-    constexpr int batch = 2;
-    struct Octets {
-        typename Row<Format>::Latent latent[batch];
-        typename Row<Format>::Rope rope;
-    };
-    const auto read_latent = [&](Octets& to, int64_t offset, int base) {
-#pragma unroll
-        for (int i = 0; i < batch; ++i) {
-            const int octet = base + 32 * i + lane;
-            if (octet < latent_octets) to.latent[i] = Row<Format>::template latent<Wide>(cache + offset, octet, p.latent_dim);
-        }
-    };
-    const auto read_rope = [&](int64_t offset, int octet) {
-        return Row<Format>::template rope<Wide>(cache + offset, octet, p.latent_dim, p.rope_dim);
-    };
-    const auto read = [&](Octets& to, int64_t offset) {
-        if (offset < 0) return;
-        read_latent(to, offset, 0);
-        if (lane < rope_octets) to.rope = read_rope(offset, lane);
-    };
     Octet<To> none;
 #pragma unroll
     for (int e = 0; e < kOctet; ++e) none.x[e] = from_float<To>(__int_as_float(0x7fffffff));
 
-    Octets next;
-    int64_t offset = __shfl_sync(~0u, own_offset, 0);
-    read(next, offset);
-    for (int i = 0; i < rows; ++i) {
-        Octets own = next;
-        // The same for the whole warp; beyond the last row it is -1, or that of the first lane again and not used.
-        const int64_t next_offset = __shfl_sync(~0u, own_offset, i + 1);
-        if (i + 1 < rows) read(next, next_offset);
-        for (int base = 0; base < latent_octets; base += 32 * batch) {
-            if (base && offset >= 0) read_latent(own, offset, base);
-#pragma unroll
-            for (int j = 0; j < batch; ++j) {
-                const int octet = base + 32 * j + lane;
-                if (octet >= latent_octets) continue;
-                const Octet<To> x = offset < 0 ? none : Row<Format>::template value<To>(own.latent[j], p.cache_scale);
-                store<Wide>(latent + octet * kOctet, x, p.latent_dim - octet * kOctet);
-            }
+#pragma unroll 1
+    for (int r = warp; r < rows; r += kGatherWarps) {
+        const char* row = Wide ? staged + r * row_bytes : cache + offsets[r];
+        const bool there = Wide || offsets[r] >= 0;
+        for (int octet = lane; octet < latent_octets; octet += 32) {
+            Octet<To> x = none;
+            if (there) x = Row<Format>::template value<To>(Row<Format>::template latent<Wide>(row, octet, latent_dim), p.cache_scale);
+            store<Wide>(latent + r * p.latent_row_stride + octet * kOctet, x, latent_dim - octet * kOctet);
         }
-        for (int octet = lane; octet < rope_octets; octet += 32) {
-            if (octet != lane && offset >= 0) own.rope = read_rope(offset, octet);
-            const Octet<To> x = offset < 0 ? none : Row<Format>::template value<To>(own.rope, p.cache_scale);
-            store<Wide>(rope + octet * kOctet, x, p.rope_dim - octet * kOctet);
-        }
-        offset = next_offset;
-        latent += warps * p.latent_row_stride;
-        rope += warps * p.rope_row_stride;
+    }
+#pragma unroll 1
+    for (int i = threadIdx.x; i < rows * rope_octets; i += kGatherThreads) {
+        const int r = i / rope_octets, octet = i % rope_octets;
+        const char* row = Wide ? staged + r * row_bytes : cache + offsets[r];
+        const bool there = Wide || offsets[r] >= 0;
+        Octet<To> x = none;
+        if (there) x = Row<Format>::template value<To>(Row<Format>::template rope<Wide>(row, octet, latent_dim, rope_dim), p.cache_scale);
+        store<Wide>(rope + r * p.rope_row_stride + octet * kOctet, x, rope_dim - octet * kOctet);
     }
 }
 
 template <int Format>
 struct CacheGather {
-    using Kernel = void (*)(MlaCacheGatherParams, int);
+    using Kernel = void (*)(MlaCacheGatherParams, GatherPlan);
 
-    static Kernel kernel(int dtype, bool wide) {
-        switch (dtype) {
-            case MLA_DTYPE_BF16: return wide ? cache_gather_kernel<__nv_bfloat16, Format, true> : cache_gather_kernel<__nv_bfloat16, Format, false>;
-            case MLA_DTYPE_F16: return wide ? cache_gather_kernel<__half, Format, true> : cache_gather_kernel<__half, Format, false>;
-            default: return wide ? cache_gather_kernel<float, Format, true> : cache_gather_kernel<float, Format, false>;
-        }
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/ compiles kernels.
+    static Kernel kernel(int dtype, bool wide, bool r1);
+
+  private:
+    template <typename To>
+    static Kernel of(bool wide, bool r1) {
+        if (!wide) return cache_gather_kernel<To, Format, false, false>;
+        return r1 ? cache_gather_kernel<To, Format, true, true> : cache_gather_kernel<To, Format, true, false>;
     }
 };
+
+template <int Format>
+typename CacheGather<Format>::Kernel CacheGather<Format>::kernel(int dtype, bool wide, bool r1) {
+    switch (dtype) {
+        case MLA_DTYPE_BF16: return of<__nv_bfloat16>(wide, r1);
+        case MLA_DTYPE_F16: return of<__half>(wide, r1);
+        default: return of<float>(wide, r1);
+    }
+}
 
 extern template struct CacheGather<MLA_CACHE_F32>;
 extern template struct CacheGather<MLA_CACHE_F16>;

@@ -8,6 +8,10 @@
 
 namespace mla {
 
+// DeepSeek's widths: kernels that know them unroll.
+constexpr int kR1Latent = 512;
+constexpr int kR1Rope = 64;
+
 // Latent values that share a scale in MLA_CACHE_FP8_DS_MLA: sixteen octets, half a warp.
 constexpr int kScaleGroup = 128;
 
@@ -34,22 +38,25 @@ __device__ __forceinline__ void from_e4m3_octet(const Octet<uint8_t>& from, floa
     }
 }
 
-// x / scale, rounded to nearest: a multiplication by the rounded inverse, then one Newton step with the exact
-// remainder. Where e4m3 saturates or vanishes the product is near enough, and the step would lose the sign of zero and
-// make no number of infinity. The host makes sure that the scale is no smaller than 2^-60 and no larger than 2^60: so
-// neither remainder nor inverse underflows.
-struct Quotient {
-    float scale;
-    float inverse;
+// One over a scale in two parts: `high` rounded down, and `low` = 1 / scale - high rounded up, never below high * 2^-60.
+struct Inverse {
+    float high, low;
+};
 
-    __device__ explicit Quotient(float s) : scale(s) { inverse = __frcp_rn(s); }
+// x / scale, near enough to round to the same e4m3 byte as the quotient in f32 does. For values of 16 bits that takes two
+// instructions: over all significands of x and of the scale, no quotient and no result of theirs lie on two sides of a
+// number of five significant bits, which is where e4m3 changes. As `low` has the sign of `high` and is not zero, zeros keep
+// their sign, infinity stays infinity, and a quotient too large for f32 becomes infinity: e4m3 saturates all of them.
+template <typename Source>
+__device__ __forceinline__ float quotient(float x, float scale, const Inverse& inverse) {
+    if constexpr (sizeof(Source) == 2) return __fmaf_rn(x, inverse.high, __fmul_rn(x, inverse.low));
+    return __fdiv_rn(x, scale);
+}
 
-    __device__ __forceinline__ float operator()(float x) const {
-        const float q = x * inverse;
-        const float remainder = __fmaf_rn(-q, scale, x);
-        const float size = fabsf(q);
-        return size > 0x1p-12f && size < 1024.f ? __fmaf_rn(remainder, inverse, q) : q;
-    }
+// What a latent value is divided by before it becomes a byte.
+struct Scale {
+    float value;
+    Inverse inverse;
 };
 
 // The smallest power of two that is at least amax / 448. As 448 = 1.75 * 2^8, it is 2^(e - 8) for an amax of m * 2^e
@@ -62,7 +69,7 @@ __device__ __forceinline__ float power_of_two_scale(float amax) {
 // The scale of an octet of the latent: the cache's own, or that of the octet's group, which half a warp finds out
 // together. Every lane of the warp must ask, also those without an octet (`mine` is false).
 template <int Format, typename Source>
-__device__ __forceinline__ float latent_scale(const Octet<Source>& x, bool mine, float cache_scale) {
+__device__ __forceinline__ Scale latent_scale(const Octet<Source>& x, bool mine, const Scale& cache_scale) {
     if constexpr (Format != MLA_CACHE_FP8_DS_MLA) {
         return cache_scale;
     } else {
@@ -75,7 +82,8 @@ __device__ __forceinline__ float latent_scale(const Octet<Source>& x, bool mine,
         }
 #pragma unroll
         for (int step = 8; step > 0; step /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, step));
-        return power_of_two_scale(amax);
+        const float scale = power_of_two_scale(amax);
+        return {scale, {__uint_as_float(0x7f000000 - __float_as_uint(scale)), 0.f}};
     }
 }
 
@@ -83,12 +91,12 @@ __device__ __forceinline__ float latent_scale(const Octet<Source>& x, bool mine,
 template <typename T>
 struct PlainRow {
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, float, int latent_dim) {
+    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, const Scale&, int latent_dim) {
         store<Wide>(reinterpret_cast<T*>(row) + octet * kOctet, convert<T>(x), latent_dim - octet * kOctet);
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, float, int latent_dim, int rope_dim) {
+    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, const Scale&, int latent_dim, int rope_dim) {
         store<Wide>(reinterpret_cast<T*>(row) + latent_dim + octet * kOctet, convert<T>(x), rope_dim - octet * kOctet);
     }
 
@@ -132,22 +140,21 @@ struct Row<MLA_CACHE_BF16> : PlainRow<__nv_bfloat16> {};
 template <>
 struct Row<MLA_CACHE_FP8> {
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put(uint8_t* to, const Octet<Source>& x, float scale, int count) {
-        const Quotient quotient(scale);
+    static __device__ __forceinline__ void put(uint8_t* to, const Octet<Source>& x, const Scale& scale, int count) {
         float y[kOctet];
         to_floats(x, y);
 #pragma unroll
-        for (int i = 0; i < kOctet; ++i) y[i] = quotient(y[i]);
+        for (int i = 0; i < kOctet; ++i) y[i] = quotient<Source>(y[i], scale.value, scale.inverse);
         store<Wide>(to, e4m3_octet(y), count);
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, float scale, int latent_dim) {
+    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, const Scale& scale, int latent_dim) {
         put<Wide>(reinterpret_cast<uint8_t*>(row) + octet * kOctet, x, scale, latent_dim - octet * kOctet);
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, float scale, int latent_dim, int rope_dim) {
+    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, const Scale& scale, int latent_dim, int rope_dim) {
         put<Wide>(reinterpret_cast<uint8_t*>(row) + latent_dim + octet * kOctet, x, scale, rope_dim - octet * kOctet);
     }
 
@@ -175,21 +182,20 @@ struct Row<MLA_CACHE_FP8_DS_MLA> {
     // The latent is whole groups, so its octets are whole; a scale is a power of two, so its inverse is one, and the
     // product is exact.
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, float scale, int latent_dim) {
-        const float inverse = __uint_as_float(0x7f000000 - __float_as_uint(scale));
+    static __device__ __forceinline__ void put_latent(char* row, int octet, const Octet<Source>& x, const Scale& scale, int latent_dim) {
         float y[kOctet];
         to_floats(x, y);
 #pragma unroll
-        for (int i = 0; i < kOctet; ++i) y[i] *= inverse;
+        for (int i = 0; i < kOctet; ++i) y[i] *= scale.inverse.high;
         store<Wide>(reinterpret_cast<uint8_t*>(row) + octet * kOctet, e4m3_octet(y), kOctet);
         constexpr int octets = kScaleGroup / kOctet;
         if (octet % octets == 0) {
-            reinterpret_cast<float*>(row + latent_dim)[octet / octets] = scale;
+            reinterpret_cast<float*>(row + latent_dim)[octet / octets] = scale.value;
         }
     }
 
     template <bool Wide, typename Source>
-    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, float, int latent_dim, int rope_dim) {
+    static __device__ __forceinline__ void put_rope(char* row, int octet, const Octet<Source>& x, const Scale&, int latent_dim, int rope_dim) {
         __nv_bfloat16* to = rope_of(row, latent_dim);
         store<Wide>(to + octet * kOctet, convert<__nv_bfloat16>(x), rope_dim - octet * kOctet);
     }
@@ -236,7 +242,7 @@ struct RowShape {
     int64_t element_alignment;
 };
 
-inline RowShape row_shape(int format, int64_t latent_dim, int64_t rope_dim) {
+constexpr RowShape row_shape(int format, int64_t latent_dim, int64_t rope_dim) {
     switch (format) {
         case MLA_CACHE_F32: return {4 * (latent_dim + rope_dim), 4 * latent_dim, 16, 4};
         case MLA_CACHE_FP8: return {latent_dim + rope_dim, latent_dim, 8, 1};

@@ -7,8 +7,8 @@
 //   | then quantise and store        |               |                                |
 //   +--------------------------------+               +--------------------------------+
 //
-// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in turn or loaded ahead,
-// were slower at every size but the largest quantised ones: what counts is the number of warps.
+// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in turn or loaded ahead, and
+// rows copied through shared memory by the copy engine were slower or no faster: docs/kernels/helpers.md.
 #pragma once
 
 #include "../common/instructions.cuh"
@@ -27,6 +27,8 @@ struct WritePlan {
     uint32_t row_blocks;
     // Threads that share a token's queries.
     uint32_t query_threads;
+    // Of cache_scale, for MLA_CACHE_FP8.
+    Inverse inverse;
 };
 
 template <typename Source, bool Wide>
@@ -42,9 +44,16 @@ __device__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
-template <typename Source, int Format, bool Wide, bool Turned>
-__global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (Turned ? 8 : 10) : 4) cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
-                                                                    const __grid_constant__ WritePlan plan) {
+// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers, and then all its 64 warps
+// have a row on its way.
+template <typename Source>
+constexpr int write_blocks(bool wide, bool turned, bool r1) {
+    return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
+}
+
+template <typename Source, int Format, bool Wide, bool Turned, bool R1>
+__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
+    cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p, const __grid_constant__ WritePlan plan) {
     // What follows in a layer is a product that need not wait to bring in its weights.
     let_the_next_kernel_start();
     if (Turned && blockIdx.x >= plan.row_blocks) {
@@ -53,12 +62,11 @@ __global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (
     }
     const int lane = threadIdx.x % 32;
     const int64_t token = int64_t(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
-    if (token >= p.tokens) return;
-    const int64_t slot = p.slots[token];
+    const int latent_dim = R1 ? kR1Latent : p.latent_dim, rope_dim = R1 ? kR1Rope : p.rope_dim;
     const Source* latent = static_cast<const Source*>(p.latent) + token * p.latent_token_stride;
     const Source* rope = static_cast<const Source*>(p.rope) + token * p.rope_token_stride;
-    const int latent_octets = (p.latent_dim + kOctet - 1) / kOctet;
-    const int rope_octets = (p.rope_dim + kOctet - 1) / kOctet;
+    const int latent_octets = (latent_dim + kOctet - 1) / kOctet;
+    const int rope_octets = (rope_dim + kOctet - 1) / kOctet;
 
     constexpr int batch = 2;
     Octet<Source> x[batch], r;
@@ -66,17 +74,23 @@ __global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const int octet = base + 32 * i + lane;
-            if (octet < latent_octets) x[i] = load<Wide>(latent + octet * kOctet, p.latent_dim - octet * kOctet);
+            if (octet < latent_octets) x[i] = load<Wide>(latent + octet * kOctet, latent_dim - octet * kOctet);
         }
     };
     const auto read_rope = [&](int octet) {
-        if (octet < rope_octets) r = load<Wide>(rope + octet * kOctet, p.rope_dim - octet * kOctet);
+        if (octet < rope_octets) r = load<Wide>(rope + octet * kOctet, rope_dim - octet * kOctet);
     };
-    read_latent(0);
-    read_rope(lane);
-    // The same for the whole warp.
+    // The same for the whole warp. All loads in one condition: after a return the compiler would move those of the latent
+    // behind the look at the slot, and with them a second wait.
+    int64_t slot = -1;
+    if (token < p.tokens) {
+        read_latent(0);
+        read_rope(lane);
+        slot = p.slots[token];
+    }
     if (slot < 0 || slot >= p.pages * p.page_size) return;
     char* row = static_cast<char*>(p.cache) + row_offset(slot, p.page_size, p.cache_page_stride, p.cache_slot_stride);
+    const Scale cache_scale = {p.cache_scale, plan.inverse};
 
     for (int base = 0; base < latent_octets; base += 32 * batch) {
         if (base) read_latent(base);
@@ -84,14 +98,14 @@ __global__ void __launch_bounds__(kWriteThreads, Wide && sizeof(Source) == 2 ? (
         for (int i = 0; i < batch; ++i) {
             const int octet = base + 32 * i + lane;
             const bool mine = octet < latent_octets;
-            const float scale = latent_scale<Format>(x[i], mine, p.cache_scale);
-            if (mine) Row<Format>::template put_latent<Wide>(row, octet, x[i], scale, p.latent_dim);
+            const Scale scale = latent_scale<Format>(x[i], mine, cache_scale);
+            if (mine) Row<Format>::template put_latent<Wide>(row, octet, x[i], scale, latent_dim);
         }
     }
     for (int octet = lane; octet < rope_octets; octet += 32) {
         if (octet != lane) read_rope(octet);
-        if constexpr (Turned) r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, p.rope_dim);
-        Row<Format>::template put_rope<Wide>(row, octet, r, p.cache_scale, p.latent_dim, p.rope_dim);
+        if constexpr (Turned) r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
+        Row<Format>::template put_rope<Wide>(row, octet, r, cache_scale, latent_dim, rope_dim);
     }
 }
 
@@ -99,21 +113,25 @@ template <int Format>
 struct CacheWrite {
     using Kernel = void (*)(MlaCacheWriteParams, WritePlan);
 
-    static Kernel kernel(int dtype, bool wide, bool turned) {
-        switch (dtype) {
-            case MLA_DTYPE_BF16: return of<__nv_bfloat16>(wide, turned);
-            case MLA_DTYPE_F16: return of<__half>(wide, turned);
-            default: return of<float>(wide, turned);
-        }
-    }
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/ compiles kernels.
+    static Kernel kernel(int dtype, bool wide, bool turned, bool r1);
 
   private:
-    template <typename Source>
-    static Kernel of(bool wide, bool turned) {
-        if (turned) return wide ? cache_write_kernel<Source, Format, true, true> : cache_write_kernel<Source, Format, false, true>;
-        return wide ? cache_write_kernel<Source, Format, true, false> : cache_write_kernel<Source, Format, false, false>;
+    template <typename Source, bool Turned>
+    static Kernel of(bool wide, bool r1) {
+        if (!wide) return cache_write_kernel<Source, Format, false, Turned, false>;
+        return r1 ? cache_write_kernel<Source, Format, true, Turned, true> : cache_write_kernel<Source, Format, true, Turned, false>;
     }
 };
+
+template <int Format>
+typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool turned, bool r1) {
+    switch (dtype) {
+        case MLA_DTYPE_BF16: return turned ? of<__nv_bfloat16, true>(wide, r1) : of<__nv_bfloat16, false>(wide, r1);
+        case MLA_DTYPE_F16: return turned ? of<__half, true>(wide, r1) : of<__half, false>(wide, r1);
+        default: return turned ? of<float, true>(wide, r1) : of<float, false>(wide, r1);
+    }
+}
 
 extern template struct CacheWrite<MLA_CACHE_F32>;
 extern template struct CacheWrite<MLA_CACHE_F16>;
