@@ -3,18 +3,15 @@
 //   out[t, h, :] = input[t, h, :] * weights[h]        weights[h]: [k, n]
 //
 // Such a product reads each weight once and uses it for a few tokens, so its floor is the time in which the weights
-// stream in. The matrix is spread over as many blocks as there are multiprocessors and more, every thread has 128 bytes
-// of it in flight, and nothing goes through shared memory on the way in: the tensor cores sum over k in whatever order,
-// so the threads of a fragment take the k that lie in their own 16 bytes.
+// stream in, and with few heads that is less than what a launch takes: then every step between the launch and the last
+// result counts, and so do the instructions themselves, which come from memory as well. A block has 16 KB of weights on
+// their way to shared memory before it does anything else; whole lines, asked for by neighbouring threads. 16 tokens are
+// the tensor core's first operand, 8 n its second.
 //
 //   neighbours along n (W_UK of published checkpoints)   neighbours along k (their W_UV)
 //   a block: 64 n of one head                            a block: 16 n of one head
-//   a warp:  every fourth 16 k of them                   a warp:  every fourth 32 k of them
-//   a thread: 8 n of 4 k; a fragment's pairs of k        a thread: 8 k of 2 n, which are two
-//     are halves of two rows' words                        fragments' worth as they come
-//
-// The weights are the tensor core's first operand (16 rows), and 8 tokens its second. The four warps' sums are added
-// through shared memory, always in the same order.
+//   a warp:  8 n, every k                                a warp:  every eighth 64 k, in memory that no other warp uses
+//   results leave the warps directly                     the warps' sums are added through shared memory, in order
 //
 // The launch allows programmatic dependence: blocks start while the kernel before is ending (or, where that one lets them,
 // running). They load weights that the caller calls constant at once, and wait before they read anything else.
@@ -23,178 +20,211 @@
 #include <cuda_fp16.h>
 
 #include "../common/instructions.cuh"
+#include "../common/mbarrier.cuh"
 #include "helpers.cuh"
 
 namespace mla {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
-// Tokens of one fragment.
-constexpr int kTile = 8;
+// Tokens of a fragment, and how many of those a block has at most.
+constexpr int kTile = 16;
+constexpr int kTiles = 2;
+// With as many, and one tile of tokens, all blocks fit at once.
+constexpr int kFewHeads = 32;
 
-__device__ __forceinline__ uint4 stream_in(const void* from) {
-    uint4 to;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                 : "l"(from));
-    return to;
-}
+// Widths that published models have, which the compiler then knows: what W_UK and W_UV sum over.
+constexpr int kNope = 128;
+constexpr int kLatent = 512;
 
-// Adds the warps' sums, `[warp][token][n]` in shared memory, and writes them rounded: 8 neighbours along n per thread.
-template <typename T, int N, int Tokens>
-__device__ __forceinline__ void add_warps(const float (&sums)[kWarps][Tokens][N], const MlaHeadProductParams& p, int head, int first_n, int first_token) {
-    for (int item = threadIdx.x; item < Tokens * N / 8; item += kThreads) {
-        const int token = item / (N / 8), n = item % (N / 8) * 8;
-        if (first_token + token >= p.tokens) continue;
-        float total[8] = {};
-#pragma unroll
-        for (int warp = 0; warp < kWarps; ++warp)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) total[i] += sums[warp][token][n + i];
-        T* out = static_cast<T*>(p.out) + int64_t(first_token + token) * p.out_token_stride + head * p.out_head_stride + first_n + n;
-        *reinterpret_cast<uint4*>(out) = {pack<T>(total[0], total[1]), pack<T>(total[2], total[3]), pack<T>(total[4], total[5]), pack<T>(total[6], total[7])};
+// Strides in units of 16 bytes, eight elements.
+struct HeadPlan {
+    const uint4* input;
+    const uint4* weights;
+    uint4* out;
+    uint32_t input_token_stride, input_head_stride;
+    uint32_t weights_head_stride, weights_stride;
+    uint32_t out_token_stride, out_head_stride;
+    uint32_t tokens, k;
+    bool constant_weights;
+
+    __device__ __forceinline__ const uint4* input_at(uint32_t token, uint32_t head) const {
+        return input + (uint64_t(token) * input_token_stride + uint64_t(head) * input_head_stride);
     }
+
+    // Row `row` of a head's weights: of 64 n where neighbours lie along n, of k otherwise.
+    __device__ __forceinline__ const uint4* weights_at(uint32_t head, uint32_t row) const {
+        return weights + (uint64_t(head) * weights_head_stride + uint64_t(row) * weights_stride);
+    }
+
+    // Writes a fragment of results, 16 tokens by 8 n from those on that are given, as far as there are tokens.
+    template <typename T>
+    __device__ __forceinline__ void put(uint32_t token, uint32_t head, uint32_t n, const float4& c) const {
+        const uint32_t lane = threadIdx.x % 32, row = token + lane / 4;
+        uint32_t* to = reinterpret_cast<uint32_t*>(out + (uint64_t(row) * out_token_stride + uint64_t(head) * out_head_stride)) + (n / 2 + lane % 4);
+        if (row < tokens) *to = pack<T>(c.x, c.y);
+        if (row + 8 < tokens) to[uint64_t(8 * 4) * out_token_stride] = pack<T>(c.z, c.w);
+    }
+};
+
+// The thread's number, read once more: so the compiler keeps the addresses that are computed from it apart from those of the
+// weights, which have to be ready first.
+__device__ __forceinline__ uint32_t thread_again() {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
 }
 
-// Weights whose neighbours lie along n.
-template <typename T, int Tiles>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ MlaHeadProductParams p) {
-    constexpr int kN = 64, kStep = 16, kSteps = 2;
-    __shared__ __align__(16) float sums[kWarps][Tiles * kTile][kN];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    const int blocks_per_head = p.n / kN, head = blockIdx.x / blocks_per_head, first_n = blockIdx.x % blocks_per_head * kN;
-    const int first_token = blockIdx.y * Tiles * kTile;
-    const T* weights = static_cast<const T*>(p.weights) + head * p.weights_head_stride + first_n + group * 8;
-    const T* input = static_cast<const T*>(p.input) + head * p.input_head_stride;
-    const auto row = [&](int step, int i) { return weights + (step + 4 * quad + i) * p.weights_k_stride; };
+// Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's number, so that loads of
+// fragments, which take a unit of eight rows each, find them in different banks.
+template <uint32_t Units>
+__device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
+    return (row * Units + (unit ^ row % 8)) * 16;
+}
 
+// Weights whose neighbours lie along n. `K` is k, or 0 where the compiler does not know it.
+template <typename T, int Tiles, int K>
+__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
+    constexpr uint32_t kN = 64, kChunk = 128, kTokens = Tiles * kTile;
+    constexpr bool kWhole = K > 0 && K % kChunk == 0;
+    // Rows of 8 and of 16 units.
+    __shared__ __align__(128) char weights[kChunk * kN * 2], input[kTokens * kChunk * 2];
     let_the_next_kernel_start();
+    const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
     if (!p.constant_weights) wait_for_earlier_kernels();
 
-    float c[4][Tiles][4] = {};
-    for (int base = kStep * warp; base < p.k; base += kSteps * kStep * kWarps) {
-        uint4 w[kSteps][4];
-        uint2 x[kSteps][Tiles];
+    // Two sums, so that a step need not wait for the one before.
+    float c[2][Tiles][4] = {};
+#pragma unroll 1
+    for (uint32_t base = 0; base < k; base += kChunk) {
+        if (base) __syncthreads();
+        {
+            const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8;
+            const uint4* from = p.weights_at(head, base + row) + (blockIdx.x * 8 + unit);
+            const uint32_t to = shared_address(weights) + place<8>(row, unit);
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            const int step = base + s * kStep * kWarps;
-            if (step >= p.k) continue;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) w[s][i] = stream_in(row(step, i));
+            for (uint32_t i = 0; i < kChunk; i += kThreads / 8)
+                if (kWhole || base + row + i < k) copy_async16(to + i * 128, from + uint64_t(i) * p.weights_stride, true);
         }
-        // Waiting again costs nothing.
         wait_for_earlier_kernels();
+        const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;
+        {
+            const uint32_t row = thread / 16, unit = thread % 16;
+            const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
+            const uint32_t to = shared_address(input) + place<16>(row, unit);
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            const int step = base + s * kStep * kWarps;
-            if (step >= p.k) continue;
-#pragma unroll
-            for (int tile = 0; tile < Tiles; ++tile) {
-                const int token = first_token + tile * kTile + group;
-                x[s][tile] = {0, 0};
-                if (token < p.tokens) x[s][tile] = *reinterpret_cast<const uint2*>(input + token * p.input_token_stride + step + 4 * quad);
-            }
+            for (uint32_t i = 0; i < kTokens; i += kThreads / 16)
+                if (kWhole || base + unit * 8 < k) copy_async16(to + i * 256, from + uint64_t(i) * p.input_token_stride, first_token + row + i < p.tokens);
         }
+        copy_async_wait();
+        __syncthreads();
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            if (base + s * kStep * kWarps >= p.k) continue;
+        for (uint32_t step = 0; step < kChunk / 16; step += 2) {
+            if (!kWhole && base + step * 16 >= k) break;
+            uint32_t w[4];
+            load_matrices_transposed(w, shared_address(weights) + place<8>(step * 16 + lane, warp));
 #pragma unroll
-            for (int pair = 0; pair < 4; ++pair) {
-                const auto word = [&](int i) { return (&w[s][i].x)[pair]; };
-                const uint32_t a[4] = {__byte_perm(word(0), word(1), 0x5410), __byte_perm(word(0), word(1), 0x7632),
-                                       __byte_perm(word(2), word(3), 0x5410), __byte_perm(word(2), word(3), 0x7632)};
+            for (uint32_t half = 0; half < 2; ++half) {
+                if (!kWhole && base + (step + half) * 16 >= k) break;
 #pragma unroll
-                for (int tile = 0; tile < Tiles; ++tile) multiply_16x8<T>(c[pair][tile], a, x[s][tile].x, x[s][tile].y);
+                for (uint32_t tile = 0; tile < Tiles; ++tile) {
+                    uint32_t x[4];
+                    load_matrices(x, shared_address(input) + place<16>(tile * kTile + lane % 16, (step + half) * 2 + lane / 16));
+                    multiply_16x8<T>(c[half][tile], x, w[2 * half], w[2 * half + 1]);
+                }
             }
         }
     }
-    // Also where a warp had no k, since it writes results.
-    wait_for_earlier_kernels();
-    // Rows `group` and `group + 8` of fragment `pair` are the neighbours 2 pair and 2 pair + 1 of this thread's 8 n.
 #pragma unroll
-    for (int tile = 0; tile < Tiles; ++tile)
-#pragma unroll
-        for (int odd = 0; odd < 2; ++odd) {
-            float* to = &sums[warp][tile * kTile + 2 * quad + odd][group * 8];
-            reinterpret_cast<float4*>(to)[0] = {c[0][tile][odd], c[0][tile][2 + odd], c[1][tile][odd], c[1][tile][2 + odd]};
-            reinterpret_cast<float4*>(to)[1] = {c[2][tile][odd], c[2][tile][2 + odd], c[3][tile][odd], c[3][tile][2 + odd]};
-        }
-    __syncthreads();
-    add_warps<T>(sums, p, head, first_n, first_token);
+    for (uint32_t tile = 0; tile < Tiles; ++tile) {
+        const float(&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
+        p.put<T>(first_token + tile * kTile, head, blockIdx.x * kN + threadIdx.x / 32 * 8, {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
+    }
 }
 
 // Weights whose neighbours lie along k.
-template <typename T, int Tiles>
-__global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant__ MlaHeadProductParams p) {
-    constexpr int kN = 16, kStep = 32, kSteps = 4;
-    __shared__ __align__(16) float sums[kWarps][Tiles * kTile][kN];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    const int blocks_per_head = p.n / kN, head = blockIdx.x / blocks_per_head, first_n = blockIdx.x % blocks_per_head * kN;
-    const int first_token = blockIdx.y * Tiles * kTile;
-    const T* weights = static_cast<const T*>(p.weights) + head * p.weights_head_stride + int64_t(first_n + group) * p.weights_n_stride + 8 * quad;
-    const T* input = static_cast<const T*>(p.input) + head * p.input_head_stride + 8 * quad;
-    const auto column = [&](int step, int i) { return weights + 8 * i * p.weights_n_stride + step; };
-
+template <typename T, int Tiles, int K>
+__global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant__ HeadPlan p) {
+    constexpr uint32_t kN = 16, kSlice = 64, kChunk = kWarps * kSlice, kTokens = Tiles * kTile;
+    constexpr bool kWhole = K > 0 && K % kChunk == 0;
+    // Each warp's k of the weights and, after them, of the input: rows of 8 units. Its sums follow in the same place.
+    __shared__ __align__(128) char slices[kWarps][(kN + kTokens) * kSlice * 2];
     let_the_next_kernel_start();
+    const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
     if (!p.constant_weights) wait_for_earlier_kernels();
 
-    float c[Tiles][4] = {};
-    for (int base = kStep * warp; base < p.k; base += kSteps * kStep * kWarps) {
-        uint4 w[kSteps][2], x[kSteps][Tiles];
+    float c[Tiles][2][4] = {};
+    const uint32_t chunks = kWhole ? K / kChunk : (k + kChunk - 1) / kChunk;
+#pragma unroll 1
+    for (uint32_t chunk = 0; chunk < chunks; ++chunk) {
+        __syncwarp();
+        const uint32_t base = chunk * kChunk + threadIdx.x / 32 * kSlice;
+        {
+            const uint32_t row = threadIdx.x % 32 / 8, unit = threadIdx.x % 8, to = shared_address(slices[threadIdx.x / 32]);
+            const uint4* from = p.weights_at(head, blockIdx.x * kN + row) + (base / 8 + unit);
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            const int step = base + s * kStep * kWarps;
-            if (step >= p.k) continue;
-#pragma unroll
-            for (int i = 0; i < 2; ++i) w[s][i] = stream_in(column(step, i));
+            for (uint32_t i = 0; i < kN; i += 4)
+                if (kWhole || base + unit * 8 < k) copy_async16(to + place<8>(row + i, unit), from + uint64_t(i) * p.weights_stride, true);
         }
-        // Waiting again costs nothing.
+        const uint32_t thread = thread_again(), lane = thread % 32;
+        const uint32_t weights = shared_address(slices[thread / 32]), input = weights + kN * kSlice * 2;
+        // What the kernel before may still be writing is fetched into L2 already, which sees what is written: a line per token.
+        if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k)) prefetch_line(p.input_at(first_token + lane, head) + base / 8);
         wait_for_earlier_kernels();
+        {
+            const uint32_t row = lane / 8, unit = lane % 8;
+            const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            const int step = base + s * kStep * kWarps;
-            if (step >= p.k) continue;
-#pragma unroll
-            for (int tile = 0; tile < Tiles; ++tile) {
-                const int token = first_token + tile * kTile + group;
-                x[s][tile] = {0, 0, 0, 0};
-                if (token < p.tokens) x[s][tile] = *reinterpret_cast<const uint4*>(input + token * p.input_token_stride + step);
-            }
+            for (uint32_t i = 0; i < kTokens; i += 4)
+                if (kWhole || base + unit * 8 < k) copy_async16(input + place<8>(row + i, unit), from + uint64_t(i) * p.input_token_stride, first_token + row + i < p.tokens);
         }
+        copy_async_wait();
+        __syncwarp();
 #pragma unroll
-        for (int s = 0; s < kSteps; ++s) {
-            if (base + s * kStep * kWarps >= p.k) continue;
-            const uint32_t low[4] = {w[s][0].x, w[s][1].x, w[s][0].y, w[s][1].y}, high[4] = {w[s][0].z, w[s][1].z, w[s][0].w, w[s][1].w};
+        for (uint32_t step = 0; step < kSlice / 16; ++step) {
+            if (!kWhole && base + step * 16 >= k) break;
+            uint32_t w[4];
+            load_matrices(w, weights + place<8>(lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
 #pragma unroll
-            for (int tile = 0; tile < Tiles; ++tile) {
-                multiply_16x8<T>(c[tile], low, x[s][tile].x, x[s][tile].y);
-                multiply_16x8<T>(c[tile], high, x[s][tile].z, x[s][tile].w);
+            for (uint32_t tile = 0; tile < Tiles; ++tile) {
+                uint32_t x[4];
+                load_matrices(x, input + place<8>(tile * kTile + lane % 16, step * 2 + lane / 16));
+                multiply_16x8<T>(c[tile][0], x, w[0], w[1]);
+                multiply_16x8<T>(c[tile][1], x, w[2], w[3]);
             }
         }
     }
-    wait_for_earlier_kernels();
+    // A fragment's sums are added by a warp, each thread its own; always in the same order.
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncwarp();
 #pragma unroll
-    for (int tile = 0; tile < Tiles; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[warp][tile * kTile + 2 * quad + i % 2][group + i / 2 * 8] = c[tile][i];
+    for (uint32_t i = 0; i < 2 * Tiles; ++i) {
+        const float(&own)[4] = c[i / 2][i % 2];
+        reinterpret_cast<float4*>(slices[warp])[32 * i + lane] = {own[0], own[1], own[2], own[3]};
+    }
     __syncthreads();
-    add_warps<T>(sums, p, head, first_n, first_token);
-}
-
-using Kernel = void (*)(MlaHeadProductParams);
-
-template <typename T>
-Kernel kernel_of(bool rows, int tiles) {
-    switch (tiles) {
-        case 1: return rows ? rows_kernel<T, 1> : columns_kernel<T, 1>;
-        case 2: return rows ? rows_kernel<T, 2> : columns_kernel<T, 2>;
-        default: return rows ? rows_kernel<T, 4> : columns_kernel<T, 4>;
+    if (warp >= 2 * Tiles) return;
+    float4 total = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kWarps; ++i) {
+        const float4 sum = reinterpret_cast<const float4*>(slices[i])[32 * warp + lane];
+        total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
     }
+    p.put<T>(first_token + warp / 2 * kTile, head, blockIdx.x * kN + warp % 2 * 8, total);
 }
 
-Kernel head_product_kernel(int dtype, bool rows, int tiles) {
-    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles) : kernel_of<__nv_bfloat16>(rows, tiles);
+using Kernel = void (*)(HeadPlan);
+
+template <typename T, int Tiles>
+Kernel kernel_of(bool rows, int k) {
+    if (rows) return k == kNope ? rows_kernel<T, Tiles, kNope> : rows_kernel<T, Tiles, 0>;
+    return k == kLatent ? columns_kernel<T, Tiles, kLatent> : columns_kernel<T, Tiles, 0>;
+}
+
+Kernel head_product_kernel(int dtype, bool rows, int tiles, int k) {
+    if (dtype == MLA_DTYPE_F16) return tiles == 1 ? kernel_of<__half, 1>(rows, k) : kernel_of<__half, kTiles>(rows, k);
+    return tiles == 1 ? kernel_of<__nv_bfloat16, 1>(rows, k) : kernel_of<__nv_bfloat16, kTiles>(rows, k);
 }
 
 }  // namespace
@@ -202,10 +232,11 @@ Kernel head_product_kernel(int dtype, bool rows, int tiles) {
 MlaStatus load_head_product_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const bool rows : {false, true})
-            for (const int tiles : {1, 2, 4}) {
-                const MlaStatus status = load("head product", head_product_kernel(dtype, rows, tiles));
-                if (status.code != MLA_OK) return status;
-            }
+            for (const int tiles : {1, kTiles})
+                for (const int k : {rows ? kNope : kLatent, 0}) {
+                    const MlaStatus status = load("head product", head_product_kernel(dtype, rows, tiles, k));
+                    if (status.code != MLA_OK) return status;
+                }
     return ok();
 }
 
@@ -219,8 +250,8 @@ extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* 
     const bool rows = p.weights_n_stride == 1;
     Check check;
     check.that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
-        .that(p.tokens >= 0 && p.tokens <= 65535 * kTile, "tokens", p.tokens, "0..=524280")
-        .that(p.heads >= 0 && p.heads <= 65536, "heads", p.heads, "0..=65536")
+        .that(p.tokens >= 0 && p.tokens <= 65535 * kTiles * kTile, "tokens", p.tokens, "0..=2097120")
+        .that(p.heads >= 0 && p.heads <= 65535, "heads", p.heads, "0..=65535")
         .that(rows || p.weights_k_stride == 1, "weights_k_stride", p.weights_k_stride, "1, or a weights_n_stride of 1")
         .that(p.k > 0 && p.k <= 65536 && p.k % (rows ? 16 : 32) == 0, "k", p.k, "a multiple of 16, of 32 where neighbours lie along k, to 65536")
         .that(p.n > 0 && p.n <= 65536 && p.n % (rows ? 64 : 16) == 0, "n", p.n, "a multiple of 64, of 16 where neighbours lie along k, to 65536");
@@ -240,18 +271,35 @@ extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* 
                    {p.out_token_stride, p.tokens, p.n, "out_token_stride"},
                    {p.out_head_stride, p.heads, p.n, "out_head_stride"}};
     for (const auto& [stride, extent, least, name] : strides)
-        if (extent > 1) check.stride(stride, name, least).that(stride % 8 == 0, name, stride, "a multiple of 8");
+        if (extent > 1) check.stride(stride, name, least).that(stride % 8 == 0 && stride / 8 <= UINT32_MAX, name, stride, "a multiple of 8 below 2^35");
     if (check.failed()) return check.status();
 
-    const int tiles = p.tokens <= kTile ? 1 : p.tokens <= 2 * kTile ? 2 : 4;
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    const auto units = [](int64_t stride, int64_t extent) { return extent > 1 ? uint32_t(stride / 8) : 0u; };
+    const HeadPlan plan = {static_cast<const uint4*>(p.input),
+                           static_cast<const uint4*>(p.weights),
+                           static_cast<uint4*>(p.out),
+                           units(p.input_token_stride, p.tokens),
+                           units(p.input_head_stride, p.heads),
+                           units(p.weights_head_stride, p.heads),
+                           units(rows ? p.weights_k_stride : p.weights_n_stride, 2),
+                           units(p.out_token_stride, p.tokens),
+                           units(p.out_head_stride, p.heads),
+                           uint32_t(p.tokens),
+                           uint32_t(p.k),
+                           p.constant_weights != 0};
+    const int tiles = p.tokens <= kTile ? 1 : kTiles;
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    // A multiprocessor can only hold blocks of the kernel before and of this one together if both divide its memory the same
+    // way. Asked for with few heads alone: where there are more blocks than fit at once, the driver's own choice was faster.
+    attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(uint32_t(p.heads * (p.n / (rows ? 64 : 16))), uint32_t(ceil_div(p.tokens, tiles * kTile)));
+    config.gridDim = dim3(uint32_t(p.n / (rows ? 64 : 16)), uint32_t(p.heads), uint32_t(ceil_div(p.tokens, tiles * kTile)));
     config.blockDim = dim3(kThreads);
     config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = &early;
-    config.numAttrs = 1;
-    return cuda_status("head product", cudaLaunchKernelEx(&config, head_product_kernel(p.dtype, rows, tiles), p));
+    config.attrs = attributes;
+    config.numAttrs = p.heads <= kFewHeads ? 2 : 1;
+    return cuda_status("head product", cudaLaunchKernelEx(&config, head_product_kernel(p.dtype, rows, tiles, p.k), plan));
 }

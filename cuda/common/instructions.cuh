@@ -25,6 +25,14 @@ __device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t address
                  : "memory");
 }
 
+// The same, each of them transposed.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&d)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // d (16 x 8) += a (16 x 16) b (16 x 8), by one warp.
 template <typename T>
 __device__ __forceinline__ void multiply_16x8(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1);

@@ -28,7 +28,9 @@ pub(super) fn fits(
         [_, 1, along] => (along, 32, 16),
         _ => return false,
     };
-    let aligned = |stride: usize, extent: usize| extent <= 1 || stride.is_multiple_of(8);
+    // The kernel counts in units of eight elements, with 32 bits.
+    let counted = |stride: usize| stride.is_multiple_of(8) && u32::try_from(stride / 8).is_ok();
+    let aligned = |stride: usize, extent: usize| extent <= 1 || counted(stride);
     c_layout.dtype != DType::F32
         && heads > 1
         && tokens <= most_tokens(heads)
@@ -43,7 +45,7 @@ pub(super) fn fits(
             .iter()
             .all(|layout| aligned(layout.strides[0], heads) && aligned(layout.strides[1], tokens))
         && aligned(b_layout.strides[0], heads)
-        && along.is_multiple_of(8)
+        && counted(along)
 }
 
 /// What the kernel takes for a product that [`fits`].
