@@ -20,7 +20,7 @@ const WORKSPACE_BYTES: usize = raw::MLA_PREFILL_WORKSPACE_BYTES as usize;
 /// Expanded attention on sm_90a, for new tokens and for context chunks.
 ///
 /// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs them;
-/// packed keys are taken as well, at the same speed. Every request's end is exact: what lies behind
+/// packed keys are taken as well, a little slower. Every request's end is exact: what lies behind
 /// it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
 #[derive(Debug)]
 pub struct FlashAttn {

@@ -92,16 +92,28 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
 
 const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
 
-// How many heads to take together: as many as keep their keys and values in half of the L2 cache. Under causal attention
-// rather so many that eight levels of one head run at the same time: they begin at different keys, and more of them spread
-// too far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
+// How many heads to take together: as many as keep their keys and values in half of the L2 cache. Under causal attention there
+// is more to it.
 int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
-    const double cached = 0.5 * facts.l2_bytes / head_bytes;
-    const double together = facts.multiprocessors / 8.0 * p.max_query_len / (p.query_tokens + 1.0);
-    const double causal = fmin(together, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes));
-    const int wanted = int(fmin(fmax(fmax(cached, p.causal ? causal : 1.0), 1.0), p.heads));
-    const int groups = (p.heads + wanted - 1) / wanted;
+    double wanted = 0.5 * facts.l2_bytes / head_bytes;
+    if (p.causal) {
+        const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest = (p.query_tokens + 1.0) / p.max_query_len;
+        if (levels <= 4) {
+            // The highest level brings most of the keys from device memory, and the others none: so few heads that all
+            // levels run at the same time, and the load is even.
+            wanted = facts.multiprocessors / (levels * longest);
+        } else {
+            // So many that eight levels of one head run at the same time: they begin at different keys, and more of them
+            // spread too far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
+            const double together = facts.multiprocessors / 8.0 / longest;
+            wanted = fmax(wanted, fmin(together, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
+            // And so many that a group is twice as much work for a multiprocessor as its longest tile, which otherwise ends
+            // after everything else.
+            wanted = fmax(wanted, ceil(4.0 * facts.multiprocessors / (levels + 1) / longest));
+        }
+    }
+    const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
     return (p.heads + groups - 1) / groups;
 }
 
@@ -118,9 +130,10 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.lse_head_stride = p.lse_head_stride;
     k.requests = p.requests;
     k.heads = p.heads;
-    k.levels = (p.max_query_len + kQueries - 1) / kQueries;
-    if (size_t(k.levels) > max_levels<Tile>())
-        return refuse("max_query_len", p.max_query_len, "at most 128 rows for each level that shared memory has room for (393216)");
+    constexpr int most_levels = 3072;
+    static_assert(most_levels <= max_levels<Tile>());
+    k.levels = int((int64_t(p.max_query_len) + kQueries - 1) / kQueries);
+    if (k.levels > most_levels) return refuse("max_query_len", p.max_query_len, "0..=393216");
     k.group = group_of(p, facts);
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;

@@ -1,11 +1,12 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
-// One persistent block per multiprocessor, three warpgroups. Of the first, one thread brings tiles with the copy engine and one
+// One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles with the copy engine and one
 // warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, and go on from tile to tile
 // without a stop (tile a of three key blocks, then b):
 //
 //     scheduler    claims b ...                     claims c ...
-//     producer     Ka2 Qa Ka1 Va2 Ka0 Va1 Va0 | Kb2 Qb Kb1 Vb2 ...
+//     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
+//                  Qa                      | Qb
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
 //     consumer 1      the same, half a step later
 //
@@ -19,7 +20,7 @@
 //     query_full[c], query_empty[c]     the rows of consumer c; given back after the tile's last scores
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
-//     work_full[i], work_empty[i]       a tile's description; given back when its last output is on the way
+//     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier that goes on while a warp
 // has yet to wait for it is a phase missed, and the parity that the warp then waits for may never come.
@@ -48,6 +49,14 @@ struct Position {
             phase ^= 1;
         }
     }
+};
+
+// Where the tile of a number is announced, and the parity of the phase that its readers wait for.
+struct Slot {
+    int index;
+    uint32_t phase;
+
+    __device__ explicit Slot(int number) : index(number % kAnnounced), phase(number / kAnnounced & 1) {}
 };
 
 // One warp works out which tile comes next, ahead of those that bring and compute it.
@@ -91,11 +100,11 @@ struct Scheduler {
     }
 
     __device__ void announce(const Work& work, int& announced) const {
-        const int slot = announced % kAnnounced;
-        barrier_wait(shared_address(&shared.work_empty[slot]), (announced / kAnnounced & 1) ^ 1);
+        const Slot slot(announced);
+        barrier_wait(shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
         if (lane == 0) {
-            shared.work[slot] = work;
-            barrier_arrive(shared_address(&shared.work_full[slot]));
+            shared.work[slot.index] = work;
+            barrier_arrive(shared_address(&shared.work_full[slot.index]));
         }
         announced++;
     }
@@ -117,19 +126,42 @@ struct Scheduler {
     }
 };
 
-// One thread brings what the announced tiles need.
+// Two threads bring what the announced tiles need: one the query rows, whose places become free late and are needed soon, one
+// keys and values, in the order in which they are needed.
 template <typename Tile>
 struct Producer {
     const KernelParams& p;
     const Maps& maps;
     Shared<Tile>& shared;
-    Position key, value;
 
-    __device__ void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column, int head, int row, int end) {
+    // Calls `bring` with each announced tile and the number of those before it.
+    template <typename Bring>
+    __device__ void for_each_tile(Bring bring) const {
+#pragma unroll 1
+        for (int number = 0;; number++) {
+            const Slot slot(number);
+            barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+            const Work work = shared.work[slot.index];
+            if (work.blocks == 0) break;
+            bring(work, number);
+            barrier_arrive(shared_address(&shared.work_empty[slot.index]));
+        }
+    }
+
+    __device__ static void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column, int head, int row, int end) {
         tma_load(&map, shared_address(to), shared_address(&full), column, head, row, end);
     }
 
-    __device__ void bring_query(const Work& work, int consumer) {
+    __device__ void bring_queries() const {
+        for_each_tile([&](const Work& work, int number) {
+            for (int consumer = 0; consumer < kConsumers; consumer++) {
+                barrier_wait(shared_address(&shared.query_empty[consumer]), (number & 1) ^ 1);
+                bring_query(work, consumer);
+            }
+        });
+    }
+
+    __device__ void bring_query(const Work& work, int consumer) const {
         // Never a box that lies behind the last row altogether: with bounds far apart the copy engine faults on it. Rows that
         // do not exist are computed with whatever comes, and not stored.
         const int query = min(work.query + consumer * kRows, work.query_len - 1);
@@ -143,50 +175,42 @@ struct Producer {
         }
     }
 
-    __device__ void bring_key(const Work& work, int block) {
+    __device__ void bring_keys_and_values() const {
+        Position key, value;
+        for_each_tile([&](const Work& work, int) {
+            bring_key(work, work.blocks - 1, key);
+#pragma unroll 1
+            for (int block = work.blocks - 2; block >= 0; block--) {
+                bring_key(work, block, key);
+                bring_value(work, block + 1, value);
+            }
+            bring_value(work, 0, value);
+        });
+    }
+
+    __device__ void bring_key(const Work& work, int block, Position& at) const {
         const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
-        barrier_wait(shared_address(&shared.key_empty[key.stage]), key.phase ^ 1);
-        uint64_t& full = shared.key_full[key.stage];
+        barrier_wait(shared_address(&shared.key_empty[at.stage]), at.phase ^ 1);
+        uint64_t& full = shared.key_full[at.stage];
         barrier_expect(shared_address(&full), Tile::kKeyBytes);
         for (int panel = 0; panel < Tile::kQkPanels; panel++) {
             const bool rope = panel == Tile::kNopePanels;
-            bring(rope ? maps.key_rope : maps.key, shared.key[key.stage] + panel * Tile::kKeyPanelBytes, full,
+            bring(rope ? maps.key_rope : maps.key, shared.key[at.stage] + panel * Tile::kKeyPanelBytes, full,
                   rope ? 0 : panel * kPanel, rope && !p.rope_per_head ? 0 : work.head, row, work.key_end);
         }
-        key.advance();
+        at.advance();
     }
 
-    __device__ void bring_value(const Work& work, int block) {
+    __device__ void bring_value(const Work& work, int block, Position& at) const {
         const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
-        barrier_wait(shared_address(&shared.value_empty[value.stage]), value.phase ^ 1);
-        uint64_t& full = shared.value_full[value.stage];
+        barrier_wait(shared_address(&shared.value_empty[at.stage]), at.phase ^ 1);
+        uint64_t& full = shared.value_full[at.stage];
         barrier_expect(shared_address(&full), Tile::kValueBytes);
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
-            bring(maps.value, shared.value[value.stage] + panel * Tile::kKeyPanelBytes, full, panel * kPanel, work.head,
-                  row, work.key_end);
+            bring(maps.value, shared.value[at.stage] + panel * Tile::kKeyPanelBytes, full, panel * kPanel, work.head, row,
+                  work.key_end);
         }
-        value.advance();
-    }
-
-    __device__ void run() {
-        for (int begun = 0;; begun++) {
-            const int slot = begun % kAnnounced;
-            barrier_wait(shared_address(&shared.work_full[slot]), begun / kAnnounced & 1);
-            const Work work = shared.work[slot];
-            if (work.blocks == 0) break;
-            // The key before the query: its place is free before the last scores of the tile before are done.
-            bring_key(work, work.blocks - 1);
-            for (int consumer = 0; consumer < kConsumers; consumer++) {
-                barrier_wait(shared_address(&shared.query_empty[consumer]), (begun & 1) ^ 1);
-                bring_query(work, consumer);
-            }
-            for (int block = work.blocks - 2; block >= 0; block--) {
-                bring_key(work, block);
-                bring_value(work, block + 1);
-            }
-            bring_value(work, 0);
-            barrier_arrive(shared_address(&shared.work_empty[slot]));
-        }
+        at.advance();
     }
 };
 
@@ -215,25 +239,39 @@ struct Rows {
 
     // Takes the scores of one block and leaves the weights in their place.
     __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2) {
+        // Both rows side by side, and four maxima of each, so that no chain of instructions is long.
+        float largest[2][4];
+#pragma unroll
+        for (int i = 0; i < Tile::kKeys / 8; i++) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float pair = fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]);
+                largest[row][i % 4] = i < 4 ? pair : fmaxf(largest[row][i % 4], pair);
+            }
+        }
+        float top[2], shift[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            float largest = -INFINITY;
+            top[row] = fmaxf(fmaxf(largest[row][0], largest[row][1]), fmaxf(largest[row][2], largest[row][3]));
+        }
 #pragma unroll
-            for (int i = 0; i < Tile::kKeys / 8; i++) {
-                largest = fmaxf(largest, fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]));
-            }
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) top[row] = fmaxf(top[row], __shfl_xor_sync(~0u, top[row], distance));
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
             const float before = reference[row];
-            float now = fmaxf(before, largest * scale_log2);
+            float now = fmaxf(before, top[row] * scale_log2);
             if (now - before <= kRiseLog2) now = before;
             reference[row] = now;
             // A row that has seen nothing yet keeps -inf: subtracting it from itself would give NaN.
-            const float shift = now == -INFINITY ? 0.f : now;
-            correction[row] = exp2_approx(before - shift);
-            sum[row] = sum[row] * correction[row] + weigh(scores, row, scale_log2, shift);
+            shift[row] = now == -INFINITY ? 0.f : now;
+            correction[row] = exp2_approx(before - shift[row]);
         }
         corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
+#pragma unroll
+        for (int row = 0; row < 2; row++) sum[row] = sum[row] * correction[row] + weigh(scores, row, scale_log2, shift[row]);
     }
 
     // The same without looking for the largest score first: the sums of the weights tell afterwards whether the reference
@@ -306,6 +344,9 @@ struct Consumer {
     int warpgroup, thread;
     Position key, value;
 
+    // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform registers.
+    __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
+
     __device__ int row_in_tile() const { return warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4; }
 
     // Keeps the compiler from moving a use of registers that a product reads or writes across this place.
@@ -339,27 +380,34 @@ struct Consumer {
         if (thread % 32 == 0) barrier_arrive(shared_address(&empty));
     }
 
-    // Hides the keys of a block that a row must not see.
+    // How many keys of its request a query row sees.
+    __device__ __forceinline__ int visible_keys(const Work& work, int query) const {
+        return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1) : work.key_len;
+    }
+
+    // Hides the keys of a block that a row must not see, 32 at a time: most warps have to look at few of these.
     __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work, int block) const {
-        const int offset = work.key_len - work.query_len;
+        constexpr int width = 32;
+        const int query = work.query + row_in_tile(), before = block * Tile::kKeys;
+        const int least = visible_keys(work, same(query)) - before;
+        const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2, visible_keys(work, query + 8) - before - thread % 4 * 2};
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const int query = work.query + row_in_tile() + 8 * row;
-            const int end = (p.causal ? min(work.key_len, query + offset + 1) : work.key_len) - block * Tile::kKeys -
-                            thread % 4 * 2;
+        for (int first = 0; first < Tile::kKeys; first += width) {
+            if (least >= first + width) continue;
 #pragma unroll
-            for (int i = 0; i < Tile::kKeys / 8; i++) {
-                if (8 * i >= end) scores[4 * i + 2 * row] = -INFINITY;
-                if (8 * i + 1 >= end) scores[4 * i + 2 * row + 1] = -INFINITY;
+            for (int i = first / 8; i < (first + width) / 8; i++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    if (8 * i >= end[row]) scores[4 * i + 2 * row] = -INFINITY;
+                    if (8 * i + 1 >= end[row]) scores[4 * i + 2 * row + 1] = -INFINITY;
+                }
             }
         }
     }
 
-    // The number of blocks that every row of this warpgroup sees whole, told to be the same for all lanes, as in blocks_of().
+    // The number of blocks that every row of this warpgroup sees whole, the same for all lanes.
     __device__ __forceinline__ int unmasked_blocks(const Work& work) const {
-        const int offset = work.key_len - work.query_len;
-        const int end = p.causal ? min(work.key_len, work.query + warpgroup * 64 + offset + 1) : work.key_len;
-        return __shfl_sync(~0u, max(end, 0) / Tile::kKeys, 0);
+        return same(max(visible_keys(work, work.query + warpgroup * 64), 0) / Tile::kKeys);
     }
 
     // Enqueues the scores of the key block at hand.
@@ -436,90 +484,90 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // What is left of a tile when its last output is on the way: where it goes and by what it is multiplied.
+    // What the store of a tile needs beside its output. Another tile's softmax comes before the store.
     struct Finished {
-        typename Tile::Element* out;
-        float factor[2];
-        bool valid[2];
+        int head, query, query_start, query_len;
+        float reference[2], sum[2];
     };
 
-    __device__ __forceinline__ Finished finish(const Work& work, const Rows<Tile>& rows) const {
-        Finished finished;
-        const int query = work.query + row_in_tile();
-        const int64_t token = int64_t(work.query_start) + query;
-        finished.out = static_cast<typename Tile::Element*>(p.out) + token * p.out_token_stride +
-                       work.head * p.out_head_stride + 8 * (thread % 4);
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            float sum = rows.sum[row];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            finished.factor[row] = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
-            finished.valid[row] = query + 8 * row < work.query_len;
-            if (finished.valid[row] && thread % 4 == 0 && p.lse) {
-                p.lse[work.head * p.lse_head_stride + token + 8 * row] =
-                    sum > 0.f ? rows.reference[row] * 0.693147180559945309f + __logf(sum) : -INFINITY;
-            }
-        }
-        return finished;
+    // Once the last weights of a tile are there. Gives its description back.
+    __device__ __forceinline__ Finished finish(const Work& work, int number, const Rows<Tile>& rows) const {
+        release(shared.work_empty[Slot(number).index]);
+        return {work.head, work.query, work.query_start, work.query_len, {rows.reference[0], rows.reference[1]},
+                {rows.sum[0], rows.sum[1]}};
     }
 
-    // Writes both rows. Four neighbouring lanes hold two columns each of every eight; they exchange them so that each writes
-    // sixteen bytes.
+    // Writes both rows. Four neighbouring lanes hold two columns each of every eight. Each gives every other pair to its
+    // neighbour for one of the neighbour's, so that it writes four columns at a time and all four together sixteen.
     __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-#pragma unroll
-            for (int first = 0; first < Tile::kValue / 8; first += 4) {
-                uint32_t words[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float* pair = &rows.out[4 * (first + i) + 2 * row];
-                    words[i] = pack<typename Tile::Element>(pair[0] * finished.factor[row], pair[1] * finished.factor[row]);
-                }
-                transpose_in_quad(words, thread % 4);
-                if (finished.valid[row]) {
-                    *reinterpret_cast<uint4*>(finished.out + 8 * row * p.out_token_stride + 8 * first) =
-                        make_uint4(words[0], words[1], words[2], words[3]);
-                }
-            }
-        }
-    }
-
-    // words[i] of lane q becomes words[q] of lane i.
-    __device__ static __forceinline__ void transpose_in_quad(uint32_t (&words)[4], int quad) {
+        const int query = finished.query + row_in_tile(), odd = thread % 2;
+        const int64_t token = int64_t(finished.query_start) + query;
+        auto* out = static_cast<typename Tile::Element*>(p.out) + token * p.out_token_stride + finished.head * p.out_head_stride +
+                    8 * odd + 2 * (thread % 4 - odd);
+        float sum[2] = {finished.sum[0], finished.sum[1]};
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
-            const bool high = quad & distance;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (i & distance) continue;
-                uint32_t& low_word = words[i];
-                uint32_t& high_word = words[i + distance];
-                const uint32_t other = __shfl_xor_sync(~0u, high ? low_word : high_word, distance);
-                (high ? low_word : high_word) = other;
+            for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float factor = sum[row] > 0.f ? reciprocal_approx(sum[row]) : 0.f;
+            const bool valid = query + 8 * row < finished.query_len;
+            if (valid && thread % 4 == 0 && p.lse) {
+                p.lse[finished.head * p.lse_head_stride + token + 8 * row] =
+                    sum[row] > 0.f ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f : -INFINITY;
+            }
+#pragma unroll
+            for (int first = 0; first < Tile::kValue / 8; first += 2) {
+                uint32_t words[2];
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float* pair = &rows.out[4 * (first + i) + 2 * row];
+                    words[i] = pack<typename Tile::Element>(pair[0] * factor, pair[1] * factor);
+                }
+                const uint32_t other = __shfl_xor_sync(~0u, odd ? words[0] : words[1], 1);
+                if (valid) {
+                    *reinterpret_cast<uint2*>(out + 8 * row * p.out_token_stride + 8 * first) =
+                        odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
+                }
             }
         }
     }
 
-    // The tile stays in shared memory: its registers are needed for the products.
-    __device__ __forceinline__ const Work& await_work(int begun) const {
-        const int slot = begun % kAnnounced;
-        barrier_wait(shared_address(&shared.work_full[slot]), begun / kAnnounced & 1);
-        return shared.work[slot];
+    // A tile's description stays in shared memory: its registers are needed for the products. Only the first lane reads it, the
+    // one that gives it back, and told that all lanes have the same, the compiler keeps it in uniform registers.
+    __device__ __forceinline__ Work work_at(int number) const {
+        const uint32_t address = shared_address(&shared.work[Slot(number).index]);
+        int words[sizeof(Work) / 4];
+#pragma unroll
+        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = 0;
+        if (thread % 32 == 0) {
+#pragma unroll
+            for (int i = 0; i < sizeof(Work) / 16; i++) {
+                const uint4 four = load_shared16(address + 16 * i);
+                words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = same(words[i]);
+        return {words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]};
     }
 
-    // The same for all lanes. Told so, the compiler keeps what depends on it in uniform registers.
-    __device__ __forceinline__ static int blocks_of(const Work& work) { return __shfl_sync(~0u, work.blocks, 0); }
+    __device__ __forceinline__ void await_work(int number) const {
+        const Slot slot(number);
+        barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+    }
 
     // Steps go on across tiles: the first scores of a tile are in flight with the last output of the one before, and that
     // output is stored behind the second scores.
     __device__ void run() {
         if (warpgroup == kConsumers - 1) pass_turn();
-        int blocks = blocks_of(await_work(0));
+        await_work(0);
+        Work work = work_at(0);
+        int blocks = work.blocks, unmasked = unmasked_blocks(work);
         if (blocks == 0) return;
         Rows<Tile> rows = {};
-        Finished before = {};
         {
             float scores[Tile::kKeys / 2];
             barrier_wait(shared_address(&shared.query_full[warpgroup]), 0);
@@ -530,23 +578,22 @@ struct Consumer {
             cute::warpgroup_wait<0>();
             settle(scores);
             release_scores(blocks - 1);
-            if (blocks > unmasked_blocks(shared.work[0])) mask(scores, shared.work[0], blocks - 1);
+            if (blocks > unmasked) mask(scores, work, blocks - 1);
             rows.clear();
             rows.absorb(scores, p.scale_log2);
             rows.round(scores);
         }
-        int begun = 0;
-        for (;; begun++) {
-            const Work& work = shared.work[begun % kAnnounced];
+        Finished before = {}, older = {};
+        int number = 0;
+        for (;; number++) {
             if (blocks > 1) {
-                const int unmasked = unmasked_blocks(work);
                 {
                     float scores[Tile::kKeys / 2];
                     barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
                     take_turn();
                     begin_scores(scores);
                     pass_turn();
-                    store(before, rows);
+                    if (number > 0) store(before, rows);
                     take_turn();
                     begin_output(rows, true);
                     pass_turn();
@@ -564,33 +611,34 @@ struct Consumer {
                     end_step(scores, work, block, unmasked, rows);
                 }
             }
-            const Work& next = await_work(begun + 1);
-            const int next_blocks = blocks_of(next);
-            if (next_blocks == 0) break;
+            // Of a tile of one block the output has not begun, and that of the tile before has not been stored.
+            older = before;
+            before = finish(work, number, rows);
+            await_work(number + 1);
+            work = work_at(number + 1);
+            if (work.blocks == 0) break;
+            unmasked = unmasked_blocks(work);
             float scores[Tile::kKeys / 2];
-            barrier_wait(shared_address(&shared.query_full[warpgroup]), (begun + 1) & 1);
+            barrier_wait(shared_address(&shared.query_full[warpgroup]), (number + 1) & 1);
             barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
             take_turn();
             begin_scores(scores);
             if (blocks == 1) {
                 pass_turn();
-                store(before, rows);
+                if (number > 0) store(older, rows);
                 take_turn();
             }
             begin_output(rows, blocks == 1);
             pass_turn();
-            before = finish(work, rows);
-            __syncwarp();
-            release(shared.work_empty[begun % kAnnounced]);
             rows.clear();
-            end_step(scores, next, next_blocks - 1, unmasked_blocks(next), rows);
-            blocks = next_blocks;
+            blocks = work.blocks;
+            end_step(scores, work, blocks - 1, unmasked, rows);
         }
-        if (blocks == 1) store(before, rows);
+        if (blocks == 1 && number > 0) store(older, rows);
         begin_output(rows, blocks == 1);
         cute::warpgroup_wait<0>();
         end_output(rows);
-        store(finish(shared.work[begun % kAnnounced], rows), rows);
+        store(before, rows);
     }
 };
 
@@ -615,7 +663,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
         for (int slot = 0; slot < kAnnounced; slot++) {
             barrier_init(shared_address(&shared.work_full[slot]), 1);
-            barrier_init(shared_address(&shared.work_empty[slot]), 4 * kConsumers + 1);
+            barrier_init(shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
         barrier_init(shared_address(&shared.idle), 1);
         fence_barrier_init();
@@ -623,11 +671,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
 
     if (warpgroup == 0) {
-        registers_shrink<64>();
-        if (threadIdx.x == 0) Producer<Tile>{p, maps, shared}.run();
-        if (threadIdx.x / 32 == 1) Scheduler<Tile>{p, shared, int(threadIdx.x % 32)}.run();
+        registers_shrink<Tile::kProducerRegisters>();
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const Producer<Tile> producer{p, maps, shared};
+        if (warp == 0 && lane == 0) producer.bring_keys_and_values();
+        if (warp == 2 && lane == 0) producer.bring_queries();
+        if (warp == 3) Scheduler<Tile>{p, shared, lane}.run();
     } else {
-        registers_grow<216>();
+        registers_grow<Tile::kConsumerRegisters>();
         Consumer<Tile>{p, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }

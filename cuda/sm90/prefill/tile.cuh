@@ -40,10 +40,15 @@ struct Tile {
     static constexpr int kQueryBytes = kQkPanels * kQueryPanelBytes;
     static constexpr int kKeyBytes = kQkPanels * kKeyPanelBytes;
     static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
+
+    // Registers of a thread. All start with 168.
+    static constexpr int kConsumerRegisters = value_ > 128 ? 232 : 216;
+    static constexpr int kProducerRegisters = value_ > 128 ? 40 : 64;
+    static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 };
 
 // A tile as the scheduler announces it.
-struct Work {
+struct alignas(16) Work {
     int request;
     int head;
     int query;  // first query row of the tile within its request
