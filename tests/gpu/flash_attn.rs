@@ -1,10 +1,13 @@
 //! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary, mixed
-//! in one batch; keys fewer and more than queries, packed and split; NaN around everything; and five
-//! runs, of which the last four replay a captured graph, with the same bits.
+//! in one batch, and random batches; keys fewer and more than queries, packed and split; NaN around everything
+//! and in other requests; offsets beyond 2^31 elements; bad arguments; and five runs, of which the last four
+//! replay a captured graph, with the same bits.
 use std::ops::Range;
 
 use half::{bf16, f16};
+use mla_kernels::cuda::Buffer;
 use mla_kernels::flash_attn::FlashAttn;
+use mla_kernels::{Cuda, raw};
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
@@ -17,6 +20,7 @@ use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::problem::Problem;
 use mla_runtime::reference::{self, Array};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
 use rand::rngs::StdRng;
 
 use crate::common::{download, gpu, normal, rng, upload};
@@ -111,6 +115,12 @@ impl Host {
             }
         }
         self
+    }
+
+    // NaN in the rows of some tokens.
+    fn poison(&mut self, tokens: Range<usize>) {
+        let bits = self.index([tokens.start, 0, 0])..self.index([tokens.end, 0, 0]);
+        self.bits[bits].fill(0xffff);
     }
 
     fn at(&self, index: [usize; 3]) -> f64 {
@@ -397,7 +407,9 @@ fn compare(
     assert_eq!(outcome.lse.len(), expected.1.len().max(1), "{name}");
     for (at, (a, b)) in outcome.lse.iter().zip(&expected.1).enumerate() {
         let a = f64::from(*a);
-        let tolerance = (b.abs() * 2.01 / 65536.0).max(1e-5);
+        // Of a score that is small beside its terms, what these lose in f32 is left.
+        let terms = f64::from(case.amplitude.powi(2)) * 1e-6;
+        let tolerance = (b.abs() * 2.01 / 65536.0).max(1e-5).max(terms);
         assert!(
             a == *b || (a - b).abs() <= tolerance,
             "{name}: lse[{at}] = {a}, expected {b}"
@@ -536,6 +548,195 @@ fn scores_may_rise_beyond_what_weights_can_hold() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn random_ragged_batches_agree() {
+    let mut rng = rng(8);
+    for round in 0..32 {
+        let heads = match round % 4 {
+            0 => rng.random_range(1..=128),
+            _ => rng.random_range(1..=6),
+        };
+        // What the reference has to multiply is bounded.
+        let mut left = 3_000_000 / heads;
+        let lens = (0..rng.random_range(1..=60))
+            .map(|_| {
+                let mut len = || match rng.random_range(0..4) {
+                    0 => BOUNDARIES[rng.random_range(0..BOUNDARIES.len())],
+                    1 => rng.random_range(0..1500),
+                    _ => rng.random_range(0..300),
+                };
+                let (queries, keys) = (len(), len());
+                let keys = if round % 3 == 0 { queries } else { keys };
+                if queries * keys > left {
+                    return (queries % 3, keys % 3);
+                }
+                left -= queries * keys;
+                (queries, keys)
+            })
+            .collect::<Vec<_>>();
+        let dims = [R1, R1, WIDE, SMALL][rng.random_range(0..4)];
+        let dtype = [DType::BF16, DType::F16][rng.random_range(0..2)];
+        let case = Case {
+            causal: rng.random_range(0..4) > 0,
+            split: rng.random(),
+            gap: 8 * rng.random_range(0..3),
+            amplitude: [0.3, 1.0, 4.0][rng.random_range(0..3)],
+            ..case(dims, dtype, heads, &lens)
+        };
+        check(&case, 100 + round);
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn what_another_request_holds_changes_nothing() {
+    let gpu = &*gpu();
+    let lens = [(100, 70), (200, 331), (130, 130), (64, 64), (1, 300)];
+    for causal in [true, false] {
+        for split in [true, false] {
+            let case = Case {
+                causal,
+                split,
+                ..case(R1, DType::BF16, 3, &lens)
+            };
+            let inputs = Inputs::new(&case, 9);
+            let mut bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+            bench.enqueue().unwrap();
+            let clean = bench.outcome();
+
+            let mut poisoned = Inputs::new(&case, 9);
+            let starts = |starts: &[i32], request: usize| {
+                starts[request] as usize..starts[request + 1] as usize
+            };
+            for request in [1, 3] {
+                let keys = starts(&inputs.key_starts, request);
+                poisoned.query.poison(starts(&inputs.query_starts, request));
+                for host in [
+                    &mut poisoned.nope,
+                    &mut poisoned.rope,
+                    &mut poisoned.packed,
+                    &mut poisoned.values,
+                ] {
+                    host.poison(keys.clone());
+                }
+            }
+            let mut bench = Bench::<FlashAttn>::new(gpu, &case, &poisoned);
+            bench.enqueue().unwrap();
+            let other = bench.outcome();
+            let (tokens, row) = (case.tokens().0, bench.out.layout.strides[0] * 2);
+            for request in [0, 2, 4] {
+                let queries = starts(&inputs.query_starts, request);
+                let bytes = (MARGIN + queries.start) * row..(MARGIN + queries.end) * row;
+                assert!(clean.out[bytes.clone()] == other.out[bytes]);
+                for head in 0..case.heads {
+                    let lse = head * tokens + queries.start..head * tokens + queries.end;
+                    assert!(clean.lse[lse.clone()] == other.lse[lse]);
+                }
+            }
+        }
+    }
+}
+
+// A tensor with other strides, in a GPU's memory that is zero elsewhere.
+struct Spread {
+    buffer: Buffer,
+    layout: Layout,
+}
+
+impl Spread {
+    fn new(gpu: &Cuda, host: &Host, strides: [usize; 3]) -> Self {
+        let layout = Layout {
+            strides,
+            ..host.layout
+        };
+        let buffer = gpu.allocate(layout.span_bytes().unwrap()).unwrap();
+        let mut spread = Self { buffer, layout };
+        for (at, from) in spread.rows(host) {
+            let row = bytemuck::cast_slice(&host.bits[from]);
+            let (_, tail) = Cuda::split_mut(Cuda::bytes_mut(&mut spread.buffer), at.start);
+            let (to, _) = Cuda::split_mut(tail, row.len());
+            gpu.upload(row, to).unwrap();
+        }
+        spread
+    }
+
+    // Where each token's row of each head lies: in the buffer's bytes, and in the host's elements.
+    fn rows(&self, host: &Host) -> Vec<(Range<usize>, Range<usize>)> {
+        let ([tokens, heads, width], [a, b, _]) = (self.layout.shape, self.layout.strides);
+        let every = (0..tokens).flat_map(|i| (0..heads).map(move |j| (i, j)));
+        every
+            .map(|(i, j)| {
+                let (at, from) = (i * a + j * b, host.index([i, j, 0]));
+                (at * 2..(at + width) * 2, from..from + width)
+            })
+            .collect()
+    }
+
+    fn view(&self) -> TensorRef<'_, Cuda> {
+        TensorRef::new(Cuda::bytes(&self.buffer), self.layout).unwrap()
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn offsets_beyond_two_to_the_31_elements_change_nothing() {
+    let gpu = &*gpu();
+    // Heads far apart, and tokens.
+    for (len, far) in [(300, [0, 1 << 31, 1]), (9, [1 << 28, 0, 1])] {
+        let case = case(R1, DType::BF16, 2, &same(&[len]));
+        let inputs = Inputs::new(&case, 10);
+        let mut compact = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+        compact.enqueue().unwrap();
+        let expected = compact.outcome();
+
+        let spread = |host: &Host| {
+            let width = host.layout.shape[2];
+            let strides = match far {
+                [0, head, _] => [width, head, 1],
+                [token, ..] => [token, width, 1],
+            };
+            Spread::new(gpu, host, strides)
+        };
+        let [query, nope, rope, values] =
+            [&inputs.query, &inputs.nope, &inputs.rope, &inputs.values].map(spread);
+        let mut out = spread(&compact.out);
+        let rows = out.rows(&compact.out);
+        let (layout, tokens) = (out.layout, case.tokens().0);
+        let starts = |at: usize| ArrayRef::<Cuda, i32>::new(Cuda::bytes(&compact.starts[at]), 2);
+        let mut lse = gpu.allocate(tokens * case.heads * 4).unwrap();
+        let lse = LseMut::new(
+            Cuda::bytes_mut(&mut lse),
+            LseLayout::heads_first(case.heads, tokens),
+        );
+        let call = PrefillCall {
+            query: query.view(),
+            keys: Keys::Split {
+                nope: nope.view(),
+                rope: rope.view(),
+            },
+            values: values.view(),
+            out: Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut out.buffer), layout).unwrap()),
+            lse: Some(lse.unwrap()),
+            query_starts: starts(0).unwrap(),
+            key_starts: starts(1).unwrap(),
+            max_query_len: len,
+            max_key_len: len,
+        };
+        let mut state = compact.backend.state(gpu, &case.limits()).unwrap();
+        compact
+            .backend
+            .new_tokens(gpu, call, &mut state, &())
+            .unwrap();
+        for (at, from) in rows {
+            let mut row = vec![0; at.len()];
+            gpu.download(Cuda::byte_range(Cuda::bytes(&out.buffer), at), &mut row)
+                .unwrap();
+            assert!(row == expected.out[from.start * 2..from.end * 2]);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn what_the_kernel_cannot_take_is_refused_by_name() {
     let gpu = &*gpu();
     // A gap of one element leaves the first row, and every other, not aligned to 16 bytes.
@@ -552,11 +753,150 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
         "{error}"
     );
 
+    let limits = case.limits();
+    assert!(
+        FlashAttn::new(gpu, &case.config())
+            .unwrap()
+            .workspace_bytes(gpu, &limits)
+            <= 1 << 20
+    );
     let mut config = case.config();
     config.softmax_scale = f32::NAN;
     let error = FlashAttn::new(gpu, &config).unwrap_err();
     assert!(
         matches!(&error, Error::Argument { field, .. } if *field == "softmax scale"),
         "{error}"
+    );
+}
+
+type Spoil = fn(&mut raw::MlaPrefillParams);
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
+    let gpu = &*gpu();
+    let case = case(R1, DType::BF16, 2, &same(&[100, 30]));
+    let inputs = Inputs::new(&case, 11);
+    let bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+    let workspace = gpu
+        .allocate(raw::MLA_PREFILL_WORKSPACE_BYTES as usize)
+        .unwrap();
+    let address = |host: &Host, buffer: &Buffer| buffer.address() + host.span().start as u64;
+    let [query, nope, rope, _, values] = &bench.buffers;
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
+    let mut good: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
+    good.query = address(&inputs.query, query) as *const _;
+    good.key_nope = address(&inputs.nope, nope) as *const _;
+    good.key_rope = address(&inputs.rope, rope) as *const _;
+    good.value = address(&inputs.values, values) as *const _;
+    good.out = address(&bench.out, &bench.out_buffer) as *mut _;
+    good.lse = bench.lse_buffer.address() as *mut _;
+    good.cu_query_lens = bench.starts[0].address() as *const _;
+    good.cu_key_lens = bench.starts[1].address() as *const _;
+    good.workspace = workspace.address() as *mut _;
+    good.workspace_bytes = workspace.len();
+    good.query_token_stride = 2 * 192;
+    good.query_head_stride = 192;
+    good.key_nope_token_stride = 2 * 128;
+    good.key_nope_head_stride = 128;
+    good.key_rope_token_stride = 64;
+    good.value_token_stride = 2 * 128;
+    good.value_head_stride = 128;
+    good.out_token_stride = 2 * 128;
+    good.out_head_stride = 128;
+    good.lse_head_stride = 130;
+    good.query_tokens = 130;
+    good.key_tokens = 130;
+    good.requests = 2;
+    good.heads = 2;
+    good.max_query_len = 100;
+    good.max_key_len = 100;
+    good.nope_dim = 128;
+    good.rope_dim = 64;
+    good.value_dim = 128;
+    good.dtype = raw::MLA_DTYPE_BF16 as i32;
+    good.causal = 1;
+    good.softmax_scale = case.config().softmax_scale;
+    let spoilt: &[(&str, Spoil)] = &[
+        ("heads", |p| p.heads = 0),
+        ("heads", |p| p.heads = 65536),
+        ("requests", |p| p.requests = 0),
+        ("query_tokens", |p| p.query_tokens = -1),
+        ("key_tokens", |p| p.key_tokens = -1),
+        ("max_query_len", |p| p.max_query_len = -1),
+        ("max_query_len", |p| p.max_query_len = i32::MAX),
+        ("max_key_len", |p| p.max_key_len = -1),
+        ("dtype", |p| p.dtype = raw::MLA_DTYPE_F32 as i32),
+        ("nope_dim", |p| p.nope_dim = 192),
+        ("query", |p| p.query = std::ptr::null()),
+        ("query", |p| p.query = p.query.wrapping_byte_add(8)),
+        ("key_nope", |p| p.key_nope = std::ptr::null()),
+        ("key_nope", |p| p.key_nope = p.key_nope.wrapping_byte_add(2)),
+        ("key_rope", |p| p.key_rope = std::ptr::null()),
+        ("key_rope", |p| p.key_rope = p.key_rope.wrapping_byte_add(2)),
+        ("value", |p| p.value = std::ptr::null()),
+        ("value", |p| p.value = p.value.wrapping_byte_add(4)),
+        ("out", |p| p.out = std::ptr::null_mut()),
+        ("out", |p| p.out = p.out.wrapping_byte_add(2)),
+        ("query_token_stride", |p| p.query_token_stride = 0),
+        ("query_token_stride", |p| p.query_token_stride = 385),
+        ("query_head_stride", |p| p.query_head_stride = -8),
+        ("key_nope_token_stride", |p| {
+            p.key_nope_token_stride = 1 << 39
+        }),
+        ("key_nope_head_stride", |p| p.key_nope_head_stride = 0),
+        ("key_rope_token_stride", |p| p.key_rope_token_stride = 4),
+        ("key_rope_head_stride", |p| p.key_rope_head_stride = -8),
+        ("value_token_stride", |p| p.value_token_stride = 0),
+        ("value_head_stride", |p| p.value_head_stride = 129),
+        ("out_token_stride", |p| p.out_token_stride = 0),
+        ("out_head_stride", |p| p.out_head_stride = 2),
+        ("cu_query_lens", |p| p.cu_query_lens = std::ptr::null()),
+        ("cu_key_lens", |p| {
+            p.cu_key_lens = p.cu_key_lens.wrapping_byte_add(2)
+        }),
+        ("lse", |p| p.lse = p.lse.wrapping_byte_add(2)),
+        ("lse_head_stride", |p| p.lse_head_stride = 129),
+        ("softmax_scale", |p| p.softmax_scale = 0.0),
+        ("softmax_scale", |p| p.softmax_scale = f32::NAN),
+        ("workspace", |p| p.workspace = std::ptr::null_mut()),
+        ("workspace", |p| {
+            p.workspace = p.workspace.wrapping_byte_add(16)
+        }),
+        ("workspace_bytes", |p| p.workspace_bytes -= 1),
+    ];
+    for (field, spoil) in spoilt {
+        let mut params = good;
+        spoil(&mut params);
+        // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+        let status = unsafe { raw::mla_prefill_sm90(&params, gpu.raw_stream()) };
+        let refused = raw::check("prefill", status).expect_err(field).to_string();
+        assert!(
+            refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),
+            "{field}: {refused}"
+        );
+    }
+    let outcome = bench.outcome();
+    assert!(
+        outcome.out.iter().all(|byte| *byte == 0xff) && outcome.lse.iter().all(|x| x.is_nan()),
+        "a refused call has written"
+    );
+    // SAFETY: the call describes what `bench` and `workspace` hold.
+    let status = unsafe { raw::mla_prefill_sm90(&good, gpu.raw_stream()) };
+    raw::check("prefill", status).unwrap();
+    let expected = expected(&case, &inputs);
+    compare(
+        "the raw call",
+        &case,
+        &bench.out,
+        &bench.outcome(),
+        &expected,
+    );
+    assert!(
+        download(gpu, &workspace)
+            .unwrap()
+            .iter()
+            .all(|byte| *byte == 0),
+        "a launch leaves its workspace as it found it"
     );
 }
