@@ -241,7 +241,7 @@ struct Kernel {
             const uint32_t full = at(s.latent_full[latent.slot]), slot = latent_slot(latent.slot);
             barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
             barrier_expect(full, tokens * 128 * L::kSlotTiles);
-            if (whole && L::kSlotTiles == 2) {
+            if (whole) {
                 tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, i / 2, page[0]);
             } else {
 #pragma unroll
@@ -634,32 +634,30 @@ struct Kernel {
                     }
                 }
                 const uint64_t b = wgmma_descriptor(rope_slot(rope.uniform().slot));
-                // This group's tiles are every second one.
+                // This group's tile is one of the two in each slot.
                 const LatentRing current = latent.uniform();
-                const auto first_tile = [&] { return L::kSlotTiles == 2 ? current : current.ahead(group); };
-                constexpr int step = 2 / L::kSlotTiles;
-                LatentRing tile = first_tile();
+                LatentRing tile = current;
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    const uint64_t a = wgmma_descriptor(latent_slot(tile.slot) + (L::kSlotTiles == 2 ? group * kTileBytes : 0));
+                    const uint64_t a = wgmma_descriptor(latent_slot(tile.slot) + group * kTileBytes);
                     wgmma_fence();
 #pragma unroll
                     for (int k = 0; k < 4; ++k)
                         Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, 1);
                     wgmma_commit();
-                    tile.advance(step);
+                    tile.advance(1);
                 }
-                tile = first_tile();
+                tile = current;
                 wgmma_wait<3>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(step);
+                tile.advance(1);
                 wgmma_wait<2>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(step);
+                tile.advance(1);
                 wgmma_wait<1>();
                 free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(step);
+                tile.advance(1);
                 wgmma_wait<0>();
                 free_slot(s.latent_empty[tile.slot], lane);
                 free_slot(s.rope_empty[rope.slot], lane);
@@ -770,7 +768,7 @@ __global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void d
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         if (lane == 0 && !quantised) tma_prefetch_descriptor(&maps.cache);
-        if (lane == 3 && !quantised && L::kSlotTiles == 2) tma_prefetch_descriptor(&maps.cache_pairs);
+        if (lane == 3 && !quantised) tma_prefetch_descriptor(&maps.cache_pairs);
         if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     } else if (warp == 3) {

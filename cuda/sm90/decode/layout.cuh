@@ -89,12 +89,6 @@ struct Ring {
         r.phase = __shfl_sync(~0u, phase, 0);
         return r;
     }
-    // The ring n slots ahead.
-    __device__ Ring ahead(int n) const {
-        Ring r = *this;
-        r.advance(n);
-        return r;
-    }
 };
 
 }  // namespace mla::sm90::decode
