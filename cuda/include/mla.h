@@ -135,6 +135,32 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams *params, size_t *bytes
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams *params, void *stream);
 
+/* What one team of thread blocks does without looking up from it: some blocks of 64 tokens of a tile of query rows. */
+typedef struct MlaDecodePiece {
+    int32_t request;
+    /* the tile's first row, counting a request's query tokens and heads together, and the most rows that it has */
+    int32_t first_row;
+    int32_t rows;
+    /* blocks of 64 cached tokens, the last one excluded */
+    int32_t block_begin;
+    int32_t block_end;
+    /* this is part `part` of `parts`; team first_team + i has part i */
+    int32_t part;
+    int32_t parts;
+    int32_t first_team;
+    /* parts, the first ones, whose teams have nothing to do after them and merge the tile */
+    int32_t sharers;
+    /* non-zero: the team's last piece */
+    int32_t last;
+} MlaDecodePiece;
+
+/* How mla_decode_sm90 divides a batch: writes the pieces of one team, in their order, and their number, and no more pieces than
+ * `room`. The host computes what the device would. Reads heads, query_len, requests, cache_dtype, and, in host memory,
+ * kv_lens and cu_q_lens, which may be null. `teams`, 1..=160: those of a launch that has one per multiprocessor, or per two with
+ * more than 64 rows (heads * query_len); `team` is one of them. */
+MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams *params, int32_t teams, int32_t team, MlaDecodePiece *pieces, int32_t room,
+                                 int32_t *count);
+
 /*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
  *

@@ -217,6 +217,65 @@ unsafe extern "C" {
     ) -> MlaStatus;
 }
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct MlaDecodePiece {
+    pub request: i32,
+    pub first_row: i32,
+    pub rows: i32,
+    pub block_begin: i32,
+    pub block_end: i32,
+    pub part: i32,
+    pub parts: i32,
+    pub first_team: i32,
+    pub sharers: i32,
+    pub last: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaDecodePiece"][::core::mem::size_of::<MlaDecodePiece>() - 40usize];
+    ["Alignment of MlaDecodePiece"][::core::mem::align_of::<MlaDecodePiece>() - 4usize];
+    [
+        "Offset of field: MlaDecodePiece::request",
+    ][::core::mem::offset_of!(MlaDecodePiece, request) - 0usize];
+    [
+        "Offset of field: MlaDecodePiece::first_row",
+    ][::core::mem::offset_of!(MlaDecodePiece, first_row) - 4usize];
+    [
+        "Offset of field: MlaDecodePiece::rows",
+    ][::core::mem::offset_of!(MlaDecodePiece, rows) - 8usize];
+    [
+        "Offset of field: MlaDecodePiece::block_begin",
+    ][::core::mem::offset_of!(MlaDecodePiece, block_begin) - 12usize];
+    [
+        "Offset of field: MlaDecodePiece::block_end",
+    ][::core::mem::offset_of!(MlaDecodePiece, block_end) - 16usize];
+    [
+        "Offset of field: MlaDecodePiece::part",
+    ][::core::mem::offset_of!(MlaDecodePiece, part) - 20usize];
+    [
+        "Offset of field: MlaDecodePiece::parts",
+    ][::core::mem::offset_of!(MlaDecodePiece, parts) - 24usize];
+    [
+        "Offset of field: MlaDecodePiece::first_team",
+    ][::core::mem::offset_of!(MlaDecodePiece, first_team) - 28usize];
+    [
+        "Offset of field: MlaDecodePiece::sharers",
+    ][::core::mem::offset_of!(MlaDecodePiece, sharers) - 32usize];
+    [
+        "Offset of field: MlaDecodePiece::last",
+    ][::core::mem::offset_of!(MlaDecodePiece, last) - 36usize];
+};
+unsafe extern "C" {
+    pub fn mla_decode_sm90_pieces(
+        params: *const MlaDecodeParams,
+        teams: i32,
+        team: i32,
+        pieces: *mut MlaDecodePiece,
+        room: i32,
+        count: *mut i32,
+    ) -> MlaStatus;
+}
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct MlaPrefillParams {
     pub query: *const ::core::ffi::c_void,

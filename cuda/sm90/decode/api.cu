@@ -29,6 +29,9 @@ Shape shape_of(const MlaDecodeParams& p) {
     return shape;
 }
 
+// What a tile costs beside its blocks, in blocks.
+constexpr int kTileCost = 1;
+
 int64_t cache_element(const MlaDecodeParams& p) { return p.cache_dtype == MLA_DTYPE_E4M3 ? 1 : 2; }
 
 size_t partial_bytes(int rows) {
@@ -208,7 +211,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
         if (p.page_size == 1 << shift) k.page_shift = shift;
     k.run = p.page_size % kBlock == 0 ? kBlock : 16;
     k.causal = p.causal;
-    k.tile_cost = 1;
+    k.tile_cost = kTileCost;
     const float cache_scale = shape.quantised ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
@@ -232,5 +235,41 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
     const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps) : launch_dtype<__half>(l, k, maps);
     if (e != cudaSuccess) return cuda_status("cudaLaunchKernelEx", e);
+    return ok();
+}
+
+extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams, int32_t team, MlaDecodePiece* pieces,
+                                            int32_t room, int32_t* count) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaDecodeParams& p = *params;
+    const MlaStatus s = check_shape(p);
+    if (s.code != MLA_OK) return s;
+    if (!p.kv_lens) return refuse("kv_lens", 0, "a pointer");
+    if (teams < 1 || teams > kCounters) return refuse("teams", teams, "1..=160");
+    if (team < 0 || team >= teams) return refuse("team", team, "less than teams");
+    if (room < 0) return refuse("room", room, "0 or more");
+    if (!pieces && room > 0) return refuse("pieces", 0, "a pointer");
+    if (!count) return refuse("count", 0, "a pointer");
+
+    const Shape shape = shape_of(p);
+    KernelParams k = {};
+    k.cu_q_lens = p.cu_q_lens;
+    k.requests = p.requests;
+    k.heads = p.heads;
+    k.query_len = p.query_len;
+    k.tile_cost = kTileCost;
+    int lens[kMaxRequests], prefix[kMaxRequests + 1];
+    for (int i = 0; i < p.requests; ++i) {
+        if (p.kv_lens[i] < 0) return refuse("kv_lens", p.kv_lens[i], "0 or more");
+        lens[i] = p.kv_lens[i];
+    }
+    const int rows = shape.rows * shape.pair;
+    Schedule schedule(k, lens, prefix, rows, team, teams);
+    schedule.divide();
+    *count = 0;
+    for (Piece piece; (piece = schedule.next()).request >= 0; ++*count)
+        if (*count < room)
+            pieces[*count] = {piece.request, piece.first_row, rows,        piece.block_begin, piece.block_end, piece.part,
+                              piece.parts,   piece.first_team, piece.sharers, piece.last};
     return ok();
 }

@@ -127,9 +127,10 @@ struct Kernel {
     }
 
     // Hands out the pieces.
-    __device__ void divide_work(Schedule& schedule, int teams) const {
+    __device__ void divide_work(Schedule& schedule) const {
         const bool leader = (threadIdx.x & 31) == 0;
-        schedule.divide(teams);
+        schedule.await_lengths();
+        schedule.divide();
         Queue q;
         bool more = true;
         while (more) {
@@ -757,10 +758,10 @@ __global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void d
     using L = Layout<N, quantised>;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
-    const int team = blockIdx.x / pair, teams = gridDim.x / pair;
+    const int team = blockIdx.x / pair;
 
     Kernel<T, N, pair, quantised> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
-    Schedule schedule(p, s.lens, s.prefix, N * pair, team);
+    Schedule schedule(p, s.lens, s.prefix, N * pair, team, gridDim.x / pair);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp == 2) {
         schedule.fetch_lengths();
@@ -790,7 +791,7 @@ __global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void d
         else if (warp == 1)
             kernel.load_query();
         else if (warp == 2)
-            kernel.divide_work(schedule, teams);
+            kernel.divide_work(schedule);
         else if (warp == 3)
             kernel.finish_table(lane);
     } else if (warpgroup == 1) {

@@ -2,14 +2,19 @@
 // blocks, which do different rows of the same tiles.
 //
 // A tile is up to N * pair query rows of one request (rows count query tokens and heads together). Its cost is its
-// number of 64-token blocks (at least one) plus a constant. All tiles of all requests, in order, form one line of cost
-// units, which is cut into equal ranges, one per team. A team walks its range tile by tile; a tile that a cut
-// crosses is done in parts, which are merged afterwards.
+// number of 64-token blocks (at least one) plus a constant. There are two ways to divide tiles among teams:
 //
-// When all tiles cost the same, cutting only between tiles is preferred unless it takes noticeably longer.
+//   in line   All tiles of all requests, in order, form one line of cost units, which is cut into equal ranges, one per team. A
+//             team walks its range tile by tile; a tile that a cut crosses is done in parts, which are merged afterwards.
+//   apart     No team has blocks of two tiles. Tiles of equal cost that are more than the teams are dealt out whole. Where
+//             there are at least as many teams as tiles, each tile has teams of its own, as many as it takes for none to
+//             have more than a share of blocks, and is cut equally among them; the share is the smallest for
+//             which the teams suffice.
+//
+// Apart is preferred unless it takes noticeably longer: it makes fewer parts, and no second pieces.
 //
 // One warp of every block does this, each for itself, and hands the pieces to the other warps through a queue in shared
-// memory.
+// memory. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -34,71 +39,117 @@ struct Piece {
     int sharers;
 };
 
+#ifdef __CUDA_ARCH__
+// What the lanes of a warp do together.
+struct Lanes {
+    static constexpr int kCount = 32;
+    __device__ static int own() { return threadIdx.x & 31; }
+    __device__ static void sync() { __syncwarp(); }
+    __device__ static int lowest(int x) { return __reduce_min_sync(~0u, x); }
+    __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
+    __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
+    __device__ static int last(int x) { return __shfl_sync(~0u, x, kCount - 1); }
+    // The sum of the lanes up to this one.
+    __device__ static int running_sum(int x) {
+#pragma unroll
+        for (int d = 1; d < kCount; d *= 2) {
+            const int other = __shfl_up_sync(~0u, x, d);
+            if (own() >= d) x += other;
+        }
+        return x;
+    }
+    // f(a) and f(b), by two lanes at the same time.
+    template <typename F>
+    __device__ static int2 both(F f, int a, int b) {
+        const int x = f(own() == 0 ? a : b);
+        return make_int2(__shfl_sync(~0u, x, 0), __shfl_sync(~0u, x, 1));
+    }
+};
+#else
+// A single lane.
+struct Lanes {
+    static constexpr int kCount = 1;
+    static int own() { return 0; }
+    static void sync() {}
+    static int lowest(int x) { return x; }
+    static int highest(int x) { return x; }
+    static int sum(int x) { return x; }
+    static int last(int x) { return x; }
+    static int running_sum(int x) { return x; }
+    template <typename F>
+    static int2 both(F f, int a, int b) {
+        return make_int2(f(a), f(b));
+    }
+};
+#endif
+
+// Its functions are called by one whole warp, or on the host.
 class Schedule {
   public:
     // `lens` has room for all requests, `prefix` for one more.
-    __device__ Schedule(const KernelParams& p, int* lens, int* prefix, int tile_rows, int team)
-        : p_(p), lens_(lens), prefix_(prefix), tile_rows_(tile_rows), team_(team) {}
+    __host__ __device__ Schedule(const KernelParams& p, int* lens, int* prefix, int tile_rows, int team, int teams)
+        : p_(p), lens_(lens), prefix_(prefix), tile_rows_(tile_rows), team_(team), teams_(teams) {}
 
-    // Asks for the lengths. Called, like the others, by one whole warp.
+#ifdef __CUDACC__
+    // Asks for the lengths.
     __device__ void fetch_lengths() const {
         for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(lens_ + i), p_.kv_lens + i);
     }
 
-    // Divides the batch among the teams.
-    __device__ void divide(int teams) {
-        const KernelParams& p = p_;
-        const int requests = p.requests;
+    __device__ void await_lengths() const {
         copy_async_wait();
         __syncwarp();
-        const int lane = threadIdx.x & 31;
-        int total = 0, all_tiles = 0, low = INT32_MAX, high = 0;
+    }
+#endif
+
+    // Divides the batch among the teams, once the lengths are there.
+    __host__ __device__ void divide() {
+        const int requests = p_.requests;
+        int tiles = 0, low = INT32_MAX, high = 0;
         if (requests == 1) {
             // All lanes know everything.
-            all_tiles = tiles_of(query_len(0));
-            low = high = max(blocks_of(lens_[0]), 1) + p.tile_cost;
-            total = all_tiles * high;
-            if (lane == 0) prefix_[0] = 0;
+            tiles = tiles_of(0);
+            low = high = cost_of(0);
+            total_ = tiles * high;
+            if (Lanes::own() == 0) prefix_[0] = 0;
+            if (Lanes::own() == 0) prefix_[1] = total_;
         } else {
-#pragma unroll 1
-            for (int first = 0; first < requests; first += 32) {
-                const int request = first + lane;
-                int cost = 0;
-                if (request < requests) {
-                    const int tiles = tiles_of(query_len(request));
-                    const int tile_cost = max(blocks_of(lens_[request]), 1) + p.tile_cost;
-                    cost = tiles * tile_cost;
-                    all_tiles += tiles;
-                    if (tiles > 0) {
-                        low = min(low, tile_cost);
-                        high = max(high, tile_cost);
-                    }
+            total_ = fill_prefix([&](int request) {
+                const int of_request = tiles_of(request), cost = cost_of(request);
+                if (of_request > 0) {
+                    tiles += of_request;
+                    low = low < cost ? low : cost;
+                    high = high > cost ? high : cost;
                 }
-                int sum = cost;
-#pragma unroll
-                for (int d = 1; d < 32; d *= 2) {
-                    const int other = __shfl_up_sync(~0u, sum, d);
-                    if (lane >= d) sum += other;
-                }
-                if (request < requests) prefix_[request] = total + sum - cost;
-                total += __shfl_sync(~0u, sum, 31);
-            }
-            low = __reduce_min_sync(~0u, low);
-            high = __reduce_max_sync(~0u, high);
-            all_tiles = __reduce_add_sync(~0u, all_tiles);
+                return of_request * cost;
+            });
+            low = Lanes::lowest(low);
+            high = Lanes::highest(high);
+            tiles = Lanes::sum(tiles);
         }
-        if (lane == 0) prefix_[requests] = total;
-        __syncwarp();
-        // Two lanes divide at once.
-        const int quotient = unsigned(lane == 0 ? total : all_tiles + teams - 1) / unsigned(teams);
-        total_ = total;
-        step_ = __shfl_sync(~0u, quotient, 0);
-        longer_ = total - step_ * teams;
-        if (low == high) {
-            const int whole = __shfl_sync(~0u, quotient, 1) * high;
-            // A split tile costs the writing and merging of its parts, about as long as three blocks; on the other hand a
-            // block takes less time while some multiprocessors leave the memory to the others.
-            if (whole * 3 <= step_ * 5 + 16) {
+        Lanes::sync();
+        step_ = unsigned(total_) / unsigned(teams_);
+        longer_ = total_ - step_ * teams_;
+        share_ = 0;
+        if (tiles > 0 && tiles <= teams_) {
+            const int share = smallest_share(tiles, low, high);
+            if (worth(share + p_.tile_cost)) {
+                share_ = share;
+                if (requests == 1) {
+                    // What follows is the same for each tile, and divides anew.
+                    total_ = tiles * parts_of(0);
+                    if (Lanes::own() == 0) prefix_[1] = total_;
+                } else {
+                    total_ = fill_prefix([&](int request) { return tiles_of(request) * parts_of(request); });
+                }
+                Lanes::sync();
+                // Now the line is one of teams.
+                step_ = 1;
+                longer_ = 0;
+            }
+        } else if (tiles > 0 && low == high) {
+            const int whole = unsigned(tiles + teams_ - 1) / unsigned(teams_) * high;
+            if (worth(whole)) {
                 step_ = whole;
                 longer_ = 0;
             }
@@ -115,37 +166,47 @@ class Schedule {
     }
 
     // The next piece of this team's range; its request is -1 at the end.
-    __device__ Piece next() {
+    __host__ __device__ Piece next() {
         Piece piece;
         while (position_ < end_) {
             while (prefix_[request_ + 1] <= position_) ++request_;
-            const int kv_len = lens_[request_];
-            const int blocks = blocks_of(kv_len);
-            const int cost = max(blocks, 1) + p_.tile_cost, idle = cost - blocks;
+            const int blocks = blocks_of(request_);
             const int offset = position_ - prefix_[request_];
-            const int tile = offset < cost ? 0 : unsigned(offset) / unsigned(cost);
-            const int tile_begin = prefix_[request_] + tile * cost;
-            const int stop = min(end_, tile_begin + cost);
-            const int begin = max(position_ - tile_begin - idle, 0);
-            const int finish = max(stop - tile_begin - idle, 0);
-            const bool empty = blocks == 0 && position_ == tile_begin;
-            position_ = stop;
-            if (finish == begin && !empty) continue;
             piece.request = request_;
-            piece.first_row = tile * tile_rows_;
             piece.q_len = query_len(request_);
             piece.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
-            piece.kv_len = kv_len;
-            piece.block_begin = begin;
-            piece.block_end = finish;
-            // Two lanes look for the teams of the first and the last block.
-            const int team = team_of(tile_begin + ((threadIdx.x & 31) == 0 ? idle : cost - 1));
-            piece.first_team = empty ? team_ : __shfl_sync(~0u, team, 0);
-            piece.parts = empty ? 1 : __shfl_sync(~0u, team, 1) - piece.first_team + 1;
+            piece.kv_len = lens_[request_];
+            if (share_ > 0) {
+                const int parts = parts_of(request_), tile = unsigned(offset) / unsigned(parts);
+                piece.first_row = tile * tile_rows_;
+                piece.part = offset - tile * parts;
+                piece.parts = piece.sharers = parts;
+                piece.first_team = team_ - piece.part;
+                const int2 cut = Lanes::both([&](int part) { return int(unsigned(blocks * part) / unsigned(parts)); }, piece.part, piece.part + 1);
+                piece.block_begin = cut.x;
+                piece.block_end = cut.y;
+                piece.last = true;
+                position_ = end_;
+                return piece;
+            }
+            const int cost = cost_of(request_), idle = cost - blocks;
+            const int tile = offset < cost ? 0 : unsigned(offset) / unsigned(cost);
+            const int tile_begin = prefix_[request_] + tile * cost, tile_end = tile_begin + cost;
+            const int stop = end_ < tile_end ? end_ : tile_end;
+            const int begin = position_ - tile_begin - idle, finish = stop - tile_begin - idle;
+            const bool empty = blocks == 0 && position_ == tile_begin;
+            position_ = stop;
+            if (finish <= 0 && !empty) continue;
+            piece.first_row = tile * tile_rows_;
+            piece.block_begin = begin > 0 ? begin : 0;
+            piece.block_end = finish > 0 ? finish : 0;
+            const int2 team = Lanes::both([&](int unit) { return team_of(unit); }, tile_begin + idle, tile_end - 1);
+            piece.first_team = empty ? team_ : team.x;
+            piece.parts = empty ? 1 : team.y - team.x + 1;
             piece.part = team_ - piece.first_team;
             piece.last = position_ >= end_;
             // Every part but the last one ends where its team's range ends.
-            piece.sharers = piece.parts - (boundary(piece.first_team + piece.parts) != tile_begin + cost);
+            piece.sharers = piece.parts - (boundary(piece.first_team + piece.parts) != tile_end);
             return piece;
         }
         piece.request = -1;
@@ -153,16 +214,84 @@ class Schedule {
     }
 
   private:
-    __device__ int query_len(int request) const {
+    __host__ __device__ int query_len(int request) const {
         return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
     }
-    __device__ int tiles_of(int q_len) const { return unsigned(q_len * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_); }
-    __device__ static int blocks_of(int kv_len) { return (kv_len + kBlock - 1) / kBlock; }
+    __host__ __device__ int tiles_of(int request) const {
+        return unsigned(query_len(request) * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_);
+    }
+    __host__ __device__ int blocks_of(int request) const { return (lens_[request] + kBlock - 1) / kBlock; }
+    __host__ __device__ int cost_of(int request) const {
+        const int blocks = blocks_of(request);
+        return (blocks > 0 ? blocks : 1) + p_.tile_cost;
+    }
+    // Into how many parts a tile is cut so that none has more than share_ blocks.
+    __host__ __device__ int parts_of(int request, int share) const {
+        const int blocks = blocks_of(request);
+        return blocks <= share ? 1 : unsigned(blocks + share - 1) / unsigned(share);
+    }
+    __host__ __device__ int parts_of(int request) const { return parts_of(request, share_); }
+
+    // Fills prefix_ with the sums of what the requests before each have; returns the sum of all.
+    template <typename F>
+    __host__ __device__ int fill_prefix(F of_request) const {
+        int total = 0;
+#pragma unroll 1
+        for (int first = 0; first < p_.requests; first += Lanes::kCount) {
+            const int request = first + Lanes::own();
+            const int own = request < p_.requests ? of_request(request) : 0;
+            const int sum = total + Lanes::running_sum(own);
+            if (request < p_.requests) prefix_[request] = sum - own;
+            total = Lanes::last(sum);
+        }
+        if (Lanes::own() == 0) prefix_[p_.requests] = total;
+        return total;
+    }
+
+    // The smallest number of blocks for which the teams suffice when no part has more. `low` and `high` bound the tiles' costs.
+    __host__ __device__ int smallest_share(int tiles, int low, int high) const {
+        const int longest = high - p_.tile_cost;
+        if (low == high) {
+            const int parts = unsigned(teams_) / unsigned(tiles);
+            return unsigned(longest + parts - 1) / unsigned(parts);
+        }
+        // Blocks of all tiles, without the tiles' constant.
+        const int blocks = total_ - tiles * p_.tile_cost;
+        // No fewer teams than that many blocks need; and parts that fill their share but for one of each tile are enough.
+        int least = unsigned(blocks + teams_ - 1) / unsigned(teams_);
+        int most = longest;
+        if (tiles < teams_) {
+            const int enough = unsigned(blocks + teams_ - tiles - 1) / unsigned(teams_ - tiles);
+            most = most < enough ? most : enough;
+        }
+#pragma unroll 1
+        while (least < most) {
+            const int share = (least + most) / 2;
+            int needed = 0;
+            for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
+                needed += tiles_of(request) * parts_of(request, share);
+            if (Lanes::sum(needed) <= teams_)
+                most = share;
+            else
+                least = share + 1;
+        }
+        return least;
+    }
+
+    // Whether to keep tiles apart when the longest team then has `cost`. Cut in line, all have step_, and at the end parts
+    // are written and merged, for about as long as three blocks take. Up to 64 rows, a block also takes less time while
+    // some multiprocessors leave the memory to the others.
+    __host__ __device__ bool worth(int cost) const {
+        return tile_rows_ > 64 ? cost * 16 <= step_ * 17 + 96 : cost * 3 <= step_ * 5 + 16;
+    }
 
     // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
-    __device__ int boundary(int team) const { return min(team * step_ + min(team, longer_), total_); }
+    __host__ __device__ int boundary(int team) const {
+        const int end = team * step_ + (team < longer_ ? team : longer_);
+        return end < total_ ? end : total_;
+    }
     // The team whose range holds a cost unit.
-    __device__ int team_of(int unit) const {
+    __host__ __device__ int team_of(int unit) const {
         const int in_longer = longer_ * (step_ + 1);
         const bool longer = unit < in_longer;
         return (longer ? 0 : longer_) + unsigned(longer ? unit : unit - in_longer) / unsigned(longer ? step_ + 1 : step_);
@@ -171,7 +300,9 @@ class Schedule {
     const KernelParams& p_;
     int* lens_;
     int* prefix_;
-    int tile_rows_, team_;
+    int tile_rows_, team_, teams_;
+    // Apart: the most blocks of a part; in line, 0.
+    int share_;
     int total_, step_, longer_, position_, end_, request_;
 };
 

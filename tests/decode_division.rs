@@ -1,0 +1,249 @@
+//! How the decode kernel divides a batch among thread blocks, computed on the host by the kernel's own code.
+#![cfg(feature = "sm90")]
+
+use std::collections::BTreeMap;
+
+use mla_kernels::raw::{self, MlaDecodeParams, MlaDecodePiece};
+use rand::{RngExt as _, SeedableRng as _};
+
+const BLOCK: usize = 64;
+
+struct Batch {
+    heads: usize,
+    query_len: usize,
+    /// Query tokens of each request, or `query_len` each.
+    queries: Option<Vec<usize>>,
+    lens: Vec<usize>,
+    teams: usize,
+}
+
+impl Batch {
+    fn equal(heads: usize, query_len: usize, requests: usize, len: usize, teams: usize) -> Self {
+        Self {
+            heads,
+            query_len,
+            queries: None,
+            lens: vec![len; requests],
+            teams,
+        }
+    }
+
+    fn query_rows(&self, request: usize) -> usize {
+        let tokens = self
+            .queries
+            .as_ref()
+            .map_or(self.query_len, |queries| queries[request]);
+        tokens * self.heads
+    }
+
+    fn blocks(&self, request: usize) -> usize {
+        self.lens[request].div_ceil(BLOCK)
+    }
+
+    fn pieces(&self) -> Vec<Vec<MlaDecodePiece>> {
+        let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
+        let starts: Option<Vec<i32>> = self.queries.as_ref().map(|queries| {
+            std::iter::once(0)
+                .chain(queries.iter().scan(0, |sum, &tokens| {
+                    *sum += tokens as i32;
+                    Some(*sum)
+                }))
+                .collect()
+        });
+        // SAFETY: the struct is plain data, for which zero is a value.
+        let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
+        params.kv_lens = lens.as_ptr();
+        params.cu_q_lens = starts.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
+        params.requests = lens.len() as i32;
+        params.heads = self.heads as i32;
+        params.query_len = self.query_len as i32;
+        params.latent_dim = 512;
+        params.rope_dim = 64;
+        (0..self.teams)
+            .map(|team| {
+                let mut count = 0;
+                let mut pieces = Vec::new();
+                // First how many there are, then which.
+                for _ in 0..2 {
+                    // SAFETY: the struct is plain data, for which zero is a value.
+                    pieces = vec![unsafe { std::mem::zeroed::<MlaDecodePiece>() }; count as usize];
+                    // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+                    let status = unsafe {
+                        raw::mla_decode_sm90_pieces(
+                            &params,
+                            self.teams as i32,
+                            team as i32,
+                            pieces.as_mut_ptr(),
+                            count,
+                            &mut count,
+                        )
+                    };
+                    raw::check("mla_decode_sm90_pieces", status).unwrap();
+                }
+                pieces
+            })
+            .collect()
+    }
+
+    /// Checks all that the kernel relies on; returns the most blocks that any team has.
+    fn check(&self) -> usize {
+        let teams = self.pieces();
+        // By request and first row: each part with its team.
+        let mut tiles: BTreeMap<(i32, i32), Vec<(usize, MlaDecodePiece)>> = BTreeMap::new();
+        for (team, pieces) in teams.iter().enumerate() {
+            for (i, piece) in pieces.iter().enumerate() {
+                assert!(piece.last == 0 || i + 1 == pieces.len(), "{piece:?}");
+                tiles
+                    .entry((piece.request, piece.first_row))
+                    .or_default()
+                    .push((team, *piece));
+            }
+            // A team's place in the workspace: for a part of a tile that begins with it, and for another.
+            let split = |first| {
+                pieces
+                    .iter()
+                    .filter(|piece| piece.parts > 1 && (piece.part == 0) == first)
+                    .count()
+            };
+            assert!(split(true) <= 1 && split(false) <= 1, "team {team}");
+        }
+        let rows = teams.iter().flatten().next().map_or(1, |piece| piece.rows) as usize;
+        let mut expected = 0;
+        for request in 0..self.lens.len() {
+            for first_row in (0..self.query_rows(request)).step_by(rows) {
+                expected += 1;
+                let parts = &tiles[&(request as i32, first_row as i32)];
+                let mut done = 0;
+                for (i, (team, piece)) in parts.iter().enumerate() {
+                    assert_eq!(piece.block_begin as usize, done, "{piece:?}");
+                    done = piece.block_end as usize;
+                    assert!(done > piece.block_begin as usize || self.blocks(request) == 0);
+                    assert_eq!(piece.part as usize, i);
+                    assert_eq!(piece.parts as usize, parts.len());
+                    assert_eq!(piece.first_team as usize + i, *team);
+                    assert!(piece.parts == 1 || piece.sharers > 0);
+                    // Those who merge have nothing else to do.
+                    assert!(
+                        piece.parts == 1 || i >= piece.sharers as usize || piece.last != 0,
+                        "{piece:?}"
+                    );
+                }
+                assert_eq!(done, self.blocks(request));
+            }
+        }
+        assert_eq!(tiles.len(), expected);
+        teams
+            .iter()
+            .map(|pieces| {
+                pieces
+                    .iter()
+                    .map(|piece| (piece.block_end - piece.block_begin) as usize)
+                    .sum()
+            })
+            .max()
+            .unwrap()
+    }
+}
+
+#[test]
+fn every_block_is_done_once_at_equal_lengths() {
+    for (heads, query_len, teams) in [
+        (16, 1, 132),
+        (64, 1, 132),
+        (128, 1, 66),
+        (128, 2, 66),
+        (128, 8, 7),
+    ] {
+        for requests in [
+            1, 2, 3, 4, 7, 8, 22, 31, 32, 33, 34, 65, 66, 67, 128, 131, 132, 133, 500, 1024,
+        ] {
+            for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
+                Batch::equal(heads, query_len, requests, len, teams).check();
+            }
+        }
+    }
+}
+
+#[test]
+fn every_block_is_done_once_at_any_lengths() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(4);
+    for _ in 0..4000 {
+        let teams = rng.random_range(1..=160);
+        let requests = 1 << rng.random_range(0..=8);
+        let requests = rng.random_range(1..=requests);
+        let longest = 1 << rng.random_range(0..=15);
+        let query_len = rng.random_range(1..=8);
+        let ragged = rng.random_range(0..2) == 0;
+        Batch {
+            heads: rng.random_range(1..=128),
+            query_len,
+            queries: ragged.then(|| {
+                (0..requests)
+                    .map(|_| rng.random_range(0..=query_len))
+                    .collect()
+            }),
+            lens: (0..requests)
+                .map(|_| rng.random_range(0..=longest))
+                .collect(),
+            teams,
+        }
+        .check();
+    }
+}
+
+#[test]
+fn equal_tiles_are_cut_alike() {
+    // Two of 66 teams for each of 32 requests, eight for each of 8.
+    assert_eq!(Batch::equal(128, 1, 32, 4096, 66).check(), 32);
+    assert_eq!(Batch::equal(128, 1, 8, 8192, 66).check(), 16);
+    // Four of 132 for each of 32.
+    assert_eq!(Batch::equal(16, 1, 32, 4096, 132).check(), 16);
+    for batch in [
+        Batch::equal(128, 1, 32, 4096, 66),
+        Batch::equal(128, 1, 8, 8192, 66),
+        Batch::equal(16, 1, 32, 4096, 132),
+    ] {
+        for piece in batch.pieces().into_iter().flatten() {
+            assert_eq!(piece.sharers, piece.parts, "no team has two pieces");
+        }
+    }
+}
+
+#[test]
+fn tiles_of_unequal_length_get_teams_of_their_own() {
+    let batch = Batch {
+        heads: 16,
+        query_len: 4,
+        queries: None,
+        lens: vec![1024, 4096, 16_384, 32_768],
+        teams: 132,
+    };
+    // 848 blocks: 132 teams need seven each.
+    assert_eq!(batch.check(), 7);
+    assert!(batch.pieces().iter().all(|pieces| pieces.len() <= 1));
+}
+
+#[test]
+fn arguments_that_cannot_be_divided_are_refused() {
+    // SAFETY: the struct is plain data, for which zero is a value.
+    let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
+    let refusal = |params: &MlaDecodeParams, teams, team| {
+        let mut count = 0;
+        // SAFETY: there is no room for pieces, and what the other pointers point to lives.
+        let status = unsafe {
+            raw::mla_decode_sm90_pieces(params, teams, team, std::ptr::null_mut(), 0, &mut count)
+        };
+        raw::check("mla_decode_sm90_pieces", status).map_err(|error| error.to_string())
+    };
+    assert!(refusal(&params, 1, 0).unwrap_err().contains("heads"));
+    let lens = [64, -1];
+    (params.heads, params.query_len, params.requests) = (16, 1, 1);
+    (params.latent_dim, params.rope_dim) = (512, 64);
+    assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
+    params.kv_lens = lens.as_ptr();
+    refusal(&params, 1, 0).unwrap();
+    assert!(refusal(&params, 161, 0).unwrap_err().contains("teams"));
+    assert!(refusal(&params, 2, 2).unwrap_err().contains("team"));
+    params.requests = 2;
+    assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
+}
