@@ -17,6 +17,13 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
                  : "memory");
 }
 
+// The same with rows and columns exchanged: row j of a matrix in memory is its column j.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
 // Loads four matrices; lane 8 i + j gives the address of row j of matrix i.
 __device__ __forceinline__ void load_matrices(uint32_t (&d)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
@@ -82,8 +89,10 @@ __device__ __forceinline__ void copy_async16(uint32_t destination, const void* s
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void copy_async4(uint32_t destination, const void* source) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_async4(uint32_t destination, const void* source, bool valid = true) {
+    int bytes = valid ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ int load_shared(uint32_t address) {
@@ -98,33 +107,32 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
     return r;
 }
 
+__device__ __forceinline__ uint2 load_shared8(uint32_t address) {
+    uint2 r;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ void store_shared4(uint32_t address, uint32_t v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
 __device__ __forceinline__ void store_shared16(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-template <typename Pair>
-__device__ __forceinline__ Pair from_word(uint32_t word) {
-    return *reinterpret_cast<Pair*>(&word);
-}
-template <typename Pair>
-__device__ __forceinline__ uint32_t as_word(Pair pair) {
-    return *reinterpret_cast<uint32_t*>(&pair);
-}
-
-// Bytes `first` and first + 1 of a word of e4m3, as two values of T, exactly. The bits of an e4m3 byte are moved to where T has its
-// sign, the low bits of its exponent, and the high bits of its mantissa; what remains is a power of two between the two exponents'
-// biases. Subnormal numbers need nothing else. (The byte for NaN gives 480.)
-template <typename T, int first>
-__device__ __forceinline__ uint32_t from_e4m3(uint32_t word) {
-    // Each byte in the upper half of a 16-bit value.
-    const uint32_t spread = __byte_perm(word, 0, first == 0 ? 0x1404 : 0x3424), sign = spread & 0x80008000;
-    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        const uint32_t bits = sign | (spread >> 4 & 0x07f007f0);
-        return as_word(__hmul2(from_word<__nv_bfloat162>(bits), from_word<__nv_bfloat162>(0x7b807b80)));  // 2^(127 - 7)
-    } else {
-        const uint32_t bits = sign | (spread >> 1 & 0x3f803f80);
-        return as_word(__hmul2(from_word<__half2>(bits), from_word<__half2>(0x5c005c00)));  // 2^(15 - 7)
-    }
+// The four values of a word of e4m3, which f16 holds exactly.
+__device__ __forceinline__ uint2 half_from_e4m3(uint32_t word) {
+    uint2 r;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}\n"
+        : "=r"(r.x), "=r"(r.y)
+        : "r"(word));
+    return r;
 }
 
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -11,13 +11,6 @@ __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) 
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Copies `bytes` bytes, a multiple of 16, as they lie, and adds them to `bar`.
-__device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes, uint32_t bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination),
-                 "l"(source), "r"(bytes), "r"(bar)
-                 : "memory");
-}
-
 // Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z) {
     asm volatile(

@@ -121,7 +121,7 @@ typedef struct MlaDecodeParams {
     /* non-zero: causal among a request's query tokens */
     int32_t causal;
     float softmax_scale;
-    /* what an e4m3 byte is multiplied by, 2^-60 to 2^60; ignored otherwise. (A byte for NaN counts as 480.) */
+    /* what an e4m3 byte is multiplied by, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
 } MlaDecodeParams;
 

@@ -19,12 +19,7 @@ Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
     shape.quantised = p.cache_dtype == MLA_DTYPE_E4M3;
-    if (shape.quantised) {
-        shape.rows = rows <= 16 ? 16 : 32;
-        shape.pair = rows > 32 ? 2 : 1;
-        return shape;
-    }
-    shape.rows = rows <= 8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    shape.rows = rows <= 8 && !shape.quantised ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     shape.pair = rows > 64 ? 2 : 1;
     return shape;
 }
@@ -114,17 +109,22 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, 
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
-    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : dtype == MLA_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    // Rows of a tile have 128 bytes, or 64.
+    const bool narrow = box[0] * (dtype == MLA_DTYPE_E4M3 ? 1 : 2) == 64;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                              narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
     return ok();
 }
 
 MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
-    const cuuint64_t strides[2] = {cuuint64_t(p.cache_slot_stride) * 2, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint64_t element = cache_element(p);
+    const cuuint64_t strides[2] = {p.cache_slot_stride * element, p.cache_page_stride * element};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
     return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
 }
@@ -135,6 +135,14 @@ MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, CUtenso
     const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, 1, 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
+}
+
+// The latent values of an e4m3 cache, as groups of 128.
+MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
+    const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), kLatent / 128, cuuint64_t(p.pages)};
+    const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128, cuuint64_t(p.cache_page_stride)};
+    const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kBlock ? 4u : 1u, 1};
+    return describe(map, p.cache_dtype, 4, p.cache, sizes, strides, box);
 }
 
 MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int width, int64_t row_stride, CUtensorMap& map) {
@@ -184,7 +192,6 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.cache = static_cast<const char*>(p.cache);
     k.pages = p.pages;
     k.page_bytes = p.cache_page_stride * cache_element(p);
-    k.slot_bytes = p.cache_slot_stride * cache_element(p);
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.out = p.out;
@@ -220,13 +227,11 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
                    even_rows(p, p.q_rope_token_stride, p.q_rope_head_stride, kRope);
 
     TensorMaps maps;
-    if (!shape.quantised) {
-        s = describe_cache(p, k.run, maps.cache);
-        if (s.code != MLA_OK) return s;
-        s = describe_cache_pairs(p, k.run, maps.cache_pairs);
-        if (s.code != MLA_OK) return s;
-    }
-    if (k.even_query) {
+    s = describe_cache(p, k.run, maps.cache);
+    if (s.code != MLA_OK) return s;
+    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs) : describe_cache_pairs(p, k.run, maps.cache_pairs);
+    if (s.code != MLA_OK) return s;
+    if (k.even_query && !shape.quantised) {
         s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);
         if (s.code != MLA_OK) return s;
         s = describe_query(p, shape.rows, p.q_rope, kRope, p.q_rope_head_stride, maps.q_rope);

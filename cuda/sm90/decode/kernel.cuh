@@ -21,9 +21,6 @@
 // The running maximum follows a row's true maximum only when that has risen by more than 2^8: the factor is then 1 for
 // almost every block, and the sums lose nothing, since both O and l carry the same scale.
 //
-// A quantised cache (e4m3) arrives in a ring of its own, and a fifth warpgroup converts it tile by tile into the ring that the others
-// read. Its scale is a factor of the scores and of the output.
-//
 // With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at about the same time, so
 // that the second one finds the cache rows in L2.
 #pragma once
@@ -40,24 +37,21 @@
 namespace mla::sm90::decode {
 
 constexpr int kThreads = 512;
-// With a fifth warpgroup that converts a quantised cache.
-constexpr int kQuantisedThreads = 640;
 constexpr int kScoresBarrier = 2;
 // The warp that touches memory early, one without anything else to do.
 constexpr int kTouchWarp = 4;
-// Register budgets of the warpgroups with 32 rows and more; 512 in all. With fewer rows the even share of 128 is enough.
-constexpr int kLoadRegisters = 56, kScoreRegisters = 88, kOutputRegisters = 184;
-// The same with five warpgroups: 480 in all.
-constexpr int kQuantisedLoadRegisters = 40, kQuantisedScoreRegisters = 88, kQuantisedOutputRegisters = 144, kConvertRegisters = 64;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
-template <typename T, int N, int pair, bool quantised = false>
+template <typename T, int N, int pair, class Places = Layout<N>>
 struct Kernel {
-    using L = Layout<N, quantised>;
+    using L = Places;
     using Small = typename L::Small;
     using LatentRing = Ring<L::kLatentSlots>;
     using RopeRing = Ring<L::kRopeSlots>;
+
+    // Register budgets of the warpgroups, 512 in all; 0 where the even share of 128 is enough.
+    static constexpr int kLoadRegisters = N >= 32 ? 56 : 0, kScoreRegisters = 88, kOutputRegisters = 184;
 
     const KernelParams& p;
     uint32_t base;  // shared memory
@@ -74,20 +68,15 @@ struct Kernel {
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), quantised ? 4 : 1);
+            barrier_init(at(s.latent_full[i]), 1);
             barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
-            barrier_init(at(s.rope_full[i]), quantised ? 4 : 1);
+            barrier_init(at(s.rope_full[i]), 1);
             barrier_init(at(s.rope_empty[i]), 8);
             barrier_init(at(s.scores_full[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < L::kStageSlots; ++i) {
-            barrier_init(at(s.stage_full[i]), 1);
-            barrier_init(at(s.stage_empty[i]), 1);
         }
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
@@ -102,6 +91,13 @@ struct Kernel {
         fence_barrier_init();
     }
 
+    __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
+        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
+        if (lane == 3) tma_prefetch_descriptor(&maps.cache_pairs);
+        if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
+        if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
+    }
+
     // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it.
     struct Queue {
         int slot = 0;
@@ -109,7 +105,7 @@ struct Kernel {
     };
     // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
     static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
-    static constexpr int kPieceReaders = 1 + 1 + 4 + 8 + (quantised ? 4 : 0);  // warps 0 and 1, scores, output, conversion
+    static constexpr int kPieceReaders = 1 + 1 + 4 + 8;  // warps 0 and 1, scores, output
 
     __device__ const Piece* take(const Queue& q) const {
         barrier_wait(at(s.piece_full[q.slot]), q.phase);
@@ -163,7 +159,7 @@ struct Kernel {
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
     // not in use yet; a large one is at least fetched into L2, by all blocks together.
     __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kTileBytes / 4; }
-    __device__ uint32_t table_copy() const { return quantised ? stage_slot(L::kStageSlots - 1) : latent_slot(L::kLatentSlots - 1); }
+    __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
     __device__ void fetch_table(int lane) const {
         const int64_t entries = p.requests * p.block_table_stride;
         if (table_is_small()) {
@@ -194,35 +190,6 @@ struct Kernel {
 
     // The page of a request that holds a token.
     __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
-
-    // The slots in which a quantised cache arrives; a block takes four.
-    using StageRing = Ring<L::kStageSlots>;
-    __device__ uint32_t stage_slot(int slot) const { return base + L::kStageOffset + slot * L::kStageSlotBytes; }
-
-    // Copies a block of a quantised cache as slots become free. A run of sixteen tokens is one copy where nothing lies between the
-    // rows. The tensor copies that the other caches take would move 64 bytes at a time here, at half the speed.
-    __device__ __forceinline__ void load_quantised_block(StageRing& stage, int tokens, const int (&page)[4], const int (&first)[4]) const {
-        constexpr int row = kLatent + kRope;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint32_t full = at(s.stage_full[stage.slot]), slot = stage_slot(stage.slot);
-            barrier_wait(at(s.stage_empty[stage.slot]), stage.phase ^ 1);
-            if (i * L::kStageTokens < tokens) {
-                barrier_expect(full, L::kStageSlotBytes);
-                const char* from = p.cache + page[i] * p.page_bytes + first[i] * p.slot_bytes;
-                if (p.slot_bytes == row) {
-                    bulk_load(slot, from, L::kStageSlotBytes, full);
-                } else {
-#pragma unroll 1
-                    for (int t = 0; t < L::kStageTokens; ++t) bulk_load(slot + t * row, from + t * p.slot_bytes, row, full);
-                }
-            } else {
-                // There is nothing there. What the slot holds is converted once more, to finite numbers.
-                barrier_arrive(full);
-            }
-            stage.advance(1);
-        }
-    }
 
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
     template <bool whole>
@@ -256,23 +223,12 @@ struct Kernel {
         rope.advance(1);
     }
 
-    __device__ void load_cache(const TensorMaps& maps) {
+    // Calls load(whole, tokens, page, first) for each block: as one run, or as up to four that lie apart. One lane does.
+    template <typename Load>
+    __device__ void load_blocks(Load load) const {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole block, or 16.
         const int runs = kBlock / p.run;
-        LatentRing latent;
-        RopeRing rope;
-        StageRing stage;
-        const auto load = [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
-            if constexpr (!quantised) {
-                load_block<whole.value>(maps, latent, rope, tokens, page, first);
-            } else if constexpr (whole.value) {
-                const int pages[4] = {page[0], page[0], page[0], page[0]}, firsts[4] = {first[0], first[0] + 16, first[0] + 32, first[0] + 48};
-                load_quantised_block(stage, tokens, pages, firsts);
-            } else {
-                load_quantised_block(stage, tokens, page, first);
-            }
-        };
         bool copied = table_is_small();
         Queue queue;
         for (const Piece* piece; (piece = take(queue));) {
@@ -314,6 +270,21 @@ struct Kernel {
                 __syncwarp();
             }
         }
+    }
+
+    __device__ void load_cache(const TensorMaps& maps) const {
+        LatentRing latent;
+        RopeRing rope;
+        load_blocks([&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+            load_block<whole.value>(maps, latent, rope, tokens, page, first);
+        });
+    }
+
+    __device__ void load_queries(const TensorMaps& maps) {
+        if (p.even_query)
+            load_even_query(&maps.q_latent, &maps.q_rope);
+        else
+            load_query();
     }
 
     // Every query tile is a box of N rows.
@@ -362,69 +333,6 @@ struct Kernel {
             copy_async_wait();
             fence_async_proxy();
             barrier_arrive(at(s.query_full));
-        }
-    }
-
-    // ----------------------------------------------------------------------------------------------- conversion
-
-    // Converts sixteen rows of `tiles` tiles into K-major tiles of T: 64 bytes of each row, from `from` and `from` + apart on. A lane
-    // takes 16 bytes at a time. The eight lanes that share a pass through shared memory take two neighbouring rows, which are
-    // 576 bytes apart: they read from different banks and write to different banks.
-    template <int tiles>
-    __device__ static void convert_rows(uint32_t from, int apart, uint32_t to, int lane) {
-        const int chunk = lane & 3;
-        uint4 bytes[2 * tiles];
-#pragma unroll
-        for (int i = 0; i < 2 * tiles; ++i) {
-            const int row = (i & 1) * 8 + (lane >> 2);
-            bytes[i] = load_shared16(from + (i >> 1) * apart + row * (kLatent + kRope) + chunk * 16);
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * tiles; ++i) {
-            const int row = (i & 1) * 8 + (lane >> 2);
-            const uint32_t destination = to + (i >> 1) * kTileBytes + row * 128;
-            const uint4 b = bytes[i];
-            store_shared16(destination + ((2 * chunk) ^ (row & 7)) * 16,
-                           make_uint4(from_e4m3<T, 0>(b.x), from_e4m3<T, 2>(b.x), from_e4m3<T, 0>(b.y), from_e4m3<T, 2>(b.y)));
-            store_shared16(destination + ((2 * chunk + 1) ^ (row & 7)) * 16,
-                           make_uint4(from_e4m3<T, 0>(b.z), from_e4m3<T, 2>(b.z), from_e4m3<T, 0>(b.w), from_e4m3<T, 2>(b.w)));
-        }
-    }
-
-    // Each of the four warps converts sixteen of a block's tokens, two tiles after two tiles.
-    __device__ void convert() const {
-        const int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
-        const auto hand_over = [&](const uint64_t& full) {
-            fence_async_proxy();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(at(full));
-        };
-        LatentRing latent;
-        RopeRing rope;
-        StageRing stage;
-        stage.advance(warp);
-        Queue queue;
-        for (const Piece* next; (next = take(queue));) {
-            const int begin = next->block_begin, end = next->block_end;
-            give_back(queue);
-#pragma unroll 1
-            for (int block = begin; block < end; ++block) {
-                const uint32_t from = stage_slot(stage.slot), row = warp * L::kStageTokens * 128;
-                barrier_wait(at(s.stage_full[stage.slot]), stage.phase);
-#pragma unroll 1
-                for (int i = 0; i < 8; i += 2) {
-                    barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
-                    convert_rows<2>(from + first_value(i), first_value(1), latent_slot(latent.slot) + row, lane);
-                    hand_over(s.latent_full[latent.slot]);
-                    latent.advance(1);
-                }
-                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
-                convert_rows<1>(from + kLatent, 0, rope_slot(rope.slot) + row, lane);
-                hand_over(s.rope_full[rope.slot]);
-                if (lane == 0) barrier_arrive(at(s.stage_empty[stage.slot]));
-                rope.advance(1);
-                stage.advance(4);
-            }
         }
     }
 
@@ -708,6 +616,7 @@ struct Kernel {
     }
 
     // Puts a part of a tile into the workspace, and merges the parts once all are there.
+    template <typename Fragments = TransposedFragments<N>>
     __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
         using Partial = PartialLayout<N>;
         const int lane = thread & 31;
@@ -722,7 +631,7 @@ struct Kernel {
         }
         if (thread < N) reinterpret_cast<float*>(mine + Partial::kLseOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
         barrier_arrive(at(s.stats_empty));
-        merge_parts<TransposedFragments<N>>(piece, thread);
+        merge_parts<Fragments>(piece, thread);
     }
 
     // Says that this block's part of a tile is in the workspace, and does this block's share of the merge.
@@ -752,66 +661,55 @@ struct Kernel {
     }
 };
 
-template <typename T, int N, int pair, bool quantised>
-__global__ __launch_bounds__(quantised ? kQuantisedThreads : kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p,
-                                                             const __grid_constant__ TensorMaps maps) {
-    using L = Layout<N, quantised>;
+// What a thread block does: K is the kernel, a team's tiles have `tile_rows` rows.
+template <class K, int tile_rows, int pair>
+__device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& maps) {
+    using L = typename K::L;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
     const int team = blockIdx.x / pair;
 
-    Kernel<T, N, pair, quantised> kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
-    Schedule schedule(p, s.lens, s.prefix, N * pair, team, gridDim.x / pair);
+    K kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
+    Schedule schedule(p, s.lens, s.prefix, tile_rows, team, gridDim.x / pair);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp == 2) {
         schedule.fetch_lengths();
     } else if (warp == 0) {
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
-        if (lane == 0 && !quantised) tma_prefetch_descriptor(&maps.cache);
-        if (lane == 3 && !quantised) tma_prefetch_descriptor(&maps.cache_pairs);
-        if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
-        if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
+        kernel.prefetch_descriptors(maps, lane);
     } else if (warp == 3) {
         kernel.fetch_table(lane);
     }
     if (warp == kTouchWarp) kernel.touch_memory(lane);
     __syncthreads();
 
+    // Where the even share of the registers is enough, they stay as they are.
+    constexpr bool uneven = K::kLoadRegisters != 0;
     const int warpgroup = warp >> 2;
     if (warpgroup == 0) {
-        if constexpr (quantised)
-            registers_shrink<kQuantisedLoadRegisters>();
-        else if constexpr (N >= 32)
-            registers_shrink<kLoadRegisters>();
+        if constexpr (uneven) registers_shrink<K::kLoadRegisters>();
         if (warp == 0)
             kernel.load_cache(maps);
-        else if (warp == 1 && p.even_query)
-            kernel.load_even_query(&maps.q_latent, &maps.q_rope);
         else if (warp == 1)
-            kernel.load_query();
+            kernel.load_queries(maps);
         else if (warp == 2)
             kernel.divide_work(schedule);
         else if (warp == 3)
             kernel.finish_table(lane);
     } else if (warpgroup == 1) {
-        if constexpr (quantised)
-            registers_shrink<kQuantisedScoreRegisters>();
-        else if constexpr (N >= 32)
-            registers_shrink<kScoreRegisters>();
+        if constexpr (uneven) registers_shrink<K::kScoreRegisters>();
         kernel.scores();
-    } else if (!quantised || warpgroup < 4) {
-        if constexpr (quantised)
-            registers_grow<kQuantisedOutputRegisters>();
-        else if constexpr (N >= 32)
-            registers_grow<kOutputRegisters>();
-        kernel.output();
     } else {
-        if constexpr (quantised) {
-            registers_shrink<kConvertRegisters>();
-            kernel.convert();
-        }
+        if constexpr (uneven) registers_grow<K::kOutputRegisters>();
+        kernel.output();
     }
+}
+
+template <typename T, int N, int pair>
+__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p,
+                                                             const __grid_constant__ TensorMaps maps) {
+    run<Kernel<T, N, pair>, N * pair, pair>(p, maps);
 }
 
 }  // namespace mla::sm90::decode

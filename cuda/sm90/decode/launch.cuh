@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "kernel.cuh"
+#include "quantised.cuh"
 
 namespace mla::sm90::decode {
 
@@ -26,37 +27,52 @@ struct Launch {
 
 constexpr int kMaxDevices = 64;
 
-template <typename T, int N, int pair, bool quantised = false>
-cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    auto* kernel = &decode_kernel<T, N, pair, quantised>;
-    using L = Layout<N, quantised>;
-    // Whether the kernel may use all shared memory on this device. Setting it twice does no harm.
-    static std::atomic<bool> prepared[kMaxDevices];
+// `kernel` may use `shared_bytes` of shared memory; `prepared` remembers on which devices it was allowed to. Setting it twice does no
+// harm.
+template <typename K>
+cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<bool>* prepared, const KernelParams& p,
+                   const TensorMaps& maps) {
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
-        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
         if (e != cudaSuccess) return e;
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / pair * pair), 1, 1};
-    config.blockDim = {unsigned(quantised ? kQuantisedThreads : kThreads), 1, 1};
-    config.dynamicSmemBytes = L::kBytes;
+    config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / l.shape.pair * l.shape.pair), 1, 1};
+    config.blockDim = {unsigned(kThreads), 1, 1};
+    config.dynamicSmemBytes = shared_bytes;
     config.stream = l.stream;
     return cudaLaunchKernelEx(&config, kernel, p, maps);
+}
+
+template <typename T, int N, int pair>
+cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    static std::atomic<bool> prepared[kMaxDevices];
+    return launch(l, &decode_kernel<T, N, pair>, Layout<N>::kBytes, prepared, p, maps);
+}
+
+template <typename T, int N, int pair>
+cudaError_t launch_quantised(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    static std::atomic<bool> prepared[kMaxDevices];
+    return launch(l, &quantised_kernel<T, N, pair>, QuantisedLayout<N>::kBytes, prepared, p, maps);
 }
 
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     if (l.shape.quantised) {
-        if (l.shape.pair == 2) return launch<T, 32, 2, true>(l, p, maps);
-        return l.shape.rows == 16 ? launch<T, 16, 1, true>(l, p, maps) : launch<T, 32, 1, true>(l, p, maps);
+        if (l.shape.pair == 2) return launch_quantised<T, 64, 2>(l, p, maps);
+        switch (l.shape.rows) {
+            case 16: return launch_quantised<T, 16, 1>(l, p, maps);
+            case 32: return launch_quantised<T, 32, 1>(l, p, maps);
+            default: return launch_quantised<T, 64, 1>(l, p, maps);
+        }
     }
-    if (l.shape.pair == 2) return launch<T, 64, 2>(l, p, maps);
+    if (l.shape.pair == 2) return launch_rows<T, 64, 2>(l, p, maps);
     switch (l.shape.rows) {
-        case 8: return launch<T, 8, 1>(l, p, maps);
-        case 16: return launch<T, 16, 1>(l, p, maps);
-        case 32: return launch<T, 32, 1>(l, p, maps);
-        default: return launch<T, 64, 1>(l, p, maps);
+        case 8: return launch_rows<T, 8, 1>(l, p, maps);
+        case 16: return launch_rows<T, 16, 1>(l, p, maps);
+        case 32: return launch_rows<T, 32, 1>(l, p, maps);
+        default: return launch_rows<T, 64, 1>(l, p, maps);
     }
 }
 

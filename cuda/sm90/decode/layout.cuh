@@ -16,24 +16,24 @@ namespace mla::sm90::decode {
 constexpr int kTileBytes = kBlock * 64 * 2;
 constexpr int kSharedLimit = 232448;
 
+// While merging, an idle ring holds what eight warps make of eight units.
+constexpr int kScratchBytes = 8 * 8 * 32 * 32;
+
 // Length of the queue of pieces.
 constexpr int kPieces = 4;
 
 // The first latent value of the i-th tile in the ring.
 __host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
 
-template <int N, bool quantised = false>
+template <int N>
 struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
     // Two tiles in a slot halve what is waited for and copied.
     static constexpr int kSlotTiles = 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = quantised ? 6 : N == 64 ? 8 : N == 32 ? 9 : 11;
-    static constexpr int kRopeSlots = quantised || N == 64 ? 2 : 3;
-    // A quantised cache arrives in a ring of its own, sixteen tokens at a time as they lie in memory, and is converted from there.
-    static constexpr int kStageTokens = 16, kStageSlotBytes = kStageTokens * (kLatent + kRope);
-    static constexpr int kStageSlots = !quantised ? 0 : N == 32 ? 7 : 9, kStageBytes = kStageSlots * kStageSlotBytes;
+    static constexpr int kLatentSlots = N == 64 ? 8 : N == 32 ? 9 : 11;
+    static constexpr int kRopeSlots = N == 64 ? 2 : 3;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
@@ -42,7 +42,6 @@ struct Layout {
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
-        uint64_t stage_full[kStageSlots + !quantised], stage_empty[kStageSlots + !quantised];
         uint64_t table_full;
         uint64_t query_full, query_empty;
         uint64_t scores_full[kRopeSlots];
@@ -57,14 +56,54 @@ struct Layout {
     };
 
     static constexpr int kRingOffset = kQueryBytes;
-    static constexpr int kStageOffset = kRingOffset + kRingBytes;
-    static constexpr int kSmallOffset = kStageOffset + kStageBytes;
+    static constexpr int kSmallOffset = kRingOffset + kRingBytes;
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-    // While merging, an idle ring holds what eight warps make of eight units.
-    static constexpr int kScratchBytes = 8 * 8 * 32 * 32;
+    static_assert(kScratchBytes <= kRingBytes, "the states of a merge do not fit the ring");
+};
+
+// The same for an e4m3 cache, which is converted after it has been read from here. A slot holds a block: four groups of 128 latent
+// values of 64 tokens, then the rope values. The probabilities have slots of their own.
+template <int N>
+struct QuantisedLayout {
+    static constexpr int kQueryTileBytes = N * 128;
+    static constexpr int kQueryBytes = 9 * kQueryTileBytes;
+    static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
+    static constexpr int kLatentSlotBytes = kBlock * (kLatent + kRope);
+    static constexpr int kLatentSlots = N == 64 ? 3 : N == 32 ? 4 : 5;
+    // The rope values lie with the others.
+    static constexpr int kRopeSlots = 0;
+    static constexpr int kProbabilitySlots = 2, kProbabilityBytes = N * kBlock * 2;
+    static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes;
+
+    struct Small {
+        int lens[kMaxRequests], prefix[kMaxRequests + 1];
+        Piece pieces[kPieces];
+        uint64_t piece_full[kPieces], piece_empty[kPieces];
+        uint64_t latent_full[kLatentSlots], latent_empty[kLatentSlots];
+        uint64_t table_full;
+        uint64_t scores_full[kProbabilitySlots], scores_empty[kProbabilitySlots];
+        uint64_t stats_full, stats_empty;
+        // What goes from the scores to the output warpgroups with the probabilities.
+        int any_factor[kProbabilitySlots];
+        alignas(16) float factor[kProbabilitySlots][N];
+        // Row maximum (in units of log2) and sum of a finished piece.
+        alignas(16) float maximum[N], sum[N];
+        // What each warp of the scores has to say: the maxima of a block, or the sums of a piece.
+        float of_warp[4][N];
+        // The largest magnitude among the queries that each warp fetched, as bits of bf16.
+        uint32_t query_top[4];
+        MergeRole merge_role;
+    };
+
+    static constexpr int kProbabilityOffset = kQueryBytes;
+    static constexpr int kRingOffset = kProbabilityOffset + kProbabilitySlots * kProbabilityBytes;
+    static constexpr int kSmallOffset = kRingOffset + kRingBytes;
+    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
+    static_assert(kRingOffset % 1024 == 0 && kLatentSlotBytes % 1024 == 0, "a swizzled tile starts on 1024 bytes");
+    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
     static_assert(kScratchBytes <= kRingBytes, "the states of a merge do not fit the ring");
 };
 

@@ -33,7 +33,7 @@ struct MergeCounters {
 };
 
 struct KernelParams {
-    const char* cache;         // see TensorMaps; read directly where it is quantised
+    const char* cache;         // see TensorMaps
     const void* q_latent;      // [tokens, heads, 512]
     const void* q_rope;        // [tokens, heads, 64]
     void* out;                 // [tokens, heads, 512]
@@ -48,7 +48,7 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t block_table_stride;
-    int64_t pages, page_bytes, slot_bytes;
+    int64_t pages, page_bytes;
     int requests, heads, query_len;
     // page_size = 1 << page_shift where that is not negative.
     int page_size, page_shift;
@@ -68,7 +68,8 @@ struct KernelParams {
 struct TensorMaps {
     CUtensorMap cache;     // [pages][page_size][576], boxes of 64 values by a run of tokens
     // The latent values: [pages][4][2][page_size][64], where value i = x + 64 quarter + 256 half. Boxes of 64 values by a run of
-    // tokens by both halves, which are two tiles.
+    // tokens by both halves, which are two tiles. Of an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all
+    // groups, or by 16 tokens of one.
     CUtensorMap cache_pairs;
     CUtensorMap q_latent;  // [tokens * heads][512], boxes of 64 values by N rows; unused unless even_query
     CUtensorMap q_rope;    // [tokens * heads][64]

@@ -7,8 +7,8 @@
 //   in line   All tiles of all requests, in order, form one line of cost units, which is cut into equal ranges, one per team. A
 //             team walks its range tile by tile; a tile that a cut crosses is done in parts, which are merged afterwards.
 //   apart     No team has blocks of two tiles. Tiles of equal cost that are more than the teams are dealt out whole. Where
-//             there are at least as many teams as tiles, each tile has teams of its own, as many as it takes for none to
-//             have more than a share of blocks, and is cut equally among them; the share is the smallest for
+//             there are at least as many teams as tiles, each tile has teams of its own: one, or as many as it takes for none to
+//             have more than a share of blocks, and then it is cut equally among them; the share is the smallest for
 //             which the teams suffice.
 //
 // Apart is preferred unless it takes noticeably longer: it makes fewer parts, and no second pieces.
@@ -132,7 +132,8 @@ class Schedule {
         longer_ = total_ - step_ * teams_;
         share_ = 0;
         if (tiles > 0 && tiles <= teams_) {
-            const int share = smallest_share(tiles, low, high);
+            // Whole, if that will do.
+            const int share = worth(high) ? high - p_.tile_cost : smallest_share(tiles, low, high);
             if (worth(share + p_.tile_cost)) {
                 share_ = share;
                 if (requests == 1) {

@@ -1,0 +1,491 @@
+// Dense absorbed MLA decode for Hopper over an e4m3 cache.
+//
+// The cache stays as it is in shared memory, and each warp converts in registers what it multiplies next: both products take the
+// cache as the operand A, which may come from registers.
+//
+//   scores   S^T = K Q^T (64 tokens x N): a warp has sixteen tokens, softmax, P to shared memory;
+//   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T.
+//
+// e4m3 is exact in f16, so both products are of f16 whatever the queries' type. Queries of bf16 are multiplied by a power of two that
+// brings the largest of a tile below 2^15, which the scale of the scores takes back: what f16 cannot hold of the others is
+// less than 2^-39 of the largest, and f32 sums do not hold that either.
+//
+// Which values of the summed dimension an instruction takes together is free, as long as both operands agree. So a lane reads 16
+// bytes of a token at a time, and the queries are permuted to fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and
+// instruction i takes values 4 i .. 4 i + 3 of each lane. For the output a lane reads 8 latent values of four tokens, of which
+// each instruction takes two: then it has eight neighbouring values of an output row.
+//
+// The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits in f16: they reach 2^7, and 2^15 before
+// the reference is raised. Whether it has to be is decided by all warps together, and only then are maxima compared between
+// lanes and warps.
+#pragma once
+
+#include "kernel.cuh"
+
+namespace mla::sm90::decode {
+
+// The reference maximum of a row is this much below its true maximum when it is set, in units of log2.
+constexpr float kHeadroom = 7.f;
+
+// Where float4 `index` of a partial of the output belongs: two neighbouring rows at one latent value, and at the next.
+template <int N>
+struct QuantisedFragments {
+    __device__ static int column(int index) { return TransposedFragments<N>::column(index); }
+    __device__ static bool leads(int index) { return TransposedFragments<N>::leads(index); }
+
+    template <typename T>
+    __device__ static void write(const OutputRows<T>& out, int index, float4 v) {
+        const int row = column(index), tile = (index >> 8) / (N / 8);
+        const int latent = (index >> 5 & 7) * 64 + (index >> 2 & 7) * 8 + 2 * tile;
+        if (row < out.rows) *reinterpret_cast<uint32_t*>(out.row(row) + latent) = pack<T>(v.x, v.z);
+        if (row + 1 < out.rows) *reinterpret_cast<uint32_t*>(out.row(row + 1) + latent) = pack<T>(v.y, v.w);
+    }
+};
+
+template <typename T, int N, int pair>
+struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
+    using L = QuantisedLayout<N>;
+    using Base = Kernel<T, N, pair, L>;
+    using typename Base::Queue;
+    using Base::at, Base::base, Base::p, Base::s, Base::latent_slot;
+    using Slots = Ring<L::kLatentSlots>;
+    using ProbabilityRing = Ring<L::kProbabilitySlots>;
+
+    static constexpr int kLoadRegisters = N >= 32 ? 40 : 0, kScoreRegisters = 120, kOutputRegisters = 176;
+
+    __device__ QuantisedKernel(const KernelParams& params, uint32_t address, typename L::Small& small, int rank, int of_team)
+        : Base{params, address, small, rank, of_team} {}
+
+    __device__ uint32_t probabilities(int slot) const { return base + L::kProbabilityOffset + slot * L::kProbabilityBytes; }
+
+    __device__ void initialise() const {
+#pragma unroll
+        for (int i = 0; i < L::kLatentSlots; ++i) {
+            barrier_init(at(s.latent_full[i]), 1);
+            barrier_init(at(s.latent_empty[i]), 8);
+        }
+#pragma unroll
+        for (int i = 0; i < L::kProbabilitySlots; ++i) {
+            barrier_init(at(s.scores_full[i]), 4);
+            barrier_init(at(s.scores_empty[i]), 8);
+        }
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            barrier_init(at(s.piece_full[i]), 1);
+            // Warp 0, scores, output.
+            barrier_init(at(s.piece_empty[i]), 1 + 4 + 8);
+        }
+        barrier_init(at(s.table_full), 32);
+        barrier_init(at(s.stats_full), N);
+        barrier_init(at(s.stats_empty), kOutputThreads);
+        fence_barrier_init();
+    }
+
+    __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
+        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
+        if (lane == 1) tma_prefetch_descriptor(&maps.cache_pairs);
+    }
+
+    // ---------------------------------------------------------------------------------------------------- load
+
+    __device__ void load_cache(const TensorMaps& maps) const {
+        Slots ring;
+        this->load_blocks([&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+            const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot), rope = slot + L::kLatentBytes;
+            barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
+            barrier_expect(full, tokens * (kLatent + kRope));
+            if constexpr (whole.value) {
+                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, page[0]);
+                tma_load(&maps.cache, rope, full, kLatent, first[0], page[0]);
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < 4; ++i) {
+                    if (i * 16 >= tokens) break;
+                    const int f = i == 0 ? first[0] : i == 1 ? first[1] : i == 2 ? first[2] : first[3];
+                    const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
+#pragma unroll 1
+                    for (int group = 0; group < 4; ++group)
+                        tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048, full, 0, f, group, z);
+                    tma_load(&maps.cache, rope + i * 1024, full, kLatent, f, z);
+                }
+            }
+            ring.advance(1);
+        });
+    }
+
+    // Queries are fetched by those who need them.
+    __device__ void load_queries(const TensorMaps&) const {}
+
+    // -------------------------------------------------------------------------------------------------- scores
+
+    // The larger of `top` and the magnitudes of two finite values of bf16, as bits.
+    __device__ static uint32_t raise_magnitude(uint32_t top, uint32_t two) {
+        const uint32_t low = two & 0x7fff, high = two >> 16 & 0x7fff, infinity = 0x7f80;
+        if (low < infinity) top = max(top, low);
+        if (high < infinity) top = max(top, high);
+        return top;
+    }
+
+    // Fetches the queries of a piece, as f16; returns what scores must be multiplied by, in units of log2.
+    __device__ float fetch_queries(const Piece& piece, int thread) const {
+        const int warp = thread >> 5, lane = thread & 31;
+        const int first = this->first_row(piece), valid = this->rows(piece);
+        // All products with the last piece's queries are done.
+        named_barrier(kScoresBarrier, 128);
+        // Two values at a time, to where the instructions look for them.
+#pragma unroll 1
+        for (int r = warp; r < N; r += 4) {
+            const int row = first + r, token = unsigned(row) / unsigned(p.heads), head = row - token * p.heads;
+            const char* latent = static_cast<const char*>(p.q_latent) +
+                                 ((piece.q_begin + token) * p.q_latent_token_stride + head * p.q_latent_head_stride) * 2 + lane * 4;
+            const char* rope = static_cast<const char*>(p.q_rope) +
+                               ((piece.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) * 2 + lane * 4;
+            const uint32_t to = base + r * 128 + (((lane & 7) ^ (r & 7)) << 4);
+            const uint32_t latent_to = to + (lane >> 3 & 1) * L::kQueryTileBytes + (lane >> 4) * 4;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                copy_async4(latent_to + (i >> 1) * (2 * L::kQueryTileBytes) + (i & 1) * 8, r < valid ? latent + i * 128 : p.q_latent, r < valid);
+            copy_async4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4, r < valid ? rope : p.q_rope, r < valid);
+        }
+        copy_async_wait();
+        float scale = p.scale_log2;
+        if constexpr (kScaled) {
+            named_barrier(kScoresBarrier, 128);
+            uint32_t top = 0;
+#pragma unroll 4
+            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+                const uint4 v = load_shared16(base + i * 16);
+                top = raise_magnitude(raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
+            }
+            top = __reduce_max_sync(~0u, top);
+            if (lane == 0) s.query_top[warp] = top;
+            named_barrier(kScoresBarrier, 128);
+            top = max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
+            // Below 2^15 with this; 2^100 for the smallest of all.
+            const int shift = top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
+            const float factor = __int_as_float((127 + shift) << 23);
+            scale *= __int_as_float((127 - shift) << 23);
+#pragma unroll 4
+            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+                const uint4 v = load_shared16(base + i * 16);
+                store_shared16(base + i * 16, make_uint4(scaled(v.x, factor), scaled(v.y, factor), scaled(v.z, factor), scaled(v.w, factor)));
+            }
+        }
+        fence_async_proxy();
+        named_barrier(kScoresBarrier, 128);
+        return scale;
+    }
+
+    // Two values of bf16, multiplied, as f16.
+    __device__ static uint32_t scaled(uint32_t two, float factor) {
+        return pack<__half>(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
+    }
+
+    static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
+
+    __device__ void scores() {
+        const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31, quad = lane & 3;
+        // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the next.
+        const int token = warp * 16 + (lane >> 2);
+        const uint32_t latent_from = token * 128 + (((2 * quad) ^ (token & 7)) << 4);
+        const uint32_t rope_from = L::kLatentBytes + token * 64 + ((quad ^ (token >> 1 & 3)) << 4);
+        Slots slots;
+        uint32_t pieces = 0, blocks = 0;
+        Queue queue;
+        for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
+            const Piece& piece = *next;
+            const int begin = piece.block_begin, end = piece.block_end;
+            const int first = this->first_row(piece);
+            const int no_mask_before = p.causal ? piece.kv_len - piece.q_len + 1 : piece.kv_len;
+            const float scale = fetch_queries(piece, thread);
+            float maximum[N / 4], sum[N / 4];
+#pragma unroll
+            for (int i = 0; i < N / 4; ++i) {
+                maximum[i] = -INFINITY;
+                sum[i] = 0.f;
+            }
+            for (int block = begin; block < end; ++block) {
+                float d[N / 2];
+                barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
+                multiply(d, latent_slot(slots.slot), latent_from, rope_from);
+                if ((block + 1) * kBlock > no_mask_before) {
+                    const int column = block * kBlock + token;
+#pragma unroll
+                    for (int i = 0; i < N / 4; ++i) {
+                        const int row = first + 8 * (i >> 1) + 2 * quad + (i & 1);
+                        int limit = piece.kv_len;
+                        if (p.causal) limit = min(limit, piece.kv_len - piece.q_len + int(unsigned(row) / unsigned(p.heads)) + 1);
+                        if (column >= limit) d[at_column(i)] = -INFINITY;
+                        if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
+                    }
+                }
+                bool raise = false;
+#pragma unroll
+                for (int i = 0; i < N / 4; ++i)
+                    raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale > maximum[i] + (kHeadroom + kLazyMaximum);
+                // All warps have read the block's tokens, too.
+                raise = named_barrier_any(kScoresBarrier, 128, raise);
+
+                const int tokens = piece.kv_len - block * kBlock;
+                if (tokens < kBlock) clear_tail(latent_slot(slots.slot), tokens, thread);
+                // The slots of the probabilities take turns.
+                static_assert(L::kProbabilitySlots == 2);
+                const int slot = blocks & 1;
+                barrier_wait(at(s.scores_empty[slot]), (blocks >> 1 & 1) ^ 1);
+                ++blocks;
+                if (raise) raise_maxima(d, maximum, sum, scale, slot, warp, lane);
+                if (thread == 0) s.any_factor[slot] = raise;
+#pragma unroll
+                for (int i = 0; i < N / 4; ++i) {
+                    const float offset = maximum[i] == -INFINITY ? 0.f : maximum[i];
+                    float &x = d[at_column(i)], &y = d[at_column(i) + 2];
+                    x = exp2_approx(fmaf(x, scale, -offset));
+                    y = exp2_approx(fmaf(y, scale, -offset));
+                    sum[i] += x + y;
+                }
+                store_probabilities(d, probabilities(slot), warp, lane);
+                fence_async_proxy();
+                __syncwarp();
+                if (lane == 0) barrier_arrive(at(s.scores_full[slot]));
+                slots.advance(1);
+            }
+
+            barrier_wait(at(s.stats_empty), (pieces & 1) ^ 1);
+            ++pieces;
+#pragma unroll
+            for (int i = 0; i < N / 4; ++i) {
+#pragma unroll
+                for (int distance = 4; distance < 32; distance *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], distance);
+                if (lane < 4) {
+                    const int column = 8 * (i >> 1) + 2 * quad + (i & 1);
+                    s.of_warp[warp][column] = sum[i];
+                    if (warp == 0) s.maximum[column] = maximum[i];
+                }
+            }
+            named_barrier(kScoresBarrier, 128);
+            if (thread < N) {
+                const float total = (s.of_warp[0][thread] + s.of_warp[1][thread]) + (s.of_warp[2][thread] + s.of_warp[3][thread]);
+                s.sum[thread] = total;
+                if (piece.parts == 1 && thread < this->rows(piece))
+                    write_lse(p, first + thread, piece.q_begin, row_lse(s.maximum[thread], total));
+                barrier_arrive(at(s.stats_full));
+            }
+        }
+    }
+
+    // The first of the two accumulators that lie in a lane's i-th column; the other, of the eighth token after it, is two further.
+    __device__ static constexpr int at_column(int i) { return 4 * (i >> 1) + (i & 1); }
+
+    // d = K Q^T for a block of tokens. A step takes 64 values: 16 bytes of each of the lane's two tokens.
+    __device__ void multiply(float (&d)[N / 2], uint32_t slot, uint32_t latent_from, uint32_t rope_from) const {
+        struct Words {
+            uint4 low, high;
+        };
+        const auto load = [&](int step) -> Words {
+            if (step == 8) return {load_shared16(slot + rope_from), load_shared16(slot + rope_from + 512)};
+            const uint32_t from = slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
+            return {load_shared16(from), load_shared16(from + 1024)};
+        };
+        // Products that are committed together; registers are few with 64 rows.
+        constexpr int batch = N == 64 ? 2 : 4, parts = 4 / batch;
+        uint32_t a[2][4 * batch];
+        Words words = load(0);
+#pragma unroll
+        for (int step = 0; step < 9; ++step) {
+            Words following = words;
+            if (step < 8) following = load(step + 1);
+            const uint32_t low[4] = {words.low.x, words.low.y, words.low.z, words.low.w};
+            const uint32_t high[4] = {words.high.x, words.high.y, words.high.z, words.high.w};
+            const uint64_t b = wgmma_descriptor(base + step * L::kQueryTileBytes);
+#pragma unroll
+            for (int part = 0; part < parts; ++part) {
+                const int group = step * parts + part, first = part * batch;
+                if (group >= 2) wgmma_wait<1>();
+                uint32_t* own = a[group & 1];
+#pragma unroll
+                for (int i = 0; i < batch; ++i) {
+                    const uint2 l = half_from_e4m3(low[first + i]), h = half_from_e4m3(high[first + i]);
+                    own[4 * i] = l.x;
+                    own[4 * i + 1] = h.x;
+                    own[4 * i + 2] = l.y;
+                    own[4 * i + 3] = h.y;
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < batch; ++i)
+                    WgmmaFromRegisters<__half, N>::run(d, own + 4 * i, b + 2 * (first + i), group > 0 || i > 0);
+                wgmma_commit();
+            }
+            words = following;
+        }
+        wgmma_wait<0>();
+    }
+
+    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is NaN.
+    __device__ void clear_tail(uint32_t slot, int tokens, int thread) const {
+#pragma unroll 1
+        for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
+#pragma unroll
+            for (int group = 0; group < 4; ++group) store_shared16(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
+        }
+    }
+
+    // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums by what the maxima rose. Called by
+    // all four warps.
+    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4], float (&sum)[N / 4], float scale, int slot, int warp,
+                                 int lane) const {
+        const int column = 2 * (lane & 3);
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            float top = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+            if (lane < 4) s.of_warp[warp][8 * (i >> 1) + column + (i & 1)] = top;
+        }
+        named_barrier(kScoresBarrier, 128);
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            const int c = 8 * (i >> 1) + column + (i & 1);
+            const float top = fmaxf(fmaxf(s.of_warp[0][c], s.of_warp[1][c]), fmaxf(s.of_warp[2][c], s.of_warp[3][c])) * scale;
+            const bool rises = top > maximum[i] + (kHeadroom + kLazyMaximum);
+            const float factor = rises ? exp2_approx(maximum[i] - (top - kHeadroom)) : 1.f;
+            maximum[i] = rises ? top - kHeadroom : maximum[i];
+            sum[i] *= factor;
+            if (warp == 0 && lane < 4) s.factor[slot][c] = factor;
+        }
+    }
+
+    // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are tokens.
+    __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp, int lane) {
+        const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
+#pragma unroll
+        for (int i = 0; i < N / 16; ++i)
+            store_matrices_transposed(tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4), pack<__half>(d[8 * i], d[8 * i + 1]),
+                                      pack<__half>(d[8 * i + 2], d[8 * i + 3]), pack<__half>(d[8 * i + 4], d[8 * i + 5]),
+                                      pack<__half>(d[8 * i + 6], d[8 * i + 7]));
+    }
+
+    // -------------------------------------------------------------------------------------------------- output
+
+    __device__ void output() {
+        const int thread = threadIdx.x - 256, lane = thread & 31, quad = lane & 3;
+        // This lane's eight latent values, at token 2 quad.
+        const int latent = (thread >> 5) * 64 + (lane >> 2) * 8;
+        const uint32_t group = (latent >> 7) * L::kGroupBytes, chunk = latent >> 4 & 7, low = latent & 8;
+        const uint32_t even = group + quad * 256 + ((chunk ^ (2 * quad)) << 4) + low;
+        const uint32_t odd = group + quad * 256 + 128 + ((chunk ^ (2 * quad + 1)) << 4) + low;
+        Slots slots;
+        ProbabilityRing ring;
+        uint32_t pieces = 0;
+        Queue queue;
+        for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
+            const Piece& piece = *next;
+            const int begin = piece.block_begin, end = piece.block_end;
+            float acc[4][N / 2];
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
+            for (int block = begin; block < end; ++block) {
+                barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
+                barrier_wait(at(s.scores_full[ring.slot]), ring.phase);
+                if (block > begin && s.any_factor[ring.slot]) {
+#pragma unroll
+                    for (int j = 0; j < N / 8; ++j) {
+                        const float2 f = *reinterpret_cast<const float2*>(&s.factor[ring.slot][8 * j + 2 * quad]);
+#pragma unroll
+                        for (int t = 0; t < 4; ++t) {
+                            acc[t][4 * j] *= f.x;
+                            acc[t][4 * j + 1] *= f.y;
+                            acc[t][4 * j + 2] *= f.x;
+                            acc[t][4 * j + 3] *= f.y;
+                        }
+                    }
+                }
+                accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(ring.uniform().slot),
+                           s.latent_empty[slots.slot], lane);
+                this->free_slot(s.scores_empty[ring.slot], lane);
+                slots.advance(1);
+                ring.advance(1);
+            }
+            barrier_wait(at(s.stats_full), pieces & 1);
+            ++pieces;
+            if (piece.parts == 1)
+                write_whole(piece, acc, latent, quad);
+            else
+                this->template merge<QuantisedFragments<N>>(piece, acc, thread);
+        }
+    }
+
+    // acc += V^T P^T for a block of tokens. A step takes 16 tokens: two that lie together at `even` and `odd`, and two that lie eight
+    // further on.
+    __device__ void accumulate(float (&acc)[4][N / 2], uint32_t even, uint32_t odd, uint32_t tile, const uint64_t& empty, int lane) const {
+        struct Words {
+            uint2 even, odd, even8, odd8;
+        };
+        const auto load = [&](int step) -> Words {
+            const uint32_t offset = step * 2048;
+            return {load_shared8(even + offset), load_shared8(odd + offset), load_shared8(even + offset + 1024), load_shared8(odd + offset + 1024)};
+        };
+        const uint64_t b = wgmma_descriptor(tile);
+        uint32_t a[2][8];
+        Words words = load(0);
+#pragma unroll
+        for (int step = 0; step < 4; ++step) {
+            Words following = words;
+            if (step < 3) following = load(step + 1);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (step > 0) wgmma_wait<1>();
+                // Four latent values of four tokens: pairs of tokens for each value.
+                const uint32_t x = half ? words.even.y : words.even.x, y = half ? words.odd.y : words.odd.x;
+                const uint32_t x8 = half ? words.even8.y : words.even8.x, y8 = half ? words.odd8.y : words.odd8.x;
+                uint32_t* own = a[half];
+#pragma unroll
+                for (int t = 0; t < 2; ++t) {
+                    const uint32_t selector = t ? 0x7362 : 0x5140;
+                    const uint2 v = half_from_e4m3(__byte_perm(x, y, selector)), v8 = half_from_e4m3(__byte_perm(x8, y8, selector));
+                    own[4 * t] = v.x;
+                    own[4 * t + 1] = v.y;
+                    own[4 * t + 2] = v8.x;
+                    own[4 * t + 3] = v8.y;
+                }
+                wgmma_fence();
+#pragma unroll
+                for (int t = 0; t < 2; ++t) WgmmaFromRegisters<__half, N>::run(acc[2 * half + t], own + 4 * t, b + 2 * step, 1);
+                wgmma_commit();
+            }
+            words = following;
+        }
+        // All that was read is in registers.
+        __syncwarp();
+        this->free_slot(empty, lane);
+        wgmma_wait<0>();
+    }
+
+    __device__ void write_whole(const Piece& piece, const float (&acc)[4][N / 2], int latent, int quad) const {
+        const OutputRows<T> out = this->output_rows(piece);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const int column = 8 * j + 2 * quad;
+            const float2 f = this->inverse_sums(column);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float factor = e ? f.y : f.x;
+                uint32_t v[4];
+#pragma unroll
+                for (int t = 0; t < 4; ++t) v[t] = pack<T>(acc[t][4 * j + e] * factor, acc[t][4 * j + 2 + e] * factor);
+                if (column + e < out.rows) *reinterpret_cast<uint4*>(out.row(column + e) + latent) = make_uint4(v[0], v[1], v[2], v[3]);
+            }
+        }
+        barrier_arrive(at(s.stats_empty));
+    }
+};
+
+template <typename T, int N, int pair>
+__global__ __launch_bounds__(kThreads, 1) void quantised_kernel(const __grid_constant__ KernelParams p,
+                                                                const __grid_constant__ TensorMaps maps) {
+    run<QuantisedKernel<T, N, pair>, N * pair, pair>(p, maps);
+}
+
+}  // namespace mla::sm90::decode
