@@ -24,11 +24,13 @@ mod gpu {
     use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
+    use mla_kernels::cuda::cudarc::driver::result::memcpy_dtod_async;
     use mla_kernels::cuda::{Buffer, Rotary, RotaryQuery, RotaryStyle};
     use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
     use mla_runtime::device::{Device, GatherRows};
     use mla_runtime::dims::MlaDims;
     use mla_runtime::dtype::DType;
+    use mla_runtime::error::Error;
     use mla_runtime::kv_format::KvFormat;
     use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
     use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
@@ -81,6 +83,7 @@ mod gpu {
         bench.gathers()?;
         bench.merges()?;
         bench.others()?;
+        bench.copies()?;
         bench.arguments.save("helpers.json", &bench.figures)
     }
 
@@ -324,6 +327,33 @@ mod gpu {
                     gpu.convert_lse(from, LseMut::new(to.bytes_mut(), states)?)
                 },
             )
+        }
+
+        // What the driver needs for as many bytes, without slots, pages and arithmetic: half of them read, half written.
+        fn copies(&mut self) -> Result<()> {
+            let gpu = self.gpu.clone();
+            for bytes in [8192 * 4 * ROW, 65536 * 3 * ROW, 65536 * 4 * ROW] {
+                let from = normal(&gpu, bytes / 4, DType::BF16)?;
+                let to = gpu.allocate(bytes / 2)?;
+                let name = format!("the driver's copy, {:.1} MB", bytes as f64 / 1e6);
+                self.time(name, bytes, |gpu| {
+                    // SAFETY: both hold half of the bytes, and only this stream uses them.
+                    unsafe {
+                        memcpy_dtod_async(
+                            to.address(),
+                            from.address(),
+                            bytes / 2,
+                            gpu.stream().cu_stream(),
+                        )
+                    }
+                    .map_err(|error| Error::Device {
+                        device: "cuda",
+                        operation: "copy",
+                        message: error.to_string(),
+                    })
+                })?;
+            }
+            Ok(())
         }
     }
 }
