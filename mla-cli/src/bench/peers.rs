@@ -296,7 +296,7 @@ impl Beside {
             .collect();
         let mut table = table(["case"]);
         table.set_content_arrangement(ContentArrangement::Disabled);
-        let header = ["case", "", "ours"]
+        let header = ["case", "", "of limit", "ours"]
             .into_iter()
             .chain(peers.iter().copied());
         table.set_header(header.chain(["ratio"]));
@@ -388,5 +388,41 @@ mod tests {
             Ok(Line::Refused { id: None, .. })
         ));
         assert!(read("Loading kernels…").is_err());
+    }
+
+    #[test]
+    fn every_column_of_the_table_has_a_heading() {
+        let only = ["d-b1-h16-8k".to_owned()];
+        let settings = Settings {
+            samples: Some(1),
+            warm_up: Some(0),
+            ..Settings::default()
+        };
+        let ours = run_on_device(&settings, Some(cases::read(None, &only).unwrap()), None).unwrap();
+        let figures = |peer: &str, us| Figures {
+            peer: peer.to_owned(),
+            id: only[0].clone(),
+            e2e_us: Some(us),
+            planned_us: None,
+        };
+        let table = Beside {
+            ours,
+            torch: None,
+            peers: vec![figures("fa3", 1e9), figures("cudnn", 2e9)],
+            refusals: Vec::new(),
+        }
+        .table();
+        let texts = |row: &comfy_table::Row| -> Vec<String> {
+            row.cell_iter().map(Cell::content).collect()
+        };
+        let header = texts(table.header().unwrap());
+        assert_eq!(
+            header,
+            ["case", "", "of limit", "ours", "cudnn", "fa3", "ratio"]
+        );
+        let row = texts(table.row(0).unwrap());
+        assert_eq!(row.len(), header.len(), "{row:?}");
+        assert_eq!(row[..2], ["d-b1-h16-8k", "e2e"]);
+        assert!(row[3].ends_with(" *"), "{row:?}");
     }
 }
