@@ -91,8 +91,9 @@ struct QuantisedLayout {
         alignas(16) float factor[kProbabilitySlots][N];
         // Row maximum (in units of log2) and sum of a finished piece.
         alignas(16) float maximum[N], sum[N];
-        // What each warp of the scores has to say: the maxima of a block, or the sums of a piece.
-        float of_warp[4][N];
+        // What each warp of the scores has to say: the maxima of a block, and the sums of a piece. Each has its place, since one warp
+        // may have its sums while another still compares the maxima of the last block.
+        float top_of_warp[4][N], sum_of_warp[4][N];
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.
         uint32_t query_top[4];
         MergeRole merge_role;

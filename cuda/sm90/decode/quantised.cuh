@@ -258,13 +258,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 for (int distance = 4; distance < 32; distance *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], distance);
                 if (lane < 4) {
                     const int column = 8 * (i >> 1) + 2 * quad + (i & 1);
-                    s.of_warp[warp][column] = sum[i];
+                    s.sum_of_warp[warp][column] = sum[i];
                     if (warp == 0) s.maximum[column] = maximum[i];
                 }
             }
             named_barrier(kScoresBarrier, 128);
             if (thread < N) {
-                const float total = (s.of_warp[0][thread] + s.of_warp[1][thread]) + (s.of_warp[2][thread] + s.of_warp[3][thread]);
+                const float total = (s.sum_of_warp[0][thread] + s.sum_of_warp[1][thread]) + (s.sum_of_warp[2][thread] + s.sum_of_warp[3][thread]);
                 s.sum[thread] = total;
                 if (piece.parts == 1 && thread < this->rows(piece))
                     write_lse(p, first + thread, piece.q_begin, row_lse(s.maximum[thread], total));
@@ -340,13 +340,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             float top = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
 #pragma unroll
             for (int distance = 4; distance < 32; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
-            if (lane < 4) s.of_warp[warp][8 * (i >> 1) + column + (i & 1)] = top;
+            if (lane < 4) s.top_of_warp[warp][8 * (i >> 1) + column + (i & 1)] = top;
         }
         named_barrier(kScoresBarrier, 128);
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) {
             const int c = 8 * (i >> 1) + column + (i & 1);
-            const float top = fmaxf(fmaxf(s.of_warp[0][c], s.of_warp[1][c]), fmaxf(s.of_warp[2][c], s.of_warp[3][c])) * scale;
+            const float top = fmaxf(fmaxf(s.top_of_warp[0][c], s.top_of_warp[1][c]), fmaxf(s.top_of_warp[2][c], s.top_of_warp[3][c])) * scale;
             const bool rises = top > maximum[i] + (kHeadroom + kLazyMaximum);
             const float factor = rises ? exp2_approx(maximum[i] - (top - kHeadroom)) : 1.f;
             maximum[i] = rises ? top - kHeadroom : maximum[i];
