@@ -286,9 +286,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const uint32_t from = slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
             return {load_shared16(from), load_shared16(from + 1024)};
         };
-        // Products that are committed together; registers are few with 64 rows.
-        constexpr int batch = N == 64 ? 2 : 4, parts = 4 / batch;
-        uint32_t a[2][4 * batch];
+        // Each product's operand is converted while those before are under way: a warp that issues one waits until they are nearly done.
+        constexpr int buffers = 3;
+        uint32_t a[buffers][4];
         Words words = load(0);
 #pragma unroll
         for (int step = 0; step < 9; ++step) {
@@ -298,22 +298,17 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const uint32_t high[4] = {words.high.x, words.high.y, words.high.z, words.high.w};
             const uint64_t b = wgmma_descriptor(base + step * L::kQueryTileBytes);
 #pragma unroll
-            for (int part = 0; part < parts; ++part) {
-                const int group = step * parts + part, first = part * batch;
-                if (group >= 2) wgmma_wait<1>();
-                uint32_t* own = a[group & 1];
-#pragma unroll
-                for (int i = 0; i < batch; ++i) {
-                    const uint2 l = half_from_e4m3(low[first + i]), h = half_from_e4m3(high[first + i]);
-                    own[4 * i] = l.x;
-                    own[4 * i + 1] = h.x;
-                    own[4 * i + 2] = l.y;
-                    own[4 * i + 3] = h.y;
-                }
+            for (int i = 0; i < 4; ++i) {
+                const int product = 4 * step + i;
+                if (product >= buffers) wgmma_wait<buffers - 1>();
+                uint32_t* own = a[product % buffers];
+                const uint2 l = half_from_e4m3(low[i]), h = half_from_e4m3(high[i]);
+                own[0] = l.x;
+                own[1] = h.x;
+                own[2] = l.y;
+                own[3] = h.y;
                 wgmma_fence();
-#pragma unroll
-                for (int i = 0; i < batch; ++i)
-                    WgmmaFromRegisters<__half, N>::run(d, own + 4 * i, b + 2 * (first + i), group > 0 || i > 0);
+                WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, product > 0);
                 wgmma_commit();
             }
             words = following;
