@@ -23,7 +23,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use crate::common::{download, gpu, normal, rng, upload};
+use crate::common::{Spoilt, download, each_is_refused, gpu, normal, rng, upload};
 
 // Rows of NaN before and behind each tensor.
 const MARGIN: usize = 130;
@@ -769,8 +769,6 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
     );
 }
 
-type Spoil = fn(&mut raw::MlaPrefillParams);
-
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
@@ -817,7 +815,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     good.dtype = raw::MLA_DTYPE_BF16 as i32;
     good.causal = 1;
     good.softmax_scale = case.config().softmax_scale;
-    let spoilt: &[(&str, Spoil)] = &[
+    let spoilt: &[Spoilt<raw::MlaPrefillParams>] = &[
         ("heads", |p| p.heads = 0),
         ("heads", |p| p.heads = 65536),
         ("requests", |p| p.requests = 0),
@@ -865,17 +863,10 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         }),
         ("workspace_bytes", |p| p.workspace_bytes -= 1),
     ];
-    for (field, spoil) in spoilt {
-        let mut params = good;
-        spoil(&mut params);
-        // SAFETY: what is refused is not launched, and everything else is as the good call has it.
-        let status = unsafe { raw::mla_prefill_sm90(&params, gpu.raw_stream()) };
-        let refused = raw::check("prefill", status).expect_err(field).to_string();
-        assert!(
-            refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),
-            "{field}: {refused}"
-        );
-    }
+    // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+    each_is_refused(&good, spoilt, |params| unsafe {
+        raw::mla_prefill_sm90(params, gpu.raw_stream())
+    });
     let outcome = bench.outcome();
     assert!(
         outcome.out.iter().all(|byte| *byte == 0xff) && outcome.lse.iter().all(|x| x.is_nan()),

@@ -23,7 +23,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{download, gpu, normal, pick, rng, upload};
+use crate::common::{Spoilt, download, each_is_refused, gpu, normal, pick, rng, upload};
 
 const LATENT: usize = 512;
 const ROW: usize = 576;
@@ -580,8 +580,6 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
     params
 }
 
-type Spoil = fn(&mut raw::MlaDecodeParams);
-
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
@@ -593,7 +591,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let bytes = backend.workspace_bytes(gpu, &case.limits());
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let good = raw_call(&step, &case, &workspace);
-    let spoilt: &[(&str, Spoil)] = &[
+    let spoilt: &[Spoilt<raw::MlaDecodeParams>] = &[
         ("heads", |p| p.heads = 0),
         ("heads", |p| p.heads = 129),
         ("query_len", |p| p.query_len = 0),
@@ -653,17 +651,10 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         }),
         ("workspace_bytes", |p| p.workspace_bytes -= 1),
     ];
-    for (field, spoil) in spoilt {
-        let mut params = good;
-        spoil(&mut params);
-        // SAFETY: what is refused is not launched, and everything else is as the good call has it.
-        let status = unsafe { raw::mla_decode_sm90(&params, gpu.raw_stream()) };
-        let refused = raw::check("decode", status).expect_err(field).to_string();
-        assert!(
-            refused.starts_with(&format!("{field}: given ")) && refused.contains("accepted "),
-            "{field}: {refused}"
-        );
-    }
+    // SAFETY: what is refused is not launched, and everything else is as the good call has it.
+    each_is_refused(&good, spoilt, |params| unsafe {
+        raw::mla_decode_sm90(params, gpu.raw_stream())
+    });
     let (out, lse) = step.results(gpu).unwrap();
     assert!(
         out.iter().chain(&lse).all(|byte| *byte == 0xff),
