@@ -36,216 +36,78 @@ __device__ __forceinline__ void wgmma_wait() {
 
 enum class Major { K = 0, M = 1 };
 
+// What the accumulators add to an instruction: their names in its text, and their operands.
+#define MLA_NAMES_4 "%0, %1, %2, %3"
+#define MLA_NAMES_8 MLA_NAMES_4 ", %4, %5, %6, %7"
+#define MLA_NAMES_16 MLA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define MLA_NAMES_32 MLA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MLA_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define MLA_SUMS_8(d, i) MLA_SUMS_4(d, i), MLA_SUMS_4(d, i + 4)
+#define MLA_SUMS_16(d, i) MLA_SUMS_8(d, i), MLA_SUMS_8(d, i + 8)
+#define MLA_SUMS_32(d, i) MLA_SUMS_16(d, i), MLA_SUMS_16(d, i + 16)
+
+// The instruction's text: the type of both operands, N, the number of accumulators, and the names of its other operands, which are counted
+// on from the accumulators'. `majors` says which way the operands in shared memory lie.
+#define MLA_WGMMA_TEXT(type, n, count, a, b, accumulate, majors)                                          \
+    "{\n"                                                                                                 \
+    ".reg .pred p;\n"                                                                                     \
+    "setp.ne.b32 p, " accumulate ", 0;\n"                                                                 \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" MLA_NAMES_##count "}, " a ", " b \
+    ", p, 1, 1, " majors ";\n"                                                                            \
+    "}\n"
+
 // d (64 x N) = a (64 x 16) b (N x 16)^T, plus d when `accumulate` is non-zero. B is K-major.
 template <typename T, int N, Major a_major>
 struct Wgmma;
 
-template <Major a_major>
-struct Wgmma<__nv_bfloat16, 8, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %6, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3}, "
-            "%4, %5, p, 1, 1, %7, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
+#define MLA_WGMMA(T, type, n, count, name_a, name_b, name_accumulate, name_major)                                    \
+    template <Major a_major>                                                                                         \
+    struct Wgmma<T, n, a_major> {                                                                                    \
+        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b, int accumulate) {      \
+            asm volatile(MLA_WGMMA_TEXT(type, n, count, name_a, name_b, name_accumulate, name_major ", 0")           \
+                         : MLA_SUMS_##count(d, 0)                                                                    \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));                                      \
+        }                                                                                                            \
+    };
+#define MLA_WGMMA_OF(T, type)                               \
+    MLA_WGMMA(T, type, 8, 4, "%4", "%5", "%6", "%7")        \
+    MLA_WGMMA(T, type, 16, 8, "%8", "%9", "%10", "%11")     \
+    MLA_WGMMA(T, type, 32, 16, "%16", "%17", "%18", "%19")  \
+    MLA_WGMMA(T, type, 64, 32, "%32", "%33", "%34", "%35")
 
-template <Major a_major>
-struct Wgmma<__nv_bfloat16, 16, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7}, "
-            "%8, %9, p, 1, 1, %11, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__nv_bfloat16, 32, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, p, 1, 1, %19, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__nv_bfloat16, 64, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "%32, %33, p, 1, 1, %35, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-              "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-              "+f"(d[30]), "+f"(d[31])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__half, 8, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[4], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %6, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-            "%0, %1, %2, %3}, "
-            "%4, %5, p, 1, 1, %7, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__half, 16, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[8], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7}, "
-            "%8, %9, p, 1, 1, %11, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__half, 32, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[16], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-            "%16, %17, p, 1, 1, %19, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
-
-template <Major a_major>
-struct Wgmma<__half, 64, a_major> {
-    __device__ static __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "%32, %33, p, 1, 1, %35, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-              "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-              "+f"(d[30]), "+f"(d[31])
-            : "l"(a), "l"(b), "r"(accumulate), "n"(int(a_major)));
-    }
-};
+MLA_WGMMA_OF(__nv_bfloat16, "bf16")
+MLA_WGMMA_OF(__half, "f16")
 
 // The same with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g, columns 2 q, + 1), the same columns of
 // row 16 w + g + 8, and both rows' columns 2 q + 8, + 9. They must stay as they are until the product is waited for.
 template <typename T, int N>
 struct WgmmaFromRegisters;
 
-template <>
-struct WgmmaFromRegisters<__half, 16> {
-    __device__ static __forceinline__ void run(float (&d)[8], const uint32_t* a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %13, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-            "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    }
-};
+#define MLA_WGMMA_FROM_REGISTERS(T, type, n, count, names_a, name_b, name_accumulate)                                   \
+    template <>                                                                                                         \
+    struct WgmmaFromRegisters<T, n> {                                                                                   \
+        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t* a, uint64_t b, int accumulate) {  \
+            asm volatile(MLA_WGMMA_TEXT(type, n, count, "{" names_a "}", name_b, name_accumulate, "0")                  \
+                         : MLA_SUMS_##count(d, 0)                                                                       \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                        \
+        }                                                                                                               \
+    };
 
-template <>
-struct WgmmaFromRegisters<__half, 32> {
-    __device__ static __forceinline__ void run(float (&d)[16], const uint32_t* a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %21, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-            "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    }
-};
+MLA_WGMMA_FROM_REGISTERS(__half, "f16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
+MLA_WGMMA_FROM_REGISTERS(__half, "f16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
+MLA_WGMMA_FROM_REGISTERS(__half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
 
-template <>
-struct WgmmaFromRegisters<__half, 64> {
-    __device__ static __forceinline__ void run(float (&d)[32], const uint32_t* a, uint64_t b, int accumulate) {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "setp.ne.b32 p, %37, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-            "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-            "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
-            "}\n"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-              "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-              "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]),
-              "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
-              "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
-              "+f"(d[30]), "+f"(d[31])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-    }
-};
+#undef MLA_WGMMA_FROM_REGISTERS
+#undef MLA_WGMMA_OF
+#undef MLA_WGMMA
+#undef MLA_WGMMA_TEXT
+#undef MLA_SUMS_32
+#undef MLA_SUMS_16
+#undef MLA_SUMS_8
+#undef MLA_SUMS_4
+#undef MLA_NAMES_32
+#undef MLA_NAMES_16
+#undef MLA_NAMES_8
+#undef MLA_NAMES_4
 
 }  // namespace mla
