@@ -78,11 +78,7 @@ struct Kernel {
             barrier_init(at(s.scores_full[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            barrier_init(at(s.piece_full[i]), 1);
-            barrier_init(at(s.piece_empty[i]), kPieceReaders);
-        }
+        initialise_queue(kPieceReaders);
         barrier_init(at(s.query_full), p.even_query ? 1 : 32);
         barrier_init(at(s.query_empty), 128);
         barrier_init(at(s.table_full), 32);
@@ -106,6 +102,15 @@ struct Kernel {
     // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
     static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
     static constexpr int kPieceReaders = 1 + 1 + 4 + 8;  // warps 0 and 1, scores, output
+
+    // As `initialise`; each of the readers gives back every piece.
+    __device__ void initialise_queue(uint32_t readers) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            barrier_init(at(s.piece_full[i]), 1);
+            barrier_init(at(s.piece_empty[i]), readers);
+        }
+    }
 
     __device__ const Piece* take(const Queue& q) const {
         barrier_wait(at(s.piece_full[q.slot]), q.phase);
@@ -529,19 +534,7 @@ struct Kernel {
             for (int block = begin; block < end; ++block) {
                 barrier_wait(at(s.scores_full[rope.slot]), rope.phase);
                 const int4 any = s.any_factor[rope.slot];
-                if (block > begin && (any.x | any.y | any.z | any.w)) {
-#pragma unroll
-                    for (int j = 0; j < N / 8; ++j) {
-                        const float2 f = *reinterpret_cast<const float2*>(&s.factor[rope.slot][8 * j + 2 * (lane & 3)]);
-#pragma unroll
-                        for (int t = 0; t < 4; ++t) {
-                            acc[t][4 * j] *= f.x;
-                            acc[t][4 * j + 1] *= f.y;
-                            acc[t][4 * j + 2] *= f.x;
-                            acc[t][4 * j + 3] *= f.y;
-                        }
-                    }
-                }
+                if (block > begin && (any.x | any.y | any.z | any.w)) rescale(acc, s.factor[rope.slot], lane & 3);
                 const uint64_t b = wgmma_descriptor(rope_slot(rope.uniform().slot));
                 // This group's tile is one of the two in each slot.
                 const LatentRing current = latent.uniform();
@@ -579,6 +572,21 @@ struct Kernel {
                 write_whole(piece, acc, thread);
             else
                 merge(piece, acc, thread);
+        }
+    }
+
+    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad` has two in every eight.
+    __device__ static void rescale(float (&acc)[4][N / 2], const float* factor, int quad) {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * quad]);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                acc[t][4 * j] *= f.x;
+                acc[t][4 * j + 1] *= f.y;
+                acc[t][4 * j + 2] *= f.x;
+                acc[t][4 * j + 3] *= f.y;
+            }
         }
     }
 

@@ -69,12 +69,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             barrier_init(at(s.scores_full[i]), 4);
             barrier_init(at(s.scores_empty[i]), 8);
         }
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            barrier_init(at(s.piece_full[i]), 1);
-            // Warp 0, scores, output.
-            barrier_init(at(s.piece_empty[i]), 1 + 4 + 8);
-        }
+        this->initialise_queue(1 + 4 + 8);  // warp 0, scores, output
         barrier_init(at(s.table_full), 32);
         barrier_init(at(s.stats_full), N);
         barrier_init(at(s.stats_empty), kOutputThreads);
@@ -384,19 +379,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             for (int block = begin; block < end; ++block) {
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 barrier_wait(at(s.scores_full[ring.slot]), ring.phase);
-                if (block > begin && s.any_factor[ring.slot]) {
-#pragma unroll
-                    for (int j = 0; j < N / 8; ++j) {
-                        const float2 f = *reinterpret_cast<const float2*>(&s.factor[ring.slot][8 * j + 2 * quad]);
-#pragma unroll
-                        for (int t = 0; t < 4; ++t) {
-                            acc[t][4 * j] *= f.x;
-                            acc[t][4 * j + 1] *= f.y;
-                            acc[t][4 * j + 2] *= f.x;
-                            acc[t][4 * j + 3] *= f.y;
-                        }
-                    }
-                }
+                if (block > begin && s.any_factor[ring.slot]) this->rescale(acc, s.factor[ring.slot], quad);
                 accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(ring.uniform().slot),
                            s.latent_empty[slots.slot], lane);
                 this->free_slot(s.scores_empty[ring.slot], lane);
