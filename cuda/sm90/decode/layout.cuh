@@ -85,6 +85,8 @@ struct QuantisedLayout {
         uint64_t latent_full[kLatentSlots], latent_empty[kLatentSlots];
         uint64_t table_full;
         uint64_t scores_full[kProbabilitySlots], scores_empty[kProbabilitySlots];
+        // Of a block whose tokens end before it does: what lies behind them has been cleared.
+        uint64_t tail_cleared[kProbabilitySlots];
         uint64_t stats_full, stats_empty;
         // What goes from the scores to the output warpgroups with the probabilities.
         int any_factor[kProbabilitySlots];

@@ -68,6 +68,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         for (int i = 0; i < L::kProbabilitySlots; ++i) {
             barrier_init(at(s.scores_full[i]), 4);
             barrier_init(at(s.scores_empty[i]), 8);
+            barrier_init(at(s.tail_cleared[i]), 128);
         }
         this->initialise_queue(1 + 4 + 8);  // warp 0, scores, output
         barrier_init(at(s.table_full), 32);
@@ -221,12 +222,15 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 // All warps have read the block's tokens, too.
                 raise = named_barrier_any(kScoresBarrier, 128, raise);
 
-                const int tokens = piece.kv_len - block * kBlock;
-                if (tokens < kBlock) clear_tail(latent_slot(slots.slot), tokens, thread);
                 // The slots of the probabilities take turns.
                 static_assert(L::kProbabilitySlots == 2);
                 const int slot = blocks & 1;
                 barrier_wait(at(s.scores_empty[slot]), (blocks >> 1 & 1) ^ 1);
+                const int tokens = piece.kv_len - block * kBlock;
+                if (tokens < kBlock) {
+                    clear_tail(latent_slot(slots.slot), tokens, thread);
+                    barrier_arrive(at(s.tail_cleared[slot]));
+                }
                 ++blocks;
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, warp, lane);
                 if (thread == 0) s.any_factor[slot] = raise;
@@ -366,7 +370,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const uint32_t odd = group + quad * 256 + 128 + ((chunk ^ (2 * quad + 1)) << 4) + low;
         Slots slots;
         ProbabilityRing ring;
-        uint32_t pieces = 0;
+        uint32_t pieces = 0, tails = 0;  // of `tails`, a bit is the phase of a slot's barrier
         Queue queue;
         for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
             const Piece& piece = *next;
@@ -379,6 +383,10 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             for (int block = begin; block < end; ++block) {
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 barrier_wait(at(s.scores_full[ring.slot]), ring.phase);
+                if ((block + 1) * kBlock > piece.kv_len) {
+                    barrier_wait(at(s.tail_cleared[ring.slot]), tails >> ring.slot & 1);
+                    tails ^= 1 << ring.slot;
+                }
                 if (block > begin && s.any_factor[ring.slot]) this->rescale(acc, s.factor[ring.slot], quad);
                 accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(ring.uniform().slot),
                            s.latent_empty[slots.slot], lane);
