@@ -680,13 +680,19 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     K kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
     Schedule schedule(p, s.lens, s.prefix, tile_rows, team, gridDim.x / pair);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
+    // before has ended, nothing is read or written here but what warps 0 and 1 do and what warp 4 brings into the L2. Behind the
+    // barrier all have waited.
+    let_the_next_kernel_start();
     if (warp == 2) {
+        wait_for_earlier_kernels();
         schedule.fetch_lengths();
     } else if (warp == 0) {
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         kernel.prefetch_descriptors(maps, lane);
     } else if (warp == 3) {
+        wait_for_earlier_kernels();
         kernel.fetch_table(lane);
     }
     if (warp == kTouchWarp) kernel.touch_memory(lane);

@@ -42,6 +42,11 @@ cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<boo
     config.blockDim = {unsigned(kThreads), 1, 1};
     config.dynamicSmemBytes = shared_bytes;
     config.stream = l.stream;
+    cudaLaunchAttribute dependence = {};
+    dependence.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependence.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &dependence;
+    config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, kernel, p, maps);
 }
 
