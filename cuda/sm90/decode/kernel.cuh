@@ -75,7 +75,7 @@ struct Kernel {
         for (int i = 0; i < L::kRopeSlots; ++i) {
             barrier_init(at(s.rope_full[i]), 1);
             barrier_init(at(s.rope_empty[i]), 8);
-            barrier_init(at(s.scores_full[i]), 4);
+            barrier_init(at(s.scores_full[i]), 32);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
         initialise_queue(kPieceReaders);
@@ -101,7 +101,7 @@ struct Kernel {
     };
     // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
     static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
-    static constexpr int kPieceReaders = 1 + 1 + 4 + 8;  // warps 0 and 1, scores, output
+    static constexpr int kPieceReaders = 32 * (1 + 1 + 4 + 8);  // warps 0 and 1, scores, output
 
     // As `initialise`; each of the readers gives back every piece.
     __device__ void initialise_queue(uint32_t readers) const {
@@ -117,10 +117,9 @@ struct Kernel {
         const Piece* piece = &s.pieces[q.slot];
         return piece->request < 0 ? nullptr : piece;
     }
-    // Called by whole warps.
+    // Called by every thread that took it.
     __device__ void give_back(Queue& q) const {
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) barrier_arrive(at(s.piece_empty[q.slot]));
+        barrier_arrive(at(s.piece_empty[q.slot]));
         if (++q.slot == kPieces) {
             q.slot = 0;
             q.phase ^= 1;
@@ -411,7 +410,8 @@ struct Kernel {
                 }
                 fence_async_proxy();
                 __syncwarp();
-                if (lane == 0) barrier_arrive(at(s.scores_full[rope.slot]));
+                // Those who wrote factors; for the others' probabilities, too.
+                if ((lane & 3) == 0) barrier_arrive(at(s.scores_full[rope.slot]));
                 latent.advance(8 / L::kSlotTiles);
                 rope.advance(1);
             }

@@ -66,11 +66,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
 #pragma unroll
         for (int i = 0; i < L::kProbabilitySlots; ++i) {
-            barrier_init(at(s.scores_full[i]), 4);
+            barrier_init(at(s.scores_full[i]), 16);
             barrier_init(at(s.scores_empty[i]), 8);
             barrier_init(at(s.tail_cleared[i]), 128);
         }
-        this->initialise_queue(1 + 4 + 8);  // warp 0, scores, output
+        this->initialise_queue(32 * (1 + 4 + 8));  // warp 0, scores, output
         barrier_init(at(s.table_full), 32);
         barrier_init(at(s.stats_full), N);
         barrier_init(at(s.stats_empty), kOutputThreads);
@@ -245,7 +245,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 store_probabilities(d, probabilities(slot), warp, lane);
                 fence_async_proxy();
                 __syncwarp();
-                if (lane == 0) barrier_arrive(at(s.scores_full[slot]));
+                // Those who write factors; for the others' probabilities, too.
+                if (lane < 4) barrier_arrive(at(s.scores_full[slot]));
                 slots.advance(1);
             }
 
