@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times published MLA kernels beside ours: FlashMLA, FlashAttention-3, FlashInfer and cuDNN.
 
-`mla bench peers` runs this with the cases on standard input and reads one JSON object per line from
-standard output. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
+`mla bench peers` writes one case after another to standard input, each as JSON in a line, and reads one JSON object
+per line from standard output; the last of a case says that it is done. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
 order, one CUDA graph of everything a step enqueues, the L2 cache overwritten before each replay, CUDA events
 around it, and the median.
 
@@ -286,17 +286,18 @@ def main():
     arguments.add_argument("--samples", type=int, default=30)
     arguments.add_argument("--warm-up", type=int, default=3)
     given = arguments.parse_args()
-    cases = json.load(sys.stdin)
     torch.manual_seed(0)
     clock = Clock(given.samples, given.warm_up)
     say(torch=torch.__version__, device=torch.cuda.get_device_name())
+    peers = {}
     for name in given.peers.split(","):
         try:
-            peer = PEERS[name](given.wheels)
+            peers[name] = PEERS[name](given.wheels)
         except Exception as error:
             say(peer=name, refused=f"cannot be loaded: {error!r}"[:300])
-            continue
-        for case in cases:
+    for line in sys.stdin:
+        case = json.loads(line)
+        for name, peer in peers.items():
             if not hasattr(peer, case["kind"]):
                 continue
             try:
@@ -307,6 +308,7 @@ def main():
             finally:
                 torch.cuda.empty_cache()
             say(peer=name, id=case["id"], kind=case["kind"], **figures)
+        say(done=case["id"])
 
 
 if __name__ == "__main__":

@@ -146,21 +146,27 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         }
         None => None,
     };
-    run_on_device(&settings, cases, args.output.ceilings.as_deref())
+    let ceilings = args.output.ceilings.as_deref();
+    run_on_device(&settings, cases, ceilings, &mut |_| Ok(()))
 }
 
-/// Runs the cases, or the settings' batches where there are none.
+/// Runs the cases, or the settings' batches where there are none, and calls `after_row` with each row once it
+/// has been measured.
 fn run_on_device(
     settings: &Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&Path>,
+    after_row: AfterRow<'_>,
 ) -> Result<Report, CliError> {
     settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
         settings,
         cases,
         ceilings,
+        after_row,
     })
 }
+
+type AfterRow<'a> = &'a mut dyn FnMut(&Row) -> Result<(), CliError>;
 
 fn write(args: &OutputArgs, report: &Report) -> Result<(), CliError> {
     if let Some(path) = &args.json {
@@ -269,6 +275,7 @@ struct Bench<'a> {
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
+    after_row: AfterRow<'a>,
 }
 
 impl Job for Bench<'_> {
@@ -299,7 +306,9 @@ impl Job for Bench<'_> {
         for job in &jobs {
             bar.set_message(format!("{} by {}", job.case, job.contender));
             let measured = measure::measure(&registry, device, &mut flush, job, &protocol, check)?;
-            rows.push(Row::new(job, measured, ceilings.as_ref())?);
+            let row = Row::new(job, measured, ceilings.as_ref())?;
+            (self.after_row)(&row)?;
+            rows.push(row);
             bar.inc(1);
         }
         bar.finish_and_clear();

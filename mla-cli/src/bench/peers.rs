@@ -1,10 +1,13 @@
 //! `mla bench peers`: the built-in backends beside published ones, which a Python script times by the same
 //! protocol on the same GPU.
+//!
+//! Case by case, first ours and then the others: a card at the limit of its power remembers what it did before, so
+//! whoever ran all of its cases first would look better than it is.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use serde::{Deserialize, Serialize};
@@ -61,7 +64,13 @@ pub(super) struct Args {
 struct Beside {
     #[serde(flatten)]
     ours: Report,
-    /// What the script said of its torch.
+    #[serde(flatten)]
+    said: Said,
+}
+
+/// What the script says of its torch and of the peers.
+#[derive(Default, Serialize)]
+struct Said {
     torch: Option<String>,
     peers: Vec<Figures>,
     refusals: Vec<String>,
@@ -90,6 +99,9 @@ enum Line {
     Figures(Figures),
     About {
         torch: String,
+    },
+    Done {
+        done: String,
     },
 }
 
@@ -131,14 +143,15 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         ..Settings::on_gpu()
     };
     let ceilings = args.output.ceilings.as_deref();
-    let ours = run_on_device(&settings, Some(cases.clone()), ceilings)?;
-    let mut beside = Beside {
-        ours,
-        torch: None,
-        peers: Vec::new(),
-        refusals: Vec::new(),
-    };
-    beside.time_peers(args, &cases)?;
+    let mut script = Script::start(args)?;
+    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, &mut |row| {
+        cases
+            .iter()
+            .filter(|case| case.id == row.id)
+            .try_for_each(|case| script.time(case))
+    })?;
+    let said = script.finish()?;
+    let beside = Beside { ours, said };
     super::write(
         &OutputArgs {
             json: None,
@@ -184,8 +197,18 @@ fn check_python(args: &Args) -> Result<(), CliError> {
     Err(refused(format!("{name}: {last}")))
 }
 
-impl Beside {
-    fn time_peers(&mut self, args: &Args, cases: &[Case]) -> Result<(), CliError> {
+/// The script at work: it loads the peers once, and times them on each case that it is given.
+struct Script {
+    python: PathBuf,
+    child: Child,
+    /// Closed when there are no more cases.
+    cases: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+    said: Said,
+}
+
+impl Script {
+    fn start(args: &Args) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
         python.args(["--samples", &args.samples.to_string()]);
@@ -197,47 +220,89 @@ impl Beside {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let cases: Vec<CaseOfScript<'_>> = cases.iter().map(CaseOfScript::from).collect();
-        if let Some(mut stdin) = child.stdin.take() {
-            // Strings and numbers. It reads all of this before it says anything.
-            let json = serde_json::to_string(&cases).expect("cases are JSON");
-            stdin.write_all(json.as_bytes())?;
-        }
-        let bar = indicatif::ProgressBar::new_spinner();
-        if let Some(stdout) = child.stdout.take() {
-            for line in BufReader::new(stdout).lines() {
-                let line = line?;
-                // Libraries print what they like.
-                match serde_json::from_str(&line) {
-                    Ok(Line::About { torch }) => self.torch = Some(torch),
-                    Ok(Line::Figures(figures)) => {
-                        bar.set_message(format!("{} by {}", figures.id, figures.peer));
-                        bar.tick();
-                        self.peers.push(figures);
-                    }
-                    Ok(Line::Refused { peer, id, refused }) => {
-                        let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
-                        self.refusals.push(format!("{peer}{case}: {refused}"));
-                    }
-                    Err(_) => bar.suspend(|| eprintln!("{line}")),
-                }
-            }
-        }
-        bar.finish_and_clear();
-        let status = child.wait()?;
-        if status.success() {
-            return Ok(());
-        }
-        Err(CliError::Argument {
-            argument: "--python",
-            given: format!(
-                "{}, whose run of the peers ended with {status}",
-                args.python.display()
-            ),
-            accepted: "one that runs them; its message stands above".to_owned(),
+        let cases = child.stdin.take();
+        // It is a pipe: so it was asked for above.
+        let lines = child.stdout.take().expect("the script's output is a pipe");
+        Ok(Self {
+            python: args.python.clone(),
+            child,
+            cases,
+            lines: BufReader::new(lines).lines(),
+            said: Said::default(),
         })
     }
 
+    /// Has the peers timed on a case.
+    fn time(&mut self, case: &Case) -> Result<(), CliError> {
+        // Strings and numbers.
+        let json = serde_json::to_string(&CaseOfScript::from(case)).expect("a case is JSON");
+        let written = self.cases.as_mut().map(|cases| writeln!(cases, "{json}"));
+        let done = match written {
+            Some(Ok(())) => self.said.read(&mut self.lines, Some(&case.id))?,
+            // It has ended before its time.
+            _ => false,
+        };
+        match done {
+            true => Ok(()),
+            false => Err(self.failed()),
+        }
+    }
+
+    /// Everything that was said.
+    fn finish(mut self) -> Result<Said, CliError> {
+        self.cases = None;
+        self.said.read(&mut self.lines, None)?;
+        match self.child.wait()?.success() {
+            true => Ok(self.said),
+            false => Err(self.failed()),
+        }
+    }
+
+    fn failed(&mut self) -> CliError {
+        // Without cases it ends, if it has not yet.
+        self.cases = None;
+        let status = match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        CliError::Argument {
+            argument: "--python",
+            given: format!(
+                "{}, whose run of the peers ended with {status}",
+                self.python.display()
+            ),
+            accepted: "one that runs them; its message stands above".to_owned(),
+        }
+    }
+}
+
+impl Said {
+    /// Reads until the case is done, or to the end; says whether it is done.
+    fn read(
+        &mut self,
+        lines: impl Iterator<Item = std::io::Result<String>>,
+        case: Option<&str>,
+    ) -> Result<bool, CliError> {
+        for line in lines {
+            let line = line?;
+            // Libraries print what they like.
+            match serde_json::from_str(&line) {
+                Ok(Line::About { torch }) => self.torch = Some(torch),
+                Ok(Line::Figures(figures)) => self.peers.push(figures),
+                Ok(Line::Refused { peer, id, refused }) => {
+                    let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
+                    self.refusals.push(format!("{peer}{case}: {refused}"));
+                }
+                Ok(Line::Done { done }) if Some(done.as_str()) == case => return Ok(true),
+                Ok(Line::Done { .. }) => {}
+                Err(_) => eprintln!("{line}"),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Beside {
     fn describe(&self) -> String {
         let mut lines = vec![self.ours.describe(), self.table().trim_fmt().to_string()];
         let mut ratios = Vec::new();
@@ -267,15 +332,15 @@ impl Beside {
             "Times in µs; * is the fastest. In e2e a step enqueues everything, in planned its schedule exists."
                 .to_owned(),
         );
-        if let Some(torch) = &self.torch {
+        if let Some(torch) = &self.said.torch {
             lines.push(format!("The others run under torch {torch}."));
         }
-        lines.extend(self.refusals.iter().cloned());
+        lines.extend(self.said.refusals.iter().cloned());
         lines.join("\n") + "\n"
     }
 
     fn best(&self, id: &str, metric: Metric) -> Option<f64> {
-        let of_case = self.peers.iter().filter(|peer| peer.id == id);
+        let of_case = self.said.peers.iter().filter(|peer| peer.id == id);
         of_case
             .filter_map(|peer| metric.theirs(peer))
             .reduce(f64::min)
@@ -283,6 +348,7 @@ impl Beside {
 
     fn table(&self) -> Table {
         let mut peers: Vec<&str> = self
+            .said
             .peers
             .iter()
             .map(|figures| figures.peer.as_str())
@@ -290,6 +356,7 @@ impl Beside {
         peers.sort_unstable();
         peers.dedup();
         let figures: BTreeMap<(&str, &str), &Figures> = self
+            .said
             .peers
             .iter()
             .map(|figures| ((figures.id.as_str(), figures.peer.as_str()), figures))
@@ -391,6 +458,31 @@ mod tests {
     }
 
     #[test]
+    fn a_case_is_read_to_its_end_and_no_further() {
+        let mut lines = [
+            r#"{"torch": "2.11", "device": "H200"}"#,
+            r#"{"peer": "flashinfer", "refused": "cannot be loaded"}"#,
+            r#"{"peer": "fa3", "id": "a", "kind": "decode", "e2e_us": 1.5}"#,
+            r#"{"peer": "cudnn", "id": "a", "refused": "too long"}"#,
+            r#"{"done": "a"}"#,
+            r#"{"peer": "fa3", "id": "b", "kind": "decode", "e2e_us": 2.5}"#,
+        ]
+        .into_iter()
+        .map(|line| Ok(line.to_owned()));
+        let mut said = Said::default();
+        assert!(said.read(&mut lines, Some("a")).unwrap());
+        assert_eq!(said.torch.as_deref(), Some("2.11"));
+        assert_eq!(said.peers.len(), 1);
+        assert_eq!(
+            said.refusals,
+            ["flashinfer: cannot be loaded", "cudnn on a: too long"]
+        );
+        // It ended before this one was done.
+        assert!(!said.read(&mut lines, Some("b")).unwrap());
+        assert_eq!(said.peers.len(), 2);
+    }
+
+    #[test]
     fn every_column_of_the_table_has_a_heading() {
         let only = ["d-b1-h16-8k".to_owned()];
         let settings = Settings {
@@ -398,7 +490,13 @@ mod tests {
             warm_up: Some(0),
             ..Settings::default()
         };
-        let ours = run_on_device(&settings, Some(cases::read(None, &only).unwrap()), None).unwrap();
+        let ours = run_on_device(
+            &settings,
+            Some(cases::read(None, &only).unwrap()),
+            None,
+            &mut |_| Ok(()),
+        )
+        .unwrap();
         let figures = |peer: &str, us| Figures {
             peer: peer.to_owned(),
             id: only[0].clone(),
@@ -407,9 +505,10 @@ mod tests {
         };
         let table = Beside {
             ours,
-            torch: None,
-            peers: vec![figures("fa3", 1e9), figures("cudnn", 2e9)],
-            refusals: Vec::new(),
+            said: Said {
+                peers: vec![figures("fa3", 1e9), figures("cudnn", 2e9)],
+                ..Said::default()
+            },
         }
         .table();
         let texts = |row: &comfy_table::Row| -> Vec<String> {
