@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Times published MLA kernels beside ours: FlashMLA, FlashAttention-3, FlashInfer and cuDNN.
 
-`mla bench peers` writes one case after another to standard input, each as JSON in a line, and reads one JSON object
-per line from standard output; the last of a case says that it is done. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
+`mla bench peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
+the one of the round before is not set up again. It reads one JSON object per line from standard output, and the last of a
+round says that it is done. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
 order, one CUDA graph of everything a step enqueues, the L2 cache overwritten before each replay, CUDA events
 around it, and the median.
 
@@ -29,14 +30,10 @@ DTYPE = torch.bfloat16
 SCALE = (NOPE + ROPE) ** -0.5
 
 
-class Clock:
-    """Median device time of a function's work, captured once and replayed on cold caches."""
+class Recording:
+    """A function's work, captured once; `beside` are microseconds that it takes besides."""
 
-    def __init__(self, samples, warm_up):
-        self.samples, self.warm_up = samples, warm_up
-        self.filler = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
-
-    def __call__(self, work):
+    def __init__(self, work, beside=0.0):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -44,21 +41,24 @@ class Clock:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
             work()
+        # What it reads stays where it is.
+        self.work, self.beside = work, beside
+
+    def times(self, filler, warm_up, samples):
+        """Device times of replays on cold caches, in microseconds."""
         pairs = []
-        for _ in range(self.warm_up + self.samples):
-            self.filler.zero_()
+        for _ in range(warm_up + samples):
+            filler.zero_()
             pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             pair[0].record()
-            graph.replay()
+            self.graph.replay()
             pair[1].record()
             pairs.append(pair)
         torch.cuda.synchronize()
-        times = sorted(1e3 * begin.elapsed_time(end) for begin, end in pairs[self.warm_up:])
-        middle = len(times) // 2
-        return times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+        return [self.beside + 1e3 * begin.elapsed_time(end) for begin, end in pairs[warm_up:]]
 
 
 def normal(*shape, deviation):
@@ -136,7 +136,7 @@ class FlashMla:
         torch.ops.load_library(shared_object(wheels, "_flashmla_C*.so*", "vllm"))
         self.forward = torch.ops._flashmla_C.dense_decode_fwd
 
-    def decode(self, clock, case):
+    def decode(self, case):
         case = DecodeCase(case)
 
         def attend(schedule, splits):
@@ -145,7 +145,7 @@ class FlashMla:
             )
 
         *_, schedule, splits = attend(None, None)
-        return {"e2e_us": clock(lambda: attend(None, None)), "planned_us": clock(lambda: attend(schedule, splits))}
+        return {"e2e_us": Recording(lambda: attend(None, None)), "planned_us": Recording(lambda: attend(schedule, splits))}
 
 
 class FlashAttention3:
@@ -167,7 +167,7 @@ class FlashAttention3:
             schedule, 0, None, 0, None, 1, 0, None,    # scheduler_metadata, num_splits, pack_gqa, sm_margin, s_aux, cp…
         )
 
-    def decode(self, clock, case):
+    def decode(self, case):
         case = DecodeCase(case)
         latent, rope = case.rows()
         k, v = case.cache[..., LATENT:], case.cache[..., :LATENT]
@@ -186,13 +186,13 @@ class FlashAttention3:
             )
 
         schedule = plan()
-        return {"e2e_us": clock(lambda: attend(plan())), "planned_us": clock(lambda: attend(schedule))}
+        return {"e2e_us": Recording(lambda: attend(plan())), "planned_us": Recording(lambda: attend(schedule))}
 
-    def prefill(self, clock, case):
+    def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
         most = (max(case.query_lens), max(case.key_lens))
-        return {"e2e_us": clock(
+        return {"e2e_us": Recording(
             lambda: self.call(q, k, v, starts=starts, key_starts=key_starts, most=most, causal=case.causal)
         )}
 
@@ -217,7 +217,7 @@ class FlashInfer:
         self.library = flashinfer
         self.workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
 
-    def decode(self, clock, case):
+    def decode(self, case):
         case = DecodeCase(case)
         wrapper = self.library.mla.BatchMLAPagedAttentionWrapper(self.workspace, backend="fa3")
         latent, rope = case.rows()
@@ -238,11 +238,14 @@ class FlashInfer:
         begin = time.perf_counter()
         plan()
         planning = 1e6 * (time.perf_counter() - begin)
-        planned = clock(lambda: wrapper.run(latent, rope, latents, ropes, return_lse=True))
-        # The plan is made on the host from lengths that it copies there, which no graph can hold.
-        return {"e2e_us": planned + planning, "planned_us": planned}
 
-    def prefill(self, clock, case):
+        def attend():
+            wrapper.run(latent, rope, latents, ropes, return_lse=True)
+
+        # The plan is made on the host from lengths that it copies there, which no graph can hold.
+        return {"e2e_us": Recording(attend, planning), "planned_us": Recording(attend)}
+
+    def prefill(self, case):
         case = PrefillCase(case)
         (q, k, v), (starts, key_starts) = case.packed(), case.starts()
         wrapper = self.library.BatchPrefillWithRaggedKVCacheWrapper(self.workspace, "NHD", backend="fa3")
@@ -250,7 +253,7 @@ class FlashInfer:
             starts, key_starts, case.heads, case.heads, NOPE + ROPE, VALUE, causal=case.causal, sm_scale=SCALE,
             q_data_type=DTYPE,
         )
-        return {"planned_us": clock(lambda: wrapper.run(q, k, v, return_lse=True))}
+        return {"planned_us": Recording(lambda: wrapper.run(q, k, v, return_lse=True))}
 
 
 class Cudnn:
@@ -259,7 +262,7 @@ class Cudnn:
 
         self.context = lambda: attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION)
 
-    def prefill(self, clock, case):
+    def prefill(self, case):
         case = PrefillCase(case)
         if len(set(case.query_lens)) > 1 or case.query_lens != case.key_lens:
             raise ValueError("takes requests of one length without context")
@@ -269,7 +272,7 @@ class Cudnn:
         )
         attend = torch.nn.functional.scaled_dot_product_attention
         with self.context():
-            return {"e2e_us": clock(lambda: attend(q, k, v, is_causal=case.causal))}
+            return {"e2e_us": Recording(lambda: attend(q, k, v, is_causal=case.causal))}
 
 
 PEERS = {"flashmla": FlashMla, "fa3": FlashAttention3, "flashinfer": FlashInfer, "cudnn": Cudnn}
@@ -279,36 +282,51 @@ def say(**line):
     print(json.dumps(line), flush=True)
 
 
+def load(names, wheels):
+    """Those of the peers that can be had."""
+    peers = {}
+    for name in names:
+        try:
+            peers[name] = PEERS[name](wheels)
+        except Exception as error:
+            say(peer=name, refused=f"cannot be loaded: {error!r}"[:300])
+    return peers
+
+
+def record(peers, case):
+    """What each peer does with a case: its name, what is timed, and the recording."""
+    recordings = []
+    for name, peer in peers.items():
+        if not hasattr(peer, case["kind"]):
+            continue
+        try:
+            recordings.extend((name, metric, work) for metric, work in getattr(peer, case["kind"])(case).items())
+        except Exception as error:
+            say(peer=name, id=case["id"], refused=repr(error)[:300])
+    return recordings
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--wheels", help="a folder with the libraries, where they are not installed")
     arguments.add_argument("--peers", default=",".join(PEERS), help="comma-separated, of: " + ", ".join(PEERS))
-    arguments.add_argument("--samples", type=int, default=30)
     arguments.add_argument("--warm-up", type=int, default=3)
     given = arguments.parse_args()
     torch.manual_seed(0)
-    clock = Clock(given.samples, given.warm_up)
+    filler = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
     say(torch=torch.__version__, device=torch.cuda.get_device_name())
-    peers = {}
-    for name in given.peers.split(","):
-        try:
-            peers[name] = PEERS[name](given.wheels)
-        except Exception as error:
-            say(peer=name, refused=f"cannot be loaded: {error!r}"[:300])
+    peers = load(given.peers.split(","), given.wheels)
+    current, recordings = None, []
     for line in sys.stdin:
         case = json.loads(line)
-        for name, peer in peers.items():
-            if not hasattr(peer, case["kind"]):
-                continue
-            try:
-                figures = getattr(peer, case["kind"])(clock, case)
-            except Exception as error:
-                say(peer=name, id=case["id"], refused=repr(error)[:300])
-                continue
-            finally:
-                torch.cuda.empty_cache()
-            say(peer=name, id=case["id"], kind=case["kind"], **figures)
-        say(done=case["id"])
+        if case["id"] != current:
+            recordings = []
+            torch.cuda.empty_cache()
+            current, recordings = case["id"], record(peers, case)
+        for peer, metric, recording in recordings:
+            times = recording.times(filler, given.warm_up, case["samples"])
+            say(peer=peer, id=current, **{metric: times})
+        say(done=current)
 
 
 if __name__ == "__main__":

@@ -445,6 +445,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "--python: given /nowhere/python, which cannot be started",
         ),
         ("peers --only x".into(), "--python"),
+        (
+            "peers --samples 2 --rounds 3".into(),
+            "--rounds: given 3, accepted at most the 2 samples",
+        ),
     ];
     for (line, message) in refusals {
         let output = mla(&format!("bench {line}"));

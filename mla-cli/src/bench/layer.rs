@@ -7,13 +7,13 @@ use mla_runtime::registry::Registry;
 
 use super::check::Errors;
 use super::cost::Cost;
-use super::measure::Measured;
+use super::measure::{Measured, Sampling};
 use crate::error::CliError;
 use crate::run::data::Data;
 use crate::run::progress::Progress;
 use crate::run::reference;
 use crate::run::workload::Workload;
-use crate::stopwatch::{Protocol, Stopwatch};
+use crate::stopwatch::Stopwatch;
 
 /// A step of a layer.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ impl Layer {
         registry: &Registry,
         device: &D,
         flush: &mut D::Buffer,
-        protocol: &Protocol,
+        sampling: &mut Sampling<'_>,
         rows: usize,
     ) -> Result<Measured, CliError> {
         let watch = device.watch_memory();
@@ -103,14 +103,13 @@ impl Layer {
             layers.push(Data::new(device, &self.config, &workload, seed, &progress)?);
         }
         workspace.prepare(&layer, &workload.batch()?)?;
-        let (samples, conditions) = device.time(protocol, flush, &mut |_| {
+        let sampled = sampling.time(device, flush, watch, &mut |_| {
             for data in &mut layers {
                 let call = data.call(layer.config())?;
                 layer.forward(&mut workspace, call)?;
             }
             Ok(())
         })?;
-        let peak_bytes = device.peak_memory(watch);
         let errors = reference::compare(
             device,
             &self.config,
@@ -122,11 +121,9 @@ impl Layer {
             &progress,
         )?;
         Ok(Measured {
-            samples,
+            sampled,
             planned: None,
             errors: Errors::of_paths([errors.absorbed, errors.expanded]),
-            peak_bytes,
-            conditions,
         })
     }
 }

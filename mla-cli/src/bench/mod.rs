@@ -31,6 +31,7 @@ use mla_runtime::registry::Registry;
 use self::cases::Case;
 use self::ceilings::Ceilings;
 use self::environment::Environment;
+use self::measure::Sampling;
 use self::plan::Site;
 use self::report::{Report, Row, SCHEMA};
 use self::settings::Settings;
@@ -147,26 +148,38 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         None => None,
     };
     let ceilings = args.output.ceilings.as_deref();
-    run_on_device(&settings, cases, ceilings, &mut |_| Ok(()))
+    run_on_device(
+        &settings,
+        cases,
+        ceilings,
+        Rounds {
+            count: 1,
+            after: &mut |_, _| Ok(()),
+        },
+    )
 }
 
-/// Runs the cases, or the settings' batches where there are none, and calls `after_row` with each row once it
-/// has been measured.
-fn run_on_device(
-    settings: &Settings,
+/// In how many rounds the samples of a row are taken, and what is done after each: with the id of the row, and as many
+/// samples.
+struct Rounds<'a> {
+    count: usize,
+    after: &'a mut dyn FnMut(&str, usize) -> Result<(), CliError>,
+}
+
+/// Runs the cases, or the settings' batches where there are none.
+fn run_on_device<'a>(
+    settings: &'a Settings,
     cases: Option<Vec<Case>>,
-    ceilings: Option<&Path>,
-    after_row: AfterRow<'_>,
+    ceilings: Option<&'a Path>,
+    rounds: Rounds<'a>,
 ) -> Result<Report, CliError> {
     settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
         settings,
         cases,
         ceilings,
-        after_row,
+        rounds,
     })
 }
-
-type AfterRow<'a> = &'a mut dyn FnMut(&Row) -> Result<(), CliError>;
 
 fn write(args: &OutputArgs, report: &Report) -> Result<(), CliError> {
     if let Some(path) = &args.json {
@@ -275,7 +288,7 @@ struct Bench<'a> {
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
-    after_row: AfterRow<'a>,
+    rounds: Rounds<'a>,
 }
 
 impl Job for Bench<'_> {
@@ -305,10 +318,14 @@ impl Job for Bench<'_> {
         let mut rows = Vec::with_capacity(jobs.len());
         for job in &jobs {
             bar.set_message(format!("{} by {}", job.case, job.contender));
-            let measured = measure::measure(&registry, device, &mut flush, job, &protocol, check)?;
-            let row = Row::new(job, measured, ceilings.as_ref())?;
-            (self.after_row)(&row)?;
-            rows.push(row);
+            let mut sampling = Sampling {
+                protocol: &protocol,
+                rounds: self.rounds.count,
+                after_round: &mut |samples| (self.rounds.after)(&job.case, samples),
+            };
+            let measured =
+                measure::measure(&registry, device, &mut flush, job, &mut sampling, check)?;
+            rows.push(Row::new(job, measured, ceilings.as_ref())?);
             bar.inc(1);
         }
         bar.finish_and_clear();

@@ -1,8 +1,8 @@
 //! `mla bench peers`: the built-in backends beside published ones, which a Python script times by the same
 //! protocol on the same GPU.
 //!
-//! Case by case, first ours and then the others: a card at the limit of its power remembers what it did before, so
-//! whoever ran all of its cases first would look better than it is.
+//! Case by case and in rounds, first ours and then the others: a card at the limit of its power remembers what it did
+//! before, so whoever ran all of its cases first would look better than it is.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Write as _};
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use super::cases::{self, Case, CaseKind};
 use super::report::{Report, number};
 use super::settings::Settings;
-use super::{OutputArgs, run_on_device, save};
+use super::statistics::Summary;
+use super::{OutputArgs, Rounds, run_on_device, save};
 use crate::args::{natural, positive};
 use crate::error::CliError;
 use crate::table::table;
@@ -49,7 +50,10 @@ pub(super) struct Args {
     /// Timed runs of each case.
     #[arg(long, value_name = "N", default_value = "30", value_parser = positive)]
     samples: u32,
-    /// Runs of each case that do not count.
+    /// Rounds that these runs are divided into: in each, all take their turn.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
+    rounds: u32,
+    /// Runs of each case that do not count, before each round.
     #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
     warm_up: u32,
     /// Where to write the table in Markdown, as BENCHMARKS.md has it.
@@ -76,8 +80,8 @@ struct Said {
     refusals: Vec<String>,
 }
 
-/// One peer on one case.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One peer on one case: the medians of its samples.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 struct Figures {
     peer: String,
     id: String,
@@ -85,6 +89,31 @@ struct Figures {
     e2e_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     planned_us: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    e2e_samples_us: Vec<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    planned_samples_us: Vec<f64>,
+}
+
+impl Figures {
+    fn add(&mut self, times: Times) {
+        self.e2e_samples_us.extend(times.e2e_us);
+        self.planned_samples_us.extend(times.planned_us);
+        let median = |samples: &[f64]| (!samples.is_empty()).then(|| Summary::of(samples).median);
+        self.e2e_us = median(&self.e2e_samples_us);
+        self.planned_us = median(&self.planned_samples_us);
+    }
+}
+
+/// What one peer took for one case in one round.
+#[derive(Deserialize)]
+struct Times {
+    peer: String,
+    id: String,
+    #[serde(default)]
+    e2e_us: Vec<f64>,
+    #[serde(default)]
+    planned_us: Vec<f64>,
 }
 
 /// A line of the script.
@@ -96,7 +125,7 @@ enum Line {
         id: Option<String>,
         refused: String,
     },
-    Figures(Figures),
+    Times(Times),
     About {
         torch: String,
     },
@@ -105,9 +134,10 @@ enum Line {
     },
 }
 
-/// A case as the script takes it.
+/// A round of a case as the script takes it.
 #[derive(Serialize)]
-struct CaseOfScript<'a> {
+struct Round<'a> {
+    samples: usize,
     id: &'a str,
     kind: &'static str,
     heads: u32,
@@ -116,13 +146,14 @@ struct CaseOfScript<'a> {
     requests: Vec<[u32; 2]>,
 }
 
-impl<'a> From<&'a Case> for CaseOfScript<'a> {
-    fn from(case: &'a Case) -> Self {
+impl<'a> Round<'a> {
+    fn new(case: &'a Case, samples: usize) -> Self {
         let (kind, causal) = match case.kind {
             CaseKind::Decode => ("decode", true),
             CaseKind::Prefill { causal } => ("prefill", causal),
         };
         Self {
+            samples,
             id: &case.id,
             kind,
             heads: case.heads,
@@ -135,6 +166,13 @@ impl<'a> From<&'a Case> for CaseOfScript<'a> {
 /// The table, and whether our outputs are right.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
+    if args.rounds > args.samples {
+        return Err(CliError::Argument {
+            argument: "--rounds",
+            given: args.rounds.to_string(),
+            accepted: format!("at most the {} samples", args.samples),
+        });
+    }
     check_python(args)?;
     let cases = cases::read(args.cases.as_deref(), &args.only)?;
     let settings = Settings {
@@ -144,12 +182,14 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     };
     let ceilings = args.output.ceilings.as_deref();
     let mut script = Script::start(args)?;
-    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, &mut |row| {
-        cases
-            .iter()
-            .filter(|case| case.id == row.id)
-            .try_for_each(|case| script.time(case))
-    })?;
+    let rounds = Rounds {
+        count: args.rounds as usize,
+        after: &mut |id, samples| {
+            let mut of_row = cases.iter().filter(|case| case.id == id);
+            of_row.try_for_each(|case| script.time(case, samples))
+        },
+    };
+    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, rounds)?;
     let said = script.finish()?;
     let beside = Beside { ours, said };
     super::write(
@@ -201,8 +241,8 @@ fn check_python(args: &Args) -> Result<(), CliError> {
 struct Script {
     python: PathBuf,
     child: Child,
-    /// Closed when there are no more cases.
-    cases: Option<ChildStdin>,
+    /// Closed when there are no more.
+    rounds: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
     said: Said,
 }
@@ -211,7 +251,6 @@ impl Script {
     fn start(args: &Args) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
-        python.args(["--samples", &args.samples.to_string()]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
         if let Some(wheels) = &args.wheels {
             python.arg("--wheels").arg(wheels);
@@ -220,23 +259,26 @@ impl Script {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let cases = child.stdin.take();
+        let rounds = child.stdin.take();
         // It is a pipe: so it was asked for above.
         let lines = child.stdout.take().expect("the script's output is a pipe");
         Ok(Self {
             python: args.python.clone(),
             child,
-            cases,
+            rounds,
             lines: BufReader::new(lines).lines(),
             said: Said::default(),
         })
     }
 
-    /// Has the peers timed on a case.
-    fn time(&mut self, case: &Case) -> Result<(), CliError> {
+    /// Has the peers timed on a case, for one round.
+    fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
         // Strings and numbers.
-        let json = serde_json::to_string(&CaseOfScript::from(case)).expect("a case is JSON");
-        let written = self.cases.as_mut().map(|cases| writeln!(cases, "{json}"));
+        let json = serde_json::to_string(&Round::new(case, samples)).expect("a round is JSON");
+        let written = self
+            .rounds
+            .as_mut()
+            .map(|rounds| writeln!(rounds, "{json}"));
         let done = match written {
             Some(Ok(())) => self.said.read(&mut self.lines, Some(&case.id))?,
             // It has ended before its time.
@@ -250,7 +292,7 @@ impl Script {
 
     /// Everything that was said.
     fn finish(mut self) -> Result<Said, CliError> {
-        self.cases = None;
+        self.rounds = None;
         self.said.read(&mut self.lines, None)?;
         match self.child.wait()?.success() {
             true => Ok(self.said),
@@ -259,8 +301,8 @@ impl Script {
     }
 
     fn failed(&mut self) -> CliError {
-        // Without cases it ends, if it has not yet.
-        self.cases = None;
+        // Without more rounds it ends, if it has not yet.
+        self.rounds = None;
         let status = match self.child.wait() {
             Ok(status) => status.to_string(),
             Err(error) => error.to_string(),
@@ -277,7 +319,7 @@ impl Script {
 }
 
 impl Said {
-    /// Reads until the case is done, or to the end; says whether it is done.
+    /// Reads until a round of the case is done, or to the end; says whether it is done.
     fn read(
         &mut self,
         lines: impl Iterator<Item = std::io::Result<String>>,
@@ -288,7 +330,7 @@ impl Said {
             // Libraries print what they like.
             match serde_json::from_str(&line) {
                 Ok(Line::About { torch }) => self.torch = Some(torch),
-                Ok(Line::Figures(figures)) => self.peers.push(figures),
+                Ok(Line::Times(times)) => self.add(times),
                 Ok(Line::Refused { peer, id, refused }) => {
                     let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
                     self.refusals.push(format!("{peer}{case}: {refused}"));
@@ -299,6 +341,25 @@ impl Said {
             }
         }
         Ok(false)
+    }
+
+    fn add(&mut self, times: Times) {
+        let known = self
+            .peers
+            .iter()
+            .position(|figures| figures.peer == times.peer && figures.id == times.id);
+        let place = known.unwrap_or_else(|| {
+            self.peers.push(Figures {
+                peer: times.peer.clone(),
+                id: times.id.clone(),
+                e2e_us: None,
+                planned_us: None,
+                e2e_samples_us: Vec::new(),
+                planned_samples_us: Vec::new(),
+            });
+            self.peers.len() - 1
+        });
+        self.peers[place].add(times);
     }
 }
 
@@ -443,12 +504,8 @@ mod tests {
             Ok(Line::About { torch }) if torch == "2.11"
         ));
         assert!(matches!(
-            read(r#"{"peer": "fa3", "id": "d", "kind": "decode", "e2e_us": 1.5}"#),
-            Ok(Line::Figures(Figures {
-                e2e_us: Some(1.5),
-                planned_us: None,
-                ..
-            }))
+            read(r#"{"peer": "fa3", "id": "d", "e2e_us": [1.5]}"#),
+            Ok(Line::Times(Times { e2e_us, planned_us, .. })) if e2e_us == [1.5] && planned_us.is_empty()
         ));
         assert!(matches!(
             read(r#"{"peer": "fa3", "refused": "cannot be loaded"}"#),
@@ -458,25 +515,33 @@ mod tests {
     }
 
     #[test]
-    fn a_case_is_read_to_its_end_and_no_further() {
+    fn a_round_is_read_to_its_end_and_added_to_those_before() {
         let mut lines = [
             r#"{"torch": "2.11", "device": "H200"}"#,
             r#"{"peer": "flashinfer", "refused": "cannot be loaded"}"#,
-            r#"{"peer": "fa3", "id": "a", "kind": "decode", "e2e_us": 1.5}"#,
             r#"{"peer": "cudnn", "id": "a", "refused": "too long"}"#,
+            r#"{"peer": "fa3", "id": "a", "e2e_us": [1.5, 2.5]}"#,
+            r#"{"peer": "fa3", "id": "a", "planned_us": [1.0, 1.25]}"#,
             r#"{"done": "a"}"#,
-            r#"{"peer": "fa3", "id": "b", "kind": "decode", "e2e_us": 2.5}"#,
+            r#"{"peer": "fa3", "id": "a", "e2e_us": [3.5]}"#,
+            r#"{"done": "a"}"#,
+            r#"{"peer": "fa3", "id": "b", "e2e_us": [4.5]}"#,
         ]
         .into_iter()
         .map(|line| Ok(line.to_owned()));
         let mut said = Said::default();
         assert!(said.read(&mut lines, Some("a")).unwrap());
         assert_eq!(said.torch.as_deref(), Some("2.11"));
-        assert_eq!(said.peers.len(), 1);
         assert_eq!(
             said.refusals,
             ["flashinfer: cannot be loaded", "cudnn on a: too long"]
         );
+        assert_eq!(said.peers.len(), 1);
+        assert_eq!(said.peers[0].e2e_us, Some(2.0));
+        assert!(said.read(&mut lines, Some("a")).unwrap());
+        assert_eq!(said.peers.len(), 1);
+        assert_eq!(said.peers[0].e2e_us, Some(2.5));
+        assert_eq!(said.peers[0].planned_us, Some(1.125));
         // It ended before this one was done.
         assert!(!said.read(&mut lines, Some("b")).unwrap());
         assert_eq!(said.peers.len(), 2);
@@ -486,31 +551,33 @@ mod tests {
     fn every_column_of_the_table_has_a_heading() {
         let only = ["d-b1-h16-8k".to_owned()];
         let settings = Settings {
-            samples: Some(1),
+            samples: Some(3),
             warm_up: Some(0),
             ..Settings::default()
         };
-        let ours = run_on_device(
-            &settings,
-            Some(cases::read(None, &only).unwrap()),
-            None,
-            &mut |_| Ok(()),
-        )
-        .unwrap();
-        let figures = |peer: &str, us| Figures {
-            peer: peer.to_owned(),
-            id: only[0].clone(),
-            e2e_us: Some(us),
-            planned_us: None,
-        };
-        let table = Beside {
-            ours,
-            said: Said {
-                peers: vec![figures("fa3", 1e9), figures("cudnn", 2e9)],
-                ..Said::default()
+        let mut finished = Vec::new();
+        let rounds = Rounds {
+            count: 2,
+            after: &mut |id, samples| {
+                finished.push((id.to_owned(), samples));
+                Ok(())
             },
+        };
+        let cases = cases::read(None, &only).unwrap();
+        let ours = run_on_device(&settings, Some(cases), None, rounds).unwrap();
+        assert_eq!(finished, [(only[0].clone(), 1), (only[0].clone(), 2)]);
+        assert_eq!(ours.rows[0].samples_us.len(), 3);
+
+        let mut said = Said::default();
+        for (peer, us) in [("fa3", 1e9), ("cudnn", 2e9)] {
+            said.add(Times {
+                peer: peer.to_owned(),
+                id: only[0].clone(),
+                e2e_us: vec![us],
+                planned_us: Vec::new(),
+            });
         }
-        .table();
+        let table = Beside { ours, said }.table();
         let texts = |row: &comfy_table::Row| -> Vec<String> {
             row.cell_iter().map(Cell::content).collect()
         };

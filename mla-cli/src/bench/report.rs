@@ -84,7 +84,12 @@ impl Row {
     ) -> Result<Self, CliError> {
         let subject = &job.subject;
         let per_layer = 1e6 / subject.layers() as f64;
-        let samples_us: Vec<f64> = measured.samples.iter().map(|s| s * per_layer).collect();
+        let samples_us: Vec<f64> = measured
+            .sampled
+            .samples
+            .iter()
+            .map(|s| s * per_layer)
+            .collect();
         let us = Summary::of(&samples_us);
         let (cost, seconds) = (subject.cost()?, us.median / 1e6);
         let requests = subject.requests();
@@ -111,9 +116,9 @@ impl Row {
             tflops: cost.flop / seconds / 1e12,
             gbps: cost.bytes / seconds / 1e9,
             of_limit: ceilings.map(|ceilings| ceilings.seconds(cost) / seconds),
-            peak_bytes: measured.peak_bytes,
+            peak_bytes: measured.sampled.peak_bytes,
             errors: measured.errors,
-            conditions: measured.conditions,
+            conditions: measured.sampled.conditions,
             cost,
             samples_us,
         })
