@@ -1,4 +1,4 @@
-// Tensor copies from device memory into shared memory by the copy engine (TMA).
+// Tensor copies between device memory and shared memory by the copy engine (TMA).
 #pragma once
 
 #include <cuda.h>
@@ -47,5 +47,20 @@ __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint32_t des
         "l"(map), "r"(bar), "r"(x), "r"(y)
         : "memory");
 }
+
+// Copies the box at (x, y, z, w) from `source` to device memory, all but what lies outside of the tensor. What was written to
+// `source` before has to be ordered by fence_async_proxy().
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(source),
+                 "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until this thread's stores have read what they copy.
+__device__ __forceinline__ void tma_wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Waits until this thread's stores are done.
+__device__ __forceinline__ void tma_wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace mla

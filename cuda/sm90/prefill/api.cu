@@ -108,9 +108,6 @@ int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
             // spread too far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
             const double together = facts.multiprocessors / 8.0 / longest;
             wanted = fmax(wanted, fmin(together, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
-            // And so many that a group is twice as much work for a multiprocessor as its longest tile, which otherwise ends
-            // after everything else.
-            wanted = fmax(wanted, ceil(4.0 * facts.multiprocessors / (levels + 1) / longest));
         }
     }
     const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
@@ -130,10 +127,9 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.lse_head_stride = p.lse_head_stride;
     k.requests = p.requests;
     k.heads = p.heads;
-    constexpr int most_levels = 3072;
-    static_assert(most_levels <= max_levels<Tile>());
-    k.levels = int((int64_t(p.max_query_len) + kQueries - 1) / kQueries);
-    if (k.levels > most_levels) return refuse("max_query_len", p.max_query_len, "0..=393216");
+    // The maps' base addresses lie that many rows before the tensors.
+    if (p.max_query_len > 393216) return refuse("max_query_len", p.max_query_len, "0..=393216");
+    k.levels = (p.max_query_len + kQueries - 1) / kQueries;
     k.group = group_of(p, facts);
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
@@ -161,7 +157,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
           key_len, Tile::kKeys},
          maps.key_rope},
         {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens, key_len, Tile::kKeys},
-         maps.value}};
+         maps.value},
+        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens, query_len, kWarpRows}, maps.out}};
     for (const auto& o : operands) {
         s = describe(encode, p.dtype, o.operand, o.map);
         if (s.code != MLA_OK) return s;

@@ -4,7 +4,7 @@
 // warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, and go on from tile to tile
 // without a stop (tile a of three key blocks, then b):
 //
-//     scheduler    claims b ...                     claims c ...
+//     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
 //                  Qa                      | Qb
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
@@ -13,7 +13,8 @@
 // that is, in each step: enqueue the scores of a key block and the output of the block before; then, while the tensor cores
 // work on the output and on the other consumer's products, the softmax of the scores. Between the two consumers, named
 // barriers let one enqueue its products while the other computes exponentials. Key blocks are taken from the last to the
-// first, so that the ones that need a mask come first. A tile's output is stored behind the second scores of the next tile.
+// first, so that the ones that need a mask come first. A tile's output is stored behind the second scores of the next tile,
+// through shared memory.
 //
 // What waits for what, each barrier with one phase per use of what it guards:
 //
@@ -21,6 +22,7 @@
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
+//     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier that goes on while a warp
 // has yet to wait for it is a phase missed, and the parity that the warp then waits for may never come.
@@ -67,8 +69,7 @@ struct Scheduler {
     int lane;
 
     __device__ void run() const {
-        const Schedule schedule{p, shared.level_end, lane};
-        schedule.build();
+        Schedule schedule(p, lane);
         int announced = 0;
         for (int claim = blockIdx.x;; claim = next_claim()) {
             Work work = schedule.find(claim);
@@ -78,6 +79,7 @@ struct Scheduler {
                 store_nothing(work);
             } else {
                 announce(work, announced);
+                barrier_wait(shared_address(&shared.work_wanted), (announced - 1) & 1);
             }
         }
         announce(Work{}, announced);
@@ -178,11 +180,12 @@ struct Producer {
     __device__ void bring_keys_and_values() const {
         Position key, value;
         for_each_tile([&](const Work& work, int) {
-            bring_key(work, work.blocks - 1, key);
+            const int last = work.blocks - 1;
 #pragma unroll 1
-            for (int block = work.blocks - 2; block >= 0; block--) {
+            for (int block = last; block >= 0; block--) {
                 bring_key(work, block, key);
-                bring_value(work, block + 1, value);
+                if (block == min(last, kClaimBlock)) barrier_arrive(shared_address(&shared.work_wanted));
+                if (block < last) bring_value(work, block + 1, value);
             }
             bring_value(work, 0, value);
         });
@@ -340,6 +343,7 @@ struct Rows {
 template <typename Tile>
 struct Consumer {
     const KernelParams& p;
+    const Maps& maps;
     Shared<Tile>& shared;
     int warpgroup, thread;
     Position key, value;
@@ -497,40 +501,50 @@ struct Consumer {
                 {rows.sum[0], rows.sum[1]}};
     }
 
-    // Writes both rows. Four neighbouring lanes hold two columns each of every eight. Each gives every other pair to its
-    // neighbour for one of the neighbour's, so that it writes four columns at a time and all four together sixteen.
+    // Writes the warp's rows, one panel of columns after the other: rounded into shared memory, and from there by the copy engine,
+    // which leaves out rows that the request does not have.
     __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
-        const int query = finished.query + row_in_tile(), odd = thread % 2;
-        const int64_t token = int64_t(finished.query_start) + query;
-        auto* out = static_cast<typename Tile::Element*>(p.out) + token * p.out_token_stride + finished.head * p.out_head_stride +
-                    8 * odd + 2 * (thread % 4 - odd);
+        const int warp = thread / 32, lane = thread % 32;
+        const int first = finished.query + warpgroup * kRows + warp * kWarpRows;
         float sum[2] = {finished.sum[0], finished.sum[1]};
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
 #pragma unroll
             for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
         }
+        float factor[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            const float factor = sum[row] > 0.f ? reciprocal_approx(sum[row]) : 0.f;
-            const bool valid = query + 8 * row < finished.query_len;
-            if (valid && thread % 4 == 0 && p.lse) {
-                p.lse[finished.head * p.lse_head_stride + token + 8 * row] =
+            factor[row] = sum[row] > 0.f ? reciprocal_approx(sum[row]) : 0.f;
+            const int query = first + lane / 4 + 8 * row;
+            if (lane % 4 == 0 && p.lse && query < finished.query_len) {
+                p.lse[finished.head * p.lse_head_stride + finished.query_start + query] =
                     sum[row] > 0.f ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f : -INFINITY;
             }
+        }
+        const uint32_t staged = shared_address(shared.out[warpgroup * (kRows / kWarpRows) + warp]);
+        // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight columns, then of the next eight.
+        const int row = lane % 16, chunk = lane / 16;
 #pragma unroll
-            for (int first = 0; first < Tile::kValue / 8; first += 2) {
-                uint32_t words[2];
+        for (int panel = 0; panel < Tile::kValuePanels; panel++) {
+            if (lane == 0) tma_wait_stores_read();
+            __syncwarp();
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const float* pair = &rows.out[4 * (first + i) + 2 * row];
-                    words[i] = pack<typename Tile::Element>(pair[0] * factor, pair[1] * factor);
+            for (int i = 0; i < kPanel / 8; i += 2) {
+                const float* out = &rows.out[4 * (kPanel / 8 * panel + i)];
+                uint32_t words[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    words[j] = pack<typename Tile::Element>(out[2 * j] * factor[j % 2], out[2 * j + 1] * factor[j % 2]);
                 }
-                const uint32_t other = __shfl_xor_sync(~0u, odd ? words[0] : words[1], 1);
-                if (valid) {
-                    *reinterpret_cast<uint2*>(out + 8 * row * p.out_token_stride + 8 * first) =
-                        odd ? make_uint2(other, words[1]) : make_uint2(words[0], other);
-                }
+                store_matrices(staged + row * 128 + ((chunk + i) ^ row % 8) * 16, words[0], words[1], words[2], words[3]);
+            }
+            fence_async_proxy();
+            __syncwarp();
+            // Never a box that lies behind the last row altogether, as for queries.
+            if (lane == 0 && first < finished.query_len) {
+                tma_store(&maps.out, staged, panel * kPanel, finished.head, first + p.max_query_len - finished.query_len,
+                          finished.query_start + finished.query_len);
             }
         }
     }
@@ -594,9 +608,8 @@ struct Consumer {
                     begin_scores(scores);
                     pass_turn();
                     if (number > 0) store(before, rows);
-                    take_turn();
+                    // Without its turn, which would come late: the other consumer's softmax of its first block takes long.
                     begin_output(rows, true);
-                    pass_turn();
                     end_step(scores, work, blocks - 2, unmasked, rows);
                 }
                 for (int block = blocks - 3; block >= 0; block--) {
@@ -639,6 +652,7 @@ struct Consumer {
         cute::warpgroup_wait<0>();
         end_output(rows);
         store(before, rows);
+        if (thread % 32 == 0) tma_wait_stores();
     }
 };
 
@@ -665,6 +679,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             barrier_init(shared_address(&shared.work_full[slot]), 1);
             barrier_init(shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
+        barrier_init(shared_address(&shared.work_wanted), 1);
         barrier_init(shared_address(&shared.idle), 1);
         fence_barrier_init();
     }
@@ -679,7 +694,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (warp == 3) Scheduler<Tile>{p, shared, lane}.run();
     } else {
         registers_grow<Tile::kConsumerRegisters>();
-        Consumer<Tile>{p, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
+        Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }
 

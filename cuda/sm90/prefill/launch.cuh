@@ -24,10 +24,9 @@ cudaError_t load();
 // What a block may have on sm_90.
 constexpr int kMaxSharedBytes = 232448;
 
+// Panels begin at multiples of 1024 bytes, and dynamic shared memory anywhere.
 template <typename Tile>
-constexpr size_t max_levels() {
-    return (kMaxSharedBytes - 1024 - sizeof(Shared<Tile>)) / sizeof(int);
-}
+constexpr int kSharedBytes = sizeof(Shared<Tile>) + 1024;
 
 // Named after the widths of keys without rotary embedding, of the rotary part, and of values.
 template <typename T>

@@ -11,14 +11,13 @@ namespace mla::sm90::prefill {
 template <typename Tile>
 cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
     auto* kernel = &prefill_kernel<Tile>;
-    const size_t bytes = sizeof(Shared<Tile>) + p.levels * sizeof(int) + 1024;
-    // The same whatever this launch needs, since threads that launch at the same time share the attribute.
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+    static_assert(kSharedBytes<Tile> <= kMaxSharedBytes);
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>);
     if (e != cudaSuccess) return e;
     cudaLaunchConfig_t config = {};
     config.gridDim = l.blocks;
     config.blockDim = kThreads;
-    config.dynamicSmemBytes = bytes;
+    config.dynamicSmemBytes = kSharedBytes<Tile>;
     config.stream = l.stream;
     return cudaLaunchKernelEx(&config, kernel, p, maps);
 }

@@ -30,9 +30,9 @@ struct KernelParams {
 // Each map has four dimensions: columns, heads, rows of a request, end of the request. The third counts from
 // `max_len - len`, so that its bound falls on the request's last row: what lies behind it is read as zeros, whatever the
 // next request has there. The fourth is where the request ends in the tensor, and the base address lies `max_len` rows
-// before the tensor.
+// before the tensor. Rows of the output behind it are not written.
 struct Maps {
-    CUtensorMap query, query_rope, key, key_rope, value;
+    CUtensorMap query, query_rope, key, key_rope, value, out;
 };
 
 }  // namespace mla::sm90::prefill

@@ -11,7 +11,8 @@
 //
 //     for group of heads: for level from high to low: for request with that level: for head in group
 //
-// Everything here is done by one warp, from the lengths on the device.
+// Everything here is done by one warp, from the lengths on the device. It claims tiles in this order, so it walks along with
+// them: from each run of levels that the same requests reach to the next lower one.
 #pragma once
 
 #include "params.cuh"
@@ -21,64 +22,44 @@ namespace mla::sm90::prefill {
 
 struct Schedule {
     const KernelParams& p;
-    // level_end[i]: tiles of one head at the i + 1 highest levels.
-    int* level_end;
     int lane;
+    // Tiles of one head.
+    int per_head;
+    // The group of heads at hand and the run of levels within it, from `top` down to `bottom`: `requests` requests reach each of
+    // them, and a head has `before` tiles at the levels above.
+    int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ int tiles_of(int request) const {
-        return request < p.requests ? (p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries : 0;
+    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
+        int tiles = 0;
+#pragma unroll 1
+        for (int r = lane; r < p.requests; r += 32) tiles += tiles_of(r);
+        per_head = __reduce_add_sync(~0u, tiles);
     }
 
-    // Fills level_end: first how many requests have exactly so many tiles, then from the top how many have at least as
-    // many, then their running sum.
-    __device__ void build() const {
-#pragma unroll 1
-        for (int i = lane; i < p.levels; i += 32) level_end[i] = 0;
-        __syncwarp();
-#pragma unroll 1
-        for (int r = lane; r < p.requests; r += 32) {
-            int tiles = tiles_of(r);
-            if (tiles > 0) atomicAdd(&level_end[p.levels - min(tiles, p.levels)], 1);
-        }
-        __syncwarp();
-        int requests = 0, sum = 0;
-#pragma unroll 1
-        for (int first = 0; first < p.levels; first += 32) {
-            int i = first + lane;
-            int at_least = requests + inclusive_sum(i < p.levels ? level_end[i] : 0);
-            int end = sum + inclusive_sum(i < p.levels ? at_least : 0);
-            if (i < p.levels) level_end[i] = end;
-            requests = __shfl_sync(~0u, at_least, 31);
-            sum = __shfl_sync(~0u, end, 31);
-        }
-        __syncwarp();
-    }
-
-    // The tile at `index`, all but its blocks; request -1 past the end.
-    __device__ Work find(int index) const {
+    // The tile at `index`, all but its blocks; request -1 past the end. From call to call the index rises.
+    __device__ Work find(int index) {
         Work work = {};
         work.request = -1;
-        const int per_head = level_end[p.levels - 1];
         // Without tokens there is no tile, and nothing to divide by.
         if (per_head == 0 || index >= int64_t(per_head) * p.heads) return work;
-        const int group = index / (per_head * p.group);
-        const int first_head = group * p.group;
+        const int at_group = index / (per_head * p.group);
+        const int first_head = at_group * p.group;
         const int heads = min(p.group, p.heads - first_head);
-        const int within = index - group * (per_head * p.group);
+        const int within = index - at_group * (per_head * p.group);
         work.head = first_head + within % heads;
         const int position = within / heads;
 
-        int low = 0, high = p.levels - 1;
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (level_end[middle] > position) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
+        if (at_group != group) {
+            group = at_group;
+            before = 0;
+            enter(p.levels - 1);
         }
-        const int level = p.levels - 1 - low;
-        int nth = position - (low == 0 ? 0 : level_end[low - 1]);
+        while (position - before >= requests * (top - bottom + 1)) {
+            before += requests * (top - bottom + 1);
+            enter(bottom - 1);
+        }
+        const int level = top - (position - before) / requests;
+        int nth = (position - before) % requests;
         for (int first = 0;; first += 32) {
             unsigned has = __ballot_sync(~0u, tiles_of(first + lane) > level);
             int count = __popc(has);
@@ -88,6 +69,27 @@ struct Schedule {
     }
 
 private:
+    __device__ int tiles_of(int request) const {
+        return request < p.requests ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries, p.levels) : 0;
+    }
+
+    // Goes to the run that begins with a level: it ends at the first level that another request reaches.
+    __device__ void enter(int level) {
+        int reach = 0, next = 0;
+#pragma unroll 1
+        for (int r = lane; r < p.requests; r += 32) {
+            const int tiles = tiles_of(r);
+            if (tiles > level) {
+                reach++;
+            } else {
+                next = max(next, tiles);
+            }
+        }
+        top = level;
+        bottom = __reduce_max_sync(~0u, next);
+        requests = __reduce_add_sync(~0u, reach);
+    }
+
     __device__ Work describe(Work work, int request, int level) const {
         work.request = request;
         work.query = level * kQueries;
@@ -97,14 +99,6 @@ private:
         work.key_end = p.cu_k[work.request + 1];
         work.key_len = work.key_end - key_start;
         return work;
-    }
-
-    __device__ int inclusive_sum(int value) const {
-        for (int distance = 1; distance < 32; distance *= 2) {
-            int other = __shfl_up_sync(~0u, value, distance);
-            if (lane >= distance) value += other;
-        }
-        return value;
     }
 };
 

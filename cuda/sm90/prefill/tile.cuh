@@ -17,9 +17,13 @@ constexpr int kQueries = kConsumers * kRows;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that are announced and not yet finished: the one that is being computed and the one that is being brought. More
-// would be claimed early, by a block that another may outrun.
+// Tiles that are announced and not yet finished: the one that is being computed and the one that is being brought.
 constexpr int kAnnounced = 2;
+// A block claims its next tile when it brings this key block of the one at hand: late, since one that claims early may be outrun
+// by others and end after all of them; but early enough to know the tile before it can be brought.
+constexpr int kClaimBlock = 1;
+// Query rows of a warp, which it stores by itself.
+constexpr int kWarpRows = 16;
 
 template <typename Element_, int nope_, int rope_, int value_, int keys_>
 struct Tile {
@@ -40,6 +44,7 @@ struct Tile {
     static constexpr int kQueryBytes = kQkPanels * kQueryPanelBytes;
     static constexpr int kKeyBytes = kQkPanels * kKeyPanelBytes;
     static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
+    static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 
     // Registers of a thread. All start with 168.
     static constexpr int kConsumerRegisters = value_ > 128 ? 232 : 216;
@@ -62,14 +67,13 @@ struct Shared {
     alignas(1024) uint8_t query[kConsumers][Tile::kQueryBytes];
     alignas(1024) uint8_t key[kStages][Tile::kKeyBytes];
     alignas(1024) uint8_t value[kStages][Tile::kValueBytes];
+    alignas(1024) uint8_t out[kConsumers * kRows / kWarpRows][Tile::kOutPanelBytes];
     alignas(8) uint64_t query_full[kConsumers], query_empty[kConsumers];
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
-    alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced];
+    alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
     alignas(8) uint64_t idle;  // never completes a phase; see hold()
     Work work[kAnnounced];
-    // Tiles of one head at each level and above; see schedule.cuh.
-    int level_end[1];
 };
 
 }  // namespace mla::sm90::prefill
