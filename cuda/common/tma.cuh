@@ -11,32 +11,62 @@ __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) 
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// What L2 does with the lines that a copy reads.
+struct L2Policy {
+    uint64_t bits;
+};
+
+// They go before all others when room is needed.
+__device__ __forceinline__ L2Policy evict_first() {
+    L2Policy policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
+    return policy;
+}
+
+// As a copy that names no policy. (`evict_normal` is not that: it makes long streams slower.)
+__device__ __forceinline__ L2Policy evict_unchanged() {
+    L2Policy policy;
+    asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy.bits));
+    return policy;
+}
+
 // Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
-__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z) {
+__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
+                                         int z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-            destination),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
+        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 
 // As above, in a tensor of four dimensions.
+__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
+                                         int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
+        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
+// As above, of five.
+__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
+                                         int z, int w, int v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
+        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+        : "memory");
+}
+
+// In a tensor of four dimensions, without a policy.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z,
                                          int w) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
         "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
-        : "memory");
-}
-
-// As above, of five.
-__device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z, int w,
-                                         int v) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
         : "memory");
 }
 

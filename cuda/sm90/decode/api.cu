@@ -263,13 +263,13 @@ extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32
     k.heads = p.heads;
     k.query_len = p.query_len;
     k.tile_cost = kTileCost;
-    int lens[kMaxRequests], prefix[kMaxRequests + 1];
+    int lens[kMaxRequests];
     for (int i = 0; i < p.requests; ++i) {
         if (p.kv_lens[i] < 0) return refuse("kv_lens", p.kv_lens[i], "0 or more");
         lens[i] = p.kv_lens[i];
     }
     const int rows = shape.rows * shape.pair;
-    Schedule schedule(k, lens, prefix, rows, team, teams);
+    Schedule schedule(k, lens, rows, team, teams);
     schedule.divide();
     *count = 0;
     for (Piece piece; (piece = schedule.next()).request >= 0; ++*count)

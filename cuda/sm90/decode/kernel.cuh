@@ -2,7 +2,7 @@
 //
 // A thread block works on up to N query rows of one request; four warpgroups share the work:
 //
-//   load     warp 0 copies cache tiles by TMA, warp 1 the query rows, warp 2 divides the work (schedule.cuh);
+//   load     warp 0 copies cache tiles by TMA, warp 1 the query rows, warp 2 hands out the pieces of work (schedule.cuh);
 //   scores   S = Q K^T (64 x 64 per block of tokens; rows past N are ignored), softmax, P to shared memory;
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T. Cache tokens are summed over, so
 //            N is as small as the number of query rows and no multiplication is spent on padding.
@@ -40,6 +40,8 @@ constexpr int kThreads = 512;
 constexpr int kScoresBarrier = 2;
 // The warp that touches memory early, one without anything else to do.
 constexpr int kTouchWarp = 4;
+// Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
+constexpr int kSparingBytes = 192 << 20;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
@@ -81,6 +83,7 @@ struct Kernel {
         initialise_queue(kPieceReaders);
         barrier_init(at(s.query_full), p.even_query ? 1 : 32);
         barrier_init(at(s.query_empty), 128);
+        barrier_init(at(s.lens_full), 32);
         barrier_init(at(s.table_full), 32);
         barrier_init(at(s.stats_full), kStatsWriters);
         barrier_init(at(s.stats_empty), kOutputThreads);
@@ -94,10 +97,13 @@ struct Kernel {
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     }
 
-    // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it.
+    // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it. A place in it:
     struct Queue {
-        int slot = 0;
-        uint32_t phase = 0;
+        // Before this one.
+        uint32_t pieces = 0;
+
+        __device__ uint32_t slot() const { return pieces % kPieces; }
+        __device__ uint32_t phase() const { return pieces / kPieces & 1; }
     };
     // In the scores warpgroup, a quarter of the lanes of each warp that has rows.
     static constexpr int kStatsWriters = (N < 16 ? 16 : N) / 2;
@@ -113,40 +119,42 @@ struct Kernel {
     }
 
     __device__ const Piece* take(const Queue& q) const {
-        barrier_wait(at(s.piece_full[q.slot]), q.phase);
-        const Piece* piece = &s.pieces[q.slot];
+        barrier_wait(at(s.piece_full[q.slot()]), q.phase());
+        const Piece* piece = &s.pieces[q.slot()];
         return piece->request < 0 ? nullptr : piece;
     }
     // Called by every thread that took it.
     __device__ void give_back(Queue& q) const {
-        barrier_arrive(at(s.piece_empty[q.slot]));
-        if (++q.slot == kPieces) {
-            q.slot = 0;
-            q.phase ^= 1;
+        barrier_arrive(at(s.piece_empty[q.slot()]));
+        ++q.pieces;
+    }
+
+    __device__ void hand_out(Queue& q, const Piece& piece) const {
+        barrier_wait(at(s.piece_empty[q.slot()]), q.phase() ^ 1);
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            s.pieces[q.slot()] = piece;
+            barrier_arrive(at(s.piece_full[q.slot()]));
+        }
+        ++q.pieces;
+    }
+
+    // Hands out all of them, of which `piece` is the first.
+    __device__ void hand_out_all(Schedule& schedule, Piece piece) const {
+        for (Queue q;; piece = schedule.next()) {
+            hand_out(q, piece);
+            if (piece.request < 0) break;
         }
     }
 
-    // Hands out the pieces.
-    __device__ void divide_work(Schedule& schedule) const {
-        const bool leader = (threadIdx.x & 31) == 0;
-        schedule.await_lengths();
-        schedule.divide();
-        Queue q;
-        bool more = true;
-        while (more) {
-            const Piece piece = schedule.next();
-            more = piece.request >= 0;
-            barrier_wait(at(s.piece_empty[q.slot]), q.phase ^ 1);
-            __syncwarp();
-            if (leader) {
-                s.pieces[q.slot] = piece;
-                barrier_arrive(at(s.piece_full[q.slot]));
-            }
-            if (++q.slot == kPieces) {
-                q.slot = 0;
-                q.phase ^= 1;
-            }
-        }
+    // Asks for the lengths.
+    __device__ void fetch_lengths(int lane) const {
+        for (int i = lane; i < p.requests; i += 32) copy_async4(shared_address(s.lens + i), p.kv_lens + i);
+    }
+    // Says that they are there.
+    __device__ void finish_lengths() const {
+        copy_async_wait();
+        barrier_arrive(at(s.lens_full));
     }
 
     // The first access to a page of memory takes microseconds: its translation has to be found. One access now spares the reads and
@@ -167,8 +175,13 @@ struct Kernel {
     __device__ void fetch_table(int lane) const {
         const int64_t entries = p.requests * p.block_table_stride;
         if (table_is_small()) {
+            if ((reinterpret_cast<uintptr_t>(p.block_table) & 15) == 0 && (entries & 3) == 0) {
 #pragma unroll 1
-            for (int i = lane; i < entries; i += 32) copy_async4(table_copy() + i * 4, p.block_table + i);
+                for (int i = lane * 4; i < entries; i += 128) copy_async16(table_copy() + i * 4, p.block_table + i, true);
+            } else {
+#pragma unroll 1
+                for (int i = lane; i < entries; i += 32) copy_async4(table_copy() + i * 4, p.block_table + i);
+            }
         } else {
             const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
             if (entry < entries) prefetch_line(p.block_table + entry);
@@ -199,13 +212,14 @@ struct Kernel {
     template <bool whole>
     __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent, RopeRing& rope, int tokens,
                                                const int (&page)[4], const int (&first)[4]) const {
+        const L2Policy policy = cache_policy();
         const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
             if (whole) {
-                tma_load(&maps.cache, slot, full, x, first[0], page[0]);
+                tma_load(&maps.cache, slot, full, policy, x, first[0], page[0]);
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 2048, full, x, first[i], page[i]);
+                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 2048, full, policy, x, first[i], page[i]);
             }
         };
 #pragma unroll 1
@@ -214,7 +228,7 @@ struct Kernel {
             barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
             barrier_expect(full, tokens * 128 * L::kSlotTiles);
             if (whole) {
-                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, i / 2, page[0]);
+                tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, i / 2, page[0]);
             } else {
 #pragma unroll
                 for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, first_value(i + j));
@@ -227,35 +241,44 @@ struct Kernel {
         rope.advance(1);
     }
 
-    // Calls load(whole, tokens, page, first) for each block: as one run, or as up to four that lie apart. One lane does.
+    // What is read once need not push out what is in L2, least of all lines that were written: that costs writes beside the reads.
+    // But a long batch is read faster when it may have all of L2.
+    __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : evict_unchanged(); }
+
+    // Calls load(whole, tokens, page, first) for each block: as one run, or as up to four that lie apart. One lane does. This warp knows
+    // the first piece without the queue.
     template <typename Load>
-    __device__ void load_blocks(Load load) const {
+    __device__ void load_blocks(const Schedule& schedule, const Piece& first_piece, Load load) const {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole block, or 16.
         const int runs = kBlock / p.run;
         bool copied = table_is_small();
+        const auto keep = [&](const Piece& piece) {
+            __syncwarp();
+            if (lane == 0) s.loading = {piece.request, piece.block_begin, piece.block_end, piece.kv_len};
+            __syncwarp();
+        };
+        if (lane == 0) s.sparing = schedule.blocks() <= kSparingBytes / L::kBlockBytes;
+        keep(first_piece);
         Queue queue;
-        for (const Piece* piece; (piece = take(queue));) {
-            const int begin = piece->block_begin, end = piece->block_end, kv_len = piece->kv_len;
-            const int64_t row = piece->request * p.block_table_stride;
-            give_back(queue);
+        const Loading& piece = s.loading;
+        while (piece.request >= 0) {
+            const int begin = piece.block_begin, end = piece.block_end;
             // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
             const auto page_of_run = [&](int run) {
                 const int page = page_of(run * p.run);
-                if (run * p.run >= kv_len) return -1;
-                return copied ? load_shared(table_copy() + (int(row) + page) * 4) : p.block_table[row + page];
+                if (run * p.run >= piece.kv_len) return -1;
+                const int64_t entry = piece.request * p.block_table_stride + page;
+                return copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry];
             };
             if (copied) barrier_wait(at(s.table_full), 0);
-            int current = page_of_run(begin * runs + lane), following = page_of_run(begin * runs + 32 + lane);
-            // What was read is there before the copy engine is asked to write to that slot: the addresses depend on it.
-            copied = false;
+            int current = page_of_run(begin * runs + lane), following = 0;
             int run = 0;
 #pragma unroll 1
             for (int block = begin; block < end; ++block, run += runs) {
                 if (run == 32) {
                     run = 0;
                     current = following;
-                    following = page_of_run(block * runs + 32 + lane);
                 }
                 int page[4], first[4];
                 if (runs == 1) {
@@ -268,18 +291,27 @@ struct Kernel {
                         page[i] = __shfl_sync(~0u, current, run + i);
                         first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
                     }
-                    const int tokens = min((kv_len - block * kBlock + 15) & ~15, kBlock);
+                    const int tokens = min((piece.kv_len - block * kBlock + 15) & ~15, kBlock);
                     if (lane == 0) load(std::false_type(), tokens, page, first);
                 }
                 __syncwarp();
+                if (run == 0) {
+                    // Not before the first copies. These go elsewhere than the copy of the table, later ones may not: by then it has been read.
+                    following = page_of_run(block * runs + 32 + lane);
+                    copied = false;
+                    __syncwarp();
+                }
             }
+            give_back(queue);
+            barrier_wait(at(s.piece_full[queue.slot()]), queue.phase());
+            keep(s.pieces[queue.slot()]);
         }
     }
 
-    __device__ void load_cache(const TensorMaps& maps) const {
+    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
         LatentRing latent;
         RopeRing rope;
-        load_blocks([&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+        load_blocks(schedule, first_piece, [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
             load_block<whole.value>(maps, latent, rope, tokens, page, first);
         });
     }
@@ -678,7 +710,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     const int team = blockIdx.x / pair;
 
     K kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
-    Schedule schedule(p, s.lens, s.prefix, tile_rows, team, gridDim.x / pair);
+    Schedule schedule(p, s.lens, tile_rows, team, gridDim.x / pair);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
     // before has ended, nothing is read or written here but what warps 0 and 1 do and what warp 4 brings into the L2. Behind the
@@ -686,7 +718,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     let_the_next_kernel_start();
     if (warp == 2) {
         wait_for_earlier_kernels();
-        schedule.fetch_lengths();
+        kernel.fetch_lengths(lane);
     } else if (warp == 0) {
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
@@ -703,14 +735,21 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     const int warpgroup = warp >> 2;
     if (warpgroup == 0) {
         if constexpr (uneven) registers_shrink<K::kLoadRegisters>();
-        if (warp == 0)
-            kernel.load_cache(maps);
-        else if (warp == 1)
+        if (warp == 2) kernel.finish_lengths();
+        // Both divide the work, each for itself, so that the first copies need not wait for the queue.
+        if (warp == 0 || warp == 2) {
+            barrier_wait(K::at(s.lens_full), 0);
+            schedule.divide();
+            const Piece first = schedule.next();
+            if (warp == 0)
+                kernel.load_cache(maps, schedule, first);
+            else
+                kernel.hand_out_all(schedule, first);
+        } else if (warp == 1) {
             kernel.load_queries(maps);
-        else if (warp == 2)
-            kernel.divide_work(schedule);
-        else if (warp == 3)
+        } else {
             kernel.finish_table(lane);
+        }
     } else if (warpgroup == 1) {
         if constexpr (uneven) registers_shrink<K::kScoreRegisters>();
         kernel.scores();

@@ -25,8 +25,14 @@ constexpr int kPieces = 4;
 // The first latent value of the i-th tile in the ring.
 __host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
 
+// What the warp that loads the cache knows of its piece.
+struct Loading {
+    int request, block_begin, block_end, kv_len;
+};
+
 template <int N>
 struct Layout {
+    static constexpr int kBlockBytes = kBlock * (kLatent + kRope) * 2;
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
     // Two tiles in a slot halve what is waited for and copied.
@@ -37,12 +43,15 @@ struct Layout {
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
-        int lens[kMaxRequests], prefix[kMaxRequests + 1];
+        int lens[kMaxRequests];
         Piece pieces[kPieces];
+        Loading loading;
+        // Whether copies of the cache spare L2.
+        bool sparing;
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
-        uint64_t table_full;
+        uint64_t lens_full, table_full;
         uint64_t query_full, query_empty;
         uint64_t scores_full[kRopeSlots];
         uint64_t stats_full, stats_empty;
@@ -68,10 +77,11 @@ struct Layout {
 // values of 64 tokens, then the rope values. The probabilities have slots of their own.
 template <int N>
 struct QuantisedLayout {
+    static constexpr int kBlockBytes = kBlock * (kLatent + kRope);
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
     static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
-    static constexpr int kLatentSlotBytes = kBlock * (kLatent + kRope);
+    static constexpr int kLatentSlotBytes = kBlockBytes;
     static constexpr int kLatentSlots = N == 64 ? 3 : N == 32 ? 4 : 5;
     // The rope values lie with the others.
     static constexpr int kRopeSlots = 0;
@@ -79,11 +89,14 @@ struct QuantisedLayout {
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes;
 
     struct Small {
-        int lens[kMaxRequests], prefix[kMaxRequests + 1];
+        int lens[kMaxRequests];
         Piece pieces[kPieces];
+        Loading loading;
+        // Whether copies of the cache spare L2.
+        bool sparing;
         uint64_t piece_full[kPieces], piece_empty[kPieces];
         uint64_t latent_full[kLatentSlots], latent_empty[kLatentSlots];
-        uint64_t table_full;
+        uint64_t lens_full, table_full;
         uint64_t scores_full[kProbabilitySlots], scores_empty[kProbabilitySlots];
         // Of a block whose tokens end before it does: what lies behind them has been cleared.
         uint64_t tail_cleared[kProbabilitySlots];

@@ -71,6 +71,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             barrier_init(at(s.tail_cleared[i]), 128);
         }
         this->initialise_queue(32 * (1 + 4 + 8));  // warp 0, scores, output
+        barrier_init(at(s.lens_full), 32);
         barrier_init(at(s.table_full), 32);
         barrier_init(at(s.stats_full), N);
         barrier_init(at(s.stats_empty), kOutputThreads);
@@ -84,15 +85,16 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     // ---------------------------------------------------------------------------------------------------- load
 
-    __device__ void load_cache(const TensorMaps& maps) const {
+    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
         Slots ring;
-        this->load_blocks([&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+        this->load_blocks(schedule, first_piece, [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+            const L2Policy policy = this->cache_policy();
             const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot), rope = slot + L::kLatentBytes;
             barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
             barrier_expect(full, tokens * (kLatent + kRope));
             if constexpr (whole.value) {
-                tma_load(&maps.cache_pairs, slot, full, 0, first[0], 0, page[0]);
-                tma_load(&maps.cache, rope, full, kLatent, first[0], page[0]);
+                tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, page[0]);
+                tma_load(&maps.cache, rope, full, policy, kLatent, first[0], page[0]);
             } else {
 #pragma unroll 1
                 for (int i = 0; i < 4; ++i) {
@@ -101,8 +103,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
 #pragma unroll 1
                     for (int group = 0; group < 4; ++group)
-                        tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048, full, 0, f, group, z);
-                    tma_load(&maps.cache, rope + i * 1024, full, kLatent, f, z);
+                        tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048, full, policy, 0, f, group, z);
+                    tma_load(&maps.cache, rope + i * 1024, full, policy, kLatent, f, z);
                 }
             }
             ring.advance(1);

@@ -13,12 +13,10 @@
 //
 // Apart is preferred unless it takes noticeably longer: it makes fewer parts, and no second pieces.
 //
-// One warp of every block does this, each for itself, and hands the pieces to the other warps through a queue in shared
-// memory. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
+// Two warps of every block do this, each for itself: the one that copies the cache, which then begins, and one that hands the pieces to
+// the others through a queue in shared memory. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
 #pragma once
 
-#include "../../common/instructions.cuh"
-#include "../../common/mbarrier.cuh"
 #include "params.cuh"
 
 namespace mla::sm90::decode {
@@ -44,11 +42,16 @@ struct Piece {
 struct Lanes {
     static constexpr int kCount = 32;
     __device__ static int own() { return threadIdx.x & 31; }
-    __device__ static void sync() { __syncwarp(); }
     __device__ static int lowest(int x) { return __reduce_min_sync(~0u, x); }
     __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
     __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
-    __device__ static int last(int x) { return __shfl_sync(~0u, x, kCount - 1); }
+    __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+    __device__ static int last(int x) { return of(x, kCount - 1); }
+    // The first lane that says so; 0 where none does.
+    __device__ static int first(bool own) {
+        const unsigned lanes = __ballot_sync(~0u, own);
+        return lanes ? __ffs(lanes) - 1 : 0;
+    }
     // The sum of the lanes up to this one.
     __device__ static int running_sum(int x) {
 #pragma unroll
@@ -70,11 +73,12 @@ struct Lanes {
 struct Lanes {
     static constexpr int kCount = 1;
     static int own() { return 0; }
-    static void sync() {}
     static int lowest(int x) { return x; }
     static int highest(int x) { return x; }
     static int sum(int x) { return x; }
+    static int of(int x, int) { return x; }
     static int last(int x) { return x; }
+    static int first(bool) { return 0; }
     static int running_sum(int x) { return x; }
     template <typename F>
     static int2 both(F f, int a, int b) {
@@ -86,67 +90,44 @@ struct Lanes {
 // Its functions are called by one whole warp, or on the host.
 class Schedule {
   public:
-    // `lens` has room for all requests, `prefix` for one more.
-    __host__ __device__ Schedule(const KernelParams& p, int* lens, int* prefix, int tile_rows, int team, int teams)
-        : p_(p), lens_(lens), prefix_(prefix), tile_rows_(tile_rows), team_(team), teams_(teams) {}
+    // `lens`: the lengths of all requests, once they are there.
+    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int tile_rows, int team, int teams)
+        : p_(p), lens_(lens), tile_rows_(tile_rows), team_(team), teams_(teams) {}
 
-#ifdef __CUDACC__
-    // Asks for the lengths.
-    __device__ void fetch_lengths() const {
-        for (int i = threadIdx.x & 31; i < p_.requests; i += 32) copy_async4(shared_address(lens_ + i), p_.kv_lens + i);
-    }
-
-    __device__ void await_lengths() const {
-        copy_async_wait();
-        __syncwarp();
-    }
-#endif
-
-    // Divides the batch among the teams, once the lengths are there.
+    // Divides the batch among the teams.
     __host__ __device__ void divide() {
         const int requests = p_.requests;
+        if (requests == 1 && tiles_of(0) == 1) return divide_tile();
+        // Each lane has neighbouring requests.
+        const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount), first = Lanes::own() * own;
+        const int last = first + own < requests ? first + own : requests;
         int tiles = 0, low = INT32_MAX, high = 0;
-        if (requests == 1) {
-            // All lanes know everything.
-            tiles = tiles_of(0);
-            low = high = cost_of(0);
-            total_ = tiles * high;
-            if (Lanes::own() == 0) prefix_[0] = 0;
-            if (Lanes::own() == 0) prefix_[1] = total_;
-        } else {
-            total_ = fill_prefix([&](int request) {
-                const int of_request = tiles_of(request), cost = cost_of(request);
-                if (of_request > 0) {
-                    tiles += of_request;
-                    low = low < cost ? low : cost;
-                    high = high > cost ? high : cost;
-                }
-                return of_request * cost;
-            });
-            low = Lanes::lowest(low);
-            high = Lanes::highest(high);
-            tiles = Lanes::sum(tiles);
+        share_ = parts_ = 0;
+        total_ = 0;
+#pragma unroll 1
+        for (int request = first; request < last; ++request) {
+            const int of_request = tiles_of(request), cost = cost_of(request);
+            if (of_request > 0) {
+                tiles += of_request;
+                total_ += of_request * cost;
+                low = low < cost ? low : cost;
+                high = high > cost ? high : cost;
+            }
         }
-        Lanes::sync();
+        low = Lanes::lowest(low);
+        high = Lanes::highest(high);
+        tiles = Lanes::sum(tiles);
+        total_ = Lanes::sum(total_);
+        blocks_ = total_ - tiles * p_.tile_cost;
         step_ = unsigned(total_) / unsigned(teams_);
         longer_ = total_ - step_ * teams_;
-        share_ = 0;
         if (tiles > 0 && tiles <= teams_) {
             // Whole, if that will do.
-            const int share = worth(high) ? high - p_.tile_cost : smallest_share(tiles, low, high);
+            const int longest = high - p_.tile_cost;
+            const int share = worth(high) ? longest : smallest_share(tiles, low, high);
             if (worth(share + p_.tile_cost)) {
                 share_ = share;
-                if (requests == 1) {
-                    // What follows is the same for each tile, and divides anew.
-                    total_ = tiles * parts_of(0);
-                    if (Lanes::own() == 0) prefix_[1] = total_;
-                } else {
-                    total_ = fill_prefix([&](int request) { return tiles_of(request) * parts_of(request); });
-                }
-                Lanes::sync();
-                // Now the line is one of teams.
-                step_ = 1;
-                longer_ = 0;
+                if (share == longest || low == high) parts_ = parts_of(longest, share);
             }
         } else if (tiles > 0 && low == high) {
             const int whole = unsigned(tiles + teams_ - 1) / unsigned(teams_) * high;
@@ -155,44 +136,56 @@ class Schedule {
                 longer_ = 0;
             }
         }
-        position_ = boundary(team_);
-        end_ = boundary(team_ + 1);
-        // The last request that begins at or before the position.
-        int first = 0, last = requests;
-        while (last - first > 1) {
-            const int middle = (first + last) / 2;
-            (prefix_[middle] <= position_ ? first : last) = middle;
-        }
-        request_ = first;
+        int units = 0;
+#pragma unroll 1
+        for (int request = first; request < last; ++request) units += units_of(request);
+        const int sum = Lanes::running_sum(units);
+        total_ = Lanes::last(sum);
+        begin_at_boundary();
+        // The first lane whose requests end after the position has it among them.
+        const int lane = Lanes::first(sum > position_);
+        request_ = Lanes::of(first, lane);
+        begins_ = Lanes::of(sum - units, lane);
+        ends_ = begins_ + units_of(request_);
     }
+
+    // Blocks of all tiles of the batch.
+    __host__ __device__ int blocks() const { return blocks_; }
 
     // The next piece of this team's range; its request is -1 at the end.
     __host__ __device__ Piece next() {
         Piece piece;
         while (position_ < end_) {
-            while (prefix_[request_ + 1] <= position_) ++request_;
+            while (ends_ <= position_) {
+                begins_ = ends_;
+                ends_ += units_of(++request_);
+            }
             const int blocks = blocks_of(request_);
-            const int offset = position_ - prefix_[request_];
+            const int offset = position_ - begins_;
             piece.request = request_;
             piece.q_len = query_len(request_);
             piece.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
             piece.kv_len = lens_[request_];
             if (share_ > 0) {
-                const int parts = parts_of(request_), tile = unsigned(offset) / unsigned(parts);
+                const int parts = parts_of(request_), tile = offset < parts ? 0 : unsigned(offset) / unsigned(parts);
                 piece.first_row = tile * tile_rows_;
                 piece.part = offset - tile * parts;
                 piece.parts = piece.sharers = parts;
                 piece.first_team = team_ - piece.part;
-                const int2 cut = Lanes::both([&](int part) { return int(unsigned(blocks * part) / unsigned(parts)); }, piece.part, piece.part + 1);
-                piece.block_begin = cut.x;
-                piece.block_end = cut.y;
+                piece.block_begin = 0;
+                piece.block_end = blocks;
+                if (parts > 1) {
+                    const int2 cut = Lanes::both([&](int part) { return int(unsigned(blocks * part) / unsigned(parts)); }, piece.part, piece.part + 1);
+                    piece.block_begin = cut.x;
+                    piece.block_end = cut.y;
+                }
                 piece.last = true;
                 position_ = end_;
                 return piece;
             }
             const int cost = cost_of(request_), idle = cost - blocks;
             const int tile = offset < cost ? 0 : unsigned(offset) / unsigned(cost);
-            const int tile_begin = prefix_[request_] + tile * cost, tile_end = tile_begin + cost;
+            const int tile_begin = begins_ + tile * cost, tile_end = tile_begin + cost;
             const int stop = end_ < tile_end ? end_ : tile_end;
             const int begin = position_ - tile_begin - idle, finish = stop - tile_begin - idle;
             const bool empty = blocks == 0 && position_ == tile_begin;
@@ -226,27 +219,40 @@ class Schedule {
         const int blocks = blocks_of(request);
         return (blocks > 0 ? blocks : 1) + p_.tile_cost;
     }
-    // Into how many parts a tile is cut so that none has more than share_ blocks.
-    __host__ __device__ int parts_of(int request, int share) const {
-        const int blocks = blocks_of(request);
+    // Into how many parts a tile of so many blocks is cut so that none has more than `share`.
+    __host__ __device__ static int parts_of(int blocks, int share) {
         return blocks <= share ? 1 : unsigned(blocks + share - 1) / unsigned(share);
     }
-    __host__ __device__ int parts_of(int request) const { return parts_of(request, share_); }
+    __host__ __device__ int parts_of(int request) const { return parts_ > 0 ? parts_ : parts_of(blocks_of(request), share_); }
+    // How much of the line a request's tiles take: their cost, or, apart, as many teams as they have parts.
+    __host__ __device__ int units_of(int request) const { return tiles_of(request) * (share_ > 0 ? parts_of(request) : cost_of(request)); }
 
-    // Fills prefix_ with the sums of what the requests before each have; returns the sum of all.
-    template <typename F>
-    __host__ __device__ int fill_prefix(F of_request) const {
-        int total = 0;
-#pragma unroll 1
-        for (int first = 0; first < p_.requests; first += Lanes::kCount) {
-            const int request = first + Lanes::own();
-            const int own = request < p_.requests ? of_request(request) : 0;
-            const int sum = total + Lanes::running_sum(own);
-            if (request < p_.requests) prefix_[request] = sum - own;
-            total = Lanes::last(sum);
+    // As `divide`, of a single tile: cut among all teams, unless it has hardly more blocks than a merge takes time.
+    __host__ __device__ void divide_tile() {
+        blocks_ = total_ = blocks_of(0);
+        step_ = 0;
+        share_ = parts_ = 1;
+        if (worth(cost_of(0))) {
+            share_ = blocks_ > 0 ? blocks_ : 1;
+        } else if (blocks_ <= teams_) {
+            parts_ = blocks_;
+        } else {
+            share_ = unsigned(blocks_ + teams_ - 1) / unsigned(teams_);
+            parts_ = parts_of(blocks_, share_);
         }
-        if (Lanes::own() == 0) prefix_[p_.requests] = total;
-        return total;
+        request_ = begins_ = 0;
+        ends_ = total_ = parts_;
+        begin_at_boundary();
+    }
+
+    __host__ __device__ void begin_at_boundary() {
+        if (share_ > 0) {
+            // The line is one of teams.
+            step_ = 1;
+            longer_ = 0;
+        }
+        position_ = boundary(team_);
+        end_ = boundary(team_ + 1);
     }
 
     // The smallest number of blocks for which the teams suffice when no part has more. `low` and `high` bound the tiles' costs.
@@ -256,13 +262,11 @@ class Schedule {
             const int parts = unsigned(teams_) / unsigned(tiles);
             return unsigned(longest + parts - 1) / unsigned(parts);
         }
-        // Blocks of all tiles, without the tiles' constant.
-        const int blocks = total_ - tiles * p_.tile_cost;
         // No fewer teams than that many blocks need; and parts that fill their share but for one of each tile are enough.
-        int least = unsigned(blocks + teams_ - 1) / unsigned(teams_);
+        int least = unsigned(blocks_ + teams_ - 1) / unsigned(teams_);
         int most = longest;
         if (tiles < teams_) {
-            const int enough = unsigned(blocks + teams_ - tiles - 1) / unsigned(teams_ - tiles);
+            const int enough = unsigned(blocks_ + teams_ - tiles - 1) / unsigned(teams_ - tiles);
             most = most < enough ? most : enough;
         }
 #pragma unroll 1
@@ -270,7 +274,7 @@ class Schedule {
             const int share = (least + most) / 2;
             int needed = 0;
             for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
-                needed += tiles_of(request) * parts_of(request, share);
+                needed += tiles_of(request) * parts_of(blocks_of(request), share);
             if (Lanes::sum(needed) <= teams_)
                 most = share;
             else
@@ -299,12 +303,17 @@ class Schedule {
     }
 
     const KernelParams& p_;
-    int* lens_;
-    int* prefix_;
+    const int* lens_;
     int tile_rows_, team_, teams_;
     // Apart: the most blocks of a part; in line, 0.
     int share_;
-    int total_, step_, longer_, position_, end_, request_;
+    // Apart: the parts of each tile where all have as many, else 0.
+    int parts_;
+    // Blocks of all tiles, without the tiles' constant.
+    int blocks_;
+    // Of the line: what all tiles take, and where the request of the next piece begins and ends.
+    int total_, begins_, ends_;
+    int step_, longer_, position_, end_, request_;
 };
 
 }  // namespace mla::sm90::decode
