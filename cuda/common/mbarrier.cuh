@@ -46,15 +46,20 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
 // Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and the tensor cores.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Adds one to a counter in device memory and returns what it was, ordering this thread's earlier writes, and those that
+// Adds to a counter in device memory and returns what it was, ordering this thread's earlier writes, and those that
 // barriers order before them, before later reads of any thread that sees the sum.
-__device__ __forceinline__ int atomic_increment(int* counter) {
+__device__ __forceinline__ int atomic_add(int* counter, int n) {
     int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n) : "memory");
     return before;
 }
 
-// The same without any order.
+// Adds to a counter in device memory, after this thread's earlier writes and those that barriers order before them.
+__device__ __forceinline__ void add_release(int* counter, int n) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
+}
+
+// Adds one, without any order.
 __device__ __forceinline__ int atomic_increment_relaxed(int* counter) {
     int before;
     asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");

@@ -81,6 +81,7 @@ struct Kernel {
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
         initialise_queue(kPieceReaders);
+        s.owed.last = s.owed.first = false;
         barrier_init(at(s.query_full), p.even_query ? 1 : 32);
         barrier_init(at(s.query_empty), 128);
         barrier_init(at(s.lens_full), 32);
@@ -603,8 +604,9 @@ struct Kernel {
             if (piece.parts == 1)
                 write_whole(piece, acc, thread);
             else
-                merge(piece, acc, thread);
+                deliver(piece, acc, thread);
         }
+        merge<TransposedFragments>(queue, thread);
     }
 
     // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad` has two in every eight.
@@ -655,49 +657,124 @@ struct Kernel {
         return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<N>::kBytes;
     }
 
-    // Puts a part of a tile into the workspace, and merges the parts once all are there.
-    template <typename Fragments = TransposedFragments<N>>
-    __device__ void merge(const Piece& piece, float (&acc)[4][N / 2], int thread) {
+    using M = MergeLayout<N>;
+    // The queries and the ring are idle when there is no other piece, and hold what is merged.
+    __device__ uint32_t kept_share() const { return base + kFewParts * N * 4; }
+
+    // What a sharer keeps of its part.
+    __device__ Share kept(const Piece& piece) const {
+        return piece.last && piece.parts <= kFewParts ? Share::of(M::kUnits, piece.part, piece.sharers) : Share{0, 0};
+    }
+
+    // Puts a part of a tile into the workspace, except for what this block merges itself: that stays in shared memory. Says so, and notes
+    // what the block owes to the tile.
+    __device__ void deliver(const Piece& piece, float (&acc)[4][N / 2], int thread) {
         using Partial = PartialLayout<N>;
         const int lane = thread & 31;
         char* mine = partial(team, piece.part == 0);
+        const Share share = kept(piece);
+        const unsigned first = share.begin * M::kUnit, count = (share.end - share.begin) * M::kUnit;
+        // The other warpgroup's products have been read from there.
+        if (count > 0) named_barrier(kOutputBarrier, kOutputThreads);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
 #pragma unroll
-            for (int t = 0; t < 4; ++t)
-                reinterpret_cast<float4*>(mine)[(t * (N / 8) + j) * 256 + thread] =
-                    make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y);
+            for (int t = 0; t < 4; ++t) {
+                const unsigned at = (4 * j + t) * 256 + thread;
+                const float4 v = make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y);
+                if (at - first < count)
+                    store_shared_float4(kept_share() + (at - first) * 16, v);
+                else
+                    reinterpret_cast<float4*>(mine)[at] = v;
+            }
         }
         if (thread < N) reinterpret_cast<float*>(mine + Partial::kLseOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
         barrier_arrive(at(s.stats_empty));
-        merge_parts<Fragments>(piece, thread);
+        named_barrier(kOutputBarrier, kOutputThreads);
+        if (thread == 0) {
+            if (piece.last) {
+                counters_of(piece)->arrive_sharer();
+            } else {
+                s.owed.first = counters_of(piece)->arrive(piece.parts, piece.sharers) == MergeRole::all;
+                leave(piece);
+            }
+        }
+        named_barrier(kOutputBarrier, kOutputThreads);
+        // Only its first piece can be a part of a tile and have others after it.
+        if (s.owed.first && !piece.last) {
+            if (thread == 0) s.owed.first_piece = piece;
+            named_barrier(kOutputBarrier, kOutputThreads);
+        }
     }
 
-    // Says that this block's part of a tile is in the workspace, and does this block's share of the merge.
+    __device__ MergeCounters* counters_of(const Piece& piece) const { return p.counters + piece.first_team * pair + half; }
+
+    // Called once by each part's block, when it no longer looks at the counters.
+    __device__ void leave(const Piece& piece) const {
+        if (counters_of(piece)->leave() == piece.parts) counters_of(piece)->reset();
+    }
+
+    // Waits until this block may merge its share. If that takes too long, writes what it kept of its part to the workspace, too.
+    __device__ bool await(const Piece& piece, int thread) {
+        if (thread == 0) s.merge_role = counters_of(piece)->await(piece.parts);
+        named_barrier(kOutputBarrier, kOutputThreads);
+        if (s.merge_role == MergeRole::share) return true;
+        const Share share = kept(piece);
+        float4* mine = reinterpret_cast<float4*>(partial(team, piece.part == 0));
+        for (int i = share.begin * M::kUnit + thread; i < share.end * M::kUnit; i += kOutputThreads)
+            mine[i] = load_shared_float4(kept_share() + (i - share.begin * M::kUnit) * 16);
+        named_barrier(kOutputBarrier, kOutputThreads);
+        if (thread == 0) {
+            s.owed.last = counters_of(piece)->give_up(piece.parts, piece.sharers) == MergeRole::all;
+            leave(piece);
+        }
+        named_barrier(kOutputBarrier, kOutputThreads);
+        return false;
+    }
+
+    // Merges what this block owes: a share of its last tile, or whole tiles that the others gave up.
     template <typename Fragments>
-    __device__ void merge_parts(const Piece& piece, int thread) {
-        using Partial = PartialLayout<N>;
-        constexpr int units = Partial::kFragments / MergeLayout<N>::kUnit;
-        const int share_begin = unsigned(units * piece.part) / unsigned(piece.sharers);
-        const int share_end = unsigned(units * (piece.part + 1)) / unsigned(piece.sharers);
-        MergeCounters* counters = p.counters + piece.first_team * pair + half;
-        named_barrier(kOutputBarrier, kOutputThreads);
-        if (thread == 0) s.merge_role = counters->arrive(piece.parts, piece.last);
-        named_barrier(kOutputBarrier, kOutputThreads);
-        const MergeRole role = s.merge_role;
-        // Nobody waits for this; what it answers is looked at when the merge is done.
-        const int left = thread == 0 ? counters->leave() : 0;
-        const char* partials = reinterpret_cast<const char*>(p.partials);
-        const PartialSource source{partials, uint32_t(partial(piece.first_team, true) - partials),
-                                   uint32_t(partial(piece.first_team, false) - partials), uint32_t(pair * Partial::kBytes), piece.parts};
-        char* ring = reinterpret_cast<char*>(&s) - L::kSmallOffset + L::kRingOffset;
-        // The ring is idle when there is no other piece.
-        MergeState* scratch = piece.last ? reinterpret_cast<MergeState*>(ring) : nullptr;
-        if (role != MergeRole::none)
-            merge_units<T, N, Fragments>(p, source, output_rows(piece), role == MergeRole::all ? 0 : share_begin,
-                                         role == MergeRole::all ? units : share_end, scratch, thread);
-        if (left == piece.parts) counters->reset();
+    __device__ void merge(const Queue& queue, int thread) {
+        // The last piece is still where it was.
+        const Piece* last = &s.pieces[(queue.pieces - 1) % kPieces];
+        const bool shares = queue.pieces > 0 && last->parts > 1 && last->last;
+        // Its own share; all of the last piece's tile; all of the first one's.
+#pragma unroll 1
+        for (int i = 0; i < 3; ++i) {
+            const bool own = i == 0;
+            if (!(own ? shares : i == 1 ? s.owed.last : s.owed.first)) continue;
+            const Piece& piece = i == 2 ? s.owed.first_piece : *last;
+            int left = 0;
+            const auto ready = [&] {
+                if (!own) {
+                    named_barrier(kOutputBarrier, kOutputThreads);
+                    return true;
+                }
+                if (!await(piece, thread)) return false;
+                // Nobody waits for this; what it answers is looked at when the share is merged.
+                if (thread == 0) left = counters_of(piece)->leave();
+                return true;
+            };
+            const char* partials = p.partials;
+            const PartialSource source{partials, uint32_t(partial(piece.first_team, true) - partials),
+                                       uint32_t(partial(piece.first_team, false) - partials), uint32_t(pair * PartialLayout<N>::kBytes),
+                                       piece.parts};
+#pragma unroll 1
+            for (int share = own ? piece.part : 0, end = own ? share + 1 : piece.sharers; share < end; ++share) {
+                const Share units = Share::of(M::kUnits, share, piece.sharers);
+                ShareMerge<T, N, Fragments> merge(p, source, output_rows(piece), units, share, base, L::kSmallOffset, thread);
+                if (!ready()) break;
+                if (piece.parts <= kFewParts) {
+                    merge.run(own);
+                } else {
+                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset, "sums of eight units");
+                    MergeState* scratch = reinterpret_cast<MergeState*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
+                    merge_many<T, N, Fragments>(p, source, output_rows(piece), units, scratch, thread);
+                }
+            }
+            if (left == piece.parts) counters_of(piece)->reset();
+        }
     }
 };
 

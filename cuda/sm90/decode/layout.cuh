@@ -16,8 +16,12 @@ namespace mla::sm90::decode {
 constexpr int kTileBytes = kBlock * 64 * 2;
 constexpr int kSharedLimit = 232448;
 
-// While merging, an idle ring holds what eight warps make of eight units.
-constexpr int kScratchBytes = 8 * 8 * 32 * 32;
+// What a block has to merge when it has no other piece, besides its share of the last piece's tile.
+struct Owed {
+    // It has to merge all of the last piece's tile, or of the first one's, since all sharers gave up.
+    bool last, first;
+    Piece first_piece;
+};
 
 // Length of the queue of pieces.
 constexpr int kPieces = 4;
@@ -62,6 +66,7 @@ struct Layout {
         // Row maximum (in units of log2) and sum of a finished piece.
         float maximum[N < 16 ? 16 : N], sum[N < 16 ? 16 : N];
         MergeRole merge_role;
+        Owed owed;
     };
 
     static constexpr int kRingOffset = kQueryBytes;
@@ -70,7 +75,6 @@ struct Layout {
     // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024 when nothing static
     // stands before it.
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-    static_assert(kScratchBytes <= kRingBytes, "the states of a merge do not fit the ring");
 };
 
 // The same for an e4m3 cache, which is converted after it has been read from here. A slot holds a block: four groups of 128 latent
@@ -112,6 +116,7 @@ struct QuantisedLayout {
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.
         uint32_t query_top[4];
         MergeRole merge_role;
+        Owed owed;
     };
 
     static constexpr int kProbabilityOffset = kQueryBytes;
@@ -120,7 +125,6 @@ struct QuantisedLayout {
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     static_assert(kRingOffset % 1024 == 0 && kLatentSlotBytes % 1024 == 0, "a swizzled tile starts on 1024 bytes");
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-    static_assert(kScratchBytes <= kRingBytes, "the states of a merge do not fit the ring");
 };
 
 // Walks a ring of `count` slots.

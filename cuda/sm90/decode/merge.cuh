@@ -1,12 +1,14 @@
 // Partial results: where they lie, how they are merged, and how output rows are written.
 //
 // Every part of a tile ends with one arrival at the tile's counter. The blocks that have nothing else to do wait there (the
-// sharers), and once all parts are in the workspace each of them merges its own share of the tile. Nobody depends on a block
-// that may not be running: a sharer that has waited too long gives up, and then the last one to arrive merges everything.
+// sharers), and once all parts are in the workspace each of them merges its own share of the tile. Where parts are few, a sharer keeps
+// what its own part has of its share in shared memory and does not write it to the workspace. Nobody depends on a block that may
+// not be running: when one sharer has waited too long, all of them give up, that is, they write what they kept, too, and whoever
+// comes last merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
 // float4: vector v of output thread t (0..255) holds accumulators 4 v .. 4 v + 3 of that thread, at index v * 256 + t.
-// With N / 8 column groups, v = tile * (N / 8) + group.
+// v = 4 * group + tile, a group being eight query rows: each has its place, and a share is of few rows.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -66,6 +68,201 @@ struct PartialSource {
     __device__ const char* part(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
+// Writes a merged float4 of the transposed output: two neighbouring rows at one latent value, and at the eighth value after it.
+struct TransposedFragments {
+    // Where a lane writes of a group of rows.
+    template <typename T>
+    struct Place {
+        T* row;
+        bool valid;
+    };
+    template <typename T>
+    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
+        // What a lane writes is of one row.
+        const int row = 8 * group + (thread >> 2 & 7);
+        return {out.row(row), row < out.rows};
+    }
+    // Called by a whole warp; `own` says whether the lane's float4 is to be written.
+    template <typename T>
+    __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread, int tile, bool own, float4 v) {
+        // It comes from lanes of the same half.
+        const bool needed = __shfl_sync(~0u, own, thread & 2 ? 16 : 0);
+        out.write(to.row, needed && to.valid, thread, tile, v);
+    }
+};
+
+// How a merge is divided.
+template <int N>
+struct MergeLayout {
+    // What is shared out among the blocks, and what some lanes do together, in float4.
+    static constexpr int kUnit = N <= 16 ? 16 : 32;
+    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kFragments / kUnit;
+    // Units of eight rows.
+    static constexpr int kGroupUnits = 1024 / kUnit;
+    static constexpr int kWorkers = kOutputThreads / kUnit;
+};
+
+// With so many parts or fewer, shares are large, and merged in shared memory. With more, they are small, and merged in registers.
+constexpr int kFewParts = 16;
+
+// Units [begin, end) of a tile.
+struct Share {
+    int begin, end;
+
+    __device__ static Share of(int units, int i, int sharers) {
+        return {int(unsigned(units * i) / unsigned(sharers)), int(unsigned(units * (i + 1)) / unsigned(sharers))};
+    }
+};
+
+// Merges one share of a tile of few parts, by all output threads. In shared memory lie the parts' weights, then the share of the part that
+// it is named after (slot 0), which may be there already, then that of the others in order, as many units at a time as there is room for.
+//
+// This code runs once in a launch, with eight warps: what counts is how many instructions there are and how many of them wait for one
+// another. So whatever can be known before all parts are there is computed by the constructor.
+template <typename T, int N, typename Fragments>
+struct ShareMerge {
+    using M = MergeLayout<N>;
+    static constexpr int kUnitBytes = M::kUnitBytes, kWeightBytes = kFewParts * N * 4;
+
+    const KernelParams& p;
+    const PartialSource source;
+    const OutputRows<T> out;
+    const Share share;
+    const int part, thread, place, worker;
+    uint32_t weights, kept, fetched;
+    int first_group, rows, room;
+    // This round's units, and how a worker goes through pairs of slot and unit.
+    int first, units, slot, unit, slot_step, unit_step;
+
+    __device__ ShareMerge(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share, int part, uint32_t shared,
+                          int bytes, int thread)
+        : p(p), source(source), out(out), share(share), part(part), thread(thread), place(thread % M::kUnit), worker(thread / M::kUnit) {
+        const int size = share.end - share.begin;
+        weights = shared;
+        kept = shared + kWeightBytes;
+        fetched = kept + size * kUnitBytes;
+        room = size;
+        bytes -= kWeightBytes;
+        if (source.parts * size * kUnitBytes > bytes)
+            room = unsigned(bytes - size * kUnitBytes) / unsigned((source.parts - 1) * kUnitBytes);
+        first_group = unsigned(share.begin) / M::kGroupUnits;
+        rows = 8 * (unsigned(share.end - 1) / M::kGroupUnits + 1 - first_group);
+        plan(share.begin);
+    }
+
+    __device__ void plan(int from) {
+        first = from;
+        units = min(room, share.end - first);
+        // Exact for such small numbers.
+        const float inverse = __fdividef(1.f, float(units));
+        slot_step = int((M::kWorkers + 0.5f) * inverse);
+        unit_step = M::kWorkers - slot_step * units;
+        slot = int((worker + 0.5f) * inverse);
+        unit = worker - slot * units;
+        ++slot;
+    }
+
+    __device__ const char* slot_source(int slot) const { return source.part(slot == 0 ? part : slot - (slot <= part)); }
+
+    // `there`: whether slot 0 is in shared memory already.
+    __device__ void run(bool there) {
+        if (!there)
+            for (int u = worker; u < share.end - share.begin; u += M::kWorkers)
+                copy_async16(kept + u * kUnitBytes + place * 16, slot_source(0) + (share.begin + u) * kUnitBytes + place * 16, true);
+#pragma unroll 1
+        while (true) {
+            fetch();
+            // While the others' parts are under way.
+            if (first == share.begin) weigh();
+            copy_async_wait();
+            named_barrier(kOutputBarrier, kOutputThreads);
+            add();
+            if (first + units == share.end) break;
+            named_barrier(kOutputBarrier, kOutputThreads);
+            plan(first + units);
+        }
+    }
+
+    __device__ void fetch() const {
+        uint32_t to = fetched + worker * kUnitBytes + place * 16;
+        int s = slot, u = unit;
+#pragma unroll 1
+        while (s < source.parts) {
+            copy_async16(to, slot_source(s) + (first + u) * kUnitBytes + place * 16, true);
+            to += M::kWorkers * kUnitBytes;
+            s += slot_step;
+            u += unit_step;
+            if (u >= units) {
+                u -= units;
+                ++s;
+            }
+        }
+    }
+
+    // Finds the weights of the parts from the log-sum-exp of each one's rows; writes that of the rows that begin in this share. Four lanes
+    // have a row, whole warps have rows or none.
+    __device__ void weigh() const {
+        constexpr int lanes = 4, most = kFewParts / lanes;
+        static_assert(N * lanes <= kOutputThreads, "every row has its lanes");
+        const int row = thread / lanes, lane = thread % lanes;
+        if (row >= rows) return;
+        float lse[most];
+#pragma unroll
+        for (int i = 0; i < most; ++i) {
+            const int slot = lane + i * lanes;
+            lse[i] = -INFINITY;
+            if (slot < source.parts)
+                lse[i] = *reinterpret_cast<const float*>(slot_source(slot) + PartialLayout<N>::kLseOffset + (8 * first_group + row) * 4);
+        }
+        float top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
+#pragma unroll
+        for (int distance = 1; distance < lanes; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+        const float offset = top == -INFINITY ? 0.f : top;
+#pragma unroll
+        for (int i = 0; i < most; ++i) {
+            lse[i] = exp2_approx(lse[i] - offset);
+            sum += lse[i];
+        }
+#pragma unroll
+        for (int distance = 1; distance < lanes; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+        const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+#pragma unroll
+        for (int i = 0; i < most; ++i) store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(lse[i] * inverse));
+        const int of_tile = 8 * first_group + row;
+        if (lane == 0 && (of_tile >> 3) * M::kGroupUnits >= share.begin && of_tile < out.rows)
+            write_lse(p, out.first_row + of_tile, out.q_begin, row_lse(top, sum));
+    }
+
+    // Adds the slots and writes the output, each warp its float4 of one tile of a group after the other.
+    __device__ void add() const {
+#pragma unroll 1
+        for (int group = unsigned(first) / M::kGroupUnits; group * M::kGroupUnits < first + units; ++group) {
+            const auto to = Fragments::place(out, group, thread);
+#pragma unroll 1
+            for (int tile = 0; tile < 4; ++tile) {
+                const int at = (4 * group + tile) * 256 + thread - first * M::kUnit;
+                const bool own = unsigned(at) < unsigned(units * M::kUnit);
+                if (!__any_sync(~0u, own)) continue;
+                float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+                if (own) {
+                    uint32_t x = kept + (first - share.begin) * kUnitBytes + at * 16, next = fetched + at * 16;
+                    uint32_t weight = weights + (8 * (group - first_group) + 2 * (thread & 3)) * 4;
+#pragma unroll 4
+                    for (int slot = 0; slot < source.parts; ++slot) {
+                        const float4 v = load_shared_float4(x);
+                        const float2 w = load_shared_float2(weight);
+                        sum = make_float4(fmaf(v.x, w.x, sum.x), fmaf(v.y, w.y, sum.y), fmaf(v.z, w.x, sum.z), fmaf(v.w, w.y, sum.w));
+                        x = next;
+                        next += units * kUnitBytes;
+                        weight += rows * 4;
+                    }
+                }
+                Fragments::write(out, to, thread, tile, own, sum);
+            }
+        }
+    }
+};
+
 // What several parts amount to for one float4 (rows x, y, x, y): their sum, weighted relative to 2^maximum, and the weights' sum.
 struct MergeState {
     float4 value = {0.f, 0.f, 0.f, 0.f};
@@ -90,31 +287,6 @@ struct MergeState {
     __device__ float4 normalised() const {
         const float x = sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, y = sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f;
         return make_float4(value.x * x, value.y * y, value.z * x, value.w * y);
-    }
-};
-
-// Where float4 `index` of a partial of the transposed output belongs: two neighbouring rows at one latent value, and at the
-// eighth value after it.
-template <int N>
-struct TransposedFragments {
-    __device__ static int column(int index) { return 8 * ((index >> 8) % (N / 8)) + 2 * (index & 3); }
-    // One float4 of each row has this.
-    __device__ static bool leads(int index) { return (index >> 8) / (N / 8) == 0 && (index & 255) < 4; }
-
-    template <typename T>
-    __device__ static void write(const OutputRows<T>& out, int index, float4 v) {
-        const int row = column(index), tile = (index >> 8) / (N / 8);
-        const int latent = (index >> 7 & 1) * 256 + tile * 64 + (index >> 5 & 3) * 16 + (index >> 2 & 7);
-        if (row < out.rows) {
-            T* to = out.row(row) + latent;
-            to[0] = T(v.x);
-            to[8] = T(v.z);
-        }
-        if (row + 1 < out.rows) {
-            T* to = out.row(row + 1) + latent;
-            to[0] = T(v.y);
-            to[8] = T(v.w);
-        }
     }
 };
 
@@ -159,91 +331,75 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
     return state;
 }
 
-// How a merge is divided. With few parts each float4 is one thread's; with many, the parts are dealt out to `kWays` lanes, whose
-// sums are added in order. A unit is what is shared out among the blocks: as small as there are many of them.
-template <int N>
-struct MergeLayout {
-    static constexpr int kUnit = N <= 16 ? 16 : 32;  // float4
-    static constexpr int kHalves = 32 / kUnit;
-    static constexpr int kWays = 8 * kHalves;
-    static constexpr int kFewParts = 16;
-};
-
-// Merges units [begin, end) of a tile. `scratch` has room for what eight warps make of eight units; where it is null, each warp
-// does all of a unit's ways itself, in the same order and thus with the same result.
+// Merges one share of a tile of many parts, by all output threads: first each worker some of the parts, whose sums are then added in
+// order. `scratch` has room for what all workers make of eight units.
 template <typename T, int N, typename Fragments>
-__device__ __forceinline__ void merge_units(const KernelParams& p, const PartialSource source, const OutputRows<T> out, int begin,
-                                            int end, MergeState* scratch, int thread) {
+__device__ __forceinline__ void merge_many(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share,
+                                           MergeState* scratch, int thread) {
     using M = MergeLayout<N>;
-    const int lane = thread & 31, warp = thread >> 5, half = lane / M::kUnit, place = lane % M::kUnit;
-    const bool few = source.parts <= M::kFewParts, together = !few && scratch;
-    const int units = few ? 8 * M::kHalves : 8;
+    constexpr int ways = M::kWorkers, halves = 32 / M::kUnit;
+    const int lane = thread & 31, warp = thread >> 5, half = lane / M::kUnit, place = thread % M::kUnit, way = thread / M::kUnit;
 #pragma unroll 1
-    for (int first = begin; first < end; first += units) {
-        const int last = min(first + units, end);
-        const int own = few ? first + warp * M::kHalves + half : first + warp;
-        MergeState total;
-        // Together: this warp's ways of every unit. Alone: this warp's unit, as a whole or way by way: first their common maximum,
-        // then their sum.
-        const int rounds = together ? last - first : own >= last ? 0 : few ? 1 : 16;
-        const auto common_maximum = [&] {
-            if (M::kHalves == 2)
-                total.raise_maximum(
-                    make_float2(__shfl_xor_sync(~0u, total.maximum.x, 16), __shfl_xor_sync(~0u, total.maximum.y, 16)));
-        };
+    for (int first = share.begin; first < share.end; first += 8) {
+        const int last = min(first + 8, share.end);
 #pragma unroll 1
-        for (int i = 0; i < rounds; ++i) {
-            const int index = (together ? first + i : own) * M::kUnit + place;
-            const int way = together ? warp * M::kHalves + half : few ? 0 : half * 8 + (i & 7);
-            const MergeState some = merge_some<N>(source, index, Fragments::column(index), way, few ? 1 : M::kWays);
-            if (together) {
-                scratch[(i * M::kWays + way) * M::kUnit + place] = some;
-            } else {
-                if (few || i < 8) total.raise_maximum(some.maximum);
-                if (!few && i == 8) common_maximum();
-                if (few || i >= 8) total.add(some);
+        for (int unit = first; unit < last; ++unit) {
+            const int index = unit * M::kUnit + place;
+            scratch[((unit - first) * ways + way) * M::kUnit + place] =
+                merge_some<N>(source, index, 8 * (index >> 10) + 2 * (index & 3), way, ways);
+        }
+        named_barrier(kOutputBarrier, kOutputThreads);
+        // A warp adds up a unit; where a unit is half a warp, each half adds half of the ways.
+        const int unit = first + warp;
+        if (unit < last) {
+            MergeState total;
+            const MergeState* some = scratch + (warp * ways + half * 8) * M::kUnit + place;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) total.raise_maximum(some[i * M::kUnit].maximum);
+            if (halves == 2)
+                total.raise_maximum(make_float2(__shfl_xor_sync(~0u, total.maximum.x, 16), __shfl_xor_sync(~0u, total.maximum.y, 16)));
+#pragma unroll
+            for (int i = 0; i < 8; ++i) total.add(some[i * M::kUnit]);
+            if (halves == 2) total.add_same(16);
+            // Both halves have the sum; that whose place it is writes it.
+            const int index = unit / halves * 32 + lane, group = index >> 10;
+            const bool own = halves == 1 || half == (unit & 1);
+            Fragments::write(out, Fragments::place(out, group, index & 255), index & 255, index >> 8 & 3, own, total.normalised());
+            if (own && (index & 1023) < 4) {
+                const int row = 8 * group + 2 * (index & 3);
+                if (row < out.rows) write_lse(p, out.first_row + row, out.q_begin, row_lse(total.maximum.x, total.sum.x));
+                if (row + 1 < out.rows) write_lse(p, out.first_row + row + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
             }
         }
-        if (together) named_barrier(kOutputBarrier, kOutputThreads);
-        if (own < last) {
-            if (together) {
-                const MergeState* ways = scratch + (warp * M::kWays + half * 8) * M::kUnit + place;
-#pragma unroll
-                for (int way = 0; way < 8; ++way) total.raise_maximum(ways[way * M::kUnit].maximum);
-                common_maximum();
-#pragma unroll
-                for (int way = 0; way < 8; ++way) total.add(ways[way * M::kUnit]);
-            }
-            if (!few && M::kHalves == 2) total.add_same(16);
-            const int index = own * M::kUnit + place;
-            if (few || half == 0) {
-                Fragments::write(out, index, total.normalised());
-                if (Fragments::leads(index)) {
-                    const int column = Fragments::column(index);
-                    if (column < out.rows) write_lse(p, out.first_row + column, out.q_begin, row_lse(total.maximum.x, total.sum.x));
-                    if (column + 1 < out.rows)
-                        write_lse(p, out.first_row + column + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
-                }
-            }
-        }
-        if (together) named_barrier(kOutputBarrier, kOutputThreads);
+        named_barrier(kOutputBarrier, kOutputThreads);
     }
 }
 
-__device__ inline MergeRole MergeCounters::arrive(int parts, bool sharer) {
-    // Low half: parts that have arrived; high half: sharers that gave up. Nobody gives up once all have arrived.
-    constexpr int count = 0xffff, one_gave_up = 0x10000;
+// Of `arrived`: how many parts are there, how many sharers gave up, and whether sharers give up.
+constexpr int kGaveUp = 1 << 12, kAbandoned = 1 << 30;
+
+// What `arrived` is when all sharers have given up and all parts are there.
+__device__ inline int all_gave_up(int parts, int sharers) { return kAbandoned + sharers * kGaveUp + parts; }
+
+// Releases what all threads wrote before the barrier that this thread came from, and acquires what others released.
+__device__ inline MergeRole MergeCounters::arrive(int parts, int sharers) {
+    return atomic_add(&arrived, 1) + 1 == all_gave_up(parts, sharers) ? MergeRole::all : MergeRole::none;
+}
+
+__device__ inline void MergeCounters::arrive_sharer() { add_release(&arrived, 1); }
+
+__device__ inline MergeRole MergeCounters::await(int parts) {
     constexpr int64_t patience = 100000;  // clocks
-    // Releases what all threads wrote before the barrier that this thread came from, and acquires what others released.
-    int seen = atomic_increment(&arrived) + 1;
-    MergeRole role = (seen & count) < parts ? MergeRole::none : seen >= one_gave_up ? MergeRole::all : sharer ? MergeRole::share : MergeRole::none;
-    if (sharer && role == MergeRole::none) {
-        const int64_t start = clock64();
-        while (((seen = load_acquire(&arrived)) & count) < parts)
-            if (clock64() - start > patience && atomicCAS(&arrived, seen, seen + one_gave_up) == seen) break;
-        if ((seen & count) == parts && seen < one_gave_up) role = MergeRole::share;
-    }
-    return role;
+    const int64_t start = clock64();
+    int seen;
+    // Nobody begins to give up once all parts are there.
+    while ((seen = load_acquire(&arrived)) < parts)
+        if (clock64() - start > patience && atomicCAS(&arrived, seen, seen + kAbandoned) == seen) return MergeRole::give_up;
+    return seen == parts ? MergeRole::share : MergeRole::give_up;
+}
+
+__device__ inline MergeRole MergeCounters::give_up(int parts, int sharers) {
+    return atomic_add(&arrived, kGaveUp) + kGaveUp == all_gave_up(parts, sharers) ? MergeRole::all : MergeRole::none;
 }
 
 // Relaxed is enough: this thread's last read of `arrived` has been answered.

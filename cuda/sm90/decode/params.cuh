@@ -16,16 +16,23 @@ constexpr int kMaxRequests = 1024;
 // Most thread blocks of a launch, one per multiprocessor.
 constexpr int kCounters = 160;
 
-// What a block that has delivered a part of a tile does next: nothing, its share of the merge, or all of it.
-enum class MergeRole { none, share, all };
+// What a block that has delivered a part of a tile does next: nothing, its share of the merge, all of it, or put its share into the
+// workspace because the others took too long.
+enum class MergeRole { none, share, all, give_up };
 
 // Counts the parts of one tile; zero between launches.
 struct MergeCounters {
     int arrived, left;
 
 #ifdef __CUDACC__
-    // Says that a part is in the workspace. A sharer waits for the others for a while.
-    __device__ MergeRole arrive(int parts, bool sharer);
+    // Says that a part is in the workspace. It may turn out that the tile is left to this block.
+    __device__ MergeRole arrive(int parts, int sharers);
+    // A sharer says that all of its part is in the workspace but its share.
+    __device__ void arrive_sharer();
+    // Then it waits for the other parts for a while.
+    __device__ MergeRole await(int parts);
+    // Says that the share is in the workspace, too.
+    __device__ MergeRole give_up(int parts, int sharers);
     // Every part's block calls this once, when it has its role. Answers how many have; the last one resets the counters.
     __device__ int leave();
     __device__ void reset();

@@ -27,18 +27,22 @@ namespace mla::sm90::decode {
 // The reference maximum of a row is this much below its true maximum when it is set, in units of log2.
 constexpr float kHeadroom = 7.f;
 
-// Where float4 `index` of a partial of the output belongs: two neighbouring rows at one latent value, and at the next.
-template <int N>
+// Writes a merged float4 of the output: two neighbouring rows at one latent value, and at the next.
 struct QuantisedFragments {
-    __device__ static int column(int index) { return TransposedFragments<N>::column(index); }
-    __device__ static bool leads(int index) { return TransposedFragments<N>::leads(index); }
-
     template <typename T>
-    __device__ static void write(const OutputRows<T>& out, int index, float4 v) {
-        const int row = column(index), tile = (index >> 8) / (N / 8);
-        const int latent = (index >> 5 & 7) * 64 + (index >> 2 & 7) * 8 + 2 * tile;
-        if (row < out.rows) *reinterpret_cast<uint32_t*>(out.row(row) + latent) = pack<T>(v.x, v.z);
-        if (row + 1 < out.rows) *reinterpret_cast<uint32_t*>(out.row(row + 1) + latent) = pack<T>(v.y, v.w);
+    struct Place {
+        T* rows[2];
+        bool valid[2];
+    };
+    template <typename T>
+    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
+        const int row = 8 * group + 2 * (thread & 3), latent = (thread >> 5) * 64 + (thread >> 2 & 7) * 8;
+        return {{out.row(row) + latent, out.row(row + 1) + latent}, {row < out.rows, row + 1 < out.rows}};
+    }
+    template <typename T>
+    __device__ static void write(const OutputRows<T>&, const Place<T>& to, int, int tile, bool own, float4 v) {
+        if (own && to.valid[0]) *reinterpret_cast<uint32_t*>(to.rows[0] + 2 * tile) = pack<T>(v.x, v.z);
+        if (own && to.valid[1]) *reinterpret_cast<uint32_t*>(to.rows[1] + 2 * tile) = pack<T>(v.y, v.w);
     }
 };
 
@@ -49,7 +53,6 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     using typename Base::Queue;
     using Base::at, Base::base, Base::p, Base::s, Base::latent_slot;
     using Slots = Ring<L::kLatentSlots>;
-    using ProbabilityRing = Ring<L::kProbabilitySlots>;
 
     static constexpr int kLoadRegisters = N >= 32 ? 40 : 0, kScoreRegisters = 120, kOutputRegisters = 176;
 
@@ -72,6 +75,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
         this->initialise_queue(32 * (1 + 4 + 8));  // warp 0, scores, output
         barrier_init(at(s.lens_full), 32);
+        s.owed.last = s.owed.first = false;
         barrier_init(at(s.table_full), 32);
         barrier_init(at(s.stats_full), N);
         barrier_init(at(s.stats_empty), kOutputThreads);
@@ -372,8 +376,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const uint32_t even = group + quad * 256 + ((chunk ^ (2 * quad)) << 4) + low;
         const uint32_t odd = group + quad * 256 + 128 + ((chunk ^ (2 * quad + 1)) << 4) + low;
         Slots slots;
-        ProbabilityRing ring;
-        uint32_t pieces = 0, tails = 0;  // of `tails`, a bit is the phase of a slot's barrier
+        uint32_t blocks = 0, tails = 0;  // of `tails`, a bit is the phase of a slot's barrier
         Queue queue;
         for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
             const Piece& piece = *next;
@@ -384,26 +387,28 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
                 for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
             for (int block = begin; block < end; ++block) {
+                // The slots of the probabilities take turns.
+                const int slot = blocks & 1;
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
-                barrier_wait(at(s.scores_full[ring.slot]), ring.phase);
+                barrier_wait(at(s.scores_full[slot]), blocks >> 1 & 1);
                 if ((block + 1) * kBlock > piece.kv_len) {
-                    barrier_wait(at(s.tail_cleared[ring.slot]), tails >> ring.slot & 1);
-                    tails ^= 1 << ring.slot;
+                    barrier_wait(at(s.tail_cleared[slot]), tails >> slot & 1);
+                    tails ^= 1 << slot;
                 }
-                if (block > begin && s.any_factor[ring.slot]) this->rescale(acc, s.factor[ring.slot], quad);
-                accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(ring.uniform().slot),
+                if (block > begin && s.any_factor[slot]) this->rescale(acc, s.factor[slot], quad);
+                accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(__shfl_sync(~0u, slot, 0)),
                            s.latent_empty[slots.slot], lane);
-                this->free_slot(s.scores_empty[ring.slot], lane);
+                this->free_slot(s.scores_empty[slot], lane);
                 slots.advance(1);
-                ring.advance(1);
+                ++blocks;
             }
-            barrier_wait(at(s.stats_full), pieces & 1);
-            ++pieces;
+            barrier_wait(at(s.stats_full), queue.pieces & 1);
             if (piece.parts == 1)
                 write_whole(piece, acc, latent, quad);
             else
-                this->template merge<QuantisedFragments<N>>(piece, acc, thread);
+                this->deliver(piece, acc, thread);
         }
+        this->template merge<QuantisedFragments>(queue, thread);
     }
 
     // acc += V^T P^T for a block of tokens. A step takes 16 tokens: two that lie together at `even` and `odd`, and two that lie eight

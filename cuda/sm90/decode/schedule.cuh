@@ -31,10 +31,10 @@ struct Piece {
     int block_begin, block_end;
     // This is part `part` of `parts`; part i was given to team first_team + i.
     int part, parts, first_team;
-    // The team has no piece after this one: it shares in merging the tile.
+    // How many teams share in merging the tile, those that have no piece after it: their parts are the first ones.
+    int16_t sharers;
+    // The team has no piece after this one.
     bool last;
-    // How many teams do; their parts are the first ones.
-    int sharers;
 };
 
 #ifdef __CUDA_ARCH__
@@ -170,7 +170,8 @@ class Schedule {
                 const int parts = parts_of(request_), tile = offset < parts ? 0 : unsigned(offset) / unsigned(parts);
                 piece.first_row = tile * tile_rows_;
                 piece.part = offset - tile * parts;
-                piece.parts = piece.sharers = parts;
+                piece.parts = parts;
+                piece.sharers = int16_t(parts);
                 piece.first_team = team_ - piece.part;
                 piece.block_begin = 0;
                 piece.block_end = blocks;
@@ -200,7 +201,7 @@ class Schedule {
             piece.part = team_ - piece.first_team;
             piece.last = position_ >= end_;
             // Every part but the last one ends where its team's range ends.
-            piece.sharers = piece.parts - (boundary(piece.first_team + piece.parts) != tile_end);
+            piece.sharers = int16_t(piece.parts - (boundary(piece.first_team + piece.parts) != tile_end));
             return piece;
         }
         piece.request = -1;
