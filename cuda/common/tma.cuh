@@ -11,9 +11,10 @@ __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) 
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// What L2 does with the lines that a copy reads.
+// What L2 does with the lines that a copy reads; 0 names no policy, which is not the same as `evict_normal`: that makes long
+// streams slower.
 struct L2Policy {
-    uint64_t bits;
+    uint64_t bits = 0;
 };
 
 // They go before all others when room is needed.
@@ -23,19 +24,16 @@ __device__ __forceinline__ L2Policy evict_first() {
     return policy;
 }
 
-// As a copy that names no policy. (`evict_normal` is not that: it makes long streams slower.)
-__device__ __forceinline__ L2Policy evict_unchanged() {
-    L2Policy policy;
-    asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy.bits));
-    return policy;
-}
-
 // Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(destination),
+        "{\n"
+        ".reg .pred named;\n"
+        "setp.ne.b64 named, %3, 0;\n"
+        "@named cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3;\n"
+        "@!named cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6}], [%2];\n"
+        "}\n" ::"r"(destination),
         "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
@@ -44,8 +42,12 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destin
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z, int w) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(destination),
+        "{\n"
+        ".reg .pred named;\n"
+        "setp.ne.b64 named, %3, 0;\n"
+        "@named cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3;\n"
+        "@!named cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6, %7}], [%2];\n"
+        "}\n" ::"r"(destination),
         "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
@@ -54,8 +56,12 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destin
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z, int w, int v) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(destination),
+        "{\n"
+        ".reg .pred named;\n"
+        "setp.ne.b64 named, %3, 0;\n"
+        "@named cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;\n"
+        "@!named cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6, %7, %8}], [%2];\n"
+        "}\n" ::"r"(destination),
         "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
         : "memory");
 }

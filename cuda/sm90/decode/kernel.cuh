@@ -244,7 +244,7 @@ struct Kernel {
 
     // What is read once need not push out what is in L2, least of all lines that were written: that costs writes beside the reads.
     // But a long batch is read faster when it may have all of L2.
-    __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : evict_unchanged(); }
+    __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : L2Policy{}; }
 
     // Calls load(whole, tokens, page, first) for each block: as one run, or as up to four that lie apart. One lane does. This warp knows
     // the first piece without the queue.
