@@ -72,11 +72,14 @@ struct Operand {
     const void* pointer;
     int64_t token_stride, head_stride;
     int columns, heads, tokens, max_len, rows;
+    // The argument that max_len is.
+    const char* bound;
 };
 
 MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap& map) {
     const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
+    if (base < 0) return refuse(o.bound, o.max_len, "a bound whose rows take no more bytes than the tensor's address");
     // A dimension of one head still needs a stride.
     const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2, token_bytes = cuuint64_t(o.token_stride) * 2;
     const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len), cuuint64_t(o.tokens) + 1};
@@ -143,29 +146,32 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (s.code != MLA_OK) return s;
     Maps maps;
     const int query_len = k.max_query_len, key_len = k.max_key_len;
+    constexpr const char *query_bound = "max_query_len", *key_bound = "max_key_len";
     const struct {
         Operand operand;
         CUtensorMap& map;
     } operands[] = {
-        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kRows}, maps.query},
+        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kRows, query_bound}, maps.query},
         {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride, Tile::kRope, p.heads, p.query_tokens,
-          query_len, kRows},
+          query_len, kRows, query_bound},
          maps.query_rope},
-        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads, p.key_tokens, key_len, Tile::kKeys},
+        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
          maps.key},
         {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope, k.rope_per_head ? p.heads : 1, p.key_tokens,
-          key_len, Tile::kKeys},
+          key_len, Tile::kKeys, key_bound},
          maps.key_rope},
-        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens, key_len, Tile::kKeys},
+        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
          maps.value},
-        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens, query_len, kWarpRows}, maps.out}};
+        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens, query_len, kWarpRows, query_bound}, maps.out}};
     for (const auto& o : operands) {
         s = describe(encode, p.dtype, o.operand, o.map);
         if (s.code != MLA_OK) return s;
     }
 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
-    if (tiles > INT32_MAX) return refuse("query_tokens", p.query_tokens, "at most 2^31 tiles of 128 rows over all heads");
+    // Each block counts one tile further than there are.
+    if (tiles > INT32_MAX - facts.multiprocessors)
+        return refuse("query_tokens", p.query_tokens, "fewer than 2^31 tiles of 128 rows over all requests and heads");
     const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), stream};
     const cudaError_t e = launch<Tile>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
