@@ -209,6 +209,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
     k.block_table_stride = p.block_table_stride;
+    k.block_table_entries = (p.requests - 1) * p.block_table_stride + p.max_pages;
     k.requests = p.requests;
     k.heads = p.heads;
     k.query_len = p.query_len;

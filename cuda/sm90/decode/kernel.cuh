@@ -171,10 +171,10 @@ struct Kernel {
 
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
     // not in use yet; a large one is at least fetched into L2, by all blocks together.
-    __device__ bool table_is_small() const { return p.requests * p.block_table_stride <= kTileBytes / 4; }
+    __device__ bool table_is_small() const { return p.block_table_entries <= kTileBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
     __device__ void fetch_table(int lane) const {
-        const int64_t entries = p.requests * p.block_table_stride;
+        const int64_t entries = p.block_table_entries;
         if (table_is_small()) {
             if ((reinterpret_cast<uintptr_t>(p.block_table) & 15) == 0 && (entries & 3) == 0) {
 #pragma unroll 1
@@ -193,7 +193,7 @@ struct Kernel {
     __device__ void finish_table(int lane) const {
         copy_async_wait();
         __syncwarp();
-        const int64_t entries = p.requests * p.block_table_stride;
+        const int64_t entries = p.block_table_entries;
         const int page = table_is_small() ? load_shared(table_copy() + int(entries * blockIdx.x / gridDim.x) * 4) : -1;
         __syncwarp();
         barrier_arrive(at(s.table_full));

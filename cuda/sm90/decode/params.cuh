@@ -55,6 +55,8 @@ struct KernelParams {
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
     int64_t block_table_stride;
+    // From the first request's first to the last one's last: nothing behind that is read.
+    int64_t block_table_entries;
     int64_t pages, page_bytes;
     int requests, heads, query_len;
     // page_size = 1 << page_shift where that is not negative.
