@@ -24,47 +24,36 @@ __device__ __forceinline__ L2Policy evict_first() {
     return policy;
 }
 
+// The text of a copy with a policy or without: the number of dimensions, and the names of the coordinates.
+#define MLA_TMA_LOAD_TEXT(rank, coordinates)                                                                                  \
+    "{\n"                                                                                                                     \
+    ".reg .pred named;\n"                                                                                                     \
+    "setp.ne.b64 named, %3, 0;\n"                                                                                             \
+    "@named cp.async.bulk.tensor." #rank "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "   \
+    "[%1, {" coordinates "}], [%2], %3;\n"                                                                                    \
+    "@!named cp.async.bulk.tensor." #rank "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {" coordinates \
+    "}], [%2];\n"                                                                                                             \
+    "}\n"
+
 // Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z) {
-    asm volatile(
-        "{\n"
-        ".reg .pred named;\n"
-        "setp.ne.b64 named, %3, 0;\n"
-        "@named cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3;\n"
-        "@!named cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6}], [%2];\n"
-        "}\n" ::"r"(destination),
-        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z)
-        : "memory");
+    asm volatile(MLA_TMA_LOAD_TEXT(3, "%4, %5, %6") ::"r"(destination), "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
 // As above, in a tensor of four dimensions.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z, int w) {
-    asm volatile(
-        "{\n"
-        ".reg .pred named;\n"
-        "setp.ne.b64 named, %3, 0;\n"
-        "@named cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, %7}], [%2], %3;\n"
-        "@!named cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6, %7}], [%2];\n"
-        "}\n" ::"r"(destination),
-        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w)
-        : "memory");
+    asm volatile(MLA_TMA_LOAD_TEXT(4, "%4, %5, %6, %7") ::"r"(destination), "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
 // As above, of five.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, L2Policy policy, int x, int y,
                                          int z, int w, int v) {
-    asm volatile(
-        "{\n"
-        ".reg .pred named;\n"
-        "setp.ne.b64 named, %3, 0;\n"
-        "@named cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;\n"
-        "@!named cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%4, %5, %6, %7, %8}], [%2];\n"
-        "}\n" ::"r"(destination),
-        "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
-        : "memory");
+    asm volatile(MLA_TMA_LOAD_TEXT(5, "%4, %5, %6, %7, %8") ::"r"(destination), "l"(map), "r"(bar), "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
 }
+
+#undef MLA_TMA_LOAD_TEXT
 
 // In a tensor of four dimensions, without a policy.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z,
