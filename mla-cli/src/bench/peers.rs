@@ -81,7 +81,7 @@ struct Said {
 }
 
 /// One peer on one case: the medians of its samples.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Default, Serialize)]
 struct Figures {
     peer: String,
     id: String,
@@ -352,10 +352,7 @@ impl Said {
             self.peers.push(Figures {
                 peer: times.peer.clone(),
                 id: times.id.clone(),
-                e2e_us: None,
-                planned_us: None,
-                e2e_samples_us: Vec::new(),
-                planned_samples_us: Vec::new(),
+                ..Figures::default()
             });
             self.peers.len() - 1
         });
