@@ -118,21 +118,12 @@ __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
     return make_float2(__uint_as_float(v.x), __uint_as_float(v.y));
 }
 
-__device__ __forceinline__ float4 load_shared_float4(uint32_t address) {
-    const uint4 v = load_shared16(address);
-    return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
-}
-
 __device__ __forceinline__ void store_shared4(uint32_t address, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 
 __device__ __forceinline__ void store_shared16(uint32_t address, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-__device__ __forceinline__ void store_shared_float4(uint32_t address, float4 v) {
-    store_shared16(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)));
 }
 
 // The four values of a word of e4m3, which f16 holds exactly.

@@ -55,6 +55,27 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destin
 
 #undef MLA_TMA_LOAD_TEXT
 
+// Brings the box at (x, y, z) into L2.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, L2Policy policy, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4}], %1;" ::"l"(map), "l"(policy.bits), "r"(x),
+                 "r"(y), "r"(z)
+                 : "memory");
+}
+
+// As above, in a tensor of four dimensions.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, L2Policy policy, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4, %5}], %1;" ::"l"(map), "l"(policy.bits),
+                 "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+// As above, of five.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, L2Policy policy, int x, int y, int z, int w, int v) {
+    asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4, %5, %6}], %1;" ::"l"(map), "l"(policy.bits),
+                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+                 : "memory");
+}
+
 // In a tensor of four dimensions, without a policy.
 __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y, int z,
                                          int w) {

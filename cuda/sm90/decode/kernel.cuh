@@ -98,6 +98,11 @@ struct Kernel {
         if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
     }
 
+    // Where tokens lie in the cache.
+    struct Place {
+        int page, token;
+    };
+
     // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it. A place in it:
     struct Queue {
         // Before this one.
@@ -189,16 +194,36 @@ struct Kernel {
         }
     }
 
-    // Waits for the copy of the table; touches a page that this block may be about to read.
-    __device__ void finish_table(int lane) const {
+    // Waits for the copy of the table. Returns where the block of tokens lies that this block probably begins with; page -1 where that is
+    // not known or where its tokens do not lie together.
+    __device__ Place finish_table(const Schedule& schedule) const {
         copy_async_wait();
+        barrier_wait(at(s.lens_full), 0);
+        const Start start = schedule.likely_start();
         __syncwarp();
-        const int64_t entries = p.block_table_entries;
-        const int page = table_is_small() ? load_shared(table_copy() + int(entries * blockIdx.x / gridDim.x) * 4) : -1;
+        Place place = {-1, 0};
+        if (p.run == kBlock && start.request >= 0) {
+            const int page = page_of(start.block * kBlock);
+            const int64_t entry = start.request * p.block_table_stride + page;
+            place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], start.block * kBlock - page * p.page_size};
+        }
+        // From then on the copy may be overwritten.
         __syncwarp();
         barrier_arrive(at(s.table_full));
-        // Unused entries may hold anything.
-        if (lane == 0 && page >= 0 && page < p.pages) prefetch_line(p.cache + page * p.page_bytes);
+        return place;
+    }
+
+    // Brings a block of tokens into L2; those of a pair share the tiles. The memory is idle until the first copies, which come when the
+    // work has been divided.
+    __device__ void prefetch_block(const TensorMaps& maps, Place block) const {
+        const L2Policy policy = evict_first();
+#pragma unroll 1
+        for (int i = half; i < 5; i += pair) {
+            if (i < 4)
+                tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i, block.page);
+            else
+                tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
+        }
     }
 
     __device__ int first_row(const Piece& piece) const { return piece.first_row + half * N; }
@@ -674,22 +699,44 @@ struct Kernel {
         char* mine = partial(team, piece.part == 0);
         const Share share = kept(piece);
         const unsigned first = share.begin * M::kUnit, count = (share.end - share.begin) * M::kUnit;
-        // The other warpgroup's products have been read from there.
-        if (count > 0) named_barrier(kOutputBarrier, kOutputThreads);
+        const auto put = [&](unsigned at, uint4 v) {
+            if (at - first < count)
+                store_shared16(kept_share() + (at - first) * 16, v);
+            else
+                reinterpret_cast<uint4*>(mine)[at] = v;
+        };
+        if constexpr (Partial::kHalves) {
+            const int scale = scale_of_part(acc, thread);
 #pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
+            for (int j = 0; j < N / 8; ++j) {
+                const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
+                const float x = f.x * power_of_two(scale), y = f.y * power_of_two(scale);
 #pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                const unsigned at = (4 * j + t) * 256 + thread;
-                const float4 v = make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y);
-                if (at - first < count)
-                    store_shared_float4(kept_share() + (at - first) * 16, v);
-                else
-                    reinterpret_cast<float4*>(mine)[at] = v;
+                for (int t = 0; t < 4; t += 2) {
+                    const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
+                    put((2 * j + t / 2) * 256 + thread, make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
+                                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y)));
+                }
             }
+            if (thread < N / 2)
+                reinterpret_cast<float4*>(mine + Partial::kRowsOffset)[thread] =
+                    make_float4(row_lse(s.maximum[2 * thread], s.sum[2 * thread]), row_lse(s.maximum[2 * thread + 1], s.sum[2 * thread + 1]),
+                                power_of_two(-scale), 0.f);
+        } else {
+            // The other warpgroup's products have been read from there.
+            if (count > 0) named_barrier(kOutputBarrier, kOutputThreads);
+#pragma unroll
+            for (int j = 0; j < N / 8; ++j) {
+                const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
+#pragma unroll
+                for (int t = 0; t < 4; ++t) {
+                    const float* v = &acc[t][4 * j];
+                    put((4 * j + t) * 256 + thread, make_uint4(__float_as_uint(v[0] * f.x), __float_as_uint(v[1] * f.y),
+                                                               __float_as_uint(v[2] * f.x), __float_as_uint(v[3] * f.y)));
+                }
+            }
+            if (thread < N) reinterpret_cast<float*>(mine + Partial::kRowsOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
         }
-        if (thread < N) reinterpret_cast<float*>(mine + Partial::kLseOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
         barrier_arrive(at(s.stats_empty));
         named_barrier(kOutputBarrier, kOutputThreads);
         if (thread == 0) {
@@ -708,6 +755,35 @@ struct Kernel {
         }
     }
 
+    // 2^x, of which a float has to be the inverse, too.
+    __device__ static float power_of_two(int x) { return __int_as_float((127 + x) << 23); }
+
+    // Returns the power of two that brings the largest finite value of a part to 2^14 or more, and below 2^15. In a row with others, finite values may
+    // become infinite. All products have been done when a thread returns.
+    __device__ int scale_of_part(const float (&acc)[4][N / 2], int thread) const {
+        float top = 0.f;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = inverse_sums(8 * j + 2 * (thread & 3));
+            float x = 0.f, y = 0.f;
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                x = fmaxf(fmaxf(x, fabsf(acc[t][4 * j])), fabsf(acc[t][4 * j + 2]));
+                y = fmaxf(fmaxf(y, fabsf(acc[t][4 * j + 1])), fabsf(acc[t][4 * j + 3]));
+            }
+            x *= f.x;
+            y *= f.y;
+            if (x < INFINITY) top = fmaxf(top, x);
+            if (y < INFINITY) top = fmaxf(top, y);
+        }
+        const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
+        if ((thread & 31) == 0) s.part_top[thread >> 5] = __uint_as_float(of_warp);
+        named_barrier(kOutputBarrier, kOutputThreads);
+        const float4 a = *reinterpret_cast<const float4*>(s.part_top), b = *reinterpret_cast<const float4*>(s.part_top + 4);
+        top = fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w)));
+        return min(127 + 14 - int(__float_as_uint(top) >> 23), 100);
+    }
+
     __device__ MergeCounters* counters_of(const Piece& piece) const { return p.counters + piece.first_team * pair + half; }
 
     // Called once by each part's block, when it no longer looks at the counters.
@@ -721,9 +797,9 @@ struct Kernel {
         named_barrier(kOutputBarrier, kOutputThreads);
         if (s.merge_role == MergeRole::share) return true;
         const Share share = kept(piece);
-        float4* mine = reinterpret_cast<float4*>(partial(team, piece.part == 0));
+        uint4* mine = reinterpret_cast<uint4*>(partial(team, piece.part == 0));
         for (int i = share.begin * M::kUnit + thread; i < share.end * M::kUnit; i += kOutputThreads)
-            mine[i] = load_shared_float4(kept_share() + (i - share.begin * M::kUnit) * 16);
+            mine[i] = load_shared16(kept_share() + (i - share.begin * M::kUnit) * 16);
         named_barrier(kOutputBarrier, kOutputThreads);
         if (thread == 0) {
             s.owed.last = counters_of(piece)->give_up(piece.parts, piece.sharers) == MergeRole::all;
@@ -768,8 +844,8 @@ struct Kernel {
                 if (piece.parts <= kFewParts) {
                     merge.run(own);
                 } else {
-                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset, "sums of eight units");
-                    MergeState* scratch = reinterpret_cast<MergeState*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
+                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState<N>) <= L::kSmallOffset, "sums of eight units");
+                    MergeState<N>* scratch = reinterpret_cast<MergeState<N>*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
                     merge_many<T, N, Fragments>(p, source, output_rows(piece), units, scratch, thread);
                 }
             }
@@ -825,7 +901,8 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         } else if (warp == 1) {
             kernel.load_queries(maps);
         } else {
-            kernel.finish_table(lane);
+            const auto place = kernel.finish_table(schedule);
+            if (lane == 0 && place.page >= 0) kernel.prefetch_block(maps, place);
         }
     } else if (warpgroup == 1) {
         if constexpr (uneven) registers_shrink<K::kScoreRegisters>();

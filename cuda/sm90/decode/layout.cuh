@@ -65,6 +65,8 @@ struct Layout {
         float factor[kRopeSlots][N < 16 ? 16 : N];
         // Row maximum (in units of log2) and sum of a finished piece.
         float maximum[N < 16 ? 16 : N], sum[N < 16 ? 16 : N];
+        // The largest magnitude that each output warp has of a part.
+        alignas(16) float part_top[8];
         MergeRole merge_role;
         Owed owed;
     };
@@ -115,6 +117,8 @@ struct QuantisedLayout {
         float top_of_warp[4][N], sum_of_warp[4][N];
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.
         uint32_t query_top[4];
+        // The largest magnitude that each output warp has of a part.
+        alignas(16) float part_top[8];
         MergeRole merge_role;
         Owed owed;
     };

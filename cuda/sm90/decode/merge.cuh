@@ -7,8 +7,9 @@
 // comes last merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
-// float4: vector v of output thread t (0..255) holds accumulators 4 v .. 4 v + 3 of that thread, at index v * 256 + t.
-// v = 4 * group + tile, a group being eight query rows: each has its place, and a share is of few rows.
+// vectors of 16 bytes: vector v of output thread t (0..255) is at index v * 256 + t. Of f32 it holds accumulators 4 v .. 4 v + 3 of that thread,
+// of one tile and a group of eight query rows: v = 4 * group + tile. Of f16 it holds those of two tiles: v = 2 * group + tile / 2. So
+// each has its place, and a share is of few rows.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -94,13 +95,77 @@ struct TransposedFragments {
 // How a merge is divided.
 template <int N>
 struct MergeLayout {
-    // What is shared out among the blocks, and what some lanes do together, in float4.
+    // What is shared out among the blocks, and what some lanes do together, in vectors.
     static constexpr int kUnit = N <= 16 ? 16 : 32;
-    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kFragments / kUnit;
-    // Units of eight rows.
-    static constexpr int kGroupUnits = 1024 / kUnit;
+    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kVectors / kUnit;
+    // Of eight rows.
+    static constexpr int kGroupVectors = PartialLayout<N>::kGroupVectors * kOutputThreads, kGroupUnits = kGroupVectors / kUnit;
     static constexpr int kWorkers = kOutputThreads / kUnit;
 };
+
+// The values of a vector: two neighbouring rows in turns.
+template <int N>
+struct Vector {
+    static constexpr int kValues = PartialLayout<N>::kValues;
+    float value[kValues] = {};
+
+    Vector() = default;
+    __device__ explicit Vector(uint4 bits) {
+        const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (PartialLayout<N>::kHalves) {
+                const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+                value[2 * i] = two.x;
+                value[2 * i + 1] = two.y;
+            } else {
+                value[i] = __uint_as_float(words[i]);
+            }
+        }
+    }
+
+    // Those of the i-th tile in it.
+    __device__ float4 tile(int i) const { return make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]); }
+
+    __device__ Vector times(float2 factors) const {
+        Vector product;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) product.value[i] = value[i] * (i & 1 ? factors.y : factors.x);
+        return product;
+    }
+
+    __device__ void add(const Vector& other, float2 factors) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) value[i] = fmaf(other.value[i], i & 1 ? factors.y : factors.x, value[i]);
+    }
+};
+
+// What a part says of two neighbouring rows: their log-sum-exp, and what values have to be multiplied by.
+template <int N>
+struct PartRows {
+    float2 lse = {-INFINITY, -INFINITY};
+    float scale = 1.f;
+
+    PartRows() = default;
+    __device__ PartRows(const char* part, int row) {
+        const char* rows = part + PartialLayout<N>::kRowsOffset + (row >> 1) * PartialLayout<N>::kRowsBytes;
+        if constexpr (PartialLayout<N>::kHalves) {
+            const float4 v = *reinterpret_cast<const float4*>(rows);
+            lse = make_float2(v.x, v.y);
+            scale = v.z;
+        } else {
+            lse = *reinterpret_cast<const float2*>(rows);
+        }
+    }
+};
+
+// Writes the merged vector `vector` of an output thread's group.
+template <typename Fragments, typename T, int N, typename Place>
+__device__ __forceinline__ void write_tiles(const OutputRows<T>& out, const Place& to, int thread, int vector, bool own, const Vector<N>& v) {
+    constexpr int tiles = Vector<N>::kValues / 4;
+#pragma unroll
+    for (int i = 0; i < tiles; ++i) Fragments::write(out, to, thread, vector * tiles + i, own, v.tile(i));
+}
 
 // With so many parts or fewer, shares are large, and merged in shared memory. With more, they are small, and merged in registers.
 constexpr int kFewParts = 16;
@@ -206,13 +271,17 @@ struct ShareMerge {
         static_assert(N * lanes <= kOutputThreads, "every row has its lanes");
         const int row = thread / lanes, lane = thread % lanes;
         if (row >= rows) return;
-        float lse[most];
+        float lse[most], scale[most];
 #pragma unroll
         for (int i = 0; i < most; ++i) {
             const int slot = lane + i * lanes;
             lse[i] = -INFINITY;
-            if (slot < source.parts)
-                lse[i] = *reinterpret_cast<const float*>(slot_source(slot) + PartialLayout<N>::kLseOffset + (8 * first_group + row) * 4);
+            scale[i] = 1.f;
+            if (slot < source.parts) {
+                const PartRows<N> rows(slot_source(slot), 8 * first_group + row);
+                lse[i] = row & 1 ? rows.lse.y : rows.lse.x;
+                scale[i] = rows.scale;
+            }
         }
         float top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
 #pragma unroll
@@ -227,45 +296,45 @@ struct ShareMerge {
         for (int distance = 1; distance < lanes; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
         const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
 #pragma unroll
-        for (int i = 0; i < most; ++i) store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(lse[i] * inverse));
+        for (int i = 0; i < most; ++i)
+            store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(lse[i] * inverse * scale[i]));
         const int of_tile = 8 * first_group + row;
         if (lane == 0 && (of_tile >> 3) * M::kGroupUnits >= share.begin && of_tile < out.rows)
             write_lse(p, out.first_row + of_tile, out.q_begin, row_lse(top, sum));
     }
 
-    // Adds the slots and writes the output, each warp its float4 of one tile of a group after the other.
+    // Adds the slots and writes the output, each warp its vectors of a group one after the other.
     __device__ void add() const {
 #pragma unroll 1
         for (int group = unsigned(first) / M::kGroupUnits; group * M::kGroupUnits < first + units; ++group) {
             const auto to = Fragments::place(out, group, thread);
 #pragma unroll 1
-            for (int tile = 0; tile < 4; ++tile) {
-                const int at = (4 * group + tile) * 256 + thread - first * M::kUnit;
+            for (int vector = 0; vector < PartialLayout<N>::kGroupVectors; ++vector) {
+                const int at = group * M::kGroupVectors + vector * kOutputThreads + thread - first * M::kUnit;
                 const bool own = unsigned(at) < unsigned(units * M::kUnit);
                 if (!__any_sync(~0u, own)) continue;
-                float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+                Vector<N> sum;
                 if (own) {
                     uint32_t x = kept + (first - share.begin) * kUnitBytes + at * 16, next = fetched + at * 16;
                     uint32_t weight = weights + (8 * (group - first_group) + 2 * (thread & 3)) * 4;
 #pragma unroll 4
                     for (int slot = 0; slot < source.parts; ++slot) {
-                        const float4 v = load_shared_float4(x);
-                        const float2 w = load_shared_float2(weight);
-                        sum = make_float4(fmaf(v.x, w.x, sum.x), fmaf(v.y, w.y, sum.y), fmaf(v.z, w.x, sum.z), fmaf(v.w, w.y, sum.w));
+                        sum.add(Vector<N>(load_shared16(x)), load_shared_float2(weight));
                         x = next;
                         next += units * kUnitBytes;
                         weight += rows * 4;
                     }
                 }
-                Fragments::write(out, to, thread, tile, own, sum);
+                write_tiles<Fragments>(out, to, thread, vector, own, sum);
             }
         }
     }
 };
 
-// What several parts amount to for one float4 (rows x, y, x, y): their sum, weighted relative to 2^maximum, and the weights' sum.
+// What several parts amount to for one vector: their sum, weighted relative to 2^maximum, and the weights' sum.
+template <int N>
 struct MergeState {
-    float4 value = {0.f, 0.f, 0.f, 0.f};
+    Vector<N> value;
     float2 maximum = {-INFINITY, -INFINITY}, sum = {0.f, 0.f};
 
     __device__ void raise_maximum(float2 m) { maximum = make_float2(fmaxf(maximum.x, m.x), fmaxf(maximum.y, m.y)); }
@@ -274,58 +343,54 @@ struct MergeState {
     __device__ void add(const MergeState& other) {
         const float x = exp2_approx(other.maximum.x - (maximum.x == -INFINITY ? 0.f : maximum.x));
         const float y = exp2_approx(other.maximum.y - (maximum.y == -INFINITY ? 0.f : maximum.y));
-        value = make_float4(fmaf(other.value.x, x, value.x), fmaf(other.value.y, y, value.y), fmaf(other.value.z, x, value.z),
-                            fmaf(other.value.w, y, value.w));
+        value.add(other.value, make_float2(x, y));
         sum = make_float2(fmaf(other.sum.x, x, sum.x), fmaf(other.sum.y, y, sum.y));
     }
 
     // Adds the state that another lane has under the same maximum.
     __device__ void add_same(int lanes_away) {
-        for (float* x : {&value.x, &value.y, &value.z, &value.w, &sum.x, &sum.y}) *x += __shfl_xor_sync(~0u, *x, lanes_away);
+#pragma unroll
+        for (float& x : value.value) x += __shfl_xor_sync(~0u, x, lanes_away);
+        for (float* x : {&sum.x, &sum.y}) *x += __shfl_xor_sync(~0u, *x, lanes_away);
     }
 
-    __device__ float4 normalised() const {
-        const float x = sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, y = sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f;
-        return make_float4(value.x * x, value.y * y, value.z * x, value.w * y);
+    __device__ Vector<N> normalised() const {
+        return value.times(make_float2(sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f));
     }
 };
 
-// Parts first, first + step, ... of float4 `index`, whose rows begin at `column`. All reads of a batch are under way together.
+// Parts first, first + step, ... of vector `index`, whose rows begin at `column`. All reads of a batch are under way together.
 template <int N>
-__device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
+__device__ __forceinline__ MergeState<N> merge_some(const PartialSource& source, int index, int column, int first, int step) {
     constexpr int batch = 8;
-    MergeState state;
+    MergeState<N> state;
 #pragma unroll 1
     for (int k0 = first; k0 < source.parts; k0 += batch * step) {
-        float4 x[batch];
-        float2 lse[batch];
+        uint4 x[batch];
+        PartRows<N> rows[batch];
         float2 top = state.maximum;
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const int k = k0 + i * step;
-            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-            lse[i] = make_float2(-INFINITY, -INFINITY);
+            x[i] = make_uint4(0, 0, 0, 0);
             if (k < source.parts) {
                 const char* part = source.part(k);
-                lse[i] = *reinterpret_cast<const float2*>(part + PartialLayout<N>::kLseOffset + column * 4);
-                x[i] = *(reinterpret_cast<const float4*>(part) + index);
+                rows[i] = PartRows<N>(part, column);
+                x[i] = *(reinterpret_cast<const uint4*>(part) + index);
             }
         }
 #pragma unroll
-        for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, lse[i].x), fmaxf(top.y, lse[i].y));
+        for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, rows[i].lse.x), fmaxf(top.y, rows[i].lse.y));
         const float2 offset = {top.x == -INFINITY ? 0.f : top.x, top.y == -INFINITY ? 0.f : top.y};
         const float old_x = exp2_approx(state.maximum.x - offset.x), old_y = exp2_approx(state.maximum.y - offset.y);
         state.maximum = top;
-        state.value = make_float4(state.value.x * old_x, state.value.y * old_y, state.value.z * old_x, state.value.w * old_y);
+        state.value = state.value.times(make_float2(old_x, old_y));
         state.sum = make_float2(state.sum.x * old_x, state.sum.y * old_y);
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            const float wx = exp2_approx(lse[i].x - offset.x), wy = exp2_approx(lse[i].y - offset.y);
+            const float wx = exp2_approx(rows[i].lse.x - offset.x), wy = exp2_approx(rows[i].lse.y - offset.y);
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
-            state.value.x = fmaf(x[i].x, wx, state.value.x);
-            state.value.y = fmaf(x[i].y, wy, state.value.y);
-            state.value.z = fmaf(x[i].z, wx, state.value.z);
-            state.value.w = fmaf(x[i].w, wy, state.value.w);
+            state.value.add(Vector<N>(x[i]), make_float2(wx * rows[i].scale, wy * rows[i].scale));
         }
     }
     return state;
@@ -335,7 +400,7 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
 // order. `scratch` has room for what all workers make of eight units.
 template <typename T, int N, typename Fragments>
 __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share,
-                                           MergeState* scratch, int thread) {
+                                           MergeState<N>* scratch, int thread) {
     using M = MergeLayout<N>;
     constexpr int ways = M::kWorkers, halves = 32 / M::kUnit;
     const int lane = thread & 31, warp = thread >> 5, half = lane / M::kUnit, place = thread % M::kUnit, way = thread / M::kUnit;
@@ -346,14 +411,14 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
         for (int unit = first; unit < last; ++unit) {
             const int index = unit * M::kUnit + place;
             scratch[((unit - first) * ways + way) * M::kUnit + place] =
-                merge_some<N>(source, index, 8 * (index >> 10) + 2 * (index & 3), way, ways);
+                merge_some<N>(source, index, 8 * (index / M::kGroupVectors) + 2 * (index & 3), way, ways);
         }
         named_barrier(kOutputBarrier, kOutputThreads);
         // A warp adds up a unit; where a unit is half a warp, each half adds half of the ways.
         const int unit = first + warp;
         if (unit < last) {
-            MergeState total;
-            const MergeState* some = scratch + (warp * ways + half * 8) * M::kUnit + place;
+            MergeState<N> total;
+            const MergeState<N>* some = scratch + (warp * ways + half * 8) * M::kUnit + place;
 #pragma unroll
             for (int i = 0; i < 8; ++i) total.raise_maximum(some[i * M::kUnit].maximum);
             if (halves == 2)
@@ -362,10 +427,10 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
             for (int i = 0; i < 8; ++i) total.add(some[i * M::kUnit]);
             if (halves == 2) total.add_same(16);
             // Both halves have the sum; that whose place it is writes it.
-            const int index = unit / halves * 32 + lane, group = index >> 10;
+            const int index = unit / halves * 32 + lane, group = index / M::kGroupVectors, of_group = index % M::kGroupVectors;
             const bool own = halves == 1 || half == (unit & 1);
-            Fragments::write(out, Fragments::place(out, group, index & 255), index & 255, index >> 8 & 3, own, total.normalised());
-            if (own && (index & 1023) < 4) {
+            write_tiles<Fragments>(out, Fragments::place(out, group, index & 255), index & 255, of_group >> 8, own, total.normalised());
+            if (own && of_group < 4) {
                 const int row = 8 * group + 2 * (index & 3);
                 if (row < out.rows) write_lse(p, out.first_row + row, out.q_begin, row_lse(total.maximum.x, total.sum.x));
                 if (row + 1 < out.rows) write_lse(p, out.first_row + row + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));

@@ -84,14 +84,22 @@ struct TensorMaps {
     CUtensorMap q_rope;    // [tokens * heads][64]
 };
 
-// A partial result in the workspace: the normalised output as fragments of the 256 output threads, then the log-sum-exp
-// (base 2) of each row.
+// A partial result in the workspace: the normalised output as vectors of 16 bytes of the 256 output threads, then what is known of each row,
+// by two rows: their log-sum-exp (base 2), and in parts of f16 what the part's values have to be multiplied by.
 template <int N>
 struct PartialLayout {
-    static constexpr int kVectors = N / 2;  // float4 per thread
-    static constexpr int kFragments = kVectors * 256;
-    static constexpr size_t kLseOffset = kFragments * 16;
-    static constexpr size_t kBytes = kLseOffset + N * sizeof(float);
+    // With 64 rows, bytes are what a merge waits for. The scale brings a part's largest value to 2^14 or more, so that f16 holds all but what is
+    // below 2^-28 of it to 11 bits.
+    static constexpr bool kHalves = N == 64;
+    // Of a vector.
+    static constexpr int kValues = kHalves ? 8 : 4;
+    // Of a thread, of each eight rows.
+    static constexpr int kGroupVectors = 16 / kValues;
+    static constexpr int kVectors = N / 8 * kGroupVectors * 256;
+    static constexpr size_t kRowsOffset = size_t(kVectors) * 16;
+    // Of two rows.
+    static constexpr size_t kRowsBytes = kHalves ? 16 : 8;
+    static constexpr size_t kBytes = kRowsOffset + N / 2 * kRowsBytes;
 };
 
 }  // namespace mla::sm90::decode

@@ -115,6 +115,12 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         });
     }
 
+    __device__ void prefetch_block(const TensorMaps& maps, typename Base::Place block) const {
+        const L2Policy policy = evict_first();
+        if (this->half == 0) tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, block.page);
+        if (this->half == pair - 1) tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
+    }
+
     // Queries are fetched by those who need them.
     __device__ void load_queries(const TensorMaps&) const {}
 
