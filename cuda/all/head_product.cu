@@ -11,13 +11,15 @@
 //   neighbours along n (W_UK of published checkpoints)   neighbours along k (their W_UV)
 //   a block: 64 n of one head                            a block: 16 n of one head
 //   a warp:  8 n, every k                                a warp:  every eighth 64 k, in memory that no other warp uses
-//   results leave the warps directly                     the warps' sums are added through shared memory, in order
+//   results leave the warps, of two tiles as lines       the warps' sums are added through shared memory, in order
 //
 // The launch allows programmatic dependence: blocks start while the kernel before is ending (or, where that one lets them,
 // running). They load weights that the caller calls constant at once, and wait before they read anything else.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <utility>
 
 #include "../common/instructions.cuh"
 #include "../common/mbarrier.cuh"
@@ -76,6 +78,16 @@ __device__ __forceinline__ uint32_t thread_again() {
     return thread;
 }
 
+// Weights are read once: sparing L2, they go before everything else there, and nothing that others wrote is pushed out for them.
+// For few heads and tokens, making the policy takes as long as it saves.
+template <bool Sparing>
+__device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
+    if constexpr (Sparing)
+        copy_async16(to, from, true, evict_first());
+    else
+        copy_async16(to, from, true);
+}
+
 // Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's number, so that loads of
 // fragments, which take a unit of eight rows each, find them in different banks.
 template <uint32_t Units>
@@ -84,7 +96,7 @@ __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
 }
 
 // Weights whose neighbours lie along n. `K` is k, or 0 where the compiler does not know it.
-template <typename T, int Tiles, int K>
+template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
     constexpr uint32_t kN = 64, kChunk = 128, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
@@ -105,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
             const uint32_t to = shared_address(weights) + place<8>(row, unit);
 #pragma unroll
             for (uint32_t i = 0; i < kChunk; i += kThreads / 8)
-                if (kWhole || base + row + i < k) copy_async16(to + i * 128, from + uint64_t(i) * p.weights_stride, true);
+                if (kWhole || base + row + i < k) copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
         wait_for_earlier_kernels();
         const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;
@@ -136,15 +148,30 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
             }
         }
     }
+    if constexpr (Tiles == 1) {
+        const float(&a)[4] = c[0][0], (&b)[4] = c[1][0];
+        p.put<T>(first_token, head, blockIdx.x * kN + threadIdx.x / 32 * 8, {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
+    } else {
+        // Through shared memory, where the weights were, so that whole lines are written.
+        __syncthreads();
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, staged = shared_address(weights);
 #pragma unroll
-    for (uint32_t tile = 0; tile < Tiles; ++tile) {
-        const float(&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
-        p.put<T>(first_token + tile * kTile, head, blockIdx.x * kN + threadIdx.x / 32 * 8, {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
+        for (uint32_t tile = 0; tile < Tiles; ++tile) {
+            const float(&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
+            const uint32_t row = tile * kTile + lane / 4, to = staged + lane % 4 * 4;
+            store_shared4(to + place<8>(row, warp), pack<T>(a[0] + b[0], a[1] + b[1]));
+            store_shared4(to + place<8>(row + 8, warp), pack<T>(a[2] + b[2], a[3] + b[3]));
+        }
+        __syncthreads();
+        static_assert(kTokens * 8 == kThreads, "a unit per thread");
+        const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8, token = first_token + row;
+        if (token >= p.tokens) return;
+        p.out[uint64_t(token) * p.out_token_stride + uint64_t(head) * p.out_head_stride + (blockIdx.x * 8 + unit)] = load_shared16(staged + place<8>(row, unit));
     }
 }
 
 // Weights whose neighbours lie along k.
-template <typename T, int Tiles, int K>
+template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant__ HeadPlan p) {
     constexpr uint32_t kN = 16, kSlice = 64, kChunk = kWarps * kSlice, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
@@ -165,7 +192,7 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
             const uint4* from = p.weights_at(head, blockIdx.x * kN + row) + (base / 8 + unit);
 #pragma unroll
             for (uint32_t i = 0; i < kN; i += 4)
-                if (kWhole || base + unit * 8 < k) copy_async16(to + place<8>(row + i, unit), from + uint64_t(i) * p.weights_stride, true);
+                if (kWhole || base + unit * 8 < k) copy_weights<Sparing>(to + place<8>(row + i, unit), from + uint64_t(i) * p.weights_stride);
         }
         const uint32_t thread = thread_again(), lane = thread % 32;
         const uint32_t weights = shared_address(slices[thread / 32]), input = weights + kN * kSlice * 2;
@@ -216,15 +243,20 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
 
 using Kernel = void (*)(HeadPlan);
 
-template <typename T, int Tiles>
+template <typename T, int Tiles, bool Sparing>
 Kernel kernel_of(bool rows, int k) {
-    if (rows) return k == kNope ? rows_kernel<T, Tiles, kNope> : rows_kernel<T, Tiles, 0>;
-    return k == kLatent ? columns_kernel<T, Tiles, kLatent> : columns_kernel<T, Tiles, 0>;
+    if (rows) return k == kNope ? rows_kernel<T, Tiles, kNope, Sparing> : rows_kernel<T, Tiles, 0, Sparing>;
+    return k == kLatent ? columns_kernel<T, Tiles, kLatent, Sparing> : columns_kernel<T, Tiles, 0, Sparing>;
 }
 
-Kernel head_product_kernel(int dtype, bool rows, int tiles, int k) {
-    if (dtype == MLA_DTYPE_F16) return tiles == 1 ? kernel_of<__half, 1>(rows, k) : kernel_of<__half, kTiles>(rows, k);
-    return tiles == 1 ? kernel_of<__nv_bfloat16, 1>(rows, k) : kernel_of<__nv_bfloat16, kTiles>(rows, k);
+template <typename T>
+Kernel kernel_of(bool rows, int tiles, bool sparing, int k) {
+    if (tiles > 1) return kernel_of<T, kTiles, true>(rows, k);
+    return sparing ? kernel_of<T, 1, true>(rows, k) : kernel_of<T, 1, false>(rows, k);
+}
+
+Kernel head_product_kernel(int dtype, bool rows, int tiles, bool sparing, int k) {
+    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, sparing, k) : kernel_of<__nv_bfloat16>(rows, tiles, sparing, k);
 }
 
 }  // namespace
@@ -232,9 +264,9 @@ Kernel head_product_kernel(int dtype, bool rows, int tiles, int k) {
 MlaStatus load_head_product_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const bool rows : {false, true})
-            for (const int tiles : {1, kTiles})
-                for (const int k : {rows ? kNope : kLatent, 0}) {
-                    const MlaStatus status = load("head product", head_product_kernel(dtype, rows, tiles, k));
+            for (const int k : {rows ? kNope : kLatent, 0})
+                for (const auto& [tiles, sparing] : {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
+                    const MlaStatus status = load("head product", head_product_kernel(dtype, rows, tiles, sparing, k));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -300,6 +332,7 @@ extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* 
     config.blockDim = dim3(kThreads);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    config.numAttrs = p.heads <= kFewHeads ? 2 : 1;
-    return cuda_status("head product", cudaLaunchKernelEx(&config, head_product_kernel(p.dtype, rows, tiles, p.k), plan));
+    const bool few = p.heads <= kFewHeads;
+    config.numAttrs = few ? 2 : 1;
+    return cuda_status("head product", cudaLaunchKernelEx(&config, head_product_kernel(p.dtype, rows, tiles, !few, p.k), plan));
 }

@@ -83,10 +83,30 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
     return r;
 }
 
+// What L2 does with the lines that a copy reads; to the copy engine 0 names no policy, which is not the same as `evict_normal`: that makes long
+// streams slower.
+struct L2Policy {
+    uint64_t bits = 0;
+};
+
+// They go before all others when room is needed.
+__device__ __forceinline__ L2Policy evict_first() {
+    L2Policy policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
+    return policy;
+}
+
 // Copies 16 bytes to shared memory asynchronously, or writes zeros when `valid` is false.
 __device__ __forceinline__ void copy_async16(uint32_t destination, const void* source, bool valid) {
     int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes) : "memory");
+}
+
+// The same, under a policy.
+__device__ __forceinline__ void copy_async16(uint32_t destination, const void* source, bool valid, L2Policy policy) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(destination), "l"(source), "r"(bytes), "l"(policy.bits)
+                 : "memory");
 }
 
 // The same for 4 bytes.

@@ -5,23 +5,12 @@
 
 #include <cstdint>
 
+#include "instructions.cuh"
+
 namespace mla {
 
 __device__ __forceinline__ void tma_prefetch_descriptor(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-// What L2 does with the lines that a copy reads; 0 names no policy, which is not the same as `evict_normal`: that makes long
-// streams slower.
-struct L2Policy {
-    uint64_t bits = 0;
-};
-
-// They go before all others when room is needed.
-__device__ __forceinline__ L2Policy evict_first() {
-    L2Policy policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
-    return policy;
 }
 
 // The text of a copy with a policy or without: the number of dimensions, and the names of the coordinates.

@@ -11,7 +11,7 @@ use crate::raw;
 /// The most tokens for which the own kernel is the faster one, as `benches/layer.rs` finds: it reads the
 /// weights again for every 32 tokens, and cuBLAS has the better tiles for many.
 fn most_tokens(heads: usize) -> usize {
-    if heads <= 32 { 64 } else { 8 }
+    if heads <= 32 { 64 } else { 32 }
 }
 
 /// Whether the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
