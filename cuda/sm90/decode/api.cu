@@ -212,6 +212,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.block_table_entries = (p.requests - 1) * p.block_table_stride + p.max_pages;
     k.requests = p.requests;
     k.heads = p.heads;
+    k.inverse_heads = 1.f / p.heads;
     k.query_len = p.query_len;
     k.page_size = p.page_size;
     k.page_shift = -1;

@@ -145,16 +145,9 @@ struct Kernel {
         ++q.pieces;
     }
 
-    // Hands out all of them, of which `piece` is the first.
-    __device__ void hand_out_all(Schedule& schedule, Piece piece) const {
-        for (Queue q;; piece = schedule.next()) {
-            hand_out(q, piece);
-            if (piece.request < 0) break;
-        }
-    }
-
     // Asks for the lengths.
     __device__ void fetch_lengths(int lane) const {
+#pragma unroll 1
         for (int i = lane; i < p.requests; i += 32) copy_async4(shared_address(s.lens + i), p.kv_lens + i);
     }
     // Says that they are there.
@@ -168,6 +161,7 @@ struct Kernel {
     __device__ void touch_memory(int lane) const {
         constexpr int64_t page = 2 << 20, bytes = PartialLayout<N>::kBytes;
         const int64_t used = gridDim.x * bytes;
+#pragma unroll 1
         for (int64_t i = lane * page; i < 2 * used; i += 32 * page) prefetch_line(p.partials + i);
         if (lane == 0) prefetch_line(p.out);
         if (lane == 1 && p.lse) prefetch_line(p.lse);
@@ -243,9 +237,12 @@ struct Kernel {
             if (whole) {
                 tma_load(&maps.cache, slot, full, policy, x, first[0], page[0]);
             } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    if (i * 16 < tokens) tma_load(&maps.cache, slot + i * 2048, full, policy, x, first[i], page[i]);
+#pragma unroll 1
+                for (int i = 0; i * 16 < tokens; ++i) {
+                    const int f = i == 0 ? first[0] : i == 1 ? first[1] : i == 2 ? first[2] : first[3];
+                    const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
+                    tma_load(&maps.cache, slot + i * 2048, full, policy, x, f, z);
+                }
             }
         };
 #pragma unroll 1
@@ -256,7 +253,7 @@ struct Kernel {
             if (whole) {
                 tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, i / 2, page[0]);
             } else {
-#pragma unroll
+#pragma unroll 1
                 for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, first_value(i + j));
             }
             latent.advance(1);
@@ -380,7 +377,7 @@ struct Kernel {
             const int first = first_row(piece), valid = rows(piece);
             for (int i = thread; i < N * 72; i += 32) {
                 const int r = i / 72, chunk = i - r * 72;
-                const int row = first + r, token = row / p.heads, head = row - token * p.heads;
+                const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
                 const char* source;
                 if (chunk < 64)
                     source = static_cast<const char*>(p.q_latent) +
@@ -415,8 +412,8 @@ struct Kernel {
             const int first = first_row(piece);
             int limit0 = piece.kv_len, limit1 = piece.kv_len, no_mask_before = piece.kv_len;
             if (p.causal) {
-                limit0 = min(piece.kv_len, piece.kv_len - piece.q_len + (first + row0) / p.heads + 1);
-                limit1 = min(piece.kv_len, piece.kv_len - piece.q_len + (first + row1) / p.heads + 1);
+                limit0 = min(piece.kv_len, piece.kv_len - piece.q_len + token_of(first + row0, p.inverse_heads) + 1);
+                limit1 = min(piece.kv_len, piece.kv_len - piece.q_len + token_of(first + row1, p.inverse_heads) + 1);
                 no_mask_before = piece.kv_len - piece.q_len + 1;
             }
             float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
@@ -486,11 +483,16 @@ struct Kernel {
                     s.maximum[row1] = max1;
                     s.sum[row0] = sum0;
                     s.sum[row1] = sum1;
+                    s.inverse[row0] = inverse_of(sum0);
+                    s.inverse[row1] = inverse_of(sum1);
                     barrier_arrive(at(s.stats_full));
                     if (piece.parts == 1) {
                         const int valid = rows(piece);
-                        if (row0 < valid) write_lse(p, first + row0, piece.q_begin, row_lse(max0, sum0));
-                        if (row1 < valid) write_lse(p, first + row1, piece.q_begin, row_lse(max1, sum1));
+#pragma unroll 1
+                        for (int i = 0; i < 2; ++i) {
+                            const int row = i ? row1 : row0;
+                            if (row < valid) write_lse(p, first + row, piece.q_begin, row_lse(i ? max1 : max0, i ? sum1 : sum0));
+                        }
                     }
                 }
             }
@@ -650,14 +652,13 @@ struct Kernel {
     }
 
     __device__ OutputRows<T> output_rows(const Piece& piece) const {
-        return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads, piece.q_begin, first_row(piece), rows(piece)};
+        return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads, p.inverse_heads, piece.q_begin, first_row(piece), rows(piece)};
     }
 
-    // What the accumulators of two neighbouring columns are multiplied by at the end.
-    __device__ float2 inverse_sums(int column) const {
-        const float2 sum = *reinterpret_cast<const float2*>(&s.sum[column]);
-        return make_float2(sum.x > 0.f ? __fdividef(p.out_scale, sum.x) : 0.f, sum.y > 0.f ? __fdividef(p.out_scale, sum.y) : 0.f);
-    }
+    // What the accumulators of a row with this sum are multiplied by at the end.
+    __device__ float inverse_of(float sum) const { return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f; }
+    // Those of two neighbouring columns.
+    __device__ float2 inverse_sums(int column) const { return *reinterpret_cast<const float2*>(&s.inverse[column]); }
 
     __device__ void write_whole(const Piece& piece, float (&acc)[4][N / 2], int thread) {
         const int lane = thread & 31;
@@ -718,10 +719,11 @@ struct Kernel {
                                                                    pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y)));
                 }
             }
-            if (thread < N / 2)
-                reinterpret_cast<float4*>(mine + Partial::kRowsOffset)[thread] =
-                    make_float4(row_lse(s.maximum[2 * thread], s.sum[2 * thread]), row_lse(s.maximum[2 * thread + 1], s.sum[2 * thread + 1]),
-                                power_of_two(-scale), 0.f);
+            if (thread < N) {
+                float* rows = reinterpret_cast<float*>(mine + Partial::kRowsOffset) + (thread >> 1) * 4 + (thread & 1);
+                rows[0] = row_lse(s.maximum[thread], s.sum[thread]);
+                rows[2] = power_of_two(-scale);
+            }
         } else {
             // The other warpgroup's products have been read from there.
             if (count > 0) named_barrier(kOutputBarrier, kOutputThreads);
@@ -893,11 +895,16 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         if (warp == 0 || warp == 2) {
             barrier_wait(K::at(s.lens_full), 0);
             schedule.divide();
-            const Piece first = schedule.next();
-            if (warp == 0)
-                kernel.load_cache(maps, schedule, first);
-            else
-                kernel.hand_out_all(schedule, first);
+            typename K::Queue queue;
+            while (true) {
+                const Piece piece = schedule.next();
+                if (warp == 0) {
+                    kernel.load_cache(maps, schedule, piece);
+                    break;
+                }
+                kernel.hand_out(queue, piece);
+                if (piece.request < 0) break;
+            }
         } else if (warp == 1) {
             kernel.load_queries(maps);
         } else {

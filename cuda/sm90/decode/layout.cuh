@@ -63,8 +63,8 @@ struct Layout {
         // what the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
         alignas(16) int4 any_factor[kRopeSlots];
         float factor[kRopeSlots][N < 16 ? 16 : N];
-        // Row maximum (in units of log2) and sum of a finished piece.
-        float maximum[N < 16 ? 16 : N], sum[N < 16 ? 16 : N];
+        // Row maximum (in units of log2) and sum of a finished piece, and what its output is multiplied by.
+        float maximum[N < 16 ? 16 : N], sum[N < 16 ? 16 : N], inverse[N < 16 ? 16 : N];
         // The largest magnitude that each output warp has of a part.
         alignas(16) float part_top[8];
         MergeRole merge_role;
@@ -110,8 +110,8 @@ struct QuantisedLayout {
         // What goes from the scores to the output warpgroups with the probabilities.
         int any_factor[kProbabilitySlots];
         alignas(16) float factor[kProbabilitySlots][N];
-        // Row maximum (in units of log2) and sum of a finished piece.
-        alignas(16) float maximum[N], sum[N];
+        // Row maximum (in units of log2) and sum of a finished piece, and what its output is multiplied by.
+        alignas(16) float maximum[N], sum[N], inverse[N];
         // What each warp of the scores has to say: the maxima of a block, and the sums of a piece. Each has its place, since one warp
         // may have its sums while another still compares the maxima of the last block.
         float top_of_warp[4][N], sum_of_warp[4][N];

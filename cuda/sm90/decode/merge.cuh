@@ -21,17 +21,22 @@ namespace mla::sm90::decode {
 constexpr int kOutputThreads = 256;
 constexpr int kOutputBarrier = 1;
 
+// The query token of a row of a request. Exact, since a request has 1024 rows at most; a division takes four times as many instructions.
+__device__ __forceinline__ int token_of(int row, float inverse_heads) { return int((row + 0.5f) * inverse_heads); }
+
 // Writes output rows from accumulator fragments.
 template <typename T>
 struct OutputRows {
     T* out;
     int64_t token_stride, head_stride;
-    int heads, q_begin;
+    int heads;
+    float inverse_heads;
+    int q_begin;
     // Rows of the request: this block's tile starts at first_row and has `rows` of them.
     int first_row, rows;
 
     __device__ T* row(int r) const {
-        const int row = first_row + r, token = unsigned(row) / unsigned(heads);
+        const int row = first_row + r, token = token_of(row, inverse_heads);
         return out + (q_begin + token) * token_stride + (row - token * heads) * head_stride;
     }
 
@@ -51,7 +56,7 @@ struct OutputRows {
 // Writes the log-sum-exp of a row of the request, given in base 2.
 __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_begin, float lse2) {
     if (!p.lse) return;
-    const int token = unsigned(row) / unsigned(p.heads);
+    const int token = token_of(row, p.inverse_heads);
     constexpr float ln2 = 0.69314718055994531f;
     p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
 }
@@ -431,9 +436,12 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
             const bool own = halves == 1 || half == (unit & 1);
             write_tiles<Fragments>(out, Fragments::place(out, group, index & 255), index & 255, of_group >> 8, own, total.normalised());
             if (own && of_group < 4) {
-                const int row = 8 * group + 2 * (index & 3);
-                if (row < out.rows) write_lse(p, out.first_row + row, out.q_begin, row_lse(total.maximum.x, total.sum.x));
-                if (row + 1 < out.rows) write_lse(p, out.first_row + row + 1, out.q_begin, row_lse(total.maximum.y, total.sum.y));
+#pragma unroll 1
+                for (int i = 0; i < 2; ++i) {
+                    const int row = 8 * group + 2 * (index & 3) + i;
+                    if (row < out.rows)
+                        write_lse(p, out.first_row + row, out.q_begin, row_lse(i ? total.maximum.y : total.maximum.x, i ? total.sum.y : total.sum.x));
+                }
             }
         }
         named_barrier(kOutputBarrier, kOutputThreads);

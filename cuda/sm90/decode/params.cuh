@@ -59,6 +59,7 @@ struct KernelParams {
     int64_t block_table_entries;
     int64_t pages, page_bytes;
     int requests, heads, query_len;
+    float inverse_heads;
     // page_size = 1 << page_shift where that is not negative.
     int page_size, page_shift;
     // Cached tokens that lie together: 64, or 16 where the page size is no multiple of 64.

@@ -143,7 +143,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         // Two values at a time, to where the instructions look for them.
 #pragma unroll 1
         for (int r = warp; r < N; r += 4) {
-            const int row = first + r, token = unsigned(row) / unsigned(p.heads), head = row - token * p.heads;
+            const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
             const char* latent = static_cast<const char*>(p.q_latent) +
                                  ((piece.q_begin + token) * p.q_latent_token_stride + head * p.q_latent_head_stride) * 2 + lane * 4;
             const char* rope = static_cast<const char*>(p.q_rope) +
@@ -222,7 +222,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     for (int i = 0; i < N / 4; ++i) {
                         const int row = first + 8 * (i >> 1) + 2 * quad + (i & 1);
                         int limit = piece.kv_len;
-                        if (p.causal) limit = min(limit, piece.kv_len - piece.q_len + int(unsigned(row) / unsigned(p.heads)) + 1);
+                        if (p.causal) limit = min(limit, piece.kv_len - piece.q_len + token_of(row, p.inverse_heads) + 1);
                         if (column >= limit) d[at_column(i)] = -INFINITY;
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
@@ -278,6 +278,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             if (thread < N) {
                 const float total = (s.sum_of_warp[0][thread] + s.sum_of_warp[1][thread]) + (s.sum_of_warp[2][thread] + s.sum_of_warp[3][thread]);
                 s.sum[thread] = total;
+                s.inverse[thread] = this->inverse_of(total);
                 if (piece.parts == 1 && thread < this->rows(piece))
                     write_lse(p, first + thread, piece.q_begin, row_lse(s.maximum[thread], total));
                 barrier_arrive(at(s.stats_full));

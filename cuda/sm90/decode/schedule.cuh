@@ -302,6 +302,7 @@ class Schedule {
         while (least < most) {
             const int share = (least + most) / 2;
             int needed = 0;
+#pragma unroll 1
             for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
                 needed += tiles_of(request) * parts_of(blocks_of(request), share);
             if (Lanes::sum(needed) <= teams_)
