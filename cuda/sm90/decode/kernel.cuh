@@ -192,6 +192,12 @@ struct Kernel {
     // not known or where its tokens do not lie together.
     __device__ Place finish_table(const Schedule& schedule) const {
         copy_async_wait();
+        __syncwarp();
+        // The first access to a page of memory takes longest: one to a page of the cache that some block is about to read, if it is in use.
+        if (table_is_small() && (threadIdx.x & 31) == 0) {
+            const int page = load_shared(table_copy() + int(unsigned(p.block_table_entries) * blockIdx.x / gridDim.x) * 4);
+            if (page >= 0 && page < p.pages) prefetch_line(p.cache + page * p.page_bytes);
+        }
         barrier_wait(at(s.lens_full), 0);
         const Start start = schedule.likely_start();
         __syncwarp();
@@ -700,58 +706,51 @@ struct Kernel {
         char* mine = partial(team, piece.part == 0);
         const Share share = kept(piece);
         const unsigned first = share.begin * M::kUnit, count = (share.end - share.begin) * M::kUnit;
-        const auto put = [&](unsigned at, uint4 v) {
-            if (at - first < count)
-                store_shared16(kept_share() + (at - first) * 16, v);
-            else
-                reinterpret_cast<uint4*>(mine)[at] = v;
-        };
-        if constexpr (Partial::kHalves) {
-            const int scale = scale_of_part(acc, thread);
+        const int scale = scale_of_part(acc, thread);
+        uint4 packed[N / 8 * Partial::kGroupVectors];
 #pragma unroll
-            for (int j = 0; j < N / 8; ++j) {
-                const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
-                const float x = f.x * power_of_two(scale), y = f.y * power_of_two(scale);
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
+            const float x = f.x * power_of_two(scale), y = f.y * power_of_two(scale);
 #pragma unroll
-                for (int t = 0; t < 4; t += 2) {
-                    const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
-                    put((2 * j + t / 2) * 256 + thread, make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
-                                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y)));
-                }
+            for (int t = 0; t < 4; t += 2) {
+                const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
+                packed[2 * j + t / 2] = make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
+                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
             }
-            if (thread < N) {
-                float* rows = reinterpret_cast<float*>(mine + Partial::kRowsOffset) + (thread >> 1) * 4 + (thread & 1);
-                rows[0] = row_lse(s.maximum[thread], s.sum[thread]);
-                rows[2] = power_of_two(-scale);
-            }
+        }
+        uint4* to = reinterpret_cast<uint4*>(mine) + thread;
+        if (count == 0) {
+#pragma unroll
+            for (int i = 0; i < N / 8 * Partial::kGroupVectors; ++i) to[i * kOutputThreads] = packed[i];
         } else {
-            // The other warpgroup's products have been read from there.
-            if (count > 0) named_barrier(kOutputBarrier, kOutputThreads);
 #pragma unroll
-            for (int j = 0; j < N / 8; ++j) {
-                const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
-#pragma unroll
-                for (int t = 0; t < 4; ++t) {
-                    const float* v = &acc[t][4 * j];
-                    put((4 * j + t) * 256 + thread, make_uint4(__float_as_uint(v[0] * f.x), __float_as_uint(v[1] * f.y),
-                                                               __float_as_uint(v[2] * f.x), __float_as_uint(v[3] * f.y)));
-                }
+            for (int i = 0; i < N / 8 * Partial::kGroupVectors; ++i) {
+                const unsigned of_share = i * kOutputThreads + thread - first;
+                if (of_share < count)
+                    store_shared16(kept_share() + of_share * 16, packed[i]);
+                else
+                    to[i * kOutputThreads] = packed[i];
             }
-            if (thread < N) reinterpret_cast<float*>(mine + Partial::kRowsOffset)[thread] = row_lse(s.maximum[thread], s.sum[thread]);
+        }
+        if (thread < N) {
+            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) = row_lse(s.maximum[thread], s.sum[thread]);
+            *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
         }
         barrier_arrive(at(s.stats_empty));
         named_barrier(kOutputBarrier, kOutputThreads);
+        // Until this thread's writes and the others' have arrived, the others prepare to merge.
+        if (piece.last) {
+            if (thread == 0) counters_of(piece)->arrive_sharer();
+            return;
+        }
         if (thread == 0) {
-            if (piece.last) {
-                counters_of(piece)->arrive_sharer();
-            } else {
-                s.owed.first = counters_of(piece)->arrive(piece.parts, piece.sharers) == MergeRole::all;
-                leave(piece);
-            }
+            s.owed.first = counters_of(piece)->arrive(piece.parts, piece.sharers) == MergeRole::all;
+            leave(piece);
         }
         named_barrier(kOutputBarrier, kOutputThreads);
         // Only its first piece can be a part of a tile and have others after it.
-        if (s.owed.first && !piece.last) {
+        if (s.owed.first) {
             if (thread == 0) s.owed.first_piece = piece;
             named_barrier(kOutputBarrier, kOutputThreads);
         }
@@ -795,7 +794,8 @@ struct Kernel {
 
     // Waits until this block may merge its share. If that takes too long, writes what it kept of its part to the workspace, too.
     __device__ bool await(const Piece& piece, int thread) {
-        if (thread == 0) s.merge_role = counters_of(piece)->await(piece.parts);
+        // Not the thread that arrives, which is still at that.
+        if (thread == kOutputThreads / 2) s.merge_role = counters_of(piece)->await(piece.parts);
         named_barrier(kOutputBarrier, kOutputThreads);
         if (s.merge_role == MergeRole::share) return true;
         const Share share = kept(piece);
@@ -846,8 +846,8 @@ struct Kernel {
                 if (piece.parts <= kFewParts) {
                     merge.run(own);
                 } else {
-                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState<N>) <= L::kSmallOffset, "sums of eight units");
-                    MergeState<N>* scratch = reinterpret_cast<MergeState<N>*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
+                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset, "sums of eight units");
+                    MergeState* scratch = reinterpret_cast<MergeState*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
                     merge_many<T, N, Fragments>(p, source, output_rows(piece), units, scratch, thread);
                 }
             }

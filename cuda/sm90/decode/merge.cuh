@@ -7,9 +7,8 @@
 // comes last merges everything.
 //
 // An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
-// vectors of 16 bytes: vector v of output thread t (0..255) is at index v * 256 + t. Of f32 it holds accumulators 4 v .. 4 v + 3 of that thread,
-// of one tile and a group of eight query rows: v = 4 * group + tile. Of f16 it holds those of two tiles: v = 2 * group + tile / 2. So
-// each has its place, and a share is of few rows.
+// vectors of 16 bytes: vector v of output thread t (0..255) is at index v * 256 + t and holds what that thread has of two tiles and a group of
+// eight query rows: v = 2 * group + tile / 2. So each has its place, and a share is of few rows.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -91,8 +90,8 @@ struct TransposedFragments {
     // Called by a whole warp; `own` says whether the lane's float4 is to be written.
     template <typename T>
     __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread, int tile, bool own, float4 v) {
-        // It comes from lanes of the same half.
-        const bool needed = __shfl_sync(~0u, own, thread & 2 ? 16 : 0);
+        // It comes from eight lanes that lie together.
+        const bool needed = __shfl_sync(~0u, own, 8 * (thread & 3));
         out.write(to.row, needed && to.valid, thread, tile, v);
     }
 };
@@ -101,7 +100,7 @@ struct TransposedFragments {
 template <int N>
 struct MergeLayout {
     // What is shared out among the blocks, and what some lanes do together, in vectors.
-    static constexpr int kUnit = N <= 16 ? 16 : 32;
+    static constexpr int kUnit = N <= 16 ? 8 : N / 2;
     static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kVectors / kUnit;
     // Of eight rows.
     static constexpr int kGroupVectors = PartialLayout<N>::kGroupVectors * kOutputThreads, kGroupUnits = kGroupVectors / kUnit;
@@ -109,23 +108,17 @@ struct MergeLayout {
 };
 
 // The values of a vector: two neighbouring rows in turns.
-template <int N>
 struct Vector {
-    static constexpr int kValues = PartialLayout<N>::kValues;
-    float value[kValues] = {};
+    float value[kVectorValues] = {};
 
     Vector() = default;
     __device__ explicit Vector(uint4 bits) {
         const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            if constexpr (PartialLayout<N>::kHalves) {
-                const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
-                value[2 * i] = two.x;
-                value[2 * i + 1] = two.y;
-            } else {
-                value[i] = __uint_as_float(words[i]);
-            }
+            const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+            value[2 * i] = two.x;
+            value[2 * i + 1] = two.y;
         }
     }
 
@@ -135,17 +128,17 @@ struct Vector {
     __device__ Vector times(float2 factors) const {
         Vector product;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) product.value[i] = value[i] * (i & 1 ? factors.y : factors.x);
+        for (int i = 0; i < kVectorValues; ++i) product.value[i] = value[i] * (i & 1 ? factors.y : factors.x);
         return product;
     }
 
     __device__ void add(const Vector& other, float2 factors) {
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) value[i] = fmaf(other.value[i], i & 1 ? factors.y : factors.x, value[i]);
+        for (int i = 0; i < kVectorValues; ++i) value[i] = fmaf(other.value[i], i & 1 ? factors.y : factors.x, value[i]);
     }
 };
 
-// What a part says of two neighbouring rows: their log-sum-exp, and what values have to be multiplied by.
+// What a part says of two neighbouring rows, of which the first is even: their log-sum-exp, and what values have to be multiplied by.
 template <int N>
 struct PartRows {
     float2 lse = {-INFINITY, -INFINITY};
@@ -153,21 +146,16 @@ struct PartRows {
 
     PartRows() = default;
     __device__ PartRows(const char* part, int row) {
-        const char* rows = part + PartialLayout<N>::kRowsOffset + (row >> 1) * PartialLayout<N>::kRowsBytes;
-        if constexpr (PartialLayout<N>::kHalves) {
-            const float4 v = *reinterpret_cast<const float4*>(rows);
-            lse = make_float2(v.x, v.y);
-            scale = v.z;
-        } else {
-            lse = *reinterpret_cast<const float2*>(rows);
-        }
+        const float4 v = *reinterpret_cast<const float4*>(part + PartialLayout<N>::lse_offset(row));
+        lse = make_float2(v.x, v.y);
+        scale = v.z;
     }
 };
 
 // Writes the merged vector `vector` of an output thread's group.
-template <typename Fragments, typename T, int N, typename Place>
-__device__ __forceinline__ void write_tiles(const OutputRows<T>& out, const Place& to, int thread, int vector, bool own, const Vector<N>& v) {
-    constexpr int tiles = Vector<N>::kValues / 4;
+template <typename Fragments, typename T, typename Place>
+__device__ __forceinline__ void write_tiles(const OutputRows<T>& out, const Place& to, int thread, int vector, bool own, const Vector& v) {
+    constexpr int tiles = kVectorValues / 4;
 #pragma unroll
     for (int i = 0; i < tiles; ++i) Fragments::write(out, to, thread, vector * tiles + i, own, v.tile(i));
 }
@@ -241,9 +229,11 @@ struct ShareMerge {
                 copy_async16(kept + u * kUnitBytes + place * 16, slot_source(0) + (share.begin + u) * kUnitBytes + place * 16, true);
 #pragma unroll 1
         while (true) {
+            // The rows first: they need not wait for the values, which are under way while the weights are computed.
+            Weights of_row;
+            if (first == share.begin) of_row.load(*this);
             fetch();
-            // While the others' parts are under way.
-            if (first == share.begin) weigh();
+            if (first == share.begin) weigh(of_row);
             copy_async_wait();
             named_barrier(kOutputBarrier, kOutputThreads);
             add();
@@ -269,40 +259,49 @@ struct ShareMerge {
         }
     }
 
-    // Finds the weights of the parts from the log-sum-exp of each one's rows; writes that of the rows that begin in this share. Four lanes
-    // have a row, whole warps have rows or none.
-    __device__ void weigh() const {
-        constexpr int lanes = 4, most = kFewParts / lanes;
-        static_assert(N * lanes <= kOutputThreads, "every row has its lanes");
-        const int row = thread / lanes, lane = thread % lanes;
-        if (row >= rows) return;
-        float lse[most], scale[most];
+    // Of a row, what a lane needs for the weights of its parts. Four lanes have a row, whole warps have rows or none.
+    struct Weights {
+        static constexpr int kLanes = 4, kMost = kFewParts / kLanes;
+        static_assert(N * kLanes <= kOutputThreads, "every row has its lanes");
+        float lse[kMost], scale[kMost];
+
+        __device__ void load(const ShareMerge& merge) {
+            const int row = merge.thread / kLanes, lane = merge.thread % kLanes;
 #pragma unroll
-        for (int i = 0; i < most; ++i) {
-            const int slot = lane + i * lanes;
-            lse[i] = -INFINITY;
-            scale[i] = 1.f;
-            if (slot < source.parts) {
-                const PartRows<N> rows(slot_source(slot), 8 * first_group + row);
-                lse[i] = row & 1 ? rows.lse.y : rows.lse.x;
-                scale[i] = rows.scale;
+            for (int i = 0; i < kMost; ++i) {
+                const int slot = lane + i * kLanes;
+                lse[i] = -INFINITY;
+                scale[i] = 1.f;
+                if (row < merge.rows && slot < merge.source.parts) {
+                    const char* part = merge.slot_source(slot);
+                    lse[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::lse_offset(8 * merge.first_group + row));
+                    scale[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::scale_offset(8 * merge.first_group + row));
+                }
             }
         }
-        float top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
+    };
+
+    // Finds the weights of the parts; writes the log-sum-exp of the rows that begin in this share.
+    __device__ void weigh(const Weights& of_row) const {
+        constexpr int lanes = Weights::kLanes, most = Weights::kMost;
+        const int row = thread / lanes, lane = thread % lanes;
+        if (row >= rows) return;
+        const auto& lse = of_row.lse;
+        float weight[most], top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
         const float offset = top == -INFINITY ? 0.f : top;
 #pragma unroll
         for (int i = 0; i < most; ++i) {
-            lse[i] = exp2_approx(lse[i] - offset);
-            sum += lse[i];
+            weight[i] = exp2_approx(lse[i] - offset);
+            sum += weight[i];
         }
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2) sum += __shfl_xor_sync(~0u, sum, distance);
         const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
 #pragma unroll
         for (int i = 0; i < most; ++i)
-            store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(lse[i] * inverse * scale[i]));
+            store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(weight[i] * inverse * of_row.scale[i]));
         const int of_tile = 8 * first_group + row;
         if (lane == 0 && (of_tile >> 3) * M::kGroupUnits >= share.begin && of_tile < out.rows)
             write_lse(p, out.first_row + of_tile, out.q_begin, row_lse(top, sum));
@@ -318,13 +317,13 @@ struct ShareMerge {
                 const int at = group * M::kGroupVectors + vector * kOutputThreads + thread - first * M::kUnit;
                 const bool own = unsigned(at) < unsigned(units * M::kUnit);
                 if (!__any_sync(~0u, own)) continue;
-                Vector<N> sum;
+                Vector sum;
                 if (own) {
                     uint32_t x = kept + (first - share.begin) * kUnitBytes + at * 16, next = fetched + at * 16;
                     uint32_t weight = weights + (8 * (group - first_group) + 2 * (thread & 3)) * 4;
 #pragma unroll 4
                     for (int slot = 0; slot < source.parts; ++slot) {
-                        sum.add(Vector<N>(load_shared16(x)), load_shared_float2(weight));
+                        sum.add(Vector(load_shared16(x)), load_shared_float2(weight));
                         x = next;
                         next += units * kUnitBytes;
                         weight += rows * 4;
@@ -337,9 +336,8 @@ struct ShareMerge {
 };
 
 // What several parts amount to for one vector: their sum, weighted relative to 2^maximum, and the weights' sum.
-template <int N>
 struct MergeState {
-    Vector<N> value;
+    Vector value;
     float2 maximum = {-INFINITY, -INFINITY}, sum = {0.f, 0.f};
 
     __device__ void raise_maximum(float2 m) { maximum = make_float2(fmaxf(maximum.x, m.x), fmaxf(maximum.y, m.y)); }
@@ -359,16 +357,16 @@ struct MergeState {
         for (float* x : {&sum.x, &sum.y}) *x += __shfl_xor_sync(~0u, *x, lanes_away);
     }
 
-    __device__ Vector<N> normalised() const {
+    __device__ Vector normalised() const {
         return value.times(make_float2(sum.x > 0.f ? __fdividef(1.f, sum.x) : 0.f, sum.y > 0.f ? __fdividef(1.f, sum.y) : 0.f));
     }
 };
 
 // Parts first, first + step, ... of vector `index`, whose rows begin at `column`. All reads of a batch are under way together.
 template <int N>
-__device__ __forceinline__ MergeState<N> merge_some(const PartialSource& source, int index, int column, int first, int step) {
-    constexpr int batch = 8;
-    MergeState<N> state;
+__device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
+    constexpr int batch = N <= 16 ? 4 : 8;
+    MergeState state;
 #pragma unroll 1
     for (int k0 = first; k0 < source.parts; k0 += batch * step) {
         uint4 x[batch];
@@ -395,7 +393,7 @@ __device__ __forceinline__ MergeState<N> merge_some(const PartialSource& source,
         for (int i = 0; i < batch; ++i) {
             const float wx = exp2_approx(rows[i].lse.x - offset.x), wy = exp2_approx(rows[i].lse.y - offset.y);
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
-            state.value.add(Vector<N>(x[i]), make_float2(wx * rows[i].scale, wy * rows[i].scale));
+            state.value.add(Vector(x[i]), make_float2(wx * rows[i].scale, wy * rows[i].scale));
         }
     }
     return state;
@@ -405,10 +403,11 @@ __device__ __forceinline__ MergeState<N> merge_some(const PartialSource& source,
 // order. `scratch` has room for what all workers make of eight units.
 template <typename T, int N, typename Fragments>
 __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share,
-                                           MergeState<N>* scratch, int thread) {
+                                           MergeState* scratch, int thread) {
     using M = MergeLayout<N>;
-    constexpr int ways = M::kWorkers, halves = 32 / M::kUnit;
-    const int lane = thread & 31, warp = thread >> 5, half = lane / M::kUnit, place = thread % M::kUnit, way = thread / M::kUnit;
+    constexpr int ways = M::kWorkers, groups = 32 / M::kUnit;
+    static_assert(ways == 8 * groups, "each group of lanes adds eight");
+    const int lane = thread & 31, warp = thread >> 5, group_of_lanes = lane / M::kUnit, place = thread % M::kUnit, way = thread / M::kUnit;
 #pragma unroll 1
     for (int first = share.begin; first < share.end; first += 8) {
         const int last = min(first + 8, share.end);
@@ -419,21 +418,23 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
                 merge_some<N>(source, index, 8 * (index / M::kGroupVectors) + 2 * (index & 3), way, ways);
         }
         named_barrier(kOutputBarrier, kOutputThreads);
-        // A warp adds up a unit; where a unit is half a warp, each half adds half of the ways.
+        // A warp adds up a unit, each group of lanes eight of the ways.
         const int unit = first + warp;
         if (unit < last) {
-            MergeState<N> total;
-            const MergeState<N>* some = scratch + (warp * ways + half * 8) * M::kUnit + place;
+            MergeState total;
+            const MergeState* some = scratch + (warp * ways + group_of_lanes * 8) * M::kUnit + place;
 #pragma unroll
             for (int i = 0; i < 8; ++i) total.raise_maximum(some[i * M::kUnit].maximum);
-            if (halves == 2)
-                total.raise_maximum(make_float2(__shfl_xor_sync(~0u, total.maximum.x, 16), __shfl_xor_sync(~0u, total.maximum.y, 16)));
+#pragma unroll
+            for (int away = M::kUnit; away < 32; away *= 2)
+                total.raise_maximum(make_float2(__shfl_xor_sync(~0u, total.maximum.x, away), __shfl_xor_sync(~0u, total.maximum.y, away)));
 #pragma unroll
             for (int i = 0; i < 8; ++i) total.add(some[i * M::kUnit]);
-            if (halves == 2) total.add_same(16);
-            // Both halves have the sum; that whose place it is writes it.
-            const int index = unit / halves * 32 + lane, group = index / M::kGroupVectors, of_group = index % M::kGroupVectors;
-            const bool own = halves == 1 || half == (unit & 1);
+#pragma unroll
+            for (int away = M::kUnit; away < 32; away *= 2) total.add_same(away);
+            // All have the sum; those whose place it is write it.
+            const int index = unit / groups * 32 + lane, group = index / M::kGroupVectors, of_group = index % M::kGroupVectors;
+            const bool own = group_of_lanes == unit % groups;
             write_tiles<Fragments>(out, Fragments::place(out, group, index & 255), index & 255, of_group >> 8, own, total.normalised());
             if (own && of_group < 4) {
 #pragma unroll 1
@@ -475,7 +476,7 @@ __device__ inline MergeRole MergeCounters::give_up(int parts, int sharers) {
     return atomic_add(&arrived, kGaveUp) + kGaveUp == all_gave_up(parts, sharers) ? MergeRole::all : MergeRole::none;
 }
 
-// Relaxed is enough: this thread's last read of `arrived` has been answered.
+// Relaxed is enough: the block's last read of `arrived` has been answered.
 __device__ inline int MergeCounters::leave() { return atomic_increment_relaxed(&left) + 1; }
 
 __device__ inline void MergeCounters::reset() {

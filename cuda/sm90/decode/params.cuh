@@ -85,22 +85,21 @@ struct TensorMaps {
     CUtensorMap q_rope;    // [tokens * heads][64]
 };
 
-// A partial result in the workspace: the normalised output as vectors of 16 bytes of the 256 output threads, then what is known of each row,
-// by two rows: their log-sum-exp (base 2), and in parts of f16 what the part's values have to be multiplied by.
+// Values of f16 that lie together in a partial result.
+constexpr int kVectorValues = 8;
+
+// A partial result in the workspace: the normalised output, multiplied by a power of two that brings its largest value to 2^14 or more, so
+// that f16 holds all but what is below 2^-28 of it to 11 bits. First the vectors of the 256 output threads, then of every two rows their
+// log-sum-exps (base 2), what the values have to be multiplied by, and nothing.
 template <int N>
 struct PartialLayout {
-    // With 64 rows, bytes are what a merge waits for. The scale brings a part's largest value to 2^14 or more, so that f16 holds all but what is
-    // below 2^-28 of it to 11 bits.
-    static constexpr bool kHalves = N == 64;
-    // Of a vector.
-    static constexpr int kValues = kHalves ? 8 : 4;
     // Of a thread, of each eight rows.
-    static constexpr int kGroupVectors = 16 / kValues;
+    static constexpr int kGroupVectors = 16 / kVectorValues;
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;
-    static constexpr size_t kRowsOffset = size_t(kVectors) * 16;
-    // Of two rows.
-    static constexpr size_t kRowsBytes = kHalves ? 16 : 8;
-    static constexpr size_t kBytes = kRowsOffset + N / 2 * kRowsBytes;
+    static constexpr size_t kBytes = size_t(kVectors) * 16 + N / 2 * 16;
+
+    __host__ __device__ static constexpr size_t lse_offset(int row) { return size_t(kVectors) * 16 + row / 2 * 16 + row % 2 * 4; }
+    __host__ __device__ static constexpr size_t scale_offset(int row) { return lse_offset(row) + 8; }
 };
 
 }  // namespace mla::sm90::decode
