@@ -70,7 +70,7 @@ typedef struct MlaDecodeParams {
     const void *q_rope;
     /* [pages, page_size, 576] of cache_dtype: 512 latent values, then 64 rotary ones */
     const void *cache;
-    /* [requests, max_pages] int32; entries past a request's last page are never read */
+    /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t *block_table;
     /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages * page_size, which the
      * caller guarantees, as it does that the table's entries are below `pages` and that cu_q_lens rises by at most query_len */

@@ -180,8 +180,7 @@ impl<'a, D: Device> CacheMut<'a, D> {
 }
 
 /// The pages of each request: entry `[request, n]` is the page that holds tokens
-/// `n · page_size ..` of the request. Entries past a request's length may hold anything and are
-/// never read.
+/// `n · page_size ..` of the request. Entries past a request's length may hold anything.
 pub struct BlockTable<'a, D: Device> {
     entries: ArrayRef<'a, D, i32>,
     requests: usize,

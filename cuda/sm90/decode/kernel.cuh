@@ -354,12 +354,10 @@ struct Kernel {
 
     // Every query tile is a box of N rows.
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
-        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            barrier_wait(at(s.query_empty), (pieces & 1) ^ 1);
-            ++pieces;
+            barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
             if ((threadIdx.x & 31) == 0) {
                 barrier_expect(at(s.query_full), L::kQueryBytes);
                 const int row = piece.q_begin * p.heads + first_row(piece);
@@ -374,12 +372,10 @@ struct Kernel {
     // For queries that are not evenly spaced.
     __device__ void load_query() {
         const int thread = threadIdx.x & 31;
-        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            barrier_wait(at(s.query_empty), (pieces & 1) ^ 1);
-            ++pieces;
+            barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
             const int first = first_row(piece), valid = rows(piece);
             for (int i = thread; i < N * 72; i += 32) {
                 const int r = i / 72, chunk = i - r * 72;
@@ -409,7 +405,6 @@ struct Kernel {
         const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
         LatentRing latent;
         RopeRing rope;
-        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
@@ -423,7 +418,7 @@ struct Kernel {
                 no_mask_before = piece.kv_len - piece.q_len + 1;
             }
             float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
-            barrier_wait(at(s.query_full), pieces & 1);
+            barrier_wait(at(s.query_full), queue.pieces & 1);
             for (int block = begin; block < end; ++block) {
                 float d[32];
                 LatentRing tile = latent.uniform();
@@ -478,7 +473,7 @@ struct Kernel {
             }
             if (begin == end) barrier_arrive(at(s.query_empty));
 
-            barrier_wait(at(s.stats_empty), (pieces & 1) ^ 1);
+            barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
             if (has_rows) {
                 sum0 += __shfl_xor_sync(~0u, sum0, 1);
                 sum0 += __shfl_xor_sync(~0u, sum0, 2);
@@ -502,7 +497,6 @@ struct Kernel {
                     }
                 }
             }
-            ++pieces;
         }
     }
 
@@ -586,7 +580,6 @@ struct Kernel {
         const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0), lane = thread & 31;
         LatentRing latent;
         RopeRing rope;
-        uint32_t pieces = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
@@ -632,8 +625,7 @@ struct Kernel {
                 latent.advance(8 / L::kSlotTiles);
                 rope.advance(1);
             }
-            barrier_wait(at(s.stats_full), pieces & 1);
-            ++pieces;
+            barrier_wait(at(s.stats_full), queue.pieces & 1);
             if (piece.parts == 1)
                 write_whole(piece, acc, thread);
             else

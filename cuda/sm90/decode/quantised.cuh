@@ -198,7 +198,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const uint32_t latent_from = token * 128 + (((2 * quad) ^ (token & 7)) << 4);
         const uint32_t rope_from = L::kLatentBytes + token * 64 + ((quad ^ (token >> 1 & 3)) << 4);
         Slots slots;
-        uint32_t pieces = 0, blocks = 0;
+        uint32_t blocks = 0;
         Queue queue;
         for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
             const Piece& piece = *next;
@@ -262,8 +262,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 slots.advance(1);
             }
 
-            barrier_wait(at(s.stats_empty), (pieces & 1) ^ 1);
-            ++pieces;
+            barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
 #pragma unroll
             for (int i = 0; i < N / 4; ++i) {
 #pragma unroll
