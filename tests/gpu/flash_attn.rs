@@ -1,7 +1,7 @@
 //! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary, mixed
 //! in one batch, and random batches; keys fewer and more than queries, packed and split; NaN around everything
 //! and in other requests; offsets beyond 2^31 elements; bad arguments; and five runs, of which the last four
-//! replay a captured graph, with the same bits.
+//! replay a captured graph, with the same bits; and graphs captured with loose bounds.
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -44,6 +44,8 @@ struct Case {
     gap: usize,
     // Of queries and keys.
     amplitude: f32,
+    // The longest query and the most keys, as the call states them: by default exactly.
+    bounds: Option<(usize, usize)>,
 }
 
 impl Case {
@@ -51,6 +53,16 @@ impl Case {
         self.lens
             .iter()
             .fold((0, 0), |(q, k), len| (q + len.0, k + len.1))
+    }
+
+    fn bounds(&self) -> (usize, usize) {
+        self.bounds.unwrap_or_else(|| {
+            let most = |len: fn(&(usize, usize)) -> usize| self.lens.iter().map(len).max();
+            (
+                most(|len| len.0).unwrap_or(0),
+                most(|len| len.1).unwrap_or(0),
+            )
+        })
     }
 
     fn config(&self) -> LayerConfig {
@@ -310,8 +322,8 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             )?),
             query_starts: starts(0)?,
             key_starts: starts(1)?,
-            max_query_len: case.lens.iter().map(|len| len.0).max().unwrap_or(0),
-            max_key_len: case.lens.iter().map(|len| len.1).max().unwrap_or(0),
+            max_query_len: case.bounds().0,
+            max_key_len: case.bounds().1,
         };
         let (state, metadata) = (&mut self.state, &self.metadata);
         if case.causal {
@@ -466,6 +478,7 @@ fn case(dims: HeadDims, dtype: DType, heads: usize, lens: &[(usize, usize)]) -> 
         split: true,
         gap: 0,
         amplitude: 1.0,
+        bounds: None,
     }
 }
 
@@ -524,6 +537,51 @@ fn any_number_of_heads_and_of_requests() {
         &case(SMALL, DType::BF16, 1, &same(&[2500, 1, 37, 64, 65])),
         5,
     );
+}
+
+// A captured graph's bounds have to hold for each batch that it is replayed for.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn a_graph_with_loose_bounds_replays_for_other_lengths() {
+    let gpu = &*gpu();
+    let captured = [(300, 700), (0, 77), (1, 257), (130, 641), (257, 64)];
+    // As many tokens, in other requests.
+    let replayed = [(0, 5), (600, 690), (63, 344), (20, 0), (5, 700)];
+    for dims in [R1, WIDE, SMALL] {
+        for causal in [true, false] {
+            let exact = Case {
+                causal,
+                ..case(dims, DType::BF16, 2, &captured)
+            };
+            let other = Case {
+                lens: replayed.to_vec(),
+                ..exact.clone()
+            };
+            let inputs = Inputs::new(&exact, 12);
+            let other_inputs = Inputs::new(&other, 12);
+            let outcomes = [expected(&exact, &inputs), expected(&other, &other_inputs)];
+            for bounds in [(601, 701), (4096, 700), (600, 10_000), (40_000, 300_000)] {
+                let case = Case {
+                    bounds: Some(bounds),
+                    ..exact.clone()
+                };
+                let mut bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
+                let graph = gpu.capture(|_| bench.enqueue()).unwrap();
+                let batches = [(&exact, &inputs), (&other, &other_inputs)];
+                for (at, (batch, inputs)) in batches.into_iter().enumerate() {
+                    let starts = [&inputs.query_starts, &inputs.key_starts];
+                    for (buffer, starts) in bench.starts.iter_mut().zip(starts) {
+                        gpu.upload(bytemuck::cast_slice(starts), Cuda::bytes_mut(buffer))
+                            .unwrap();
+                    }
+                    // SAFETY: `bench` owns all memory of the captured launch, and outlives this.
+                    unsafe { graph.replay() }.unwrap();
+                    let name = format!("batch {at} within {bounds:?}");
+                    compare(&name, batch, &bench.out, &bench.outcome(), &outcomes[at]);
+                }
+            }
+        }
+    }
 }
 
 // The kernel weighs against a reference that it raises afterwards; here that comes too late, and it has to start over.
