@@ -24,6 +24,13 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
     return swizzle_128 | stride | leading | ((address & 0x3FFFF) >> 4);
 }
 
+// The same of tiles side by side, `panel` bytes apart, whose rows are the summed dimension.
+__device__ __forceinline__ uint64_t wgmma_descriptor_panels(uint32_t address, uint32_t panel) {
+    constexpr uint64_t swizzle_128 = uint64_t(1) << 62;
+    constexpr uint64_t stride = uint64_t(1024 >> 4) << 32;
+    return swizzle_128 | stride | uint64_t(panel >> 4) << 16 | ((address & 0x3FFFF) >> 4);
+}
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -41,10 +48,14 @@ enum class Major { K = 0, M = 1 };
 #define MLA_NAMES_8 MLA_NAMES_4 ", %4, %5, %6, %7"
 #define MLA_NAMES_16 MLA_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define MLA_NAMES_32 MLA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define MLA_NAMES_64                                                                                                              \
+    MLA_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+                 "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define MLA_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define MLA_SUMS_8(d, i) MLA_SUMS_4(d, i), MLA_SUMS_4(d, i + 4)
 #define MLA_SUMS_16(d, i) MLA_SUMS_8(d, i), MLA_SUMS_8(d, i + 8)
 #define MLA_SUMS_32(d, i) MLA_SUMS_16(d, i), MLA_SUMS_16(d, i + 16)
+#define MLA_SUMS_64(d, i) MLA_SUMS_32(d, i), MLA_SUMS_32(d, i + 32)
 
 // The instruction's text: the type of both operands, N, the number of accumulators, and the names of its other operands, which are counted
 // on from the accumulators'. `majors` says which way the operands in shared memory lie.
@@ -78,7 +89,23 @@ struct Wgmma;
 MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
 
-// The same with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g, columns 2 q, + 1), the same columns of
+// d (64 x N) += a (64 x 16) b (16 x N). A is K-major; B's rows are the summed dimension, and its tiles of 64 columns lie apart as
+// `wgmma_descriptor_panels` says.
+template <typename T, int N>
+struct WgmmaPanels;
+
+#define MLA_WGMMA_PANELS(T, type, n, count, name_a, name_b)                                                                        \
+    template <>                                                                                                                    \
+    struct WgmmaPanels<T, n> {                                                                                                     \
+        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b) {                                    \
+            asm volatile(MLA_WGMMA_TEXT(type, n, count, name_a, name_b, "1", "0, 1") : MLA_SUMS_##count(d, 0) : "l"(a), "l"(b));   \
+        }                                                                                                                          \
+    };
+
+MLA_WGMMA_PANELS(__nv_bfloat16, "bf16", 128, 64, "%64", "%65")
+MLA_WGMMA_PANELS(__half, "f16", 128, 64, "%64", "%65")
+
+// The first form with A in registers, as accumulators lie: a[0..3] of lane 4 g + q are (row 16 w + g, columns 2 q, + 1), the same columns of
 // row 16 w + g + 8, and both rows' columns 2 q + 8, + 9. They must stay as they are until the product is waited for.
 template <typename T, int N>
 struct WgmmaFromRegisters;
@@ -96,15 +123,19 @@ struct WgmmaFromRegisters;
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
 
 #undef MLA_WGMMA_FROM_REGISTERS
+#undef MLA_WGMMA_PANELS
 #undef MLA_WGMMA_OF
 #undef MLA_WGMMA
 #undef MLA_WGMMA_TEXT
+#undef MLA_SUMS_64
 #undef MLA_SUMS_32
 #undef MLA_SUMS_16
 #undef MLA_SUMS_8
 #undef MLA_SUMS_4
+#undef MLA_NAMES_64
 #undef MLA_NAMES_32
 #undef MLA_NAMES_16
 #undef MLA_NAMES_8

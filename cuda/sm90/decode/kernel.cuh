@@ -22,7 +22,13 @@
 // almost every block, and the sums lose nothing, since both O and l carry the same scale.
 //
 // With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at about the same time, so
-// that the second one finds the cache rows in L2.
+// that the second one finds the cache rows in L2. Shared memory and the tensor cores bound these blocks, so that
+//
+//   - the scores warpgroup holds five of the nine query tiles in registers, as operands of its products: fewer bytes to read, and a
+//     longer ring. These tiles come through the ring, before the first block of a piece;
+//   - the output is by rows, O = O + P V (sums.cuh);
+//   - half of a block's output is computed beside the next scores, and the other half waits for their last product, so that the tensor
+//     cores have work during the softmax. Were all of it to wait, the tiles would be free too late.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -33,6 +39,7 @@
 #include "merge.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
+#include "sums.cuh"
 
 namespace mla::sm90::decode {
 
@@ -45,15 +52,24 @@ constexpr int kSparingBytes = 192 << 20;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
-template <typename T, int N, int pair, class Places = Layout<N>>
+template <typename T, int N, int pair, class Places = Layout<N, pair == 2>>
 struct Kernel {
     using L = Places;
     using Small = typename L::Small;
     using LatentRing = Ring<L::kLatentSlots>;
     using RopeRing = Ring<L::kRopeSlots>;
 
+    // For more than 64 rows, see above.
+    static constexpr bool kByRows = L::kByRows;
+    using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
+
     // Register budgets of the warpgroups, 512 in all; 0 where the even share of 128 is enough.
-    static constexpr int kLoadRegisters = N >= 32 ? 56 : 0, kScoreRegisters = 88, kOutputRegisters = 184;
+    static constexpr int kLoadRegisters = kByRows ? 48 : N >= 32 ? 56 : 0, kScoreRegisters = kByRows ? 144 : 88;
+    static constexpr int kOutputRegisters = kByRows ? 160 : 184;
+    // Slots of the latent ring that a block needs, and a step of its output.
+    static constexpr int kBlockSlots = 8 / L::kSlotTiles, kStepSlots = kBlockSlots / Sums::kSteps;
+    // Query tiles that the scores warpgroup holds, the last of them the rope tile, and the slots that the others take in the latent ring.
+    static constexpr int kHeldQueries = 9 - L::kQueryTiles, kHeldQuerySlots = (kHeldQueries - 1) / L::kSlotTiles;
 
     const KernelParams& p;
     uint32_t base;  // shared memory
@@ -71,18 +87,24 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
             barrier_init(at(s.latent_full[i]), 1);
-            barrier_init(at(s.latent_empty[i]), 4 * L::kSlotTiles);
+            barrier_init(at(s.latent_empty[i]), 8);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
             barrier_init(at(s.rope_full[i]), 1);
             barrier_init(at(s.rope_empty[i]), 8);
             barrier_init(at(s.scores_full[i]), 32);
+            if constexpr (kByRows) barrier_init(at(s.scores_issued[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
         initialise_queue(kPieceReaders);
         s.owed.last = s.owed.first = false;
         barrier_init(at(s.query_full), p.even_query ? 1 : 32);
+        if constexpr (kHeldQueries > 0) {
+            barrier_init(at(s.held_query_full), p.even_query ? 1 : 32);
+            barrier_init(at(s.held_query_empty), 1);
+            barrier_init(at(s.held_query_taken), 4);
+        }
         barrier_init(at(s.query_empty), 128);
         barrier_init(at(s.lens_full), 32);
         barrier_init(at(s.table_full), 32);
@@ -313,7 +335,7 @@ struct Kernel {
                 if (runs == 1) {
                     page[0] = __shfl_sync(~0u, current, run);
                     first[0] = block * kBlock - page_of(block * kBlock) * p.page_size;
-                    if (lane == 0) load(std::true_type(), kBlock, page, first);
+                    if (lane == 0) load(std::true_type(), block == begin, kBlock, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
@@ -321,7 +343,7 @@ struct Kernel {
                         first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
                     }
                     const int tokens = min((piece.kv_len - block * kBlock + 15) & ~15, kBlock);
-                    if (lane == 0) load(std::false_type(), tokens, page, first);
+                    if (lane == 0) load(std::false_type(), block == begin, tokens, page, first);
                 }
                 __syncwarp();
                 if (run == 0) {
@@ -340,7 +362,9 @@ struct Kernel {
     __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
         LatentRing latent;
         RopeRing rope;
-        load_blocks(schedule, first_piece, [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+        uint32_t held = 0;
+        load_blocks(schedule, first_piece, [&](auto whole, bool begins, int tokens, const int(&page)[4], const int(&first)[4]) {
+            if (begins) make_room_for_held_queries(latent, rope, held++);
             load_block<whole.value>(maps, latent, rope, tokens, page, first);
         });
     }
@@ -352,49 +376,105 @@ struct Kernel {
             load_query();
     }
 
-    // Every query tile is a box of N rows.
-    __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
+    // The queries that are held go through the rings, before the first block of each piece.
+    __device__ static void skip_held_queries(LatentRing& latent, RopeRing& rope) {
+        if constexpr (kHeldQueries > 0) {
+            latent.advance(kHeldQuerySlots);
+            rope.advance(1);
+        }
+    }
+    // Called by the thread that fills the rings, which alone waits for every use of a slot: a wait tells a phase from the next one, but not
+    // from the one after that. For the same reason it waits until the queries of the piece before have been taken.
+    __device__ void make_room_for_held_queries(LatentRing& latent, RopeRing& rope, uint32_t held) const {
+        if constexpr (kHeldQueries > 0) {
+            barrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
+#pragma unroll
+            for (int i = 0; i < kHeldQuerySlots; ++i) {
+                barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
+                // Nobody waits for these, but they count every use of a slot.
+                barrier_arrive(at(s.latent_full[latent.slot + i]));
+            }
+            barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+            barrier_arrive(at(s.rope_full[rope.slot]));
+            barrier_arrive(at(s.held_query_empty));
+            skip_held_queries(latent, rope);
+        }
+    }
+    // Where such a tile lies.
+    __device__ uint32_t held_query_slot(int tile, const LatentRing& latent, const RopeRing& rope) const {
+        return tile == kHeldQueries - 1 ? rope_slot(rope.slot) : latent_slot(latent.slot) + tile * kTileBytes;
+    }
+
+    // Calls load(piece, full, tiles, where) for the queries of each piece: those that are held, then those that stay in shared memory.
+    // where(tile) gives the tile's place and its first value.
+    template <typename Load>
+    __device__ void load_query_tiles(Load load) {
+        uint32_t held = 0;
+        LatentRing latent;
+        RopeRing rope;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
-            if ((threadIdx.x & 31) == 0) {
-                barrier_expect(at(s.query_full), L::kQueryBytes);
-                const int row = piece.q_begin * p.heads + first_row(piece);
+            const int blocks = piece.block_end - piece.block_begin;
+            // One place for both, since code is fetched as it is run.
 #pragma unroll 1
-                for (int tile = 0; tile < 9; ++tile)
-                    tma_load_2d(tile < 8 ? latent : rope, base + tile * L::kQueryTileBytes, at(s.query_full),
-                                tile < 8 ? tile * 64 : 0, row);
+            for (int hold = kHeldQueries > 0 && blocks > 0; hold >= 0; --hold) {
+                // No lane may be left behind at a wait while the one that copies goes on.
+                __syncwarp();
+                if (hold)
+                    barrier_wait(at(s.held_query_empty), held++ & 1);
+                else
+                    barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
+                load(piece, hold ? s.held_query_full : s.query_full, hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
+                    if (hold) return make_int2(held_query_slot(tile, latent, rope), tile == kHeldQueries - 1 ? kLatent : tile * 64);
+                    return make_int2(base + tile * L::kQueryTileBytes, L::kFirstQueryValue + tile * 64);
+                });
+            }
+            if (blocks > 0) {
+                skip_held_queries(latent, rope);
+                latent.skip(blocks * kBlockSlots);
+                rope.skip(blocks);
             }
         }
+    }
+
+    // Every query tile is a box of N rows.
+    __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
+        load_query_tiles([&](const Piece& piece, const uint64_t& full, int tiles, auto where) {
+            if ((threadIdx.x & 31) != 0) return;
+            barrier_expect(at(full), tiles * L::kQueryTileBytes);
+            const int row = piece.q_begin * p.heads + first_row(piece);
+#pragma unroll 1
+            for (int tile = 0; tile < tiles; ++tile) {
+                const int2 to = where(tile);
+                tma_load_2d(to.y < kLatent ? latent : rope, to.x, at(full), to.y < kLatent ? to.y : 0, row);
+            }
+        });
     }
 
     // For queries that are not evenly spaced.
     __device__ void load_query() {
         const int thread = threadIdx.x & 31;
-        Queue queue;
-        for (const Piece* next; (next = take(queue)); give_back(queue)) {
-            const Piece& piece = *next;
-            barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
+        load_query_tiles([&](const Piece& piece, const uint64_t& full, int tiles, auto where) {
             const int first = first_row(piece), valid = rows(piece);
-            for (int i = thread; i < N * 72; i += 32) {
-                const int r = i / 72, chunk = i - r * 72;
-                const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
-                const char* source;
-                if (chunk < 64)
-                    source = static_cast<const char*>(p.q_latent) +
-                             ((piece.q_begin + token) * p.q_latent_token_stride + head * p.q_latent_head_stride) * 2 + chunk * 16;
-                else
-                    source = static_cast<const char*>(p.q_rope) +
-                             ((piece.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) * 2 + (chunk - 64) * 16;
-                const uint32_t destination =
-                    base + chunk / 8 * L::kQueryTileBytes + r * 128 + ((chunk & 7) ^ (r & 7)) * 16;
-                copy_async16(destination, r < valid ? source : static_cast<const char*>(p.q_latent), r < valid);
+#pragma unroll 1
+            for (int tile = 0; tile < tiles; ++tile) {
+                const int2 to = where(tile);
+                const bool latent = to.y < kLatent;
+                const char* source = latent ? static_cast<const char*>(p.q_latent) + to.y * 2 : static_cast<const char*>(p.q_rope);
+                const int64_t token_stride = latent ? p.q_latent_token_stride : p.q_rope_token_stride;
+                const int64_t head_stride = latent ? p.q_latent_head_stride : p.q_rope_head_stride;
+                for (int i = thread; i < N * 8; i += 32) {
+                    const int r = i / 8, chunk = i & 7;
+                    const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
+                    const char* own = source + ((piece.q_begin + token) * token_stride + head * head_stride) * 2 + chunk * 16;
+                    copy_async16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4), r < valid ? own : source, r < valid);
+                }
             }
             copy_async_wait();
             fence_async_proxy();
-            barrier_arrive(at(s.query_full));
-        }
+            barrier_arrive(at(full));
+        });
     }
 
     // -------------------------------------------------------------------------------------------------- scores
@@ -404,11 +484,14 @@ struct Kernel {
         const bool has_rows = warp * 16 < N;
         const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
         LatentRing latent;
-        RopeRing rope;
+        // `said` counts blocks alone: where what the scores say of a block lies. Held queries take slots of `rope`, too.
+        RopeRing rope, said;
+        // Pieces whose queries have been held.
+        uint32_t held = 0;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
-            const int begin = piece.block_begin, end = piece.block_end;
+            const int begin = piece.block_begin, end = piece.block_end, kv_len = piece.kv_len;
             // Rows attend to the tokens before their limit.
             const int first = first_row(piece);
             int limit0 = piece.kv_len, limit1 = piece.kv_len, no_mask_before = piece.kv_len;
@@ -418,6 +501,10 @@ struct Kernel {
                 no_mask_before = piece.kv_len - piece.q_len + 1;
             }
             float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
+            uint32_t query[kHeldQueries > 0 ? kHeldQueries : 1][16];
+            if constexpr (kHeldQueries > 0) {
+                if (begin < end) hold_queries(query, latent, rope, held++, warp, lane);
+            }
             barrier_wait(at(s.query_full), queue.pieces & 1);
             for (int block = begin; block < end; ++block) {
                 float d[32];
@@ -426,21 +513,17 @@ struct Kernel {
                 for (int i = 0; i < 8; ++i) {
                     const int part = i % L::kSlotTiles;
                     if (part == 0) barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    multiply_tile(d, first_value(i) / 64, latent_slot(tile.slot) + part * kTileBytes, i > 0);
+                    multiply_tile(d, query, first_value(i) / 64, latent_slot(tile.slot) + part * kTileBytes, i > 0);
                     if (part == L::kSlotTiles - 1) tile.advance(1);
                 }
                 barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
-                multiply_tile(d, 8, rope_slot(rope.uniform().slot), 1);
+                multiply_tile(d, query, 8, rope_slot(rope.uniform().slot), 1);
                 wgmma_commit();
+                if (kByRows && lane == 0) barrier_arrive(at(s.scores_issued[said.slot]));
                 wgmma_wait<0>();
                 if (block + 1 == end) barrier_arrive(at(s.query_empty));
-                // What follows writes to tiles that the other warps' products have to be done with.
-                named_barrier(kScoresBarrier, 128);
 
-                const int tokens = piece.kv_len - block * kBlock;
-                if (tokens < kBlock) clear_tail(latent, tokens, thread);
-                // The copy engine waited for the same before it filled the slot.
-                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                float factor0 = 1.f, factor1 = 1.f;
                 if (has_rows) {
                     if ((block + 1) * kBlock > no_mask_before) {
                         const int column = block * kBlock + 2 * (lane & 3);
@@ -453,23 +536,33 @@ struct Kernel {
                         }
                     }
                     const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
-                    const float factor0 = raise_maximum(max0, top0), factor1 = raise_maximum(max1, top1);
+                    factor0 = raise_maximum(max0, top0);
+                    factor1 = raise_maximum(max1, top1);
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
+                }
+                // What follows writes to tiles that the other warps' products have to be done with.
+                named_barrier(kScoresBarrier, 128);
+                const int tokens = kv_len - block * kBlock;
+                if (tokens < kBlock) clear_tail(latent, tokens, thread);
+                // The copy engine waited for the same before it filled the slot.
+                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                if (has_rows) {
                     const bool any = __any_sync(~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
                     if ((lane & 3) == 0) {
-                        s.factor[rope.slot][row0] = factor0;
-                        s.factor[rope.slot][row1] = factor1;
+                        s.factor[said.slot][row0] = factor0;
+                        s.factor[said.slot][row1] = factor1;
                     }
-                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[rope.slot])[warp] = any;
+                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[said.slot])[warp] = any;
                     store_probabilities(d, rope_slot(rope.slot), warp, lane);
                 }
                 fence_async_proxy();
                 __syncwarp();
                 // Those who wrote factors; for the others' probabilities, too.
-                if ((lane & 3) == 0) barrier_arrive(at(s.scores_full[rope.slot]));
-                latent.advance(8 / L::kSlotTiles);
+                if ((lane & 3) == 0) barrier_arrive(at(s.scores_full[said.slot]));
+                latent.advance(kBlockSlots);
                 rope.advance(1);
+                said.advance(1);
             }
             if (begin == end) barrier_arrive(at(s.query_empty));
 
@@ -501,12 +594,42 @@ struct Kernel {
     }
 
     // d += Q tile times K tile, transposed: 64 of the 576 summed values.
-    __device__ void multiply_tile(float (&d)[32], int query_tile, uint32_t cache_tile, int accumulate) const {
-        const uint64_t a = wgmma_descriptor(base + query_tile * L::kQueryTileBytes);
+    template <typename Queries>
+    __device__ void multiply_tile(float (&d)[32], const Queries& query, int query_tile, uint32_t cache_tile, int accumulate) const {
         const uint64_t b = wgmma_descriptor(cache_tile);
         wgmma_fence();
+        const int shared_tile = query_tile - L::kFirstQueryValue / 64;
+        if (shared_tile >= 0 && shared_tile < L::kQueryTiles) {
+            const uint64_t a = wgmma_descriptor(base + shared_tile * L::kQueryTileBytes);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+            for (int k = 0; k < 4; ++k) Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+        } else if constexpr (kHeldQueries > 0) {
+            const uint32_t* a = query[query_tile < kHeldQueries - 1 ? query_tile : kHeldQueries - 1];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+        }
+    }
+
+    // Takes the queries to be held from the rings, as operands of products.
+    template <typename Queries>
+    __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held, int warp, int lane) const {
+        barrier_wait(at(s.held_query_full), held & 1);
+        const int row = warp * 16 + (lane & 15);
+#pragma unroll
+        for (int t = 0; t < kHeldQueries; ++t)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                load_matrices(*reinterpret_cast<uint32_t(*)[4]>(&query[t][4 * k]),
+                              held_query_slot(t, latent, rope) + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+        named_barrier(kScoresBarrier, 128);
+        if (lane == 0) barrier_arrive(at(s.held_query_taken));
+        // In the stead of the eight warps that free a block's slots.
+        if (lane < 2) {
+            barrier_arrive(at(s.rope_empty[rope.slot]));
+#pragma unroll
+            for (int i = 0; i < kHeldQuerySlots; ++i) barrier_arrive(at(s.latent_empty[latent.slot + i]));
+        }
+        skip_held_queries(latent, rope);
     }
 
     // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is NaN.
@@ -579,101 +702,72 @@ struct Kernel {
     __device__ void output() {
         const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0), lane = thread & 31;
         LatentRing latent;
-        RopeRing rope;
+        RopeRing rope, said;
         Queue queue;
         for (const Piece* next; (next = take(queue)); give_back(queue)) {
             const Piece& piece = *next;
             const int begin = piece.block_begin, end = piece.block_end;
-            // Were the first product left to overwrite them, the compiler would keep these registers during the merge before.
-            float acc[4][N / 2];
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
+            Sums sums;
+            sums.clear();
+            if (begin < end) skip_held_queries(latent, rope);
+#pragma unroll 1
             for (int block = begin; block < end; ++block) {
-                barrier_wait(at(s.scores_full[rope.slot]), rope.phase);
-                const int4 any = s.any_factor[rope.slot];
-                if (block > begin && (any.x | any.y | any.z | any.w)) rescale(acc, s.factor[rope.slot], lane & 3);
-                const uint64_t b = wgmma_descriptor(rope_slot(rope.uniform().slot));
+                barrier_wait(at(s.scores_full[said.slot]), said.phase);
+                const int4 any = s.any_factor[said.slot];
+                if (block > begin) sums.rescale(s.factor[said.slot], any, thread);
+                const uint32_t probabilities = rope_slot(rope.uniform().slot);
                 // This group's tile is one of the two in each slot.
-                const LatentRing current = latent.uniform();
-                LatentRing tile = current;
+                LatentRing tile = latent.uniform(), done = tile;
+                const auto finish_step = [&](auto pending) {
+                    wgmma_wait<pending.value>();
 #pragma unroll
-                for (int t = 0; t < 4; ++t) {
-                    barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    const uint64_t a = wgmma_descriptor(latent_slot(tile.slot) + group * kTileBytes);
+                    for (int i = 0; i < kStepSlots; ++i) free_slot(s.latent_empty[done.slot + i], lane);
+                    done.advance(kStepSlots);
+                };
+#pragma unroll
+                for (int step = 0; step < Sums::kSteps; ++step) {
+                    if (kByRows && step == Sums::kSteps - 1) {
+                        // What is left is for the time of the next block's softmax.
+                        finish_step(std::integral_constant<int, 0>());
+                        RopeRing next = said;
+                        next.advance(1);
+                        if (block + 1 < end) barrier_wait(at(s.scores_issued[next.slot]), next.phase);
+                    }
+#pragma unroll
+                    for (int i = 0; i < kStepSlots; ++i) barrier_wait(at(s.latent_full[tile.slot + i]), tile.phase);
                     wgmma_fence();
-#pragma unroll
-                    for (int k = 0; k < 4; ++k)
-                        Wgmma<T, N, Major::M>::run(acc[t], a + 128 * k, b + 2 * k, 1);
+                    sums.add(step, probabilities, latent_slot(tile.slot) + group * kTileBytes);
                     wgmma_commit();
-                    tile.advance(1);
+                    tile.advance(kStepSlots);
                 }
-                tile = current;
-                wgmma_wait<3>();
-                free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(1);
-                wgmma_wait<2>();
-                free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(1);
-                wgmma_wait<1>();
-                free_slot(s.latent_empty[tile.slot], lane);
-                tile.advance(1);
-                wgmma_wait<0>();
-                free_slot(s.latent_empty[tile.slot], lane);
+                if constexpr (Sums::kSteps == 4) {
+                    finish_step(std::integral_constant<int, 3>());
+                    finish_step(std::integral_constant<int, 2>());
+                }
+                if constexpr (!kByRows) finish_step(std::integral_constant<int, 1>());
+                finish_step(std::integral_constant<int, 0>());
                 free_slot(s.rope_empty[rope.slot], lane);
-                latent.advance(8 / L::kSlotTiles);
+                latent.advance(kBlockSlots);
                 rope.advance(1);
+                said.advance(1);
             }
             barrier_wait(at(s.stats_full), queue.pieces & 1);
-            if (piece.parts == 1)
-                write_whole(piece, acc, thread);
-            else
-                deliver(piece, acc, thread);
-        }
-        merge<TransposedFragments>(queue, thread);
-    }
-
-    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad` has two in every eight.
-    __device__ static void rescale(float (&acc)[4][N / 2], const float* factor, int quad) {
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * quad]);
-#pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                acc[t][4 * j] *= f.x;
-                acc[t][4 * j + 1] *= f.y;
-                acc[t][4 * j + 2] *= f.x;
-                acc[t][4 * j + 3] *= f.y;
+            if (piece.parts == 1) {
+                sums.write(output_rows(piece), s.inverse, thread);
+                barrier_arrive(at(s.stats_empty));
+            } else {
+                deliver(piece, sums, thread);
             }
         }
+        merge<TransposedFragments>(queue, thread);
     }
 
     __device__ OutputRows<T> output_rows(const Piece& piece) const {
         return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads, p.inverse_heads, piece.q_begin, first_row(piece), rows(piece)};
     }
 
-    // What the accumulators of a row with this sum are multiplied by at the end.
+    // What the output of a row with this sum is multiplied by at the end.
     __device__ float inverse_of(float sum) const { return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f; }
-    // Those of two neighbouring columns.
-    __device__ float2 inverse_sums(int column) const { return *reinterpret_cast<const float2*>(&s.inverse[column]); }
-
-    __device__ void write_whole(const Piece& piece, float (&acc)[4][N / 2], int thread) {
-        const int lane = thread & 31;
-        const OutputRows<T> out = output_rows(piece);
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
-            const int r = 8 * j + (lane >> 2);
-            const bool valid = r < out.rows;
-            T* row = out.row(r);
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-                out.write(row, valid, thread, t,
-                          make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
-        }
-        barrier_arrive(at(s.stats_empty));
-    }
 
     // A partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its range and one that
     // began before it.
@@ -692,37 +786,28 @@ struct Kernel {
 
     // Puts a part of a tile into the workspace, except for what this block merges itself: that stays in shared memory. Says so, and notes
     // what the block owes to the tile.
-    __device__ void deliver(const Piece& piece, float (&acc)[4][N / 2], int thread) {
+    template <typename AnySums>
+    __device__ void deliver(const Piece& piece, AnySums& sums, int thread) {
         using Partial = PartialLayout<N>;
-        const int lane = thread & 31;
         char* mine = partial(team, piece.part == 0);
         const Share share = kept(piece);
         const unsigned first = share.begin * M::kUnit, count = (share.end - share.begin) * M::kUnit;
-        const int scale = scale_of_part(acc, thread);
-        uint4 packed[N / 8 * Partial::kGroupVectors];
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 f = inverse_sums(8 * j + 2 * (lane & 3));
-            const float x = f.x * power_of_two(scale), y = f.y * power_of_two(scale);
-#pragma unroll
-            for (int t = 0; t < 4; t += 2) {
-                const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
-                packed[2 * j + t / 2] = make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
-                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
-            }
-        }
-        uint4* to = reinterpret_cast<uint4*>(mine) + thread;
+        const int scale = scale_of_part(sums.largest(s.inverse, thread), thread);
+        uint4 packed[AnySums::kVectors];
+        sums.pack_part(packed, s.inverse, power_of_two(scale), thread);
+        const int own = AnySums::first_vector(thread);
+        uint4* to = reinterpret_cast<uint4*>(mine) + own;
         if (count == 0) {
 #pragma unroll
-            for (int i = 0; i < N / 8 * Partial::kGroupVectors; ++i) to[i * kOutputThreads] = packed[i];
+            for (int i = 0; i < AnySums::kVectors; ++i) to[AnySums::vector(i)] = packed[i];
         } else {
 #pragma unroll
-            for (int i = 0; i < N / 8 * Partial::kGroupVectors; ++i) {
-                const unsigned of_share = i * kOutputThreads + thread - first;
+            for (int i = 0; i < AnySums::kVectors; ++i) {
+                const unsigned of_share = AnySums::vector(i) + own - first;
                 if (of_share < count)
                     store_shared16(kept_share() + of_share * 16, packed[i]);
                 else
-                    to[i * kOutputThreads] = packed[i];
+                    to[AnySums::vector(i)] = packed[i];
             }
         }
         if (thread < N) {
@@ -751,24 +836,9 @@ struct Kernel {
     // 2^x, of which a float has to be the inverse, too.
     __device__ static float power_of_two(int x) { return __int_as_float((127 + x) << 23); }
 
-    // Returns the power of two that brings the largest finite value of a part to 2^14 or more, and below 2^15. In a row with others, finite values may
-    // become infinite. All products have been done when a thread returns.
-    __device__ int scale_of_part(const float (&acc)[4][N / 2], int thread) const {
-        float top = 0.f;
-#pragma unroll
-        for (int j = 0; j < N / 8; ++j) {
-            const float2 f = inverse_sums(8 * j + 2 * (thread & 3));
-            float x = 0.f, y = 0.f;
-#pragma unroll
-            for (int t = 0; t < 4; ++t) {
-                x = fmaxf(fmaxf(x, fabsf(acc[t][4 * j])), fabsf(acc[t][4 * j + 2]));
-                y = fmaxf(fmaxf(y, fabsf(acc[t][4 * j + 1])), fabsf(acc[t][4 * j + 3]));
-            }
-            x *= f.x;
-            y *= f.y;
-            if (x < INFINITY) top = fmaxf(top, x);
-            if (y < INFINITY) top = fmaxf(top, y);
-        }
+    // Returns the power of two that brings the largest finite value of a part to 2^14 or more, and below 2^15, given this thread's largest. In a
+    // row with others, finite values may become infinite. All products have been done when a thread returns.
+    __device__ int scale_of_part(float top, int thread) const {
         const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
         if ((thread & 31) == 0) s.part_top[thread >> 5] = __uint_as_float(of_warp);
         named_barrier(kOutputBarrier, kOutputThreads);
@@ -904,7 +974,10 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
             if (lane == 0 && place.page >= 0) kernel.prefetch_block(maps, place);
         }
     } else if (warpgroup == 1) {
-        if constexpr (uneven) registers_shrink<K::kScoreRegisters>();
+        if constexpr (uneven && K::kScoreRegisters > 128)
+            registers_grow<K::kScoreRegisters>();
+        else if constexpr (uneven)
+            registers_shrink<K::kScoreRegisters>();
         kernel.scores();
     } else {
         if constexpr (uneven) registers_grow<K::kOutputRegisters>();

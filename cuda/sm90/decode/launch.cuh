@@ -53,7 +53,7 @@ cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<boo
 template <typename T, int N, int pair>
 cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     static std::atomic<bool> prepared[kMaxDevices];
-    return launch(l, &decode_kernel<T, N, pair>, Layout<N>::kBytes, prepared, p, maps);
+    return launch(l, &decode_kernel<T, N, pair>, Kernel<T, N, pair>::L::kBytes, prepared, p, maps);
 }
 
 template <typename T, int N, int pair>

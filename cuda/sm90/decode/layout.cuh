@@ -1,6 +1,6 @@
 // The shared memory of one thread block.
 //
-// Query tiles come first (nine of N rows by 64 values), then two rings of slots for 8 KiB tiles, 64 tokens by 64 values of the
+// Query tiles come first (nine of N rows by 64 values, or those four that the scores warpgroup does not hold), then two rings of slots for 8 KiB tiles, 64 tokens by 64 values of the
 // cache: the latent ring (eight tiles per block, two in a slot) and the rope ring (one). A rope tile is dead once
 // the scores are computed; the probabilities of its block are written over it.
 //
@@ -28,22 +28,29 @@ constexpr int kPieces = 4;
 
 // The first latent value of the i-th tile in the ring.
 __host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
+// How many tiles further the next one of the same half lies.
+constexpr int kSameHalf = 2;
 
 // What the warp that loads the cache knows of its piece.
 struct Loading {
     int request, block_begin, block_end, kv_len;
 };
 
-template <int N>
+template <int N, bool by_rows = false>
 struct Layout {
     static constexpr int kBlockBytes = kBlock * (kLatent + kRope) * 2;
     static constexpr int kQueryTileBytes = N * 128;
-    static constexpr int kQueryBytes = 9 * kQueryTileBytes;
+    // The form for more than 64 rows (kernel.cuh).
+    static constexpr bool kByRows = by_rows;
+    // The queries' values from this one on are here, latent and then rope; every other tile of a block meets one of them, so that reads of
+    // shared memory are spread evenly.
+    static constexpr int kFirstQueryValue = by_rows ? 256 : 0, kQueryTiles = by_rows ? 4 : 9;
+    static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
     // Two tiles in a slot halve what is waited for and copied.
     static constexpr int kSlotTiles = 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
-    static constexpr int kLatentSlots = N == 64 ? 8 : N == 32 ? 9 : 11;
-    static constexpr int kRopeSlots = N == 64 ? 2 : 3;
+    static constexpr int kLatentSlots = by_rows ? 20 / kSlotTiles : N == 64 ? 8 : N == 32 ? 9 : 11;
+    static constexpr int kRopeSlots = N == 64 && !by_rows ? 2 : 3;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small {
@@ -57,9 +64,12 @@ struct Layout {
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
         uint64_t lens_full, table_full;
         uint64_t query_full, query_empty;
-        uint64_t scores_full[kRopeSlots];
+        // There are places for the queries that are held; they are there; they have been taken.
+        uint64_t held_query_empty, held_query_full, held_query_taken;
+        // Of a block: the probabilities are there; all products of its scores have been issued.
+        uint64_t scores_full[kRopeSlots], scores_issued[kRopeSlots];
         uint64_t stats_full, stats_empty;
-        // What goes from the scores to the output warpgroups with the probabilities, which lie in the rope slot of the same number:
+        // What goes from the scores to the output warpgroups with the probabilities, which lie in the block's rope slot:
         // what the accumulators are multiplied by before a block is added, and whether any of it is not 1, per warp.
         alignas(16) int4 any_factor[kRopeSlots];
         float factor[kRopeSlots][N < 16 ? 16 : N];
@@ -84,6 +94,8 @@ struct Layout {
 template <int N>
 struct QuantisedLayout {
     static constexpr int kBlockBytes = kBlock * (kLatent + kRope);
+    static constexpr bool kByRows = false;
+    static constexpr int kFirstQueryValue = 0, kQueryTiles = 9;
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
     static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
@@ -143,6 +155,12 @@ struct Ring {
             slot -= count;
             phase ^= 1;
         }
+    }
+    // As `advance`, for any number.
+    __device__ void skip(int n) {
+        const int to = slot + n, rounds = unsigned(to) / unsigned(count);
+        slot = to - rounds * count;
+        phase ^= rounds & 1;
     }
     // The same, in a form whose slot the compiler knows to be one for all lanes: what is computed from it stays in uniform
     // registers, where descriptors of products have to be.

@@ -91,7 +91,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
         Slots ring;
-        this->load_blocks(schedule, first_piece, [&](auto whole, int tokens, const int(&page)[4], const int(&first)[4]) {
+        this->load_blocks(schedule, first_piece, [&](auto whole, bool, int tokens, const int(&page)[4], const int(&first)[4]) {
             const L2Policy policy = this->cache_policy();
             const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot), rope = slot + L::kLatentBytes;
             barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
@@ -387,11 +387,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
             const Piece& piece = *next;
             const int begin = piece.block_begin, end = piece.block_end;
-            float acc[4][N / 2];
-#pragma unroll
-            for (int t = 0; t < 4; ++t)
-#pragma unroll
-                for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
+            TransposedSums<T, N> sums;
+            sums.clear();
             for (int block = begin; block < end; ++block) {
                 // The slots of the probabilities take turns.
                 const int slot = blocks & 1;
@@ -401,8 +398,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     barrier_wait(at(s.tail_cleared[slot]), tails >> slot & 1);
                     tails ^= 1 << slot;
                 }
-                if (block > begin && s.any_factor[slot]) this->rescale(acc, s.factor[slot], quad);
-                accumulate(acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(__shfl_sync(~0u, slot, 0)),
+                if (block > begin && s.any_factor[slot]) sums.rescale(s.factor[slot], quad);
+                accumulate(sums.acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(__shfl_sync(~0u, slot, 0)),
                            s.latent_empty[slots.slot], lane);
                 this->free_slot(s.scores_empty[slot], lane);
                 slots.advance(1);
@@ -410,9 +407,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             }
             barrier_wait(at(s.stats_full), queue.pieces & 1);
             if (piece.parts == 1)
-                write_whole(piece, acc, latent, quad);
+                write_whole(piece, sums.acc, latent, quad);
             else
-                this->deliver(piece, acc, thread);
+                this->deliver(piece, sums, thread);
         }
         this->template merge<QuantisedFragments>(queue, thread);
     }
@@ -468,7 +465,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             const int column = 8 * j + 2 * quad;
-            const float2 f = this->inverse_sums(column);
+            const float2 f = *reinterpret_cast<const float2*>(&s.inverse[column]);
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const float factor = e ? f.y : f.x;

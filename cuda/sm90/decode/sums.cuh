@@ -1,0 +1,204 @@
+// What the output warpgroups sum in registers: of N query rows, and of 256 of the 512 latent values each. There are two forms.
+//
+//   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no padding.
+//   by rows      O = O + P V: 64 query rows on M, 128 latent values on N. An instruction reads 6 KiB of shared memory, where the other form
+//                reads 4 KiB for half as many products.
+//
+// A block is added in steps, each of which is a group of products and needs its own slots of the ring.
+#pragma once
+
+#include "../../common/instructions.cuh"
+#include "../../common/wgmma.cuh"
+#include "layout.cuh"
+#include "merge.cuh"
+
+namespace mla::sm90::decode {
+
+__device__ __forceinline__ float larger_finite(float top, float x) { return x < INFINITY ? fmaxf(top, x) : top; }
+
+template <typename T, int N>
+struct TransposedSums {
+    static constexpr int kSteps = 4;
+
+    float acc[4][N / 2];
+
+    // Were the first product left to overwrite them, the compiler would keep these registers during the merge before.
+    __device__ void clear() {
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+#pragma unroll
+            for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
+    }
+
+    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad` has two in every eight. `any` says of each
+    // 16 rows whether a factor is not 1.
+    __device__ void rescale(const float* factor, const int4& any, int thread) {
+        if (any.x | any.y | any.z | any.w) rescale(factor, thread & 3);
+    }
+    __device__ void rescale(const float* factor, int quad) {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * quad]);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                acc[t][4 * j] *= f.x;
+                acc[t][4 * j + 1] *= f.y;
+                acc[t][4 * j + 2] *= f.x;
+                acc[t][4 * j + 3] *= f.y;
+            }
+        }
+    }
+
+    // Adds the step's latent values of a block.
+    __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
+        const uint64_t a = wgmma_descriptor(tile), b = wgmma_descriptor(probabilities);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) Wgmma<T, N, Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
+    }
+
+    // The largest finite magnitude that this thread has of a part. A row with others may make finite values infinite.
+    __device__ float largest(const float* inverse, int thread) const {
+        float top = 0.f;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
+            float x = 0.f, y = 0.f;
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                x = fmaxf(fmaxf(x, fabsf(acc[t][4 * j])), fabsf(acc[t][4 * j + 2]));
+                y = fmaxf(fmaxf(y, fabsf(acc[t][4 * j + 1])), fabsf(acc[t][4 * j + 3]));
+            }
+            top = larger_finite(larger_finite(top, x * f.x), y * f.y);
+        }
+        return top;
+    }
+
+    // What this thread has of a part, as f16 and multiplied by `scale`, in vectors that lie at first_vector(thread) + vector(i) (merge.cuh).
+    static constexpr int kVectors = N / 8 * PartialLayout<N>::kGroupVectors;
+    __device__ static int first_vector(int thread) { return thread; }
+    __device__ static constexpr int vector(int i) { return i * kOutputThreads; }
+    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float scale, int thread) {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
+            const float x = f.x * scale, y = f.y * scale;
+#pragma unroll
+            for (int t = 0; t < 4; t += 2) {
+                const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
+                packed[2 * j + t / 2] = make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
+                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
+            }
+        }
+    }
+
+    __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
+        const int lane = thread & 31;
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (lane & 3)]);
+            const int r = 8 * j + (lane >> 2);
+            const bool valid = r < out.rows;
+            T* row = out.row(r);
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+                out.write(row, valid, thread, t,
+                          make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
+        }
+    }
+};
+
+template <typename T>
+struct RowSums {
+    static constexpr int kSteps = 2;
+
+    float acc[2][64];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 0; i < 64; ++i) acc[h][i] = 0.f;
+    }
+
+    // The first of this thread's two rows; the other is the eighth after it.
+    __device__ static int row_of(int thread) { return (thread >> 5 & 3) * 16 + (thread >> 2 & 7); }
+
+    __device__ void rescale(const float* factor, const int4& any, int thread) {
+        const int warp = thread >> 5 & 3;
+        if (warp < 2 ? (warp == 0 ? any.x : any.y) : (warp == 2 ? any.z : any.w)) scale(factor[row_of(thread)], factor[row_of(thread) + 8]);
+    }
+    __device__ void scale(float f0, float f1) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 0; i < 64; i += 4) {
+                acc[h][i] *= f0;
+                acc[h][i + 1] *= f0;
+                acc[h][i + 2] *= f1;
+                acc[h][i + 3] *= f1;
+            }
+    }
+
+    __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
+        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor_panels(tile, kSameHalf * kTileBytes);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
+    }
+
+    __device__ float largest(const float* inverse, int thread) const {
+        float x = 0.f, y = 0.f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int i = 0; i < 64; i += 4) {
+                x = fmaxf(fmaxf(x, fabsf(acc[h][i])), fabsf(acc[h][i + 1]));
+                y = fmaxf(fmaxf(y, fabsf(acc[h][i + 2])), fabsf(acc[h][i + 3]));
+            }
+        return larger_finite(larger_finite(0.f, x * inverse[row_of(thread)]), y * inverse[row_of(thread) + 8]);
+    }
+
+    // A part lies as the other form has it: a lane exchanges with that of the neighbouring row, so that it has one latent value of both rows
+    // instead of two values of one.
+    static constexpr int kVectors = 8 * PartialLayout<64>::kGroupVectors;
+    __device__ static int first_vector(int thread) {
+        const int lane = thread & 31, warp = thread >> 5 & 3;
+        return 2 * warp * MergeLayout<64>::kGroupVectors + (thread & 128) + (lane & 3) * 8 + (lane & 4) + (lane >> 3);
+    }
+    __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 32; }
+    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float factor, int thread) {
+        const bool odd = thread & 4;
+        scale(inverse[row_of(thread)] * factor, inverse[row_of(thread) + 8] * factor);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            // Which of both rows, which half of the values, which 16 of 64.
+            const float* v = &acc[i / 4 % 2][8 * (i % 4) + 2 * (i / 8)];
+            const uint2 tile = exchange(v, odd), next = exchange(v + 32, odd);
+            packed[i] = make_uint4(tile.x, tile.y, next.x, next.y);
+        }
+    }
+    // Of what lies at v, and of what lies four further on, which are the latent values eight further on.
+    __device__ static uint2 exchange(const float* v, bool odd) {
+        const float x = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4), y = __shfl_xor_sync(~0u, odd ? v[4] : v[5], 4);
+        return odd ? make_uint2(pack<__half>(x, v[1]), pack<__half>(y, v[5])) : make_uint2(pack<__half>(v[0], x), pack<__half>(v[4], y));
+    }
+
+    __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
+        const int first = (thread >> 7) * 256 + 2 * (thread & 3);
+#pragma unroll
+        for (int eighth = 0; eighth < 2; ++eighth) {
+            const int r = row_of(thread) + 8 * eighth;
+            const float f = inverse[r];
+            if (r < out.rows) {
+                T* row = out.row(r) + first;
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int i = 0; i < 16; ++i)
+                        *reinterpret_cast<uint32_t*>(row + h * 128 + i * 8) =
+                            pack<T>(acc[h][4 * i + 2 * eighth] * f, acc[h][4 * i + 1 + 2 * eighth] * f);
+            }
+        }
+    }
+};
+
+}  // namespace mla::sm90::decode
