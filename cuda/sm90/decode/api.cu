@@ -130,10 +130,10 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
 }
 
 // The latent values alone, as two halves of four times 64.
-MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
+MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs, CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
     const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
-    const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, 1, 1};
+    const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, cuuint32_t(pairs), 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }
 
@@ -231,7 +231,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     TensorMaps maps;
     s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
-    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs) : describe_cache_pairs(p, k.run, maps.cache_pairs);
+    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs) : describe_cache_pairs(p, k.run, shape.pair, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
     if (k.even_query && !shape.quantised) {
         s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);

@@ -240,9 +240,9 @@ struct Kernel {
     __device__ void prefetch_block(const TensorMaps& maps, Place block) const {
         const L2Policy policy = evict_first();
 #pragma unroll 1
-        for (int i = half; i < 5; i += pair) {
-            if (i < 4)
-                tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i, block.page);
+        for (int i = half; i <= kBlockSlots; i += pair) {
+            if (i < kBlockSlots)
+                tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2, block.page);
             else
                 tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
         }
@@ -544,7 +544,11 @@ struct Kernel {
                 // What follows writes to tiles that the other warps' products have to be done with.
                 named_barrier(kScoresBarrier, 128);
                 const int tokens = kv_len - block * kBlock;
-                if (tokens < kBlock) clear_tail(latent, tokens, thread);
+                if (tokens < kBlock) {
+                    clear_tail(latent, tokens, thread);
+                    // The next piece's queries may come to the same place, and only some lanes arrive for what all have cleared.
+                    if constexpr (kHeldQueries > 0) named_barrier(kScoresBarrier, 128);
+                }
                 // The copy engine waited for the same before it filled the slot.
                 barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
                 if (has_rows) {
@@ -716,7 +720,7 @@ struct Kernel {
                 const int4 any = s.any_factor[said.slot];
                 if (block > begin) sums.rescale(s.factor[said.slot], any, thread);
                 const uint32_t probabilities = rope_slot(rope.uniform().slot);
-                // This group's tile is one of the two in each slot.
+                // The tiles of a slot belong to both groups in turn.
                 LatentRing tile = latent.uniform(), done = tile;
                 const auto finish_step = [&](auto pending) {
                     wgmma_wait<pending.value>();

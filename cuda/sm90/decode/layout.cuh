@@ -1,8 +1,8 @@
 // The shared memory of one thread block.
 //
-// Query tiles come first (nine of N rows by 64 values, or those four that the scores warpgroup does not hold), then two rings of slots for 8 KiB tiles, 64 tokens by 64 values of the
-// cache: the latent ring (eight tiles per block, two in a slot) and the rope ring (one). A rope tile is dead once
-// the scores are computed; the probabilities of its block are written over it.
+// Query tiles come first (nine of N rows by 64 values, or those four that the scores warpgroup does not hold), then two rings of
+// slots for 8 KiB tiles, 64 tokens by 64 values of the cache: the latent ring (eight tiles per block, two or four in a slot) and the
+// rope ring (one). A rope tile is dead once the scores are computed; the probabilities of its block are written over it.
 //
 // The latent tiles of a block lie in the ring in the order in which the output warpgroups finish them, so that a slot is
 // refilled as early as possible: the first tile of either half of the 512 values, the second of either, and so on.
@@ -46,8 +46,8 @@ struct Layout {
     // shared memory are spread evenly.
     static constexpr int kFirstQueryValue = by_rows ? 256 : 0, kQueryTiles = by_rows ? 4 : 9;
     static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
-    // Two tiles in a slot halve what is waited for and copied.
-    static constexpr int kSlotTiles = 2;
+    // Tiles of a slot, which are copied and waited for together.
+    static constexpr int kSlotTiles = by_rows ? 4 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
     static constexpr int kLatentSlots = by_rows ? 20 / kSlotTiles : N == 64 ? 8 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = N == 64 && !by_rows ? 2 : 3;
