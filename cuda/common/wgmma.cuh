@@ -16,16 +16,9 @@
 
 namespace mla {
 
-// Descriptor of a tile whose groups of eight rows are 1024 bytes apart.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address) {
-    constexpr uint64_t swizzle_128 = uint64_t(1) << 62;
-    constexpr uint64_t stride = uint64_t(1024 >> 4) << 32;
-    constexpr uint64_t leading = uint64_t(1) << 16;
-    return swizzle_128 | stride | leading | ((address & 0x3FFFF) >> 4);
-}
-
-// The same of tiles side by side, `panel` bytes apart, whose rows are the summed dimension.
-__device__ __forceinline__ uint64_t wgmma_descriptor_panels(uint32_t address, uint32_t panel) {
+// Descriptor of a tile whose groups of eight rows are 1024 bytes apart. Of tiles side by side whose rows are the summed dimension, the next
+// one lies `panel` bytes further; a single tile has none, and the field is ignored.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, uint32_t panel = 16) {
     constexpr uint64_t swizzle_128 = uint64_t(1) << 62;
     constexpr uint64_t stride = uint64_t(1024 >> 4) << 32;
     return swizzle_128 | stride | uint64_t(panel >> 4) << 16 | ((address & 0x3FFFF) >> 4);
@@ -90,7 +83,7 @@ MLA_WGMMA_OF(__nv_bfloat16, "bf16")
 MLA_WGMMA_OF(__half, "f16")
 
 // d (64 x N) += a (64 x 16) b (16 x N). A is K-major; B's rows are the summed dimension, and its tiles of 64 columns lie apart as
-// `wgmma_descriptor_panels` says.
+// the descriptor's `panel` says.
 template <typename T, int N>
 struct WgmmaPanels;
 

@@ -306,6 +306,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             Keys::Packed(inputs.packed.view(packed))
         };
         let (tokens, count) = (case.tokens().0, case.lens.len() + 1);
+        let (max_query_len, max_key_len) = case.bounds();
         let starts = |at: usize| {
             let bytes = <B::Device as Device>::bytes(&self.starts[at]);
             ArrayRef::<B::Device, i32>::new(bytes, count)
@@ -322,8 +323,8 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             )?),
             query_starts: starts(0)?,
             key_starts: starts(1)?,
-            max_query_len: case.bounds().0,
-            max_key_len: case.bounds().1,
+            max_query_len,
+            max_key_len,
         };
         let (state, metadata) = (&mut self.state, &self.metadata);
         if case.causal {

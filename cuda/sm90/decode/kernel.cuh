@@ -671,7 +671,7 @@ struct Kernel {
     }
 
     __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum, float factor) const {
-        const float offset = maximum == -INFINITY ? 0.f : maximum;
+        const float offset = offset_of(maximum);
         float total[2] = {0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -42,8 +42,8 @@ struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     // The form for more than 64 rows (kernel.cuh).
     static constexpr bool kByRows = by_rows;
-    // The queries' values from this one on are here, latent and then rope; every other tile of a block meets one of them, so that reads of
-    // shared memory are spread evenly.
+    // The queries' latent values from this one on are here, and the rope values after them unless they are held; every other tile of a block
+    // meets one of them, so that reads of shared memory are spread evenly.
     static constexpr int kFirstQueryValue = by_rows ? 256 : 0, kQueryTiles = by_rows ? 4 : 9;
     static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
     // Tiles of a slot, which are copied and waited for together.

@@ -63,6 +63,9 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
 // Base 2 log-sum-exp of a row from its reference maximum and its sum; minus infinity for a row without tokens.
 __device__ __forceinline__ float row_lse(float maximum, float sum) { return sum > 0.f ? maximum + log2f(sum) : -INFINITY; }
 
+// What the exponents of terms under this maximum are taken relative to: without any term, infinity less infinity would be no number.
+__device__ __forceinline__ float offset_of(float maximum) { return maximum == -INFINITY ? 0.f : maximum; }
+
 // The parts of a tile in the workspace.
 struct PartialSource {
     const char* partials;
@@ -290,7 +293,7 @@ struct ShareMerge {
         float weight[most], top = fmaxf(fmaxf(lse[0], lse[1]), fmaxf(lse[2], lse[3])), sum = 0.f;
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
-        const float offset = top == -INFINITY ? 0.f : top;
+        const float offset = offset_of(top);
 #pragma unroll
         for (int i = 0; i < most; ++i) {
             weight[i] = exp2_approx(lse[i] - offset);
@@ -344,8 +347,8 @@ struct MergeState {
 
     // Adds a state whose maximum is not above this one's.
     __device__ void add(const MergeState& other) {
-        const float x = exp2_approx(other.maximum.x - (maximum.x == -INFINITY ? 0.f : maximum.x));
-        const float y = exp2_approx(other.maximum.y - (maximum.y == -INFINITY ? 0.f : maximum.y));
+        const float x = exp2_approx(other.maximum.x - offset_of(maximum.x));
+        const float y = exp2_approx(other.maximum.y - offset_of(maximum.y));
         value.add(other.value, make_float2(x, y));
         sum = make_float2(fmaf(other.sum.x, x, sum.x), fmaf(other.sum.y, y, sum.y));
     }
@@ -384,7 +387,7 @@ __device__ __forceinline__ MergeState merge_some(const PartialSource& source, in
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, rows[i].lse.x), fmaxf(top.y, rows[i].lse.y));
-        const float2 offset = {top.x == -INFINITY ? 0.f : top.x, top.y == -INFINITY ? 0.f : top.y};
+        const float2 offset = {offset_of(top.x), offset_of(top.y)};
         const float old_x = exp2_approx(state.maximum.x - offset.x), old_y = exp2_approx(state.maximum.y - offset.y);
         state.maximum = top;
         state.value = state.value.times(make_float2(old_x, old_y));

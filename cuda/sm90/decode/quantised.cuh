@@ -248,7 +248,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 if (thread == 0) s.any_factor[slot] = raise;
 #pragma unroll
                 for (int i = 0; i < N / 4; ++i) {
-                    const float offset = maximum[i] == -INFINITY ? 0.f : maximum[i];
+                    const float offset = offset_of(maximum[i]);
                     float &x = d[at_column(i)], &y = d[at_column(i) + 2];
                     x = exp2_approx(fmaf(x, scale, -offset));
                     y = exp2_approx(fmaf(y, scale, -offset));

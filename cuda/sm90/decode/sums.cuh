@@ -140,7 +140,7 @@ struct RowSums {
     }
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
-        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor_panels(tile, kSameHalf * kTileBytes);
+        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor(tile, kSameHalf * kTileBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k) WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
     }
