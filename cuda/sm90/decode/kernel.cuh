@@ -103,7 +103,8 @@ struct Kernel {
         if constexpr (kHeldQueries > 0) {
             barrier_init(at(s.held_query_full), p.even_query ? 1 : 32);
             barrier_init(at(s.held_query_empty), 1);
-            barrier_init(at(s.held_query_taken), 4);
+            barrier_init(at(s.held_query_taken), 128);
+            barrier_init(at(s.tail_cleared), 128);
         }
         barrier_init(at(s.query_empty), 128);
         barrier_init(at(s.lens_full), 32);
@@ -455,6 +456,9 @@ struct Kernel {
     // For queries that are not evenly spaced.
     __device__ void load_query() {
         const int thread = threadIdx.x & 31;
+        // Tails that have been waited for, and whether the piece before this one has another.
+        uint32_t tails = 0;
+        bool tail = false;
         load_query_tiles([&](const Piece& piece, const uint64_t& full, int tiles, auto where) {
             const int first = first_row(piece), valid = rows(piece);
 #pragma unroll 1
@@ -473,6 +477,12 @@ struct Kernel {
             }
             copy_async_wait();
             fence_async_proxy();
+            if (kHeldQueries > 0 && tiles == L::kQueryTiles) {
+                // The next queries to be held may come to where the piece before this one ended: these did not, the ring is too long. There is no
+                // later tail before this piece's queries are there, so the wait cannot miss its phase.
+                if (tail) barrier_wait(at(s.tail_cleared), tails++ & 1);
+                tail = piece.block_begin < piece.block_end && piece.block_end * kBlock > piece.kv_len;
+            }
             barrier_arrive(at(full));
         });
     }
@@ -546,8 +556,7 @@ struct Kernel {
                 const int tokens = kv_len - block * kBlock;
                 if (tokens < kBlock) {
                     clear_tail(latent, tokens, thread);
-                    // The next piece's queries may come to the same place, and only some lanes arrive for what all have cleared.
-                    if constexpr (kHeldQueries > 0) named_barrier(kScoresBarrier, 128);
+                    if constexpr (kHeldQueries > 0) barrier_arrive(at(s.tail_cleared));
                 }
                 // The copy engine waited for the same before it filled the slot.
                 barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
@@ -625,8 +634,8 @@ struct Kernel {
             for (int k = 0; k < 4; ++k)
                 load_matrices(*reinterpret_cast<uint32_t(*)[4]>(&query[t][4 * k]),
                               held_query_slot(t, latent, rope) + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
-        named_barrier(kScoresBarrier, 128);
-        if (lane == 0) barrier_arrive(at(s.held_query_taken));
+        barrier_arrive(at(s.held_query_taken));
+        __syncwarp();
         // In the stead of the eight warps that free a block's slots.
         if (lane < 2) {
             barrier_arrive(at(s.rope_empty[rope.slot]));

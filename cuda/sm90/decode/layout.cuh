@@ -66,6 +66,8 @@ struct Layout {
         uint64_t query_full, query_empty;
         // There are places for the queries that are held; they are there; they have been taken.
         uint64_t held_query_empty, held_query_full, held_query_taken;
+        // What lies behind the last token of a piece has been cleared, where it ends within a block.
+        uint64_t tail_cleared;
         // Of a block: the probabilities are there; all products of its scores have been issued.
         uint64_t scores_full[kRopeSlots], scores_issued[kRopeSlots];
         uint64_t stats_full, stats_empty;
