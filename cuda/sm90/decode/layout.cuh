@@ -128,7 +128,9 @@ struct QuantisedLayout {
         alignas(16) float maximum[N], sum[N], inverse[N];
         // What each warp of the scores has to say: the maxima of a block, and the sums of a piece. Each has its place, since one warp
         // may have its sums while another still compares the maxima of the last block.
-        float top_of_warp[4][N], sum_of_warp[4][N];
+        alignas(16) float top_of_warp[4][N], sum_of_warp[4][N];
+        // The reference maximum of each row, and what its last rise multiplies older sums by.
+        float reference[N], raised_by[N];
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.
         uint32_t query_top[4];
         // The largest magnitude that each output warp has of a part.

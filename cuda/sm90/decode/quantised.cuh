@@ -207,6 +207,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const int no_mask_before = p.causal ? piece.kv_len - piece.q_len + 1 : piece.kv_len;
             const float scale = fetch_queries(piece, thread);
             float maximum[N / 4], sum[N / 4];
+            if (thread < N) s.reference[thread] = -INFINITY;
 #pragma unroll
             for (int i = 0; i < N / 4; ++i) {
                 maximum[i] = -INFINITY;
@@ -263,23 +264,16 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             }
 
             barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
-#pragma unroll
-            for (int i = 0; i < N / 4; ++i) {
-#pragma unroll
-                for (int distance = 4; distance < 32; distance *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], distance);
-                if (lane < 4) {
-                    const int column = 8 * (i >> 1) + 2 * quad + (i & 1);
-                    s.sum_of_warp[warp][column] = sum[i];
-                    if (warp == 0) s.maximum[column] = maximum[i];
-                }
-            }
+            combine_columns(sum, &s.sum_of_warp[warp][2 * quad], lane, [](float x, float y) { return x + y; });
             named_barrier(kScoresBarrier, 128);
             if (thread < N) {
                 const float total = (s.sum_of_warp[0][thread] + s.sum_of_warp[1][thread]) + (s.sum_of_warp[2][thread] + s.sum_of_warp[3][thread]);
+                const float reference = s.reference[thread];
+                s.maximum[thread] = reference;
                 s.sum[thread] = total;
                 s.inverse[thread] = this->inverse_of(total);
                 if (piece.parts == 1 && thread < this->rows(piece))
-                    write_lse(p, first + thread, piece.q_begin, row_lse(s.maximum[thread], total));
+                    write_lse(p, first + thread, piece.q_begin, row_lse(reference, total));
                 barrier_arrive(at(s.stats_full));
             }
         }
@@ -337,28 +331,62 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
     }
 
+    // Combines what the eight lanes of the same columns have of them, and writes the results to where `to` has these columns. At each step two lanes
+    // share the columns out; where there is one left, both have it.
+    template <int distance = 4, int count, typename Combine>
+    __device__ static void combine_columns(const float (&value)[count], float* to, int lane, Combine combine) {
+        if constexpr (distance < 32) {
+            constexpr int kept = count > 1 ? count / 2 : 1;
+            const bool upper = count > 1 && lane & distance;
+            float some[kept];
+#pragma unroll
+            for (int i = 0; i < kept; ++i) {
+                const float sent = count == 1 || upper ? value[i] : value[i + count / 2];
+                some[i] = combine(upper ? value[i + count / 2] : value[i], __shfl_xor_sync(~0u, sent, distance));
+            }
+            combine_columns<2 * distance>(some, upper ? to + columns_before(kept) : to, lane, combine);
+        } else if constexpr (count == 2) {
+            *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
+        } else {
+            static_assert(count == 1 && N <= 32);
+            if (N == 32 || lane < 16) *to = value[0];
+        }
+    }
+    // How far the column of a lane's i-th value lies from that of its first.
+    __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
+
     // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums by what the maxima rose. Called by
-    // all four warps.
+    // all four warps. A thread computes a row's, for all lanes.
     __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4], float (&sum)[N / 4], float scale, int slot, int warp,
                                  int lane) const {
-        const int column = 2 * (lane & 3);
+        const int thread = warp * 32 + lane;
+        // Were it known to be what the output warpgroups have, too, it would be computed before the roles part, and spilled.
+        int column = 2 * (lane & 3);
+        asm volatile("" : "+r"(column));
+        float top[N / 4];
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            float top = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
-#pragma unroll
-            for (int distance = 4; distance < 32; distance *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
-            if (lane < 4) s.top_of_warp[warp][8 * (i >> 1) + column + (i & 1)] = top;
+        for (int i = 0; i < N / 4; ++i) top[i] = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
+        combine_columns(top, &s.top_of_warp[warp][column], lane, [](float x, float y) { return fmaxf(x, y); });
+        named_barrier(kScoresBarrier, 128);
+        if (thread < N) {
+            const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]), y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
+            const float of_row = fmaxf(x, y) * scale;
+            const float reference = s.reference[thread];
+            const bool rises = of_row > reference + (kHeadroom + kLazyMaximum);
+            s.raised_by[thread] = rises ? exp2_approx(reference - (of_row - kHeadroom)) : 1.f;
+            if (rises) s.reference[thread] = of_row - kHeadroom;
         }
         named_barrier(kScoresBarrier, 128);
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            const int c = 8 * (i >> 1) + column + (i & 1);
-            const float top = fmaxf(fmaxf(s.top_of_warp[0][c], s.top_of_warp[1][c]), fmaxf(s.top_of_warp[2][c], s.top_of_warp[3][c])) * scale;
-            const bool rises = top > maximum[i] + (kHeadroom + kLazyMaximum);
-            const float factor = rises ? exp2_approx(maximum[i] - (top - kHeadroom)) : 1.f;
-            maximum[i] = rises ? top - kHeadroom : maximum[i];
-            sum[i] *= factor;
-            if (warp == 0 && lane < 4) s.factor[slot][c] = factor;
+        for (int i = 0; i < N / 4; i += 2) {
+            const float2 factor = *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
+            const float2 raised = *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
+            maximum[i] = raised.x;
+            maximum[i + 1] = raised.y;
+            sum[i] *= factor.x;
+            sum[i + 1] *= factor.y;
+            // By those who then say that it is there.
+            if (warp == 0 && lane < 4) *reinterpret_cast<float2*>(&s.factor[slot][column + columns_before(i)]) = factor;
         }
     }
 
