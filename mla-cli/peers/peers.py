@@ -2,8 +2,8 @@
 """Times published MLA kernels beside ours: FlashMLA, FlashAttention-3, FlashInfer and cuDNN.
 
 `mla bench peers` writes a line of JSON to standard input for each round: a case, and how many samples. A case that is
-the one of the round before is not set up again. It reads one JSON object per line from standard output, and the last of a
-round says that it is done. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
+the one of the round before is not set up again. It reads one JSON object per line from standard output: first who could be
+loaded; for each round the times, and that it is done; in between who is at work. The protocol is that of `mla bench --cases`: normally distributed data, pages in a random
 order, one CUDA graph of everything a step enqueues, the L2 cache overwritten before each replay, CUDA events
 around it, and the median.
 
@@ -286,6 +286,7 @@ def load(names, wheels):
     """Those of the peers that can be had."""
     peers = {}
     for name in names:
+        say(progress=f"{name} loads")
         try:
             peers[name] = PEERS[name](wheels)
         except Exception as error:
@@ -299,6 +300,7 @@ def record(peers, case):
     for name, peer in peers.items():
         if not hasattr(peer, case["kind"]):
             continue
+        say(progress=f"{name} sets up {case['id']}")
         try:
             recordings.extend((name, metric, work) for metric, work in getattr(peer, case["kind"])(case).items())
         except Exception as error:
@@ -314,8 +316,8 @@ def main():
     given = arguments.parse_args()
     torch.manual_seed(0)
     filler = torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")
-    say(torch=torch.__version__, device=torch.cuda.get_device_name())
     peers = load(given.peers.split(","), given.wheels)
+    say(torch=torch.__version__, loaded=list(peers))
     current, recordings = None, []
     for line in sys.stdin:
         case = json.loads(line)
@@ -324,6 +326,7 @@ def main():
             torch.cuda.empty_cache()
             current, recordings = case["id"], record(peers, case)
         for peer, metric, recording in recordings:
+            say(progress=f"{peer} runs {current}")
             times = recording.times(filler, given.warm_up, case["samples"])
             say(peer=peer, id=current, **{metric: times})
         say(done=current)

@@ -446,6 +446,14 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ),
         ("peers --only x".into(), "--python"),
         (
+            "peers --markdown /nowhere/a.md".into(),
+            "accepted: a file in a folder that exists",
+        ),
+        (
+            "ceilings --json /nowhere/a.json".into(),
+            "accepted: a file in a folder that exists",
+        ),
+        (
             "peers --samples 2 --rounds 3".into(),
             "--rounds: given 3, accepted at most the 2 samples",
         ),
@@ -464,4 +472,20 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         );
         assert!(!stderr.contains("panicked"), "{line}: {stderr}");
     }
+}
+
+// A program that succeeds at everything stands for a Python with torch.
+#[test]
+#[cfg(all(unix, not(any(feature = "sm90", feature = "sm100"))))]
+fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
+    let output = mla("bench peers --python true");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(
+        (output.status.code(), &*stderr),
+        (
+            Some(2),
+            "error: GPU: given none, because feature `sm90` is off, accepted one that the built-in backends \
+             run on: build with `--features sm90`\n"
+        )
+    );
 }

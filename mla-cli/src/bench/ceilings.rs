@@ -124,11 +124,12 @@ pub(super) struct Args {
 }
 
 pub(super) fn output(args: &Args) -> Result<String, CliError> {
+    args.json.as_deref().map_or(Ok(()), super::check_folder)?;
     let ceilings = args.device.run(Measurement(args))?;
     if let Some(path) = &args.json {
         // Strings and finite numbers.
         let json = serde_json::to_string_pretty(&ceilings).expect("ceilings are JSON");
-        std::fs::write(path, json + "\n")?;
+        super::save(path, &(json + "\n"))?;
     }
     Ok(format!("{}\n{ceilings}\n", ceilings.device))
 }

@@ -82,7 +82,7 @@ struct CaseArgs {
     only: Vec<String>,
 }
 
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Default)]
 struct OutputArgs {
     /// What the machine does at most, as `mla bench ceilings` wrote it [default: what is known].
     #[arg(long, value_name = "FILE")]
@@ -104,19 +104,20 @@ impl OutputArgs {
         if let Some(path) = &self.plot {
             plot::check(path)?;
         }
-        for path in [&self.json, &self.csv, &self.plot].into_iter().flatten() {
-            let folder = path
-                .parent()
-                .filter(|folder| !folder.as_os_str().is_empty());
-            if folder.is_some_and(|folder| !folder.is_dir()) {
-                return Err(CliError::File {
-                    argument: "output",
-                    path: path.clone(),
-                    message: "accepted: a file in a folder that exists".to_owned(),
-                });
-            }
-        }
-        Ok(())
+        let mut paths = [&self.json, &self.csv, &self.plot].into_iter().flatten();
+        paths.try_for_each(|path| check_folder(path))
+    }
+}
+
+/// Refuses a file in a folder that does not exist.
+fn check_folder(path: &Path) -> Result<(), CliError> {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => Err(CliError::File {
+            argument: "output",
+            path: path.to_owned(),
+            message: "accepted: a file in a folder that exists".to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 
@@ -156,6 +157,7 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
             count: 1,
             after: &mut |_, _| Ok(()),
         },
+        &progress(),
     )
 }
 
@@ -166,18 +168,20 @@ struct Rounds<'a> {
     after: &'a mut dyn FnMut(&str, usize) -> Result<(), CliError>,
 }
 
-/// Runs the cases, or the settings' batches where there are none.
+/// Runs the cases, or the settings' batches where there are none, and shows on the bar which is being run.
 fn run_on_device<'a>(
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
     rounds: Rounds<'a>,
+    bar: &'a ProgressBar,
 ) -> Result<Report, CliError> {
     settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
         settings,
         cases,
         ceilings,
         rounds,
+        bar,
     })
 }
 
@@ -289,6 +293,7 @@ struct Bench<'a> {
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
     rounds: Rounds<'a>,
+    bar: &'a ProgressBar,
 }
 
 impl Job for Bench<'_> {
@@ -310,18 +315,25 @@ impl Job for Bench<'_> {
             None => plan::sweep(&site, settings)?,
         };
         let check = settings.check.unwrap_or(16) as usize;
-        let bar = progress(jobs.len());
+        let bar = self.bar;
+        bar.set_length(jobs.len() as u64);
         let mut flush = device.allocate(match protocol.cold_cache {
             true => device.flush_bytes(),
             false => size_of::<f32>(),
         })?;
         let mut rows = Vec::with_capacity(jobs.len());
         for job in &jobs {
-            bar.set_message(format!("{} by {}", job.case, job.contender));
+            let at_work = || bar.set_message(format!("{} runs {}", job.contender, job.case));
+            at_work();
             let mut sampling = Sampling {
                 protocol: &protocol,
                 rounds: self.rounds.count,
-                after_round: &mut |samples| (self.rounds.after)(&job.case, samples),
+                after_round: &mut |samples| {
+                    (self.rounds.after)(&job.case, samples)?;
+                    // Again, where that was others' turn.
+                    at_work();
+                    Ok(())
+                },
             };
             let measured =
                 measure::measure(&registry, device, &mut flush, job, &mut sampling, check)?;
@@ -344,8 +356,8 @@ impl Job for Bench<'_> {
 }
 
 /// Rows done and the time left, on a terminal only.
-fn progress(rows: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(rows as u64), ProgressDrawTarget::stderr());
+fn progress() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{bar:24} {pos}/{len} rows, {eta} left, {msg}");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

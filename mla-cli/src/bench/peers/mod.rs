@@ -4,25 +4,23 @@
 //! Case by case and in rounds, first ours and then the others: a card at the limit of its power remembers what it did
 //! before, so whoever ran all of its cases first would look better than it is.
 
+mod script;
+
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
-use serde::{Deserialize, Serialize};
+use mla_kernels::present_gpu;
+use serde::Serialize;
 
-use super::cases::{self, Case, CaseKind};
+use self::script::{Figures, Said, Script, check_python};
+use super::cases;
 use super::report::{Report, number};
 use super::settings::Settings;
-use super::statistics::Summary;
-use super::{OutputArgs, Rounds, run_on_device, save};
+use super::{OutputArgs, Rounds, check_folder, progress, run_on_device, save};
 use crate::args::{natural, positive};
 use crate::error::CliError;
 use crate::table::table;
-
-/// The program, so that no file has to be found where only the command is installed.
-const SCRIPT: &str = include_str!("../../peers/peers.py");
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -72,100 +70,10 @@ struct Beside {
     said: Said,
 }
 
-/// What the script says of its torch and of the peers.
-#[derive(Default, Serialize)]
-struct Said {
-    torch: Option<String>,
-    peers: Vec<Figures>,
-    refusals: Vec<String>,
-}
-
-/// One peer on one case: the medians of its samples.
-#[derive(Default, Serialize)]
-struct Figures {
-    peer: String,
-    id: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    e2e_us: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    planned_us: Option<f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    e2e_samples_us: Vec<f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    planned_samples_us: Vec<f64>,
-}
-
-impl Figures {
-    fn add(&mut self, times: Times) {
-        self.e2e_samples_us.extend(times.e2e_us);
-        self.planned_samples_us.extend(times.planned_us);
-        let median = |samples: &[f64]| (!samples.is_empty()).then(|| Summary::of(samples).median);
-        self.e2e_us = median(&self.e2e_samples_us);
-        self.planned_us = median(&self.planned_samples_us);
-    }
-}
-
-/// What one peer took for one case in one round.
-#[derive(Deserialize)]
-struct Times {
-    peer: String,
-    id: String,
-    #[serde(default)]
-    e2e_us: Vec<f64>,
-    #[serde(default)]
-    planned_us: Vec<f64>,
-}
-
-/// A line of the script.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Refused {
-        peer: String,
-        id: Option<String>,
-        refused: String,
-    },
-    Times(Times),
-    About {
-        torch: String,
-    },
-    Done {
-        done: String,
-    },
-}
-
-/// A round of a case as the script takes it.
-#[derive(Serialize)]
-struct Round<'a> {
-    samples: usize,
-    id: &'a str,
-    kind: &'static str,
-    heads: u32,
-    causal: bool,
-    /// Query and kv tokens.
-    requests: Vec<[u32; 2]>,
-}
-
-impl<'a> Round<'a> {
-    fn new(case: &'a Case, samples: usize) -> Self {
-        let (kind, causal) = match case.kind {
-            CaseKind::Decode => ("decode", true),
-            CaseKind::Prefill { causal } => ("prefill", causal),
-        };
-        Self {
-            samples,
-            id: &case.id,
-            kind,
-            heads: case.heads,
-            causal,
-            requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
-        }
-    }
-}
-
 /// The table, and whether our outputs are right.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
+    args.markdown.as_deref().map_or(Ok(()), check_folder)?;
     if args.rounds > args.samples {
         return Err(CliError::Argument {
             argument: "--rounds",
@@ -174,6 +82,11 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         });
     }
     check_python(args)?;
+    present_gpu().map_err(|cause| CliError::Argument {
+        argument: "GPU",
+        given: format!("none, because {cause}"),
+        accepted: format!("one that the built-in backends run on: {}", cause.remedy()),
+    })?;
     let cases = cases::read(args.cases.as_deref(), &args.only)?;
     let settings = Settings {
         samples: Some(args.samples),
@@ -181,7 +94,8 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         ..Settings::on_gpu()
     };
     let ceilings = args.output.ceilings.as_deref();
-    let mut script = Script::start(args)?;
+    let bar = progress();
+    let mut script = Script::start(args, &bar)?;
     let rounds = Rounds {
         count: args.rounds as usize,
         after: &mut |id, samples| {
@@ -189,7 +103,7 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
             of_row.try_for_each(|case| script.time(case, samples))
         },
     };
-    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, rounds)?;
+    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, rounds, &bar)?;
     let said = script.finish()?;
     let beside = Beside { ours, said };
     super::write(
@@ -210,154 +124,6 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         save(path, &(table.trim_fmt().to_string() + "\n"))?;
     }
     Ok((beside.describe(), beside.ours.pass()))
-}
-
-/// Refuses a Python without torch or without a GPU, before anything is measured.
-fn check_python(args: &Args) -> Result<(), CliError> {
-    let refused = |given: String| CliError::Argument {
-        argument: "--python",
-        given,
-        accepted:
-            "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt says \
-                   what to install"
-                .to_owned(),
-    };
-    let name = args.python.display();
-    let check =
-        "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
-    let output = Command::new(&args.python)
-        .args(["-c", check])
-        .output()
-        .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let message = String::from_utf8_lossy(&output.stderr);
-    let last = message.lines().last().unwrap_or("it fails");
-    Err(refused(format!("{name}: {last}")))
-}
-
-/// The script at work: it loads the peers once, and times them on each case that it is given.
-struct Script {
-    python: PathBuf,
-    child: Child,
-    /// Closed when there are no more.
-    rounds: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
-    said: Said,
-}
-
-impl Script {
-    fn start(args: &Args) -> Result<Self, CliError> {
-        let mut python = Command::new(&args.python);
-        python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
-        python.args(["--warm-up", &args.warm_up.to_string()]);
-        if let Some(wheels) = &args.wheels {
-            python.arg("--wheels").arg(wheels);
-        }
-        let mut child = python
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let rounds = child.stdin.take();
-        // It is a pipe: so it was asked for above.
-        let lines = child.stdout.take().expect("the script's output is a pipe");
-        Ok(Self {
-            python: args.python.clone(),
-            child,
-            rounds,
-            lines: BufReader::new(lines).lines(),
-            said: Said::default(),
-        })
-    }
-
-    /// Has the peers timed on a case, for one round.
-    fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
-        // Strings and numbers.
-        let json = serde_json::to_string(&Round::new(case, samples)).expect("a round is JSON");
-        let written = self
-            .rounds
-            .as_mut()
-            .map(|rounds| writeln!(rounds, "{json}"));
-        let done = match written {
-            Some(Ok(())) => self.said.read(&mut self.lines, Some(&case.id))?,
-            // It has ended before its time.
-            _ => false,
-        };
-        match done {
-            true => Ok(()),
-            false => Err(self.failed()),
-        }
-    }
-
-    /// Everything that was said.
-    fn finish(mut self) -> Result<Said, CliError> {
-        self.rounds = None;
-        self.said.read(&mut self.lines, None)?;
-        match self.child.wait()?.success() {
-            true => Ok(self.said),
-            false => Err(self.failed()),
-        }
-    }
-
-    fn failed(&mut self) -> CliError {
-        // Without more rounds it ends, if it has not yet.
-        self.rounds = None;
-        let status = match self.child.wait() {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        };
-        CliError::Argument {
-            argument: "--python",
-            given: format!(
-                "{}, whose run of the peers ended with {status}",
-                self.python.display()
-            ),
-            accepted: "one that runs them; its message stands above".to_owned(),
-        }
-    }
-}
-
-impl Said {
-    /// Reads until a round of the case is done, or to the end; says whether it is done.
-    fn read(
-        &mut self,
-        lines: impl Iterator<Item = std::io::Result<String>>,
-        case: Option<&str>,
-    ) -> Result<bool, CliError> {
-        for line in lines {
-            let line = line?;
-            // Libraries print what they like.
-            match serde_json::from_str(&line) {
-                Ok(Line::About { torch }) => self.torch = Some(torch),
-                Ok(Line::Times(times)) => self.add(times),
-                Ok(Line::Refused { peer, id, refused }) => {
-                    let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
-                    self.refusals.push(format!("{peer}{case}: {refused}"));
-                }
-                Ok(Line::Done { done }) if Some(done.as_str()) == case => return Ok(true),
-                Ok(Line::Done { .. }) => {}
-                Err(_) => eprintln!("{line}"),
-            }
-        }
-        Ok(false)
-    }
-
-    fn add(&mut self, times: Times) {
-        let known = self
-            .peers
-            .iter()
-            .position(|figures| figures.peer == times.peer && figures.id == times.id);
-        let place = known.unwrap_or_else(|| {
-            self.peers.push(Figures {
-                peer: times.peer.clone(),
-                id: times.id.clone(),
-                ..Figures::default()
-            });
-            self.peers.len() - 1
-        });
-        self.peers[place].add(times);
-    }
 }
 
 impl Beside {
@@ -491,58 +257,8 @@ impl Metric {
 
 #[cfg(test)]
 mod tests {
+    use super::script::Times;
     use super::*;
-
-    #[test]
-    fn lines_of_the_script_are_told_apart() {
-        let read = |line: &str| serde_json::from_str::<Line>(line);
-        assert!(matches!(
-            read(r#"{"torch": "2.11", "device": "H200"}"#),
-            Ok(Line::About { torch }) if torch == "2.11"
-        ));
-        assert!(matches!(
-            read(r#"{"peer": "fa3", "id": "d", "e2e_us": [1.5]}"#),
-            Ok(Line::Times(Times { e2e_us, planned_us, .. })) if e2e_us == [1.5] && planned_us.is_empty()
-        ));
-        assert!(matches!(
-            read(r#"{"peer": "fa3", "refused": "cannot be loaded"}"#),
-            Ok(Line::Refused { id: None, .. })
-        ));
-        assert!(read("Loading kernels…").is_err());
-    }
-
-    #[test]
-    fn a_round_is_read_to_its_end_and_added_to_those_before() {
-        let mut lines = [
-            r#"{"torch": "2.11", "device": "H200"}"#,
-            r#"{"peer": "flashinfer", "refused": "cannot be loaded"}"#,
-            r#"{"peer": "cudnn", "id": "a", "refused": "too long"}"#,
-            r#"{"peer": "fa3", "id": "a", "e2e_us": [1.5, 2.5]}"#,
-            r#"{"peer": "fa3", "id": "a", "planned_us": [1.0, 1.25]}"#,
-            r#"{"done": "a"}"#,
-            r#"{"peer": "fa3", "id": "a", "e2e_us": [3.5]}"#,
-            r#"{"done": "a"}"#,
-            r#"{"peer": "fa3", "id": "b", "e2e_us": [4.5]}"#,
-        ]
-        .into_iter()
-        .map(|line| Ok(line.to_owned()));
-        let mut said = Said::default();
-        assert!(said.read(&mut lines, Some("a")).unwrap());
-        assert_eq!(said.torch.as_deref(), Some("2.11"));
-        assert_eq!(
-            said.refusals,
-            ["flashinfer: cannot be loaded", "cudnn on a: too long"]
-        );
-        assert_eq!(said.peers.len(), 1);
-        assert_eq!(said.peers[0].e2e_us, Some(2.0));
-        assert!(said.read(&mut lines, Some("a")).unwrap());
-        assert_eq!(said.peers.len(), 1);
-        assert_eq!(said.peers[0].e2e_us, Some(2.5));
-        assert_eq!(said.peers[0].planned_us, Some(1.125));
-        // It ended before this one was done.
-        assert!(!said.read(&mut lines, Some("b")).unwrap());
-        assert_eq!(said.peers.len(), 2);
-    }
 
     #[test]
     fn every_column_of_the_table_has_a_heading() {
@@ -561,7 +277,7 @@ mod tests {
             },
         };
         let cases = cases::read(None, &only).unwrap();
-        let ours = run_on_device(&settings, Some(cases), None, rounds).unwrap();
+        let ours = run_on_device(&settings, Some(cases), None, rounds, &progress()).unwrap();
         assert_eq!(finished, [(only[0].clone(), 1), (only[0].clone(), 2)]);
         assert_eq!(ours.rows[0].samples_us.len(), 3);
 

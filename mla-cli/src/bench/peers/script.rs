@@ -1,0 +1,459 @@
+//! The Python script that times the peers, and what it says.
+
+use std::io::{BufRead, BufReader, Read, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
+
+use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
+
+use super::Args;
+use crate::bench::cases::{Case, CaseKind};
+use crate::bench::statistics::Summary;
+use crate::error::CliError;
+
+/// The program, so that no file has to be found where only the command is installed.
+const SCRIPT: &str = include_str!("../../../peers/peers.py");
+
+/// What the script says of its torch and of the peers.
+#[derive(Default, Serialize)]
+pub(super) struct Said {
+    pub(super) torch: Option<String>,
+    pub(super) peers: Vec<Figures>,
+    pub(super) refusals: Vec<String>,
+}
+
+/// One peer on one case: the medians of its samples.
+#[derive(Default, Serialize)]
+pub(super) struct Figures {
+    pub(super) peer: String,
+    pub(super) id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) e2e_us: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) planned_us: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    e2e_samples_us: Vec<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    planned_samples_us: Vec<f64>,
+}
+
+impl Figures {
+    fn add(&mut self, times: Times) {
+        self.e2e_samples_us.extend(times.e2e_us);
+        self.planned_samples_us.extend(times.planned_us);
+        let median = |samples: &[f64]| (!samples.is_empty()).then(|| Summary::of(samples).median);
+        self.e2e_us = median(&self.e2e_samples_us);
+        self.planned_us = median(&self.planned_samples_us);
+    }
+}
+
+/// What one peer took for one case in one round.
+#[derive(Deserialize)]
+pub(super) struct Times {
+    pub(super) peer: String,
+    pub(super) id: String,
+    #[serde(default)]
+    pub(super) e2e_us: Vec<f64>,
+    #[serde(default)]
+    pub(super) planned_us: Vec<f64>,
+}
+
+/// A line of the script.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Refused {
+        peer: String,
+        id: Option<String>,
+        refused: String,
+    },
+    Times(Times),
+    /// Who is at work, and what on.
+    Progress {
+        progress: String,
+    },
+    /// The peers that were loaded.
+    Loaded {
+        torch: String,
+        loaded: Vec<String>,
+    },
+    Done {
+        done: String,
+    },
+}
+
+/// A round of a case as the script takes it.
+#[derive(Serialize)]
+struct Round<'a> {
+    samples: usize,
+    id: &'a str,
+    kind: &'static str,
+    heads: u32,
+    causal: bool,
+    /// Query and kv tokens.
+    requests: Vec<[u32; 2]>,
+}
+
+impl<'a> Round<'a> {
+    fn new(case: &'a Case, samples: usize) -> Self {
+        let (kind, causal) = match case.kind {
+            CaseKind::Decode => ("decode", true),
+            CaseKind::Prefill { causal } => ("prefill", causal),
+        };
+        Self {
+            samples,
+            id: &case.id,
+            kind,
+            heads: case.heads,
+            causal,
+            requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
+        }
+    }
+}
+
+fn refused_python(given: String) -> CliError {
+    CliError::Argument {
+        argument: "--python",
+        given,
+        accepted: "a Python with torch and a GPU that it can use; mla-cli/peers/requirements.txt says what to \
+                   install"
+            .to_owned(),
+    }
+}
+
+fn cannot_start(args: &Args, error: &std::io::Error) -> CliError {
+    let name = args.python.display();
+    refused_python(format!("{name}, which cannot be started: {error}"))
+}
+
+/// Refuses a Python without torch or without a GPU, before anything is measured.
+pub(super) fn check_python(args: &Args) -> Result<(), CliError> {
+    let check =
+        "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 'torch finds no GPU')";
+    let output = Command::new(&args.python)
+        .args(["-c", check])
+        .output()
+        .map_err(|error| cannot_start(args, &error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let last = message.lines().last().unwrap_or("it fails");
+    Err(refused_python(format!("{}: {last}", args.python.display())))
+}
+
+/// The script at work: it loads the peers once, and times them on each case that it is given.
+pub(super) struct Script {
+    python: PathBuf,
+    child: Child,
+    /// Closed when there are no more.
+    rounds: Option<ChildStdin>,
+    lines: BufReader<ChildStdout>,
+    /// Shows what libraries say, until they are gone.
+    aside: Option<JoinHandle<()>>,
+    bar: ProgressBar,
+    said: Said,
+}
+
+impl Script {
+    /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall on our times.
+    pub(super) fn start(args: &Args, bar: &ProgressBar) -> Result<Self, CliError> {
+        let mut python = Command::new(&args.python);
+        python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
+        python.args(["--warm-up", &args.warm_up.to_string()]);
+        if let Some(wheels) = &args.wheels {
+            python.arg("--wheels").arg(wheels);
+        }
+        let mut child = python
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| cannot_start(args, &error))?;
+        let rounds = child.stdin.take();
+        // They are pipes: so they were asked for above.
+        let lines = child.stdout.take().expect("the script's output is a pipe");
+        let errors = child.stderr.take().expect("the script's errors are a pipe");
+        let beside = bar.clone();
+        let mut script = Self {
+            python: args.python.clone(),
+            child,
+            rounds,
+            lines: BufReader::new(lines),
+            aside: Some(thread::spawn(move || show(errors, &beside))),
+            bar: bar.clone(),
+            said: Said::default(),
+        };
+        let mut peers = 0;
+        let is_loaded = script.read(|line| match line {
+            Line::Loaded { loaded, .. } => {
+                peers = loaded.len();
+                true
+            }
+            _ => false,
+        })?;
+        match (is_loaded, peers) {
+            (false, _) => Err(script.failed()),
+            (true, 0) => Err(CliError::Argument {
+                argument: "--peers",
+                given: args.peers.join(","),
+                accepted: format!(
+                    "at least one that can be loaded: {}",
+                    script.said.refusals.join("; ")
+                ),
+            }),
+            (true, _) => Ok(script),
+        }
+    }
+
+    /// Has the peers timed on a case, for one round.
+    pub(super) fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
+        // Strings and numbers.
+        let json = serde_json::to_string(&Round::new(case, samples)).expect("a round is JSON");
+        let written = self
+            .rounds
+            .as_mut()
+            .map(|rounds| writeln!(rounds, "{json}"));
+        let is_done = match written {
+            Some(Ok(())) => {
+                self.read(|line| matches!(line, Line::Done { done } if *done == case.id))?
+            }
+            // It has ended before its time.
+            _ => false,
+        };
+        match is_done {
+            true => Ok(()),
+            false => Err(self.failed()),
+        }
+    }
+
+    /// Everything that was said.
+    pub(super) fn finish(mut self) -> Result<Said, CliError> {
+        self.rounds = None;
+        self.read(|_| false)?;
+        match self.wait()?.success() {
+            true => Ok(self.said),
+            false => Err(self.failed()),
+        }
+    }
+
+    /// Reads to the `last` line, or to the end; says whether there was such a line.
+    fn read(&mut self, last: impl FnMut(&Line) -> bool) -> Result<bool, CliError> {
+        self.said.read(&mut self.lines, &self.bar, last)
+    }
+
+    /// Its end, with everything shown that came before.
+    fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.child.wait();
+        if let Some(aside) = self.aside.take() {
+            // It only prints.
+            let _ = aside.join();
+        }
+        status
+    }
+
+    fn failed(&mut self) -> CliError {
+        // Without more rounds it ends, if it has not yet.
+        self.rounds = None;
+        let status = match self.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        CliError::Argument {
+            argument: "--python",
+            given: format!(
+                "{}, whose run of the peers ended with {status}",
+                self.python.display()
+            ),
+            accepted: "one that runs them; its message stands above".to_owned(),
+        }
+    }
+}
+
+/// Shows lines above the bar.
+fn show(lines: impl Read, bar: &ProgressBar) {
+    for line in BufReader::new(lines).split(b'\n') {
+        // A library's broken pipe is none of ours.
+        let Ok(line) = line else { return };
+        bar.suspend(|| eprintln!("{}", String::from_utf8_lossy(&line)));
+    }
+}
+
+impl Said {
+    /// Reads to the `last` line, or to the end; says whether there was such a line.
+    fn read(
+        &mut self,
+        lines: impl BufRead,
+        bar: &ProgressBar,
+        mut last: impl FnMut(&Line) -> bool,
+    ) -> Result<bool, CliError> {
+        for line in lines.split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            // Libraries print what they like.
+            let Ok(line) = serde_json::from_str(&line) else {
+                bar.suspend(|| eprintln!("{line}"));
+                continue;
+            };
+            let is_last = last(&line);
+            match line {
+                Line::Progress { progress } => bar.set_message(progress),
+                Line::Loaded { torch, .. } => self.torch = Some(torch),
+                Line::Times(times) => self.add(times),
+                Line::Refused { peer, id, refused } => {
+                    let case = id.map(|id| format!(" on {id}")).unwrap_or_default();
+                    self.refusals.push(format!("{peer}{case}: {refused}"));
+                }
+                Line::Done { .. } => {}
+            }
+            if is_last {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn add(&mut self, times: Times) {
+        let known = self
+            .peers
+            .iter()
+            .position(|figures| figures.peer == times.peer && figures.id == times.id);
+        let place = known.unwrap_or_else(|| {
+            self.peers.push(Figures {
+                peer: times.peer.clone(),
+                id: times.id.clone(),
+                ..Figures::default()
+            });
+            self.peers.len() - 1
+        });
+        self.peers[place].add(times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::OutputArgs;
+    use crate::bench::cases;
+
+    #[test]
+    fn lines_of_the_script_are_told_apart() {
+        let read = |line: &str| serde_json::from_str::<Line>(line);
+        assert!(matches!(
+            read(r#"{"torch": "2.11", "loaded": ["fa3"]}"#),
+            Ok(Line::Loaded { torch, loaded }) if torch == "2.11" && loaded == ["fa3"]
+        ));
+        assert!(matches!(
+            read(r#"{"progress": "fa3 runs d"}"#),
+            Ok(Line::Progress { progress }) if progress == "fa3 runs d"
+        ));
+        assert!(matches!(
+            read(r#"{"peer": "fa3", "id": "d", "e2e_us": [1.5]}"#),
+            Ok(Line::Times(Times { e2e_us, planned_us, .. })) if e2e_us == [1.5] && planned_us.is_empty()
+        ));
+        assert!(matches!(
+            read(r#"{"peer": "fa3", "refused": "cannot be loaded"}"#),
+            Ok(Line::Refused { id: None, .. })
+        ));
+        assert!(read("Loading kernels…").is_err());
+    }
+
+    #[test]
+    fn a_round_is_read_to_its_end_and_added_to_those_before() {
+        let mut lines = &br#"{"progress": "flashinfer loads"}
+{"peer": "flashinfer", "refused": "cannot be loaded"}
+{"torch": "2.11", "loaded": ["cudnn", "fa3"]}
+{"peer": "cudnn", "id": "a", "refused": "too long"}
+{"peer": "fa3", "id": "a", "e2e_us": [1.5, 2.5]}
+{"peer": "fa3", "id": "a", "planned_us": [1.0, 1.25]}
+{"done": "a"}
+{"peer": "fa3", "id": "a", "e2e_us": [3.5]}
+{"done": "a"}
+{"peer": "fa3", "id": "b", "e2e_us": [4.5]}
+"#[..];
+        let bar = ProgressBar::hidden();
+        let mut said = Said::default();
+        let is_loaded = |line: &Line| matches!(line, Line::Loaded { .. });
+        assert!(said.read(&mut lines, &bar, is_loaded).unwrap());
+        assert_eq!(bar.message(), "flashinfer loads");
+        let is_done =
+            |id: &'static str| move |line: &Line| matches!(line, Line::Done { done } if done == id);
+        assert!(said.read(&mut lines, &bar, is_done("a")).unwrap());
+        assert_eq!(said.torch.as_deref(), Some("2.11"));
+        assert_eq!(
+            said.refusals,
+            ["flashinfer: cannot be loaded", "cudnn on a: too long"]
+        );
+        assert_eq!(said.peers.len(), 1);
+        assert_eq!(said.peers[0].e2e_us, Some(2.0));
+        assert!(said.read(&mut lines, &bar, is_done("a")).unwrap());
+        assert_eq!(said.peers.len(), 1);
+        assert_eq!(said.peers[0].e2e_us, Some(2.5));
+        assert_eq!(said.peers[0].planned_us, Some(1.125));
+        // It ended before this one was done.
+        assert!(!said.read(&mut lines, &bar, is_done("b")).unwrap());
+        assert_eq!(said.peers.len(), 2);
+    }
+
+    /// Starts a program that says `lines` in place of Python.
+    #[cfg(unix)]
+    fn start(name: &str, lines: &str) -> Result<Script, CliError> {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("mla-peers-{}-{name}", std::process::id()));
+        std::fs::write(&path, format!("#!/bin/sh\necho compiling >&2\n{lines}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let args = Args {
+            cases: None,
+            only: Vec::new(),
+            peers: vec!["fa3".to_owned(), "cudnn".to_owned()],
+            wheels: None,
+            python: path.clone(),
+            samples: 1,
+            rounds: 1,
+            warm_up: 0,
+            markdown: None,
+            output: OutputArgs::default(),
+        };
+        let script = Script::start(&args, &ProgressBar::hidden());
+        std::fs::remove_file(path).unwrap();
+        script
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nothing_is_timed_before_a_peer_is_loaded() {
+        let cases = cases::read(None, &["d-b1-h16-8k".to_owned()]).unwrap();
+        let works = r#"echo 'loading…'
+            echo '{"torch": "2.11", "loaded": ["fa3"]}'
+            read round
+            echo '{"peer": "fa3", "id": "d-b1-h16-8k", "e2e_us": [1.5]}'
+            echo '{"done": "d-b1-h16-8k"}'"#;
+        let mut script = start("works", works).unwrap();
+        script.time(&cases[0], 1).unwrap();
+        let said = script.finish().unwrap();
+        assert_eq!(said.peers[0].e2e_us, Some(1.5));
+
+        let refusals = [
+            (
+                "none",
+                r#"echo '{"peer": "fa3", "refused": "no such library"}'
+                   echo '{"torch": "2.11", "loaded": []}'"#,
+                "--peers: given fa3,cudnn, accepted at least one that can be loaded: fa3: no such library",
+            ),
+            (
+                "ends",
+                "exit 3",
+                "whose run of the peers ended with exit status: 3",
+            ),
+        ];
+        for (name, lines, message) in refusals {
+            let error = start(name, lines).err().unwrap().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        let mut gone = start("gone", r#"echo '{"torch": "2.11", "loaded": ["fa3"]}'"#).unwrap();
+        let error = gone.time(&cases[0], 1).unwrap_err().to_string();
+        assert!(error.contains("ended with exit status: 0"), "{error}");
+    }
+}
