@@ -22,9 +22,12 @@
 mod args;
 mod bench;
 mod build_report;
+mod cost;
+mod deviation;
 mod device;
 mod error;
 mod explain;
+mod figures;
 mod plan;
 mod run;
 mod spec;

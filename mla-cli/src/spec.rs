@@ -4,6 +4,7 @@ use mla_runtime::batch::BatchSpec;
 
 use crate::args::Format;
 use crate::error::CliError;
+use crate::figures::counted;
 use crate::table::{numbers, table};
 
 #[derive(clap::Args)]
@@ -38,11 +39,11 @@ fn describe(spec: &BatchSpec) -> String {
     }
     numbers(&mut table, [0, 2, 3, 4]);
     format!(
-        "{}\n{}\n{} requests, {} query tokens, {} tokens in the cache after the step\n",
+        "{}\n{}\n{}, {}, {} in the cache after the step\n",
         spec.label(),
         table.trim_fmt(),
-        spec.requests().len(),
-        spec.query_tokens(),
-        spec.kv_tokens()
+        counted(spec.requests().len() as u64, "request"),
+        counted(spec.query_tokens(), "query token"),
+        counted(spec.kv_tokens(), "token")
     )
 }

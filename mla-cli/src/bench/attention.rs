@@ -1,7 +1,5 @@
 //! One backend's attention on random data: absorbed or expanded, one or several layers at a time.
 
-use std::collections::BTreeSet;
-
 use fastrand::Rng;
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -22,8 +20,9 @@ use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 use rayon::prelude::*;
 
 use super::check::{Errors, Row};
-use super::cost::Cost;
 use super::random::{Normal, bytes_of, upload};
+use crate::cost::Cost;
+use crate::deviation::choose;
 use crate::error::CliError;
 
 /// Cache rows that are made at a time.
@@ -248,15 +247,15 @@ impl<D: Device> Outcome<D> {
     }
 }
 
-/// Different (token, head) pairs, in order: the first, the last, and others at random.
-fn choose(seed: u64, tokens: usize, heads: usize, count: usize) -> Vec<(usize, usize)> {
-    let mut rng = Rng::with_seed(seed ^ 0x5eed);
-    let count = count.min(tokens.saturating_mul(heads));
-    let mut rows = BTreeSet::from([(0, 0), (tokens - 1, heads - 1)]);
-    while rows.len() < count {
-        rows.insert((rng.usize(0..tokens), rng.usize(0..heads)));
-    }
-    rows.into_iter().collect()
+/// The rows that are compared with the reference.
+fn chosen(what: &Attention, count: usize) -> Vec<(usize, usize)> {
+    let heads = what.config.problem.heads as usize;
+    choose(
+        &mut Rng::with_seed(what.seed ^ 0x5eed),
+        &(0..what.tokens()),
+        heads,
+        count,
+    )
 }
 
 /// The request that a token belongs to.
@@ -398,7 +397,7 @@ impl<'a, D: Device> Decode<'a, D> {
         // Not of `self`, which threads cannot share.
         let query_numbers = &self.query_numbers;
         let mut compared = Vec::new();
-        for rows in choose(what.seed, what.tokens(), heads, count)
+        for rows in chosen(what, count)
             .chunk_by(|a, b| request_of(&starts, a.0) == request_of(&starts, b.0))
         {
             let index = request_of(&starts, rows[0].0);
@@ -636,7 +635,7 @@ impl<'a, D: Device> Prefill<'a, D> {
             value_numbers,
             ..
         } = layer;
-        let expected: Vec<_> = choose(what.seed, what.tokens(), heads, count)
+        let expected: Vec<_> = chosen(what, count)
             .into_par_iter()
             .map(|(token, head)| {
                 let index = request_of(&starts, token);
@@ -719,15 +718,6 @@ impl<D: Device> KeysAndValues<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
-        let rows = choose(1, 4, 3, 8);
-        assert_eq!((rows.len(), rows[0], rows[7]), (8, (0, 0), (3, 2)));
-        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
-        assert_eq!(choose(1, 4, 3, 1000).len(), 12);
-        assert_eq!(choose(1, 1, 1, 9), [(0, 0)]);
-    }
 
     #[test]
     fn tokens_are_found_in_their_requests() {

@@ -7,12 +7,13 @@ use mla_runtime::dtype::DType;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use serde::{Deserialize, Serialize};
 
-use super::cost::Cost;
 use super::random::Normal;
 use super::statistics::Summary;
 use crate::args::{named, positive};
+use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
+use crate::figures::number;
 use crate::stopwatch::{Protocol, Stopwatch};
 
 /// The most that a machine computes and moves, and where the figures are from.
@@ -92,9 +93,9 @@ impl fmt::Display for Ceilings {
         write!(
             f,
             "limits: {} TFLOP/s in {}, {} GB/s ({})",
-            super::report::number(self.flop_per_second / 1e12),
+            number(self.flop_per_second / 1e12),
             self.dtype,
-            super::report::number(self.bytes_per_second / 1e9),
+            number(self.bytes_per_second / 1e9),
             self.source
         )
     }
@@ -205,8 +206,8 @@ impl Job for Measurement<'_> {
             source: format!(
                 "measured: a product of {edge}³; reads at {} and copies at {} GB/s, of which the \
                  faster counts",
-                super::report::number(read / 1e9),
-                super::report::number(copy / 1e9)
+                number(read / 1e9),
+                number(copy / 1e9)
             ),
         })
     }

@@ -3,6 +3,7 @@
 use mla_runtime::dtype::DType;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::deviation::{Deviation, worst};
 use crate::run::reference;
 
 /// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they are
@@ -52,44 +53,22 @@ fn tolerance(dtype: DType) -> f64 {
 
 impl Errors {
     pub(super) fn of(rows: &[Row], dtype: DType) -> Self {
-        let (mut relative, mut lse) = (0.0, 0.0);
-        let (mut product, mut given_square, mut expected_square) = (0.0, 0.0, 0.0);
+        let (mut deviation, mut lse) = (Deviation::default(), 0.0);
         for row in rows {
-            let pairs = || row.given.0.iter().zip(&row.expected.0);
-            let sum = |of: fn(f64, f64) -> f64| -> f64 { pairs().map(|(a, b)| of(*a, *b)).sum() };
-            let difference = sum(|a, b| (a - b) * (a - b));
-            let expected = sum(|_, b| b * b);
-            relative = worst(
-                relative,
-                if difference == 0.0 {
-                    0.0
-                } else {
-                    (difference / expected).sqrt()
-                },
-            );
+            deviation.add(&row.given.0, &row.expected.0);
             lse = worst(lse, (row.given.1 - row.expected.1).abs());
-            product += sum(|a, b| a * b);
-            given_square += sum(|a, _| a * a);
-            expected_square += expected;
         }
-        let cosine = product / (given_square * expected_square).sqrt();
-        let cosine_difference = worst(0.0, 1.0 - cosine);
         let tolerance = tolerance(dtype);
         Self {
-            rows: rows.len(),
-            relative,
-            cosine_difference,
+            rows: deviation.rows,
+            relative: deviation.max_relative,
+            cosine_difference: deviation.cosine_difference(),
             lse: Some(lse),
             tolerance,
-            // An angle of at most the tolerance: 1 − cos α is α²/2 for small α.
-            pass: relative <= tolerance
-                && lse <= LSE_TOLERANCE
-                && cosine_difference <= tolerance * tolerance / 2.0,
+            pass: deviation.is_within(tolerance) && lse <= LSE_TOLERANCE,
         }
     }
-}
 
-impl Errors {
     /// Those of a layer's paths together.
     pub(super) fn of_paths(paths: [Option<reference::Errors>; 2]) -> Self {
         let paths: Vec<_> = paths.into_iter().flatten().collect();
@@ -102,15 +81,6 @@ impl Errors {
             tolerance: most(|path| path.tolerance),
             pass: !paths.is_empty() && paths.iter().all(|path| path.pass),
         }
-    }
-}
-
-/// The larger one; what is no number is infinitely far.
-fn worst(so_far: f64, error: f64) -> f64 {
-    if error.is_nan() {
-        f64::INFINITY
-    } else {
-        so_far.max(error)
     }
 }
 

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement};
 use serde::Serialize;
 
-use super::report::{Report, Row, SCHEMA, number};
+use super::report::{Report, Row, SCHEMA};
 use crate::args::Format;
 use crate::error::CliError;
+use crate::figures::{counted, number};
 use crate::table::table;
 
 #[derive(clap::Args)]
@@ -271,10 +272,10 @@ impl Comparison {
         }
         let mut lines = vec![table.trim_fmt().to_string()];
         lines.push(format!(
-            "{} rows: {} faster, {} slower, the others the same; speed-up {:.3} by geometric mean.\n\
+            "{}: {} faster, {} slower, the others the same; speed-up {:.3} by geometric mean.\n\
              Times are medians in µs. A row differs where Mann and Whitney's rank test says so at {} over \
              all\nrows (Holm's correction), and its median by {:.0}% at least.",
-            self.rows.len(),
+            counted(self.rows.len() as u64, "row"),
             self.faster,
             self.slower,
             self.speedup,

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
 use super::plan::Job;
-use super::report::{Row, number};
+use super::report::Row;
 use super::settings::Route;
+use crate::figures::number;
 
 /// One pair of curves: the same requests but for their query length.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -6,8 +6,8 @@ use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
 
 use super::check::Errors;
-use super::cost::Cost;
 use super::measure::{Measured, Sampling};
+use crate::cost::Cost;
 use crate::error::CliError;
 use crate::run::data::Data;
 use crate::run::progress::Progress;

@@ -8,7 +8,6 @@ mod cases;
 mod ceilings;
 mod check;
 mod compare;
-mod cost;
 mod crossover;
 mod environment;
 mod layer;

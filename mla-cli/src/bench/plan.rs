@@ -21,9 +21,9 @@ use mla_runtime::spec::{GraphSupport, Phase, QueryLen};
 
 use super::attention::{Attention, Kind};
 use super::cases::{Case, CaseKind};
-use super::cost::Cost;
 use super::layer::Layer;
 use super::settings::{Key, Measure, Route, Settings, Switch};
+use crate::cost::Cost;
 use crate::device::About;
 use crate::error::CliError;
 use crate::run::workload;
@@ -436,7 +436,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let requests = batch.spec.requests();
         let problem = Problem {
             query_len: match phase {
-                Phase::Decode => query_len(requests),
+                Phase::Decode => workload::query_len(requests),
                 Phase::Prefill => QueryLen::Single,
             },
             ..*problem
@@ -807,15 +807,6 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
     }
 }
 
-/// How query lengths of a decode batch differ.
-fn query_len(requests: &[Request]) -> QueryLen {
-    match requests {
-        [first, others @ ..] if others.iter().any(|other| other.q != first.q) => QueryLen::Ragged,
-        [Request { q: 2.., .. }, ..] => QueryLen::Uniform,
-        _ => QueryLen::Single,
-    }
-}
-
 /// The problem with the graph support that it takes.
 const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
     let graphs = match (graphs, phase, problem.query_len) {
@@ -879,7 +870,7 @@ pub(super) fn cases<D: Stopwatch>(
         };
         let problem = Problem {
             query_len: match phase {
-                Phase::Decode => query_len(&case.requests),
+                Phase::Decode => workload::query_len(&case.requests),
                 Phase::Prefill => QueryLen::Single,
             },
             ..Problem::new(MlaDims::R1, case.heads, DType::BF16)

@@ -12,8 +12,9 @@ use plotters::style::{FontStyle, register_font};
 
 use super::ceilings::Ceilings;
 use super::crossover::Crossover;
-use super::report::{Report, Row, number};
+use super::report::{Report, Row};
 use crate::error::CliError;
+use crate::figures::number;
 
 const WIDTH: u32 = 1000;
 const PANEL: u32 = 560;

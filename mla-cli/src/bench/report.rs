@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use bytesize::ByteSize;
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
 use super::check::Errors;
-use super::cost::Cost;
 use super::crossover::Crossover;
 use super::environment::Environment;
 use super::measure::Measured;
 use super::plan::Job;
 use super::statistics::Summary;
+use crate::cost::Cost;
 use crate::error::CliError;
+use crate::figures::{amount, counted, number, size};
 use crate::stopwatch::{Conditions, Protocol};
 use crate::table::table;
 
@@ -136,7 +136,7 @@ impl Report {
             let _ = writeln!(text, "{ceilings}");
         }
         let _ = writeln!(text, "\n{}", self.rows_table().trim_fmt());
-        let samples = self.protocol.samples;
+        let samples = counted(self.protocol.samples as u64, "sample");
         let cache = if self.protocol.cold_cache {
             "cold"
         } else {
@@ -149,7 +149,7 @@ impl Report {
         };
         let _ = writeln!(
             text,
-            "Medians of {samples} samples with {cache} caches{graphs}. The spread is the range of the \
+            "Medians of {samples} with {cache} caches{graphs}. The spread is the range of the \
              middle half; * is\nthe fastest of its case. The error is the largest of {} rows against \
              attention in f64.",
             self.rows
@@ -203,9 +203,7 @@ impl Report {
                 row.of_limit
                     .map(|part| format!("{:.0}%", 100.0 * part))
                     .unwrap_or_default(),
-                row.peak_bytes
-                    .map(|bytes| ByteSize(bytes).display().iec().to_string())
-                    .unwrap_or_default(),
+                row.peak_bytes.map(size).unwrap_or_default(),
             ];
             cells.push(match row.errors.pass {
                 true => format!("{:.1e}", row.errors.relative),
@@ -332,38 +330,4 @@ pub(super) fn comparison(rows: &[Row]) -> Option<Table> {
         column.set_cell_alignment(CellAlignment::Right);
     }
     Some(table)
-}
-
-/// Three digits that count, more where there are more before the point.
-pub(super) fn number(number: f64) -> String {
-    match number.abs() {
-        n if n >= 99.95 => format!("{number:.0}"),
-        n if n >= 9.995 => format!("{number:.1}"),
-        _ => format!("{number:.2}"),
-    }
-}
-
-/// A large number with its thousands in a letter.
-fn amount(count: f64) -> String {
-    match count {
-        n if n >= 1e9 => format!("{}G", number(n / 1e9)),
-        n if n >= 1e6 => format!("{}M", number(n / 1e6)),
-        n if n >= 1e3 => format!("{}k", number(n / 1e3)),
-        n => number(n),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_have_three_digits_that_count() {
-        let shown = [0.123, 1.234, 9.996, 12.34, 99.96, 1234.5].map(number);
-        assert_eq!(shown, ["0.12", "1.23", "10.0", "12.3", "100", "1234"]);
-        assert_eq!(
-            [12.0, 1234.0, 5.6e6, 7.8e9].map(amount),
-            ["12.0", "1.23k", "5.60M", "7.80G"]
-        );
-    }
 }

@@ -5,6 +5,7 @@ use mla_runtime::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use super::ParallelArgs;
 use crate::args::{Format, natural, positive};
 use crate::error::CliError;
+use crate::figures::counted;
 use crate::table::{numbers, table};
 
 #[derive(clap::Args)]
@@ -69,10 +70,11 @@ fn describe(plan: &ContextPlan, args: &Args) -> String {
     }
     numbers(&mut table, [0, 2, 3]);
     format!(
-        "{}\n{tokens} context tokens of {} requests in {} chunks of at most {} rows\n",
+        "{}\n{} of {} in {} of at most {}\n",
         table.trim_fmt(),
-        args.context_lens.len(),
-        plan.chunks.len(),
-        args.rows
+        counted(tokens, "context token"),
+        counted(args.context_lens.len() as u64, "request"),
+        counted(plan.chunks.len() as u64, "chunk"),
+        counted(args.rows, "row")
     )
 }

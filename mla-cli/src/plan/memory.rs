@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::ParallelArgs;
 use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
 use crate::error::CliError;
+use crate::figures::size;
 use crate::table::{numbers, table};
 
 // Where nothing else is said: the number above which more rows do not pay.
@@ -172,8 +173,4 @@ fn describe(report: &Report, model: &Model) -> String {
         size(report.plan.total_bytes),
         report.plan.total_bytes
     )
-}
-
-fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 use super::data::Data;
 use super::progress::Progress;
 use super::workload::Workload;
+use crate::deviation::{Deviation, choose};
 use crate::error::CliError;
 
 /// How far the sampled rows of a phase are from the reference.
@@ -35,6 +36,19 @@ pub(crate) struct Errors {
     pub(crate) tolerance: f64,
     /// Whether both are within their tolerances.
     pub(crate) pass: bool,
+}
+
+impl Errors {
+    fn new(deviation: &Deviation, tolerance: f64) -> Self {
+        Self {
+            samples: deviation.rows,
+            max_absolute: deviation.max_absolute,
+            max_relative: deviation.max_relative,
+            cosine_difference: deviation.cosine_difference(),
+            tolerance,
+            pass: deviation.is_within(tolerance),
+        }
+    }
 }
 
 /// The errors of the two phases; `None` for one without tokens.
@@ -90,33 +104,29 @@ where
         if tokens.is_empty() {
             return Ok(None);
         }
-        let rows = choose(&mut rng, &tokens, config.problem.heads as usize, samples);
-        let mut sums = Sums::default();
+        let rows = choose(
+            &mut rng,
+            &tokens,
+            config.problem.heads as usize,
+            samples as usize,
+        );
+        let mut deviation = Deviation::default();
         for (done, of_request) in rows
             .chunk_by(|a, b| workload.request_of(a.0) == workload.request_of(b.0))
             .enumerate()
         {
             progress.step(format!("checking {name}: request {}", done + 1));
-            compare_request(device, config, workload, data, of_request, &mut sums)?;
+            compare_request(device, config, workload, data, of_request, &mut deviation)?;
         }
-        Ok::<_, CliError>(Some(sums.errors(tolerance(config.problem.dtype, chunks))))
+        Ok::<_, CliError>(Some(Errors::new(
+            &deviation,
+            tolerance(config.problem.dtype, chunks),
+        )))
     };
     Ok(PhaseErrors {
         absorbed: phase("decode", workload.absorbed.clone(), 0)?,
         expanded: phase("prefill", workload.expanded(), chunks)?,
     })
-}
-
-/// Different (token, head) pairs, in order.
-fn choose(rng: &mut Rng, tokens: &Range<usize>, heads: usize, count: u32) -> Vec<(usize, usize)> {
-    let all = tokens.len().saturating_mul(heads);
-    let count = (count as usize).min(all);
-    let mut rows =
-        std::collections::BTreeSet::from([(tokens.start, 0), (tokens.end - 1, heads - 1)]);
-    while rows.len() < count {
-        rows.insert((rng.usize(tokens.clone()), rng.usize(0..heads)));
-    }
-    rows.into_iter().collect()
 }
 
 impl Workload {
@@ -133,7 +143,7 @@ fn compare_request<D: Device>(
     workload: &Workload,
     data: &Data<D>,
     rows: &[(usize, usize)],
-    sums: &mut Sums,
+    deviation: &mut Deviation,
 ) -> Result<(), CliError> {
     let Some((first, _)) = rows.first() else {
         return Ok(());
@@ -179,7 +189,7 @@ fn compare_request<D: Device>(
     let latents: Vec<&[f64]> = keys.iter().map(|row| &row[..latent]).collect();
     let keys: Vec<&[f64]> = keys.iter().map(Vec::as_slice).collect();
 
-    let compared: Vec<Compared> = rows
+    let compared: Vec<(Vec<f64>, Vec<f64>)> = rows
         .par_iter()
         .map(|&(token, head)| {
             // Since k_nope = c · W_UK, the score q_nope · k_nope is (q_nope · W_UK) · c, and
@@ -202,134 +212,11 @@ fn compare_request<D: Device>(
                 })
                 .collect();
             let given = data.out.read(device, token, head)?;
-            Ok(Compared::new(&given, &expected))
+            Ok((given, expected))
         })
         .collect::<Result<_, CliError>>()?;
-    for compared in compared {
-        sums.add(&compared);
+    for (given, expected) in compared {
+        deviation.add(&given, &expected);
     }
     Ok(())
-}
-
-/// One row and its reference.
-struct Compared {
-    max_absolute: f64,
-    /// Sums of squares: of the difference, the row, the reference; and of their products.
-    difference: f64,
-    given: f64,
-    expected: f64,
-    product: f64,
-}
-
-impl Compared {
-    fn new(given: &[f64], expected: &[f64]) -> Self {
-        let sum = |of: &dyn Fn(f64, f64) -> f64| {
-            let pairs = given.iter().zip(expected);
-            pairs.map(|(given, expected)| of(*given, *expected)).sum()
-        };
-        let differences = given.iter().zip(expected).map(|(a, b)| (a - b).abs());
-        Self {
-            // A NaN counts as infinitely far.
-            max_absolute: differences.fold(0.0, |most, difference| {
-                if difference.is_nan() {
-                    f64::INFINITY
-                } else {
-                    difference.max(most)
-                }
-            }),
-            difference: sum(&|a, b| (a - b) * (a - b)),
-            given: sum(&|a, _| a * a),
-            expected: sum(&|_, b| b * b),
-            product: sum(&|a, b| a * b),
-        }
-    }
-}
-
-/// What rows add up to.
-#[derive(Default)]
-struct Sums {
-    samples: usize,
-    max_absolute: f64,
-    max_relative: f64,
-    given: f64,
-    expected: f64,
-    product: f64,
-}
-
-impl Sums {
-    fn add(&mut self, row: &Compared) {
-        let relative = if row.difference == 0.0 {
-            0.0
-        } else {
-            (row.difference / row.expected).sqrt()
-        };
-        self.samples += 1;
-        self.max_absolute = self.max_absolute.max(row.max_absolute);
-        // A NaN counts as infinitely far.
-        let relative = if relative.is_nan() {
-            f64::INFINITY
-        } else {
-            relative
-        };
-        self.max_relative = self.max_relative.max(relative);
-        self.given += row.given;
-        self.expected += row.expected;
-        self.product += row.product;
-    }
-
-    fn errors(&self, tolerance: f64) -> Errors {
-        let cosine_difference = 1.0 - self.product / (self.given * self.expected).sqrt();
-        Errors {
-            samples: self.samples,
-            max_absolute: self.max_absolute,
-            max_relative: self.max_relative,
-            cosine_difference,
-            tolerance,
-            // An angle of at most the tolerance: 1 − cos α is α²/2 for small α.
-            pass: self.max_relative <= tolerance
-                && cosine_difference <= tolerance * tolerance / 2.0,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn errors(given: &[f64], expected: &[f64]) -> Errors {
-        let mut sums = Sums::default();
-        sums.add(&Compared::new(given, expected));
-        sums.errors(0.01)
-    }
-
-    #[test]
-    fn errors_are_those_of_the_definitions() {
-        let same = errors(&[3.0, 4.0], &[3.0, 4.0]);
-        assert!(same.pass);
-        assert_eq!((same.max_absolute, same.max_relative), (0.0, 0.0));
-        let off = errors(&[3.0, 4.1], &[3.0, 4.0]);
-        assert!(!off.pass);
-        assert!((off.max_absolute - 0.1).abs() < 1e-12);
-        assert!((off.max_relative - 0.02).abs() < 1e-12);
-        let turned = errors(&[-4.0, 3.0], &[3.0, 4.0]);
-        assert!((turned.cosine_difference - 1.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn what_is_no_number_never_passes() {
-        for given in [[f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 0.0]] {
-            assert!(!errors(&given, &[1.0, 1.0]).pass, "{given:?}");
-        }
-        assert!(!errors(&[1.0, 1.0], &[0.0, 0.0]).pass);
-    }
-
-    #[test]
-    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
-        let rows = choose(&mut Rng::with_seed(1), &(5..9), 3, 8);
-        assert_eq!((rows.len(), rows[0], rows[7]), (8, (5, 0), (8, 2)));
-        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
-        let all = choose(&mut Rng::with_seed(1), &(5..9), 3, 1000);
-        assert_eq!(all.len(), 12);
-        assert_eq!(choose(&mut Rng::with_seed(1), &(5..6), 1, 9), [(5, 0)]);
-    }
 }

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use comfy_table::{Attribute, Cell, CellAlignment, Table};
 use mla_runtime::explain::PhaseExplanation;
 use mla_runtime::plan::memory::MemoryPlan;
@@ -12,8 +11,10 @@ use serde::Serialize;
 
 use super::measure::Timings;
 use super::reference::{Errors, PhaseErrors};
-use super::workload::{Cost, Workload};
+use super::workload::Workload;
 use crate::args::Model;
+use crate::cost::Cost;
+use crate::figures::{counted, number, size};
 use crate::table::{numbers, table};
 
 /// What a report is made from.
@@ -180,19 +181,18 @@ impl Report {
         let _ = writeln!(text, "\n{}", self.phase_table().trim_fmt());
         let _ = writeln!(
             text,
-            "Times are the median of {} runs, the total with the cache write. GFLOP/s and\n\
+            "Times are the median of {}, the total with the cache write. GFLOP/s and\n\
              GB/s count the arithmetic of each form and the bytes it has to move at least.\n\
              Errors are those of sampled rows against attention in f64: relative per row,\n\
              1 − cos over all of them.",
-            self.repeat
+            counted(self.repeat, "run")
         );
         if self.context_chunks > 0 {
             let _ = writeln!(
                 text,
-                "Context was expanded in {} chunk{} of at most {} rows.",
-                self.context_chunks,
-                if self.context_chunks == 1 { "" } else { "s" },
-                self.context_rows
+                "Context was expanded in {} of at most {}.",
+                counted(self.context_chunks as u64, "chunk"),
+                counted(self.context_rows as u64, "row")
             );
         }
         text
@@ -230,9 +230,9 @@ impl Report {
             ("requests", |phase| phase.requests.to_string()),
             ("new tokens", |phase| phase.tokens.to_string()),
             ("time", |phase| time(phase.seconds)),
-            ("tokens/s", |phase| rounded(phase.tokens_per_second)),
-            ("GFLOP/s", |phase| rounded(phase.gflop_per_second)),
-            ("GB/s", |phase| rounded(phase.gb_per_second)),
+            ("tokens/s", |phase| number(phase.tokens_per_second)),
+            ("GFLOP/s", |phase| number(phase.gflop_per_second)),
+            ("GB/s", |phase| number(phase.gb_per_second)),
             ("rows checked", |phase| of(phase, |e| e.samples.to_string())),
             ("largest error", |phase| {
                 of(phase, |e| small(e.max_absolute))
@@ -282,10 +282,6 @@ fn of(phase: &Phase, figure: fn(&Errors) -> String) -> String {
     phase.errors.as_ref().map(figure).unwrap_or_default()
 }
 
-fn size(bytes: u64) -> String {
-    ByteSize(bytes).display().iec().to_string()
-}
-
 fn small(number: f64) -> String {
     format!("{number:.1e}")
 }
@@ -295,14 +291,5 @@ fn time(seconds: f64) -> String {
         s if s >= 1.0 => format!("{s:.2} s"),
         s if s >= 1e-3 => format!("{:.2} ms", s * 1e3),
         s => format!("{:.1} µs", s * 1e6),
-    }
-}
-
-/// Three digits that count, more where there are more before the point.
-fn rounded(number: f64) -> String {
-    match number {
-        n if n >= 100.0 => format!("{n:.0}"),
-        n if n >= 10.0 => format!("{n:.1}"),
-        n => format!("{n:.2}"),
     }
 }

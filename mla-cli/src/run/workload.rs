@@ -16,6 +16,7 @@ use mla_runtime::plan::workspace::row_budget;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryLen;
 
+use crate::cost::{Cost, pairs, query_tokens};
 use crate::error::CliError;
 
 /// A batch in the order of the step.
@@ -34,15 +35,6 @@ pub(crate) struct Workload {
     max_pages: usize,
     tables: Vec<i32>,
     slots: Vec<i64>,
-}
-
-/// Arithmetic and memory traffic.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Cost {
-    /// Floating-point operations, two per multiply-add.
-    pub(crate) flop: f64,
-    /// Bytes that have to move between memory and processor at least.
-    pub(crate) bytes: f64,
 }
 
 impl Workload {
@@ -182,7 +174,7 @@ impl Workload {
     pub(crate) fn absorbed_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.absorbed.clone()];
-        let (tokens, pairs) = (tokens(requests), pairs(requests));
+        let (tokens, pairs) = (query_tokens(requests), pairs(requests, true));
         let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
         if tokens == 0.0 {
             return Cost::default();
@@ -199,7 +191,7 @@ impl Workload {
     pub(crate) fn expanded_cost(&self, problem: &Problem) -> Cost {
         let n = Sizes::of(problem);
         let requests = &self.requests[self.expanded()];
-        let (tokens, pairs) = (tokens(requests), pairs(requests));
+        let (tokens, pairs) = (query_tokens(requests), pairs(requests, true));
         let context: f64 = requests.iter().map(|r| f64::from(r.context_len())).sum();
         if tokens == 0.0 {
             return Cost::default();
@@ -219,7 +211,7 @@ impl Workload {
 }
 
 /// How the query lengths of requests on the absorbed path differ.
-fn query_len(absorbed: &[Request]) -> QueryLen {
+pub(crate) fn query_len(absorbed: &[Request]) -> QueryLen {
     match absorbed {
         // Nothing on the absorbed path asks nothing of the decode backend.
         [] => QueryLen::Single,
@@ -236,20 +228,6 @@ fn token_starts(requests: &[Request]) -> Vec<usize> {
         starts.push(starts[starts.len() - 1] + request.q as usize);
     }
     starts
-}
-
-fn tokens(requests: &[Request]) -> f64 {
-    requests.iter().map(|r| f64::from(r.q)).sum()
-}
-
-/// The pairs of a query token and a token that it sees: the whole context, and of the new tokens
-/// those up to itself.
-fn pairs(requests: &[Request]) -> f64 {
-    let of = |r: &Request| {
-        let (new, context) = (f64::from(r.q), f64::from(r.context_len()));
-        new * context + new * (new + 1.0) / 2.0
-    };
-    requests.iter().map(of).sum()
 }
 
 /// Refuses a batch whose cache, tensors and block table would not fit into the `available` bytes of
@@ -272,7 +250,7 @@ pub(crate) fn check_memory(
     let expanded = n.heads * n.kv_b * n.element_bytes;
     // Random tensors are there twice: as they were made, and on the device.
     let needed = rows * n.row_bytes
-        + tokens(requests) * (2.0 * n.token_bytes + expanded)
+        + query_tokens(requests) * (2.0 * n.token_bytes + expanded)
         + 2.0 * n.weight_bytes
         + requests.len() as f64 * longest * 8.0;
     if needed <= available as f64 {
@@ -336,14 +314,6 @@ mod tests {
     use mla_runtime::dtype::DType;
 
     use super::*;
-
-    #[test]
-    fn pairs_are_those_of_a_loop() {
-        for (q, kv) in [(1, 1), (1, 9), (4, 4), (5, 13)] {
-            let counted: u32 = (0..q).map(|own| kv - q + own + 1).sum();
-            assert_eq!(pairs(&[Request { q, kv }]), f64::from(counted));
-        }
-    }
 
     #[test]
     fn costs_of_a_batch_small_enough_to_count() {

@@ -15,11 +15,12 @@ use serde::Serialize;
 
 use self::script::{Figures, Said, Script, check_python};
 use super::cases;
-use super::report::{Report, number};
+use super::report::Report;
 use super::settings::Settings;
 use super::{OutputArgs, Rounds, check_folder, progress, run_on_device, save};
 use crate::args::{natural, positive};
 use crate::error::CliError;
+use crate::figures::{counted, number};
 use crate::table::table;
 
 #[derive(clap::Args)]
@@ -145,9 +146,9 @@ impl Beside {
                 let mean = (compared.iter().sum::<f64>() / compared.len() as f64).exp();
                 let worst = compared.iter().copied().fold(f64::INFINITY, f64::min).exp();
                 ratios.push(format!(
-                    "{name}: {} cases, the best peer takes {mean:.3} of our time by geometric mean, {worst:.3} \
+                    "{name}: {}, the best peer takes {mean:.3} of our time by geometric mean, {worst:.3} \
                      at worst.",
-                    compared.len()
+                    counted(compared.len() as u64, "case")
                 ));
             }
         }

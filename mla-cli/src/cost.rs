@@ -1,4 +1,4 @@
-//! What an attention computes and moves at least, and how long that takes at the machine's limits.
+//! What an attention computes and moves at least.
 
 use mla_runtime::batch::Request;
 use mla_runtime::problem::Problem;
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 /// Arithmetic and memory traffic.
 #[derive(Clone, Copy, Default, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// Floating-point operations, two per multiply-add.
-    pub(super) flop: f64,
+    pub(crate) flop: f64,
     /// Bytes that have to move between memory and processor at least.
-    pub(super) bytes: f64,
+    pub(crate) bytes: f64,
 }
 
 impl Cost {
     /// Absorbed attention of some requests to the cache: 2·H·(2L + R) FLOP for each pair of a query
     /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
     /// once for all its tokens and heads.
-    pub(super) fn decode(problem: &Problem, requests: &[Request]) -> Self {
+    pub(crate) fn decode(problem: &Problem, requests: &[Request]) -> Self {
         let dims = problem.dims;
         let [heads, latent, rope] = [problem.heads, dims.latent, dims.head.rope].map(f64::from);
         let element = problem.dtype.bytes() as f64;
@@ -25,13 +25,13 @@ impl Cost {
         let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
         Self {
             flop: 2.0 * heads * pairs(requests, true) * (2.0 * latent + rope),
-            bytes: rows * problem.kv_format.row_bytes(dims) as f64 + queries(requests) * token,
+            bytes: rows * problem.kv_format.row_bytes(dims) as f64 + query_tokens(requests) * token,
         }
     }
 
     /// Expanded attention: 2·H·(P + R + V) FLOP for each pair; queries, keys, values, outputs and
     /// log-sum-exp once, the rotary key once for all heads.
-    pub(super) fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
+    pub(crate) fn prefill(problem: &Problem, requests: &[Request], causal: bool) -> Self {
         let head = problem.dims.head;
         let heads = f64::from(problem.heads);
         let [nope, rope, v] = [head.nope, head.rope, head.v].map(f64::from);
@@ -40,18 +40,19 @@ impl Cost {
         let token = heads * ((nope + rope + v) * element + 4.0);
         Self {
             flop: 2.0 * heads * pairs(requests, causal) * (nope + rope + v),
-            bytes: queries(requests) * token + keys * (heads * (nope + v) + rope) * element,
+            bytes: query_tokens(requests) * token + keys * (heads * (nope + v) + rope) * element,
         }
     }
 }
 
-fn queries(requests: &[Request]) -> f64 {
+/// The new tokens of some requests.
+pub(crate) fn query_tokens(requests: &[Request]) -> f64 {
     requests.iter().map(|r| f64::from(r.q)).sum()
 }
 
 /// The pairs of a query token and a token that it sees: where causal, the whole context, and of the
 /// new tokens those up to itself.
-fn pairs(requests: &[Request], causal: bool) -> f64 {
+pub(crate) fn pairs(requests: &[Request], causal: bool) -> f64 {
     let of = |r: &Request| {
         let (q, kv) = (f64::from(r.q), f64::from(r.kv));
         q * kv - if causal { q * (q - 1.0) / 2.0 } else { 0.0 }
@@ -65,6 +66,16 @@ mod tests {
     use mla_runtime::dtype::DType;
 
     use super::*;
+
+    #[test]
+    fn pairs_are_those_of_a_loop() {
+        for (q, kv) in [(1, 1), (1, 9), (4, 4), (5, 13)] {
+            let counted: u32 = (0..q).map(|own| kv - q + own + 1).sum();
+            let requests = [Request { q, kv }];
+            assert_eq!(pairs(&requests, true), f64::from(counted));
+            assert_eq!(pairs(&requests, false), f64::from(q * kv));
+        }
+    }
 
     #[test]
     fn costs_of_requests_small_enough_to_count() {

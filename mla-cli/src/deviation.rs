@@ -1,0 +1,123 @@
+//! Rows of an output that are compared with a reference: which, and how far they are from it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use fastrand::Rng;
+
+/// How far rows are from their references, as vectors.
+#[derive(Clone, Default)]
+pub(crate) struct Deviation {
+    /// The rows that were compared.
+    pub(crate) rows: usize,
+    /// The largest difference of an element.
+    pub(crate) max_absolute: f64,
+    /// The largest |difference| / |reference| of a row.
+    pub(crate) max_relative: f64,
+    // Sums of squares, and of products.
+    given: f64,
+    expected: f64,
+    product: f64,
+}
+
+impl Deviation {
+    /// Adds a row and its reference. What is no number is infinitely far.
+    pub(crate) fn add(&mut self, given: &[f64], expected: &[f64]) {
+        let pairs = || given.iter().zip(expected);
+        let sum = |of: fn(f64, f64) -> f64| -> f64 { pairs().map(|(a, b)| of(*a, *b)).sum() };
+        let difference = sum(|a, b| (a - b) * (a - b));
+        let reference = sum(|_, b| b * b);
+        let relative = match difference {
+            0.0 => 0.0,
+            difference => (difference / reference).sqrt(),
+        };
+        self.rows += 1;
+        self.max_absolute =
+            pairs().fold(self.max_absolute, |most, (a, b)| worst(most, (a - b).abs()));
+        self.max_relative = worst(self.max_relative, relative);
+        self.given += sum(|a, _| a * a);
+        self.expected += reference;
+        self.product += sum(|a, b| a * b);
+    }
+
+    /// 1 − cos of the angle between all rows and their references, as one vector each.
+    pub(crate) fn cosine_difference(&self) -> f64 {
+        worst(
+            0.0,
+            1.0 - self.product / (self.given * self.expected).sqrt(),
+        )
+    }
+
+    /// Whether no row is farther off than `tolerance`, relative to its reference, and all together by no
+    /// larger angle.
+    pub(crate) fn is_within(&self, tolerance: f64) -> bool {
+        // 1 − cos α is α²/2 for small α.
+        self.max_relative <= tolerance && self.cosine_difference() <= tolerance * tolerance / 2.0
+    }
+}
+
+/// The larger one; what is no number is infinitely far.
+pub(crate) fn worst(so_far: f64, error: f64) -> f64 {
+    if error.is_nan() {
+        f64::INFINITY
+    } else {
+        so_far.max(error)
+    }
+}
+
+/// Different (token, head) pairs, in order: the first, the last, and others at random. There is at least one.
+pub(crate) fn choose(
+    rng: &mut Rng,
+    tokens: &Range<usize>,
+    heads: usize,
+    count: usize,
+) -> Vec<(usize, usize)> {
+    let count = count.min(tokens.len().saturating_mul(heads));
+    let mut rows = BTreeSet::from([(tokens.start, 0), (tokens.end - 1, heads - 1)]);
+    while rows.len() < count {
+        rows.insert((rng.usize(tokens.clone()), rng.usize(0..heads)));
+    }
+    rows.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(given: &[f64], expected: &[f64]) -> Deviation {
+        let mut deviation = Deviation::default();
+        deviation.add(given, expected);
+        deviation
+    }
+
+    #[test]
+    fn deviations_are_those_of_the_definitions() {
+        let same = of(&[3.0, 4.0], &[3.0, 4.0]);
+        assert!(same.is_within(0.01));
+        assert_eq!((same.max_absolute, same.max_relative), (0.0, 0.0));
+        let off = of(&[3.0, 4.1], &[3.0, 4.0]);
+        assert!(!off.is_within(0.01) && off.is_within(0.03));
+        assert!((off.max_absolute - 0.1).abs() < 1e-12);
+        assert!((off.max_relative - 0.02).abs() < 1e-12);
+        let turned = of(&[-4.0, 3.0], &[3.0, 4.0]);
+        assert!((turned.cosine_difference() - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_is_no_number_is_never_within() {
+        for given in [[f64::NAN, 1.0], [f64::INFINITY, 1.0], [0.0, 0.0]] {
+            assert!(!of(&given, &[1.0, 1.0]).is_within(0.01), "{given:?}");
+        }
+        assert!(!of(&[1.0, 1.0], &[0.0, 0.0]).is_within(0.01));
+    }
+
+    #[test]
+    fn rows_are_chosen_once_each_with_the_first_and_the_last() {
+        let rows = choose(&mut Rng::with_seed(1), &(5..9), 3, 8);
+        assert_eq!((rows.len(), rows[0], rows[7]), (8, (5, 0), (8, 2)));
+        assert!(rows.windows(2).all(|pair| pair[0] < pair[1]));
+        let all = choose(&mut Rng::with_seed(1), &(5..9), 3, 1000);
+        assert_eq!(all.len(), 12);
+        assert_eq!(choose(&mut Rng::with_seed(1), &(5..6), 1, 9), [(5, 0)]);
+    }
+}
