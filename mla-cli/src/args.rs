@@ -2,8 +2,9 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use mla_runtime::dtype::DType;
@@ -70,14 +71,7 @@ pub(crate) struct Model {
 impl ModelArgs {
     pub(crate) fn read(&self) -> Result<Model, CliError> {
         let (name, config) = match &self.config {
-            Some(path) => {
-                let json = fs::read_to_string(path).map_err(|source| CliError::Config {
-                    path: path.clone(),
-                    source,
-                })?;
-                let name = path.display().to_string();
-                (name, ModelConfig::from_hf_config(&json)?)
-            }
+            Some(path) => (path.display().to_string(), read_config("--config", path)?),
             None => (self.model.clone(), ModelConfig::preset(&self.model)?),
         };
         Ok(Model {
@@ -87,6 +81,21 @@ impl ModelArgs {
             dtype: self.dtype.or(config.dtype).unwrap_or(DType::BF16),
         })
     }
+}
+
+/// The model that a Hugging Face config.json describes.
+pub(crate) fn read_config(argument: &'static str, path: &Path) -> Result<ModelConfig, CliError> {
+    let refused = |message: String| CliError::File {
+        argument,
+        path: path.to_owned(),
+        message,
+    };
+    let json = fs::read_to_string(path).map_err(|error| {
+        refused(format!(
+            "cannot read it: {error}; accepted: a model's config.json"
+        ))
+    })?;
+    ModelConfig::from_hf_config(&json).map_err(|error| refused(error.to_string()))
 }
 
 /// One value of a closed set, by its name.
@@ -114,6 +123,21 @@ pub(crate) fn positive(text: &str) -> Result<u32, String> {
 /// A number from 0 up.
 pub(crate) fn natural(text: &str) -> Result<u32, String> {
     within(text, 0, u32::MAX)
+}
+
+/// How often something is timed: few enough that all times are kept.
+pub(crate) fn samples(text: &str) -> Result<u32, String> {
+    within(text, 1, MAX_SAMPLES)
+}
+
+/// The most samples of one row.
+pub(crate) const MAX_SAMPLES: u32 = 1_000_000;
+
+/// An amount of memory.
+pub(crate) fn size(text: &str) -> Result<ByteSize, String> {
+    text.parse().map_err(|_| {
+        format!("given {text:?}, accepted bytes, or a number with a unit such as 80GiB or 1.5TB")
+    })
 }
 
 // Strictly digits: no sign, no space, no other script.

@@ -1,9 +1,12 @@
 //! The devices that a subcommand can run on: `--device cpu` or `--device cuda`.
 
+use std::fmt::Display;
+
 use clap::ValueEnum;
 use mla_runtime::cpu::Cpu;
 
 use crate::error::CliError;
+use crate::figures::size;
 use crate::stopwatch::Stopwatch;
 
 /// A device by name.
@@ -30,6 +33,30 @@ pub(crate) struct About {
     pub(crate) description: String,
     /// The bytes of memory that tensors on it can take; `None` where nobody says.
     pub(crate) memory: Option<u64>,
+}
+
+impl About {
+    /// Refuses what takes more memory than the device has, before any of it is allocated: what is allocated is
+    /// not used at once, so that a machine may promise memory that it has not got.
+    pub(crate) fn check_memory(
+        &self,
+        argument: &'static str,
+        given: impl Display,
+        bytes: f64,
+    ) -> Result<(), CliError> {
+        match self.memory {
+            Some(available) if bytes > available as f64 => Err(CliError::Argument {
+                argument,
+                // More than 64 bits count is shown as the most that they count.
+                given: format!(
+                    "{given}, which takes {} of memory at least",
+                    size(bytes as u64)
+                ),
+                accepted: format!("what fits into the {} that are available", size(available)),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl DeviceName {

@@ -37,8 +37,6 @@ pub(crate) enum CliError {
         given: String,
         accepted: String,
     },
-    #[error("--config: cannot read {path:?}: {source}; accepted: a model's config.json")]
-    Config { path: PathBuf, source: io::Error },
     /// A file that cannot be read or does not say what it should.
     #[error("{argument}: {path:?}: {message}")]
     File {

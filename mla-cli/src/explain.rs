@@ -125,8 +125,27 @@ fn verdict(phase: &PhaseExplanation) -> String {
     match (phase.selected(), phase.preferred()) {
         (Some(chosen), _) => format!("{name}: {}", chosen.spec.name),
         (None, Some(asked)) => format!("{name}: none, since {} does not fit", asked.spec.name),
-        (None, None) => format!("{name}: none fits"),
+        (None, None) => match unbuilt(phase) {
+            Some((backend, cause)) => format!(
+                "{name}: none that fits is in this program; {backend} would be chosen: {}",
+                cause.remedy()
+            ),
+            None => format!("{name}: none fits"),
+        },
     }
+}
+
+// The first backend against which nothing speaks but that this program was built without it.
+fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
+    phase.candidates.iter().find_map(|candidate| {
+        let mut reasons = candidate.reasons.iter();
+        match (reasons.next()?.given, reasons.next()) {
+            (Given::Cause(cause @ Cause::FeatureOff(_)), None) => {
+                Some((candidate.spec.name, cause))
+            }
+            _ => None,
+        }
+    })
 }
 
 fn candidates(phase: &PhaseExplanation) -> String {

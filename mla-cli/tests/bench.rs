@@ -324,6 +324,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         "both.yaml",
         "batches: ['{b}q1s1k']\nranges:\n  b: {start: 1, stop: 4, step: 1, factor: 2}\n",
     );
+    let many = file("many.yaml", "batches: [8q1s1k]\nsamples: 1000001\n");
+    let nothing = file("nothing.json", "{}");
     let switch = file("switch.yaml", "batches: [8q1s1k]\ngraphs: maybe\n");
     let cases = file(
         "cases.json",
@@ -409,6 +411,46 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         ("8q1s1k --model gpt".into(), "no preset is named \"gpt\""),
         ("8q1s1k --heads 0".into(), "accepted a number from 1"),
         (
+            "8q1s1k --heads 8,16,8".into(),
+            "heads: given 8 twice, accepted each value once",
+        ),
+        (
+            "8q1s1k --backends CPU --backends CPU".into(),
+            "backends: given CPU twice",
+        ),
+        (
+            "8q1s1k --path absorbed,absorbed".into(),
+            "path: given absorbed twice",
+        ),
+        (
+            "8q1s1k --samples 1000001".into(),
+            "accepted a number from 1 to 1000000",
+        ),
+        (
+            format!("8q1s1k --model {nothing}"),
+            "nothing.json\": config: num_attention_heads is missing",
+        ),
+        (
+            "q300s400 --rows 1073741825 --threshold 0".into(),
+            "--rows: given 1073741825, accepted 1 to 1073741824",
+        ),
+        (
+            "8q1s1k --measure layer --layers 4294967295".into(),
+            "memory: given 8q1s1k, which takes",
+        ),
+        (
+            "q2147483647 --heads 4294967295".into(),
+            "memory: given q2147483647, which takes",
+        ),
+        (
+            "ceilings --edge 4294967295".into(),
+            "--edge: given 4294967295, which takes",
+        ),
+        (
+            "ceilings --mib 4294967295 --edge 8".into(),
+            "--mib: given 4294967295, which takes",
+        ),
+        (
             "8q1s1k --plot a.pdf".into(),
             "accepted: a name that ends with .svg or .png",
         ),
@@ -422,6 +464,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         (
             format!("--config {zero}"),
             "heads: given 0, accepted 1 and up",
+        ),
+        (
+            format!("--config {many}"),
+            "samples: given 1000001, accepted 1 to 1000000",
         ),
         (format!("--config {both}"), "given a step and a factor"),
         (

@@ -217,7 +217,10 @@ fn bad_plans_are_refused_with_the_wrong_part() {
             &["--fit", "--tokens and --rows"],
         ),
         ("plan memory --fit 1GiB", &["bytes", "at least"]),
-        ("plan memory --fit lots", &["lots", "--fit"]),
+        (
+            "plan memory --fit lots",
+            &["\"lots\"", "--fit", "such as 80GiB"],
+        ),
         (
             "plan memory --tokens 64 --layers 0",
             &["--layers", "from 1"],
@@ -333,6 +336,21 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
 }
 
 #[test]
+#[cfg(not(feature = "sm90"))]
+fn explain_names_the_feature_that_a_backend_wants() {
+    let table = printed("explain --sm 9.0");
+    for line in [
+        "prefill: none that fits is in this program; FLASH_ATTN would be chosen: build with `--features sm90`",
+        "decode: none that fits is in this program; FLASHMLA would be chosen: build with `--features sm90`",
+    ] {
+        assert!(table.lines().any(|given| given == line), "{table}");
+    }
+    // There it speaks against them that the heads are too many as well.
+    let table = printed("explain --sm 9.0 --heads 200 --query-len ragged");
+    assert!(table.contains("decode: none fits\n"), "{table}");
+}
+
+#[test]
 fn a_configuration_file_is_read() {
     let config = json!({
         "architectures": ["SomethingV3"],
@@ -362,7 +380,7 @@ fn bad_configurations_are_refused_with_the_wrong_part() {
         (
             "empty.json",
             &b"{}"[..],
-            &["num_attention_heads", "missing"][..],
+            &["empty.json", "num_attention_heads", "missing"][..],
         ),
         ("list.json", b"[]", &["JSON object"]),
         ("broken.json", b"{\"kv_lora_rank\": ", &["not JSON"]),

@@ -192,6 +192,11 @@ fn bad_input_is_refused_in_one_line() {
             ["FLASH_ATTN was asked for", "given cpu"],
         ),
         ("samples", "--batch q4 --samples 0", ["--samples", "from 1"]),
+        (
+            "rows",
+            "--batch q4 --rows 4294967295",
+            ["--rows: given 4294967295", "accepted 1 to 1073741824"],
+        ),
         ("page", "--batch q4 --page 0", ["--page", "from 1"]),
         ("heads", "--batch q4 --heads x", ["--heads", "\"x\""]),
         (

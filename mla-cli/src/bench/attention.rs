@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 use super::check::{Errors, Row};
 use super::random::{Normal, bytes_of, upload};
-use crate::cost::Cost;
+use crate::cost::{Cost, query_tokens};
 use crate::deviation::choose;
 use crate::error::CliError;
 
@@ -105,8 +105,8 @@ impl Attention {
         }
     }
 
-    /// The bytes that the inputs and outputs take on the device.
-    pub(super) fn bytes(&self) -> u64 {
+    /// The bytes that the inputs and outputs take on the device. In floating point, which nothing overflows.
+    pub(super) fn bytes(&self) -> f64 {
         let problem = &self.config.problem;
         let dims = problem.dims;
         let [heads, latent, rope, nope, v] = [
@@ -116,20 +116,20 @@ impl Attention {
             dims.head.nope,
             dims.head.v,
         ]
-        .map(u64::from);
-        let element = problem.dtype.bytes() as u64;
-        let tokens = self.tokens() as u64;
-        let keys: u64 = self.requests.iter().map(|r| u64::from(r.kv)).sum();
-        let layers = self.layers as u64;
+        .map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let tokens = query_tokens(&self.requests);
+        let layers = self.layers as f64;
         match self.kind {
             Kind::Decode => {
-                let pages: usize = self.requests.iter().map(|r| self.pages_of(r)).sum();
-                let slots = pages as u64 * u64::from(problem.page_size);
-                let row = problem.kv_format.row_bytes(dims) as u64;
-                let table = (self.requests.len() * self.max_pages()) as u64 * 4;
-                layers * slots * row + table + tokens * heads * (2 * latent + rope) * element
+                let pages: f64 = self.requests.iter().map(|r| self.pages_of(r) as f64).sum();
+                let slots = pages * f64::from(problem.page_size);
+                let row = problem.kv_format.row_bytes(dims) as f64;
+                let table = self.requests.len() as f64 * self.max_pages() as f64 * 4.0;
+                layers * slots * row + table + tokens * heads * (2.0 * latent + rope) * element
             }
             Kind::Prefill { .. } => {
+                let keys: f64 = self.requests.iter().map(|r| f64::from(r.kv)).sum();
                 // Packed keys repeat the rotary part for every head.
                 let packed = keys * heads * (nope + rope + v) * element;
                 layers * packed + tokens * heads * (nope + rope + v) * element

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::random::Normal;
 use super::statistics::Summary;
-use crate::args::{named, positive};
+use crate::args::{named, positive, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
@@ -117,7 +117,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "MIB", value_parser = positive)]
     mib: Option<u32>,
     /// Timed runs, of which the fastest counts.
-    #[arg(long, value_name = "N", default_value = "20", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "20", value_parser = samples)]
     samples: u32,
     /// Where to write them, for --ceilings.
     #[arg(long, value_name = "FILE")]
@@ -146,6 +146,10 @@ impl Job for Measurement<'_> {
         let edge = args.edge.unwrap_or(if on_gpu { 8192 } else { 2048 }) as usize;
         let mib = args.mib.unwrap_or(if on_gpu { 2048 } else { 512 }) as usize;
         let (dtype, size) = (args.dtype, args.dtype.bytes());
+        let matrices = 3.0 * (edge as f64).powi(2) * size as f64;
+        about.check_memory("--edge", edge, matrices)?;
+        // From where and to where.
+        about.check_memory("--mib", mib, 2.0 * mib as f64 * f64::from(1 << 20))?;
         let protocol = Protocol {
             samples: args.samples as usize,
             warm_up: 3,

@@ -99,7 +99,7 @@ impl Layer {
         let progress = Progress::hidden();
         let mut layers = Vec::with_capacity(self.layers);
         for number in 0..self.layers {
-            let seed = self.seed + number as u32;
+            let seed = self.seed.wrapping_add(number as u32);
             layers.push(Data::new(device, &self.config, &workload, seed, &progress)?);
         }
         workspace.prepare(&layer, &workload.batch()?)?;

@@ -140,6 +140,7 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         Some(path) => args.settings.clone().over(path)?,
         None => args.settings.clone(),
     };
+    settings.refuse_repetitions()?;
     let cases = match &args.cases.cases {
         Some(path) => {
             settings.refuse_beside_cases()?;

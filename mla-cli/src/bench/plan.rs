@@ -1,10 +1,8 @@
 //! From settings to rows: every combination, and every reason why one cannot run, before any does.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::PathBuf;
 
-use bytesize::ByteSize;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::batch::template::Template;
 use mla_runtime::batch::{BatchSpec, MAX_SPECULATIVE_LEN, Request, RequestKind};
@@ -23,6 +21,7 @@ use super::attention::{Attention, Kind};
 use super::cases::{Case, CaseKind};
 use super::layer::Layer;
 use super::settings::{Key, Measure, Route, Settings, Switch};
+use crate::args::read_config;
 use crate::cost::Cost;
 use crate::device::About;
 use crate::error::CliError;
@@ -262,12 +261,7 @@ fn models(settings: &Settings) -> Result<Vec<Model>, CliError> {
             .extension()
             .is_some_and(|extension| extension == "json")
         {
-            let json = fs::read_to_string(&path).map_err(|source| CliError::File {
-                argument: "--model",
-                path,
-                message: source.to_string(),
-            })?;
-            ModelConfig::from_hf_config(&json)?
+            read_config("--model", &path)?
         } else {
             ModelConfig::preset(name)?
         };
@@ -483,7 +477,10 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
 
     fn layer(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
         let settings = self.settings;
-        workload::check_memory(&batch.spec, problem, self.site.about.memory)?;
+        // Before its pages are dealt out.
+        let layers = f64::from(settings.layers.unwrap_or(1));
+        let bytes = layers * workload::bytes(&batch.spec, problem);
+        self.site.about.check_memory("memory", &batch.text, bytes)?;
         let default = crossover_threshold(D::PLATFORM, problem, false);
         let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
         match (&settings.path, &settings.threshold) {
@@ -673,7 +670,10 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         };
         let case = named(&batch.text, &of_case);
         let contender = named(&contender, &of_contender);
-        check_memory(&case, &subject, self.site.about.memory)?;
+        if let Subject::Attention(attention) = &subject {
+            let bytes = attention.bytes();
+            self.site.about.check_memory("memory", &case, bytes)?;
+        }
         if self.jobs.len() == MAX_ROWS {
             return Err(refused(
                 "SPEC",
@@ -818,23 +818,6 @@ const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
     Problem { graphs, ..problem }
 }
 
-/// Refuses what would not fit into the device's memory.
-fn check_memory(case: &str, subject: &Subject, available: Option<u64>) -> Result<(), CliError> {
-    let (Subject::Attention(attention), Some(available)) = (subject, available) else {
-        return Ok(());
-    };
-    let needed = attention.bytes();
-    if needed <= available {
-        return Ok(());
-    }
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
-    Err(refused(
-        "memory",
-        format!("{case}, which takes {} at least", size(needed)),
-        format!("what fits into the {} of the device", size(available)),
-    ))
-}
-
 /// Lets the backends refuse what their spec does not say.
 fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> {
     let attention = match &job.subject {
@@ -891,7 +874,7 @@ pub(super) fn cases<D: Stopwatch>(
             case.requests.len()
         );
         for backend in plan.backends(&problem, phase)? {
-            let subject = Subject::Attention(Attention {
+            let attention = Attention {
                 backend,
                 kind,
                 config: LayerConfig {
@@ -903,14 +886,15 @@ pub(super) fn cases<D: Stopwatch>(
                 layers: settings.layers.unwrap_or(1) as usize,
                 num_splits: None,
                 seed: settings.seed.unwrap_or(1).into(),
-            });
-            check_memory(&case.id, &subject, site.about.memory)?;
+            };
+            site.about
+                .check_memory("memory", &case.id, attention.bytes())?;
             plan.jobs.push(Job {
                 case: case.id.clone(),
                 contender: backend.to_owned(),
                 label: label.clone(),
                 parameters: BTreeMap::from([("heads", case.heads.to_string())]),
-                subject,
+                subject: Subject::Attention(attention),
             });
         }
     }

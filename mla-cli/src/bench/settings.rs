@@ -12,7 +12,7 @@ use mla_runtime::batch::template::{Range, TemplateError};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::args::{natural, positive};
+use crate::args::{MAX_SAMPLES, natural, positive, samples};
 use crate::device::DeviceName;
 use crate::error::CliError;
 
@@ -125,7 +125,7 @@ pub(super) struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) layers: Option<u32>,
     /// Timed runs of each row [default: 30].
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = samples)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) samples: Option<u32>,
     /// Runs of each row that do not count [default: 3].
@@ -310,9 +310,12 @@ impl Settings {
         let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
         let file: Self =
             serde_saphyr::from_str(&text).map_err(|error| refused(error.to_string()))?;
-        if let Some((argument, given)) = file.numbers_below_one() {
+        if let Some((key, given)) = file.numbers_below_one() {
+            return Err(refused(format!("{key}: given {given}, accepted 1 and up")));
+        }
+        if let Some(given) = file.samples.filter(|samples| *samples > MAX_SAMPLES) {
             return Err(refused(format!(
-                "{argument}: given {given}, accepted 1 and up"
+                "samples: given {given}, accepted 1 to {MAX_SAMPLES}"
             )));
         }
         let mut ranges = file.ranges;
@@ -409,6 +412,48 @@ impl Settings {
             .into_iter()
             .filter_map(|(name, number)| Some((name, number?)));
         listed.chain(single).find(|(_, number)| *number == 0)
+    }
+
+    /// Refuses a value that stands twice on an axis: it would give the same rows again.
+    pub(super) fn refuse_repetitions(&self) -> Result<(), CliError> {
+        fn repeated<T: PartialEq>(
+            list: &Option<Vec<T>>,
+            name: impl Fn(&T) -> String,
+        ) -> Option<String> {
+            let list = list.as_deref().unwrap_or_default();
+            let mut values = list.iter().enumerate();
+            let twice = values.find(|(index, value)| list[..*index].contains(value));
+            twice.map(|(_, value)| name(value))
+        }
+        let text = |list| repeated(list, String::clone);
+        let number = |list| repeated(list, u32::to_string);
+        let axes = [
+            ("model", text(&self.model)),
+            ("dims", text(&self.dims)),
+            ("heads", number(&self.heads)),
+            ("dtype", text(&self.dtype)),
+            ("kv", text(&self.kv)),
+            ("page", number(&self.page)),
+            ("backends", text(&self.backends)),
+            ("prefill", text(&self.prefill)),
+            ("decode", text(&self.decode)),
+            ("path", repeated(&self.path, |path| path.name().to_owned())),
+            ("threshold", number(&self.threshold)),
+            ("piece", number(&self.piece)),
+            ("rows", number(&self.rows)),
+            ("num_splits", number(&self.num_splits)),
+        ];
+        let twice = axes
+            .into_iter()
+            .find_map(|(key, value)| Some((key, value?)));
+        match twice {
+            None => Ok(()),
+            Some((argument, value)) => Err(CliError::Argument {
+                argument,
+                given: format!("{value} twice"),
+                accepted: "each value once".to_owned(),
+            }),
+        }
     }
 
     /// The numbers of each name, by arguments and file.

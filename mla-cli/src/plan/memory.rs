@@ -9,7 +9,7 @@ use mla_runtime::problem::Problem;
 use serde::Serialize;
 
 use super::ParallelArgs;
-use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
+use crate::args::{self, Format, Model, ModelArgs, kv_format, natural, positive};
 use crate::error::CliError;
 use crate::figures::size;
 use crate::table::{numbers, table};
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the workspace.
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = args::size)]
     fit: Option<ByteSize>,
     /// The most query tokens of a step on the decode path.
     #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = natural)]

@@ -8,6 +8,7 @@ mod report;
 pub(crate) mod workload;
 
 use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
+use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, crossover_threshold};
@@ -106,8 +107,8 @@ fn run<D: Device>(
     let threshold = args
         .threshold
         .unwrap_or_else(|| crossover_threshold(D::PLATFORM, &problem, false));
-    let spec = args.batch.parse()?;
-    workload::check_memory(&spec, &problem, about.memory)?;
+    let spec: BatchSpec = args.batch.parse()?;
+    about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
     let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
 
     let registry = Registry::linked()?;

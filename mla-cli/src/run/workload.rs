@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use bytesize::ByteSize;
 use fastrand::Rng;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::{BatchSpec, Request};
@@ -18,6 +17,9 @@ use mla_runtime::spec::QueryLen;
 
 use crate::cost::{Cost, pairs, query_tokens};
 use crate::error::CliError;
+
+/// The most rows of a context workspace: with the last page rounded up still fewer than 2³¹.
+const MAX_ROWS: u32 = 1 << 30;
 
 /// A batch in the order of the step.
 pub(crate) struct Workload {
@@ -151,6 +153,13 @@ impl Workload {
         let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
         let page = u64::from(self.page_size);
         let rows = match rows {
+            Some(rows) if rows > MAX_ROWS => {
+                return Err(CliError::Argument {
+                    argument: "--rows",
+                    given: rows.to_string(),
+                    accepted: format!("1 to {MAX_ROWS}"),
+                });
+            }
             Some(rows) => u64::from(rows).next_multiple_of(page),
             None => {
                 let count = self.requests.len() as u32;
@@ -230,17 +239,8 @@ fn token_starts(requests: &[Request]) -> Vec<usize> {
     starts
 }
 
-/// Refuses a batch whose cache, tensors and block table would not fit into the `available` bytes of
-/// the device's memory, before any of them is made: what is allocated is not used at once, so that a
-/// machine may promise memory that it has not got.
-pub(crate) fn check_memory(
-    spec: &BatchSpec,
-    problem: &Problem,
-    available: Option<u64>,
-) -> Result<(), CliError> {
-    let Some(available) = available else {
-        return Ok(());
-    };
+/// The bytes that a batch's cache, tensors and block table take at least, on the host and on the device.
+pub(crate) fn bytes(spec: &BatchSpec, problem: &Problem) -> f64 {
     let n = Sizes::of(problem);
     let requests = spec.requests();
     let page = f64::from(problem.page_size);
@@ -249,23 +249,10 @@ pub(crate) fn check_memory(
     let longest = requests.iter().map(pages).fold(0.0, f64::max);
     let expanded = n.heads * n.kv_b * n.element_bytes;
     // Random tensors are there twice: as they were made, and on the device.
-    let needed = rows * n.row_bytes
+    rows * n.row_bytes
         + query_tokens(requests) * (2.0 * n.token_bytes + expanded)
         + 2.0 * n.weight_bytes
-        + requests.len() as f64 * longest * 8.0;
-    if needed <= available as f64 {
-        return Ok(());
-    }
-    // Far below 2⁶⁴: a batch has at most 2²⁰ requests of 2³¹ tokens.
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
-    Err(CliError::Argument {
-        argument: "--batch",
-        given: format!(
-            "{spec}, which takes {} of memory at least",
-            size(needed as u64)
-        ),
-        accepted: format!("what fits into the {} that are available", size(available)),
-    })
+        + requests.len() as f64 * longest * 8.0
 }
 
 /// The widths of a problem, as factors.

@@ -18,7 +18,7 @@ use super::cases;
 use super::report::Report;
 use super::settings::Settings;
 use super::{OutputArgs, Rounds, check_folder, progress, run_on_device, save};
-use crate::args::{natural, positive};
+use crate::args::{natural, positive, samples};
 use crate::error::CliError;
 use crate::figures::{counted, number};
 use crate::table::table;
@@ -47,7 +47,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
     /// Timed runs of each case.
-    #[arg(long, value_name = "N", default_value = "30", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
     /// Rounds that these runs are divided into: in each, all take their turn.
     #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
