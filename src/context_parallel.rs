@@ -168,14 +168,20 @@ impl PartialResults {
     ///
     /// # Errors
     ///
-    /// Where the device has not as much memory left.
+    /// Where there are more tokens than memory could hold, or the device has not as much left.
     pub fn new(communicator: &Communicator, problem: &Problem, tokens: usize) -> Result<Self> {
         let (heads, width) = (problem.heads as usize, problem.dims.head.v as usize);
-        let rows = communicator.ranks * tokens * heads;
+        let too_many = || Error::argument("tokens", tokens, "as many as memory can hold");
+        let bytes = |row: usize| {
+            let row = row.checked_mul(heads)?.checked_mul(communicator.ranks)?;
+            row.checked_mul(tokens)
+        };
+        let outputs = bytes(width * problem.dtype.bytes()).ok_or_else(too_many)?;
+        let lses = bytes(4).ok_or_else(too_many)?;
         let device = &communicator.device;
         Ok(Self {
-            outputs: device.allocate(rows * width * problem.dtype.bytes())?,
-            lses: device.allocate(rows * 4)?,
+            outputs: device.allocate(outputs)?,
+            lses: device.allocate(lses)?,
             dtype: problem.dtype,
             heads,
             width,

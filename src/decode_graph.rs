@@ -79,13 +79,28 @@ impl DecodeGraph {
                 return Err(Error::argument(field, 0, "1 and up"));
             }
         }
-        let most = workspace.limits().decode_query_len;
-        if shape.query_len as usize > most {
-            return Err(Error::argument(
+        let limits = workspace.limits();
+        for (field, given, limit, most) in [
+            (
                 "shape.query_len",
-                shape.query_len,
-                format!("at most limits.decode_query_len = {most}"),
-            ));
+                shape.query_len as usize,
+                "limits.decode_query_len",
+                limits.decode_query_len,
+            ),
+            (
+                "shape.requests",
+                shape.requests,
+                "limits.requests",
+                limits.requests,
+            ),
+        ] {
+            if given > most {
+                return Err(Error::argument(
+                    field,
+                    given,
+                    format!("at most {limit} = {most}"),
+                ));
+            }
         }
         let page_size = layer.config().problem.page_size;
         let max_pages = workspace.limits().pages_per_request;

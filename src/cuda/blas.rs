@@ -27,7 +27,7 @@ pub(super) struct Blas {
 struct Handle {
     raw: sys::cublasHandle_t,
     // Freed after the handle, by the order of drops.
-    _workspace: Buffer,
+    workspace: Buffer,
 }
 
 // SAFETY: "the library is thread safe and its functions can be called from multiple host threads, even
@@ -50,26 +50,21 @@ impl Blas {
         if !library::has_cublas() {
             return Ok(Self { handle: None });
         }
-        let mut workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
-        let raw = result::create_handle().map_err(failed)?;
+        let workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
+        let raw = result::create_handle().map_err(failed("create cublas handle"))?;
+        let handle = Handle { raw, workspace };
         // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type differently.
         // The workspace outlives the handle. The stream comes first, since setting it resets the
         // workspace.
         unsafe {
-            result::set_stream(raw, stream.cu_stream().cast()).map_err(failed)?;
-            sys::cublasSetWorkspace_v2(
-                raw,
-                workspace.bytes_mut().address() as *mut _,
-                WORKSPACE_BYTES,
-            )
-            .result()
-            .map_err(failed)?;
+            result::set_stream(raw, stream.cu_stream().cast())
+                .map_err(failed("set cublas stream"))?;
+            sys::cublasSetWorkspace_v2(raw, handle.workspace.address() as *mut _, WORKSPACE_BYTES)
+                .result()
+                .map_err(failed("set cublas workspace"))?;
         }
         Ok(Self {
-            handle: Some(Handle {
-                raw,
-                _workspace: workspace,
-            }),
+            handle: Some(handle),
         })
     }
 
@@ -89,24 +84,24 @@ impl Blas {
                     .to_owned(),
             });
         };
+        // As they are named where one is refused.
+        let (a, b) = (("gemm a", a, a_layout), ("gemm b", b, b_layout));
+        let is_row_major = is_contiguous(c_layout, 2);
         // A column-major output is the row-major output of the transposed product.
-        let (left, right, out) = if is_contiguous(c_layout, 2) {
-            ((a, *a_layout), (b, *b_layout), *c_layout)
-        } else {
-            (
-                (b, transposed(b_layout)),
-                (a, transposed(a_layout)),
-                transposed(c_layout),
-            )
+        let ((left, right), turn): (_, fn(&Layout) -> Layout) = match is_row_major {
+            true => ((a, b), |layout| *layout),
+            false => ((b, a), transposed),
         };
-        let c_operand = Operand::new("c", &out)?;
-        if c_operand.transposed {
-            return Err(strides_refused("c", c_layout));
-        }
-        let a_operand = Operand::new("a", &left.1)?;
-        let b_operand = Operand::new("b", &right.1)?;
+        let operand = |(name, _, layout): (&'static str, Bytes<'_>, &Layout)| {
+            Operand::new(&turn(layout)).ok_or_else(|| strides_refused(name, layout))
+        };
+        let out = turn(c_layout);
+        let c_operand = Operand::new(&out)
+            .filter(|operand| !operand.transposed)
+            .ok_or_else(|| strides_refused("gemm c", c_layout))?;
+        let (a_operand, b_operand) = (operand(left)?, operand(right)?);
         let [batch, m, n] = out.shape;
-        let k = left.1.shape[2];
+        let k = turn(left.2).shape[2];
         let dtype = match out.dtype {
             DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
             DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
@@ -125,11 +120,11 @@ impl Blas {
                 m as i64,
                 k as i64,
                 (&raw const alpha).cast(),
-                right.0.address() as *const _,
+                right.1.address() as *const _,
                 dtype,
                 b_operand.row_stride,
                 b_operand.batch_stride,
-                left.0.address() as *const _,
+                left.1.address() as *const _,
                 dtype,
                 a_operand.row_stride,
                 a_operand.batch_stride,
@@ -143,7 +138,7 @@ impl Blas {
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
             .result()
-            .map_err(failed)
+            .map_err(failed("gemm"))
         }
     }
 }
@@ -156,7 +151,8 @@ struct Operand {
 }
 
 impl Operand {
-    fn new(name: &'static str, layout: &Layout) -> Result<Self> {
+    /// Nothing where neither of them are, or rows overlap.
+    fn new(layout: &Layout) -> Option<Self> {
         let transposed = !is_contiguous(layout, 2);
         let (rows, columns) = if transposed { (2, 1) } else { (1, 2) };
         let row_stride = if layout.shape[rows] > 1 {
@@ -165,14 +161,14 @@ impl Operand {
             layout.shape[columns]
         };
         if !is_contiguous(layout, columns) || row_stride < layout.shape[columns] {
-            return Err(strides_refused(name, layout));
+            return None;
         }
         let batch_stride = if layout.shape[0] > 1 {
             layout.strides[0]
         } else {
             0
         };
-        Ok(Self {
+        Some(Self {
             transposed,
             row_stride: row_stride as i64,
             batch_stride: batch_stride as i64,
@@ -201,20 +197,16 @@ fn transposed(layout: &Layout) -> Layout {
 
 fn strides_refused(operand: &'static str, layout: &Layout) -> Error {
     Error::argument(
-        match operand {
-            "a" => "gemm a",
-            "b" => "gemm b",
-            _ => "gemm c",
-        },
+        operand,
         layout,
         "rows or columns of stride 1, and the other stride no smaller than their extent",
     )
 }
 
-fn failed(error: result::CublasError) -> Error {
-    Error::Device {
+fn failed(operation: &'static str) -> impl FnOnce(result::CublasError) -> Error {
+    move |error| Error::Device {
         device: "cuda",
-        operation: "gemm",
+        operation,
         message: error.to_string(),
     }
 }
@@ -233,12 +225,12 @@ mod tests {
 
     #[test]
     fn operands_are_plain_or_transposed() {
-        let plain = Operand::new("a", &layout([2, 3, 4], [0, 8, 1])).unwrap();
+        let plain = Operand::new(&layout([2, 3, 4], [0, 8, 1])).unwrap();
         assert_eq!(
             (plain.transposed, plain.row_stride, plain.batch_stride),
             (false, 8, 0)
         );
-        let transposed = Operand::new("a", &layout([2, 3, 4], [12, 1, 3])).unwrap();
+        let transposed = Operand::new(&layout([2, 3, 4], [12, 1, 3])).unwrap();
         assert_eq!(
             (
                 transposed.transposed,
@@ -251,27 +243,19 @@ mod tests {
 
     #[test]
     fn strides_of_single_rows_do_not_matter() {
-        let row = Operand::new("a", &layout([1, 1, 4], [7, 0, 1])).unwrap();
+        let row = Operand::new(&layout([1, 1, 4], [7, 0, 1])).unwrap();
         assert_eq!(
             (row.transposed, row.row_stride, row.batch_stride),
             (false, 4, 0)
         );
-        let column = Operand::new("a", &layout([1, 4, 1], [0, 5, 9])).unwrap();
+        let column = Operand::new(&layout([1, 4, 1], [0, 5, 9])).unwrap();
         assert_eq!((column.transposed, column.row_stride), (false, 5));
     }
 
     #[test]
-    fn scattered_and_overlapping_matrices_are_refused_by_name() {
+    fn scattered_and_overlapping_matrices_are_refused() {
         for strides in [[1, 8, 2], [1, 2, 1]] {
-            let error = Operand::new("b", &layout([1, 3, 4], strides))
-                .err()
-                .expect("refused");
-            assert!(
-                error
-                    .to_string()
-                    .starts_with("gemm b: given bf16 [1, 3, 4]"),
-                "{error}"
-            );
+            assert!(Operand::new(&layout([1, 3, 4], strides)).is_none());
         }
     }
 }

@@ -5,6 +5,7 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::rotary::RotaryStyle;
 
 use super::Cuda;
+use super::argument::{narrow, wide};
 use crate::raw;
 
 /// The runtime's rotation, on this device.
@@ -27,8 +28,8 @@ pub(super) fn fill(
     params.positions = rotary.positions.bytes().address() as *const _;
     params.cos = rotary.cos.bytes().address() as *const _;
     params.sin = rotary.sin.bytes().address() as *const _;
-    params.table_stride = cos.strides[1] as i64;
-    params.positions_len = cos.shape[1] as i64;
+    params.table_stride = wide("cos", cos.strides[1])?;
+    params.positions_len = wide("positions", cos.shape[1])?;
     params.rotary_style = match rotary.style {
         RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,
         RotaryStyle::Halves => raw::MLA_ROTARY_HALVES as i32,
@@ -61,11 +62,10 @@ pub(super) fn fill(
     }
     params.query_rope = from as *const _;
     params.query_rope_out = to.0 as *mut _;
-    params.query_token_stride = from_layout.strides[0] as i64;
-    params.query_head_stride = from_layout.strides[1] as i64;
-    params.query_out_token_stride = to.1.strides[0] as i64;
-    params.query_out_head_stride = to.1.strides[1] as i64;
-    params.heads =
-        i32::try_from(shape[1]).map_err(|_| Error::argument("heads", shape[1], "at most 65536"))?;
+    params.query_token_stride = wide("query", from_layout.strides[0])?;
+    params.query_head_stride = wide("query", from_layout.strides[1])?;
+    params.query_out_token_stride = wide("rotated query", to.1.strides[0])?;
+    params.query_out_head_stride = wide("rotated query", to.1.strides[1])?;
+    params.heads = narrow("heads", shape[1])?;
     Ok(())
 }
