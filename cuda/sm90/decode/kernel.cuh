@@ -43,7 +43,6 @@
 
 namespace mla::sm90::decode {
 
-constexpr int kThreads = 512;
 constexpr int kScoresBarrier = 2;
 // The warp that touches memory early, one without anything else to do.
 constexpr int kTouchWarp = 4;
@@ -63,7 +62,9 @@ struct Kernel {
     static constexpr bool kByRows = L::kByRows;
     using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
 
+    static constexpr int kThreads = 512, kScoreGroups = 1;
     // Register budgets of the warpgroups, 512 in all; 0 where the even share of 128 is enough.
+    static constexpr int kEvenRegisters = 128;
     static constexpr int kLoadRegisters = kByRows ? 48 : N >= 32 ? 56 : 0, kScoreRegisters = kByRows ? 144 : 88;
     static constexpr int kOutputRegisters = kByRows ? 160 : 184;
     // Slots of the latent ring that a block needs, and a step of its output.
@@ -986,8 +987,8 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
             const auto place = kernel.finish_table(schedule);
             if (lane == 0 && place.page >= 0) kernel.prefetch_block(maps, place);
         }
-    } else if (warpgroup == 1) {
-        if constexpr (uneven && K::kScoreRegisters > 128)
+    } else if (warpgroup <= K::kScoreGroups) {
+        if constexpr (uneven && K::kScoreRegisters > K::kEvenRegisters)
             registers_grow<K::kScoreRegisters>();
         else if constexpr (uneven)
             registers_shrink<K::kScoreRegisters>();
@@ -999,7 +1000,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
 }
 
 template <typename T, int N, int pair>
-__global__ __launch_bounds__(kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p,
+__global__ __launch_bounds__((Kernel<T, N, pair>::kThreads), 1) void decode_kernel(const __grid_constant__ KernelParams p,
                                                              const __grid_constant__ TensorMaps maps) {
     run<Kernel<T, N, pair>, N * pair, pair>(p, maps);
 }

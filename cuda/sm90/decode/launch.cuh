@@ -27,10 +27,10 @@ struct Launch {
 
 constexpr int kMaxDevices = 64;
 
-// `kernel` may use `shared_bytes` of shared memory; `prepared` remembers on which devices it was allowed to. Setting it twice does no
-// harm.
+// `kernel` has blocks of `threads` and may use `shared_bytes` of shared memory; `prepared` remembers on which devices it was allowed to.
+// Setting it twice does no harm.
 template <typename K>
-cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<bool>* prepared, const KernelParams& p,
+cudaError_t launch(const Launch& l, K* kernel, int threads, int shared_bytes, std::atomic<bool>* prepared, const KernelParams& p,
                    const TensorMaps& maps) {
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
         const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -39,7 +39,7 @@ cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<boo
     }
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / l.shape.pair * l.shape.pair), 1, 1};
-    config.blockDim = {unsigned(kThreads), 1, 1};
+    config.blockDim = {unsigned(threads), 1, 1};
     config.dynamicSmemBytes = shared_bytes;
     config.stream = l.stream;
     cudaLaunchAttribute dependence = {};
@@ -53,13 +53,13 @@ cudaError_t launch(const Launch& l, K* kernel, int shared_bytes, std::atomic<boo
 template <typename T, int N, int pair>
 cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     static std::atomic<bool> prepared[kMaxDevices];
-    return launch(l, &decode_kernel<T, N, pair>, Kernel<T, N, pair>::L::kBytes, prepared, p, maps);
+    return launch(l, &decode_kernel<T, N, pair>, Kernel<T, N, pair>::kThreads, Kernel<T, N, pair>::L::kBytes, prepared, p, maps);
 }
 
 template <typename T, int N, int pair>
 cudaError_t launch_quantised(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     static std::atomic<bool> prepared[kMaxDevices];
-    return launch(l, &quantised_kernel<T, N, pair>, QuantisedLayout<N>::kBytes, prepared, p, maps);
+    return launch(l, &quantised_kernel<T, N, pair>, QuantisedKernel<T, N, pair>::kThreads, QuantisedLayout<N>::kBytes, prepared, p, maps);
 }
 
 template <typename T>

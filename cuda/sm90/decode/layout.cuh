@@ -103,6 +103,8 @@ struct QuantisedLayout {
     static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
     static constexpr int kLatentSlotBytes = kBlockBytes;
     static constexpr int kLatentSlots = N == 64 ? 3 : N == 32 ? 4 : 5;
+    // Warpgroups that take turns with the scores; with 64 rows there are no registers for a second one.
+    static constexpr int kScoreGroups = N == 64 ? 1 : 2;
     // The rope values lie with the others.
     static constexpr int kRopeSlots = 0;
     static constexpr int kProbabilitySlots = 2, kProbabilityBytes = N * kBlock * 2;
@@ -118,6 +120,10 @@ struct QuantisedLayout {
         uint64_t latent_full[kLatentSlots], latent_empty[kLatentSlots];
         uint64_t lens_full, table_full;
         uint64_t scores_full[kProbabilitySlots], scores_empty[kProbabilitySlots];
+        // From the first group of the scores to the second: a piece's queries are there. Back: its sums of the piece are.
+        uint64_t queries_ready, sums_ready;
+        // From the group of a block to the other: what the block raises has been decided.
+        uint64_t decided[2];
         // Of a block whose tokens end before it does: what lies behind them has been cleared.
         uint64_t tail_cleared[kProbabilitySlots];
         uint64_t stats_full, stats_empty;
@@ -128,7 +134,7 @@ struct QuantisedLayout {
         alignas(16) float maximum[N], sum[N], inverse[N];
         // What each warp of the scores has to say: the maxima of a block, and the sums of a piece. Each has its place, since one warp
         // may have its sums while another still compares the maxima of the last block.
-        alignas(16) float top_of_warp[4][N], sum_of_warp[4][N];
+        alignas(16) float top_of_warp[4][N], sum_of_warp[4 * kScoreGroups][N];
         // The reference maximum of each row, and what its last rise multiplies older sums by.
         float reference[N], raised_by[N];
         // The largest magnitude among the queries that each warp fetched, as bits of bf16.

@@ -6,6 +6,10 @@
 //   scores   S^T = K Q^T (64 tokens x N): a warp has sixteen tokens, softmax, P to shared memory;
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T.
 //
+// With 32 rows and fewer, two warpgroups take turns with the scores, block by block: one computes products during the other's softmax. A block's
+// reference maxima follow from those of the block before, which the other group has. So a group decides what its block raises when the other
+// has decided, and each sums for itself. The first fetches the queries and adds the sums up.
+//
 // e4m3 is exact in f16, so both products are of f16 whatever the queries' type. Queries of bf16 are multiplied by a power of two that
 // brings the largest of a tile below 2^15, which the scale of the scores takes back: what f16 cannot hold of the others is
 // less than 2^-39 of the largest, and f32 sums do not hold that either.
@@ -54,7 +58,24 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     using Base::at, Base::base, Base::p, Base::s, Base::latent_slot;
     using Slots = Ring<L::kLatentSlots>;
 
-    static constexpr int kLoadRegisters = N >= 32 ? 40 : 0, kScoreRegisters = 120, kOutputRegisters = 176;
+    static constexpr int kScoreGroups = L::kScoreGroups, kScoreThreads = 128 * kScoreGroups;
+    static constexpr int kThreads = 384 + kScoreThreads;
+    // Of 512 registers in all, or of 480 in five warpgroups.
+    static constexpr int kEvenRegisters = kScoreGroups == 2 ? 96 : 128;
+    static constexpr int kLoadRegisters = kScoreGroups == 2 ? 48 : 40, kScoreRegisters = kScoreGroups == 2 ? 88 : 120;
+    static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 176;
+
+    // Barriers of one group of the scores.
+    static constexpr int kSecondBarrier = kScoresBarrier + 1;
+    __device__ static void meet(int group) {
+        if (group == 0)
+            named_barrier(kScoresBarrier, 128);
+        else
+            named_barrier(kSecondBarrier, 128);
+    }
+    __device__ static bool meet_any(int group, bool own) {
+        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own) : named_barrier_any(kSecondBarrier, 128, own);
+    }
 
     __device__ QuantisedKernel(const KernelParams& params, uint32_t address, typename L::Small& small, int rank, int of_team)
         : Base{params, address, small, rank, of_team} {}
@@ -73,7 +94,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             barrier_init(at(s.scores_empty[i]), 8);
             barrier_init(at(s.tail_cleared[i]), 128);
         }
-        this->initialise_queue(32 * (1 + 4 + 8));  // warp 0, scores, output
+        if constexpr (kScoreGroups == 2) {
+            barrier_init(at(s.queries_ready), 128);
+            barrier_init(at(s.sums_ready), 128);
+            barrier_init(at(s.decided[0]), 128);
+            barrier_init(at(s.decided[1]), 128);
+        }
+        this->initialise_queue(32 * (1 + 8) + kScoreThreads);  // warp 0, output, scores
         barrier_init(at(s.lens_full), 32);
         s.owed.last = s.owed.first = false;
         barrier_init(at(s.table_full), 32);
@@ -134,12 +161,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         return top;
     }
 
-    // Fetches the queries of a piece, as f16; returns what scores must be multiplied by, in units of log2.
-    __device__ float fetch_queries(const Piece& piece, int thread) const {
+    // Fetches the queries of a piece, as f16. Called by the first group of the scores, when all products with the last piece's queries are done.
+    __device__ void fetch_queries(const Piece& piece, int thread) const {
         const int warp = thread >> 5, lane = thread & 31;
         const int first = this->first_row(piece), valid = this->rows(piece);
-        // All products with the last piece's queries are done.
-        named_barrier(kScoresBarrier, 128);
+        if (thread < N) s.reference[thread] = -INFINITY;
         // Two values at a time, to where the instructions look for them.
 #pragma unroll 1
         for (int r = warp; r < N; r += 4) {
@@ -156,9 +182,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             copy_async4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4, r < valid ? rope : p.q_rope, r < valid);
         }
         copy_async_wait();
-        float scale = p.scale_log2;
         if constexpr (kScaled) {
-            named_barrier(kScoresBarrier, 128);
+            meet(0);
             uint32_t top = 0;
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
@@ -167,12 +192,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             }
             top = __reduce_max_sync(~0u, top);
             if (lane == 0) s.query_top[warp] = top;
-            named_barrier(kScoresBarrier, 128);
-            top = max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
-            // Below 2^15 with this; 2^100 for the smallest of all.
-            const int shift = top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
-            const float factor = __int_as_float((127 + shift) << 23);
-            scale *= __int_as_float((127 - shift) << 23);
+            meet(0);
+            const float factor = __int_as_float((127 + query_shift()) << 23);
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
                 const uint4 v = load_shared16(base + i * 16);
@@ -180,8 +201,18 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             }
         }
         fence_async_proxy();
-        named_barrier(kScoresBarrier, 128);
-        return scale;
+        meet(0);
+    }
+
+    // The power of two that brings the largest query below 2^15; 2^100 for the smallest of all.
+    __device__ int query_shift() const {
+        const uint32_t top = max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
+        return top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
+    }
+    // What scores must be multiplied by, in units of log2, when the queries are there.
+    __device__ float query_scale() const {
+        if constexpr (kScaled) return p.scale_log2 * __int_as_float((127 - query_shift()) << 23);
+        return p.scale_log2;
     }
 
     // Two values of bf16, multiplied, as f16.
@@ -192,12 +223,15 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
 
     __device__ void scores() {
+        const int group = kScoreGroups == 2 ? __shfl_sync(~0u, (threadIdx.x >> 7) - 1, 0) : 0;
         const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31, quad = lane & 3;
         // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the next.
         const int token = warp * 16 + (lane >> 2);
         const uint32_t latent_from = token * 128 + (((2 * quad) ^ (token & 7)) << 4);
         const uint32_t rope_from = L::kLatentBytes + token * 64 + ((quad ^ (token >> 1 & 3)) << 4);
+        // A group's blocks are every second one, of all pieces together.
         Slots slots;
+        slots.advance(group);
         uint32_t blocks = 0;
         Queue queue;
         for (const Piece* next; (next = this->take(queue)); this->give_back(queue)) {
@@ -205,15 +239,21 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const int begin = piece.block_begin, end = piece.block_end;
             const int first = this->first_row(piece);
             const int no_mask_before = p.causal ? piece.kv_len - piece.q_len + 1 : piece.kv_len;
-            const float scale = fetch_queries(piece, thread);
+            if (group == 0) {
+                fetch_queries(piece, thread);
+                if constexpr (kScoreGroups == 2) barrier_arrive(at(s.queries_ready));
+            } else {
+                barrier_wait(at(s.queries_ready), queue.pieces & 1);
+            }
+            const float scale = query_scale();
             float maximum[N / 4], sum[N / 4];
-            if (thread < N) s.reference[thread] = -INFINITY;
 #pragma unroll
             for (int i = 0; i < N / 4; ++i) {
                 maximum[i] = -INFINITY;
                 sum[i] = 0.f;
             }
-            for (int block = begin; block < end; ++block) {
+            for (int block = begin + (kScoreGroups == 2 ? (blocks ^ group) & 1 : 0); block < end; block += kScoreGroups) {
+                const uint32_t number = blocks + block - begin;
                 float d[N / 2];
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 multiply(d, latent_slot(slots.slot), latent_from, rope_from);
@@ -228,25 +268,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
+                // The slots of the probabilities take turns, as the groups do.
+                static_assert(L::kProbabilitySlots == 2);
+                const int slot = number & 1;
+                if (block > begin) follow_the_other(maximum, sum, number - 1, quad);
                 bool raise = false;
 #pragma unroll
                 for (int i = 0; i < N / 4; ++i)
                     raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale > maximum[i] + (kHeadroom + kLazyMaximum);
                 // All warps have read the block's tokens, too.
-                raise = named_barrier_any(kScoresBarrier, 128, raise);
+                raise = meet_any(group, raise);
 
-                // The slots of the probabilities take turns.
-                static_assert(L::kProbabilitySlots == 2);
-                const int slot = blocks & 1;
-                barrier_wait(at(s.scores_empty[slot]), (blocks >> 1 & 1) ^ 1);
+                barrier_wait(at(s.scores_empty[slot]), (number >> 1 & 1) ^ 1);
                 const int tokens = piece.kv_len - block * kBlock;
                 if (tokens < kBlock) {
                     clear_tail(latent_slot(slots.slot), tokens, thread);
                     barrier_arrive(at(s.tail_cleared[slot]));
                 }
-                ++blocks;
-                if (raise) raise_maxima(d, maximum, sum, scale, slot, warp, lane);
+                if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
                 if (thread == 0) s.any_factor[slot] = raise;
+                if constexpr (kScoreGroups == 2) barrier_arrive(at(s.decided[group]));
 #pragma unroll
                 for (int i = 0; i < N / 4; ++i) {
                     const float offset = offset_of(maximum[i]);
@@ -260,14 +301,23 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 __syncwarp();
                 // Those who write factors; for the others' probabilities, too.
                 if (lane < 4) barrier_arrive(at(s.scores_full[slot]));
-                slots.advance(1);
+                slots.advance(kScoreGroups);
             }
+            blocks += end - begin;
+            if (begin < end && ((blocks ^ group) & 1) == 0) follow_the_other(maximum, sum, blocks - 1, quad);
 
+            combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane, [](float x, float y) { return x + y; });
+            if (group == 1) {
+                barrier_arrive(at(s.sums_ready));
+                continue;
+            }
+            meet(0);
+            if constexpr (kScoreGroups == 2) barrier_wait(at(s.sums_ready), queue.pieces & 1);
             barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
-            combine_columns(sum, &s.sum_of_warp[warp][2 * quad], lane, [](float x, float y) { return x + y; });
-            named_barrier(kScoresBarrier, 128);
             if (thread < N) {
-                const float total = (s.sum_of_warp[0][thread] + s.sum_of_warp[1][thread]) + (s.sum_of_warp[2][thread] + s.sum_of_warp[3][thread]);
+                float total = 0.f;
+#pragma unroll
+                for (int i = 0; i < 4 * kScoreGroups; ++i) total += s.sum_of_warp[i][thread];
                 const float reference = s.reference[thread];
                 s.maximum[thread] = reference;
                 s.sum[thread] = total;
@@ -276,6 +326,29 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     write_lse(p, first + thread, piece.q_begin, row_lse(reference, total));
                 barrier_arrive(at(s.stats_full));
             }
+        }
+    }
+
+    // Waits until the other group of the scores has decided about its block of this number, and takes over what that raised.
+    __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number, int quad) const {
+        if constexpr (kScoreGroups == 2) {
+            barrier_wait(at(s.decided[number & 1]), number >> 1 & 1);
+            if (s.any_factor[number & 1]) take_raised(maximum, sum, 2 * quad, nullptr);
+        }
+    }
+
+    // Takes over the reference maxima of this lane's columns, and multiplies their sums by what the last rise says; writes that to `factor`, too,
+    // unless it is null.
+    __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column, float* factor) const {
+#pragma unroll
+        for (int i = 0; i < N / 4; i += 2) {
+            const float2 by = *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
+            const float2 raised = *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
+            maximum[i] = raised.x;
+            maximum[i + 1] = raised.y;
+            sum[i] *= by.x;
+            sum[i + 1] *= by.y;
+            if (factor) *reinterpret_cast<float2*>(factor + columns_before(i)) = by;
         }
     }
 
@@ -356,9 +429,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
 
     // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums by what the maxima rose. Called by
-    // all four warps. A thread computes a row's, for all lanes.
-    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4], float (&sum)[N / 4], float scale, int slot, int warp,
-                                 int lane) const {
+    // all four warps of a group. A thread computes a row's, for all lanes.
+    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4], float (&sum)[N / 4], float scale, int slot, int group,
+                                 int warp, int lane) const {
         const int thread = warp * 32 + lane;
         // Were it known to be what the output warpgroups have, too, it would be computed before the roles part, and spilled.
         int column = 2 * (lane & 3);
@@ -367,7 +440,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) top[i] = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
         combine_columns(top, &s.top_of_warp[warp][column], lane, [](float x, float y) { return fmaxf(x, y); });
-        named_barrier(kScoresBarrier, 128);
+        meet(group);
         if (thread < N) {
             const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]), y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
             const float of_row = fmaxf(x, y) * scale;
@@ -376,18 +449,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             s.raised_by[thread] = rises ? exp2_approx(reference - (of_row - kHeadroom)) : 1.f;
             if (rises) s.reference[thread] = of_row - kHeadroom;
         }
-        named_barrier(kScoresBarrier, 128);
-#pragma unroll
-        for (int i = 0; i < N / 4; i += 2) {
-            const float2 factor = *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
-            const float2 raised = *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
-            maximum[i] = raised.x;
-            maximum[i + 1] = raised.y;
-            sum[i] *= factor.x;
-            sum[i + 1] *= factor.y;
-            // By those who then say that it is there.
-            if (warp == 0 && lane < 4) *reinterpret_cast<float2*>(&s.factor[slot][column + columns_before(i)]) = factor;
-        }
+        meet(group);
+        // To the output, by those who then say that it is there.
+        take_raised(maximum, sum, column, warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
     }
 
     // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are tokens.
@@ -403,7 +467,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     // -------------------------------------------------------------------------------------------------- output
 
     __device__ void output() {
-        const int thread = threadIdx.x - 256, lane = thread & 31, quad = lane & 3;
+        const int thread = threadIdx.x - 128 - kScoreThreads, lane = thread & 31, quad = lane & 3;
         // This lane's eight latent values, at token 2 quad.
         const int latent = (thread >> 5) * 64 + (lane >> 2) * 8;
         const uint32_t group = (latent >> 7) * L::kGroupBytes, chunk = latent >> 4 & 7, low = latent & 8;
@@ -508,7 +572,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 };
 
 template <typename T, int N, int pair>
-__global__ __launch_bounds__(kThreads, 1) void quantised_kernel(const __grid_constant__ KernelParams p,
+__global__ __launch_bounds__((QuantisedKernel<T, N, pair>::kThreads), 1) void quantised_kernel(const __grid_constant__ KernelParams p,
                                                                 const __grid_constant__ TensorMaps maps) {
     run<QuantisedKernel<T, N, pair>, N * pair, pair>(p, maps);
 }
