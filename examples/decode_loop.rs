@@ -12,11 +12,11 @@ use std::error::Error;
 use std::time::Instant;
 
 use half::bf16;
-use mla_kernels::Cuda;
 use mla_kernels::cuda::cudarc::driver::{CudaContext, CudaSlice};
 use mla_kernels::decode_graph::DecodeGraphs;
 use mla_kernels::flash_attn::FlashAttn;
 use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
@@ -45,6 +45,8 @@ struct Running {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    // Without a driver, cudarc would panic.
+    present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     // The engine's own.
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;

@@ -13,7 +13,7 @@ use std::mem::zeroed;
 
 use half::bf16;
 use mla_kernels::cuda::cudarc::driver::{CudaContext, result};
-use mla_kernels::raw;
+use mla_kernels::{present_gpu, raw};
 
 const HEADS: usize = 16;
 const REQUESTS: usize = 8;
@@ -39,6 +39,8 @@ impl Pool {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
+    // Without a driver, cudarc would panic.
+    present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let raw_stream = stream.cu_stream();
