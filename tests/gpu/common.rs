@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::CudaContext;
 use half::{bf16, f16};
-use mla_kernels::{Cuda, raw};
+use mla_kernels::Cuda;
+#[cfg(feature = "sm90")]
+use mla_kernels::raw;
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
@@ -45,9 +47,11 @@ pub(crate) fn gpu() -> Gpu {
 }
 
 /// The field of a raw call's parameters that is given something bad, and how.
+#[cfg(feature = "sm90")]
 pub(crate) type Spoilt<P> = (&'static str, fn(&mut P));
 
 /// A call that is good but for one field is refused, by that field's name.
+#[cfg(feature = "sm90")]
 pub(crate) fn each_is_refused<P: Copy>(
     good: &P,
     spoilt: &[Spoilt<P>],
