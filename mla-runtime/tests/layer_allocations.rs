@@ -5,30 +5,32 @@
 //! own work: checks, views, chunks, dispatch. (What the CPU device does within an operation is its
 //! own: it hands tasks to a thread pool, which may allocate. A GPU's enqueues.)
 
+#[allow(unused_macros)]
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
-use std::ops::Range;
 
 use mla_runtime::Result;
-use mla_runtime::availability::Availability;
 use mla_runtime::backend::{
     Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
     PrefillBatch, PrefillCall, QueryFormat, StepLimits,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
-use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::capability::Platform;
+use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
-use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
+use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+
+use crate::common::{Bytes, done, operations};
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -60,155 +62,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A device that has memory and does nothing, and counts how often it was asked to.
-#[derive(Clone)]
-struct Inert;
-
-thread_local! {
-    static OPERATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-fn done() -> Result<()> {
-    OPERATIONS.set(OPERATIONS.get() + 1);
-    Ok(())
-}
-
-impl Device for Inert {
-    const PLATFORM: Platform = Platform::Cpu;
-
-    type Buffer = Vec<u64>;
-    type Bytes<'a> = &'a [u8];
-    type BytesMut<'a> = &'a mut [u8];
-
-    fn availability() -> Availability {
-        Availability::Available
-    }
-
-    fn target(&self) -> Target {
-        Target::CPU
-    }
-
-    fn allocate(&self, bytes: usize) -> Result<Vec<u64>> {
-        Ok(vec![0; bytes.div_ceil(8)])
-    }
-
-    fn bytes(buffer: &Vec<u64>) -> &[u8] {
-        bytemuck::cast_slice(buffer)
-    }
-
-    fn bytes_mut(buffer: &mut Vec<u64>) -> &mut [u8] {
-        bytemuck::cast_slice_mut(buffer)
-    }
-
-    fn byte_len(bytes: &[u8]) -> usize {
-        bytes.len()
-    }
-
-    fn byte_len_mut(bytes: &&mut [u8]) -> usize {
-        bytes.len()
-    }
-
-    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
-        &bytes[range]
-    }
-
-    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
-        bytes.split_at_mut(at)
-    }
-
-    fn shorten<'short, 'long: 'short>(bytes: &'long [u8]) -> &'short [u8] {
-        bytes
-    }
-
-    fn reborrow<'a>(bytes: &'a mut &mut [u8]) -> &'a mut [u8] {
-        bytes
-    }
-
-    fn freeze<'a>(bytes: &'a &mut [u8]) -> &'a [u8] {
-        bytes
-    }
-
-    fn upload(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
-        to.copy_from_slice(from);
-        done()
-    }
-
-    fn download(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
-        to.copy_from_slice(from);
-        done()
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        done()
-    }
-
-    fn gemm(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
-        done()
-    }
-
-    fn write_cache(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn write_cache_rotated(
-        &self,
-        _: TensorRef<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: &Rotary<'_, Self>,
-        _: Option<RotaryQuery<'_, Self>>,
-        _: ArrayRef<'_, Self, i64>,
-        _: CacheMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn gather_cache(
-        &self,
-        _: CacheRef<'_, Self>,
-        _: GatherRows<'_, Self>,
-        _: TensorMut<'_, Self>,
-        _: TensorMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn merge(
-        &self,
-        _: TensorMut<'_, Self>,
-        _: LseMut<'_, Self>,
-        _: TensorRef<'_, Self>,
-        _: LseRef<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn convert_lse<C: LseConvention>(
-        &self,
-        _: LseRef<'_, Self, C>,
-        _: LseMut<'_, Self>,
-    ) -> Result<()> {
-        done()
-    }
-}
+// A processor that has memory and does nothing, and counts how often it was asked to.
+type Inert = Bytes<true>;
 
 /// Backends that ask for as much work of the layer as there is, and do none.
 struct Nothing;
@@ -316,7 +171,7 @@ fn view(buffer: &Vec<u64>, shape: [usize; 3]) -> TensorRef<'_, Inert> {
 #[test]
 fn a_call_allocates_nothing() {
     const HEADS: usize = 16;
-    let device = Inert;
+    let device: Inert = Bytes;
     let config = LayerConfig {
         problem: Problem {
             query_len: QueryLen::Ragged,
@@ -370,7 +225,7 @@ fn a_call_allocates_nothing() {
     let cache_layout = CacheLayout::contiguous(MlaDims::R1, config.problem.kv_format, 1, 64);
     let mut cache = bytes(64 * 576);
     for with_lse in [true, false] {
-        OPERATIONS.set(0);
+        operations();
         let before = ALLOCATIONS.get();
         // The views too are made without allocating, as an engine makes them for every layer.
         let weights = view(&weights, [1, 512, HEADS * 256]);
@@ -400,6 +255,6 @@ fn a_call_allocates_nothing() {
         assert_eq!(ALLOCATIONS.get() - before, 0);
         // 1 cache write; absorbed: 2 products, 1 copy, 1 attention; new tokens: 2 products, 1 copy,
         // 1 attention, 1 slice; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
-        assert_eq!(OPERATIONS.get(), 1 + 4 + 5 + 4 * 6);
+        assert_eq!(operations(), 1 + 4 + 5 + 4 * 6);
     }
 }

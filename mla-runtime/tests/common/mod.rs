@@ -1,7 +1,9 @@
 //! A device that holds bytes and computes nothing, and a body for backends that are never called.
 
+use std::cell::Cell;
 use std::ops::Range;
 
+use mla_runtime::Result;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
@@ -9,18 +11,27 @@ use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
-use mla_runtime::{Error, Result};
 
-/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor.
+/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its operations only
+/// the transfers do anything.
 #[derive(Clone)]
 pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 
-fn refused<T>() -> Result<T> {
-    Err(Error::argument(
-        "operation",
-        "any",
-        "none: the device only holds bytes",
-    ))
+thread_local! {
+    static OPERATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts an operation of this thread.
+#[allow(dead_code)]
+pub(crate) fn done() -> Result<()> {
+    OPERATIONS.set(OPERATIONS.get() + 1);
+    Ok(())
+}
+
+/// The operations of this thread since the last call of this.
+#[allow(dead_code)]
+pub(crate) fn operations() -> usize {
+    OPERATIONS.take()
 }
 
 impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
@@ -30,7 +41,8 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         Platform::Cuda
     };
 
-    type Buffer = Vec<u8>;
+    // Aligned for every dtype.
+    type Buffer = Vec<u64>;
     type Bytes<'a> = &'a [u8];
     type BytesMut<'a> = &'a mut [u8];
 
@@ -47,15 +59,15 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
-        Ok(vec![0; bytes])
+        Ok(vec![0; bytes.div_ceil(8)])
     }
 
     fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_> {
-        buffer
+        bytemuck::cast_slice(buffer)
     }
 
     fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_> {
-        buffer
+        bytemuck::cast_slice_mut(buffer)
     }
 
     fn byte_len(bytes: Self::Bytes<'_>) -> usize {
@@ -86,16 +98,18 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         bytes
     }
 
-    fn upload(&self, _: &[u8], _: Self::BytesMut<'_>) -> Result<()> {
-        refused()
+    fn upload(&self, from: &[u8], to: Self::BytesMut<'_>) -> Result<()> {
+        to.copy_from_slice(from);
+        done()
     }
 
-    fn download(&self, _: Self::Bytes<'_>, _: &mut [u8]) -> Result<()> {
-        refused()
+    fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()> {
+        to.copy_from_slice(from);
+        done()
     }
 
     fn synchronize(&self) -> Result<()> {
-        Ok(())
+        done()
     }
 
     fn gemm(
@@ -104,15 +118,15 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorRef<'_, Self>,
         _: TensorMut<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 
     fn copy(&self, _: TensorRef<'_, Self>, _: TensorMut<'_, Self>) -> Result<()> {
-        refused()
+        done()
     }
 
     fn clear(&self, _: TensorMut<'_, Self>) -> Result<()> {
-        refused()
+        done()
     }
 
     fn write_cache(
@@ -122,7 +136,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 
     fn write_cache_rotated(
@@ -134,7 +148,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: ArrayRef<'_, Self, i64>,
         _: CacheMut<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 
     fn gather_cache(
@@ -144,7 +158,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorMut<'_, Self>,
         _: TensorMut<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 
     fn merge(
@@ -154,7 +168,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: TensorRef<'_, Self>,
         _: LseRef<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 
     fn convert_lse<C: LseConvention>(
@@ -162,14 +176,13 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         _: LseRef<'_, Self, C>,
         _: LseMut<'_, Self>,
     ) -> Result<()> {
-        refused()
+        done()
     }
 }
 
-/// The items of an `impl PrefillBackend` that refuses every call. Absolute paths, so that it fits
-/// a module with any names in scope.
+// What both traits ask for.
 #[allow(unused_macros)]
-macro_rules! prefill_body {
+macro_rules! common_body {
     ($device:ty) => {
         type Device = $device;
         type State = ();
@@ -197,6 +210,15 @@ macro_rules! prefill_body {
         ) -> ::mla_runtime::Result<()> {
             ::core::result::Result::Ok(())
         }
+    };
+}
+
+/// The items of an `impl PrefillBackend` that refuses every call. Absolute paths, so that it fits
+/// a module with any names in scope.
+#[allow(unused_macros)]
+macro_rules! prefill_body {
+    ($device:ty) => {
+        common_body!($device);
 
         fn prepare(
             &self,
@@ -235,32 +257,7 @@ macro_rules! prefill_body {
 #[allow(unused_macros)]
 macro_rules! decode_body {
     ($device:ty) => {
-        type Device = $device;
-        type State = ();
-        type Metadata = ();
-
-        fn new(
-            _: &$device,
-            _: &::mla_runtime::backend::LayerConfig,
-        ) -> ::mla_runtime::Result<Self> {
-            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
-        }
-
-        fn state(
-            &self,
-            _: &$device,
-            _: &::mla_runtime::backend::StepLimits,
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Ok(())
-        }
-
-        fn metadata(
-            &self,
-            _: &$device,
-            _: &::mla_runtime::backend::StepLimits,
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Ok(())
-        }
+        common_body!($device);
 
         fn prepare(
             &self,
