@@ -208,12 +208,7 @@ impl PartialResults {
         }
         let lse_layout = LseLayout::heads_first(self.heads, tokens);
         if lse.layout() != lse_layout {
-            let accepted = format!("{lse_layout:?}");
-            return Err(Error::argument(
-                "lse",
-                format!("{:?}", lse.layout()),
-                accepted,
-            ));
+            return Err(Error::argument("lse", lse.layout(), lse_layout));
         }
         let part = whole.elements() * self.dtype.bytes();
         let lse_part = 4 * self.heads * tokens;

@@ -11,7 +11,7 @@ use mla_runtime::device::Device;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::mla_backend;
 
-use crate::cuda::argument::{dtype_code, expect, narrow, unit_columns, wide};
+use crate::cuda::argument::{dtype_code, narrow, unit_columns, wide};
 use crate::cuda::{Buffer, Cuda};
 use crate::raw;
 
@@ -127,15 +127,15 @@ impl FlashAttn {
         let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
 
         let query = *call.query.layout();
-        expect("query", &query, dtype, [query_tokens, heads, nope + rope])?;
+        query.expect("query", dtype, [query_tokens, heads, nope + rope])?;
         unit_columns("query", &query)?;
         let value = *call.values.layout();
-        expect("values", &value, dtype, [key_tokens, heads, v])?;
+        value.expect("values", dtype, [key_tokens, heads, v])?;
         unit_columns("values", &value)?;
         let (key_nope, key_nope_layout, key_rope, key_rope_layout) = match &call.keys {
             Keys::Packed(keys) => {
                 let layout = *keys.layout();
-                expect("keys", &layout, dtype, [key_tokens, heads, nope + rope])?;
+                layout.expect("keys", dtype, [key_tokens, heads, nope + rope])?;
                 unit_columns("keys", &layout)?;
                 let address = keys.bytes().address();
                 let rotary = address + (nope * dtype.bytes()) as u64;
@@ -146,8 +146,8 @@ impl FlashAttn {
                 rope: shared,
             } => {
                 let (layout, mut shared_layout) = (*head.layout(), *shared.layout());
-                expect("keys (nope)", &layout, dtype, [key_tokens, heads, nope])?;
-                expect("keys (rope)", &shared_layout, dtype, [key_tokens, 1, rope])?;
+                layout.expect("keys (nope)", dtype, [key_tokens, heads, nope])?;
+                shared_layout.expect("keys (rope)", dtype, [key_tokens, 1, rope])?;
                 unit_columns("keys (nope)", &layout)?;
                 unit_columns("keys (rope)", &shared_layout)?;
                 // One head that every head reads.
@@ -160,19 +160,13 @@ impl FlashAttn {
             return Err(Error::argument("output", "e4m3", dtype));
         };
         let out_layout = *out.layout();
-        expect("output", &out_layout, dtype, [query_tokens, heads, v])?;
+        out_layout.expect("output", dtype, [query_tokens, heads, v])?;
         unit_columns("output", &out_layout)?;
         let (lse, lse_head_stride) = match call.lse {
             None => (0, query_tokens),
             Some(lse) => {
                 let layout = lse.layout();
-                if (layout.heads, layout.tokens) != (heads, query_tokens) {
-                    return Err(Error::argument(
-                        "lse",
-                        format!("{layout:?}"),
-                        format!("{heads} heads of {query_tokens} tokens"),
-                    ));
-                }
+                layout.expect("lse", heads, query_tokens)?;
                 (lse.into_bytes().address(), layout.row_stride)
             }
         };

@@ -13,7 +13,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::tensor::TensorRef;
 
-use crate::cuda::argument::{dtype_code, expect, narrow, unit_columns, wide};
+use crate::cuda::argument::{dtype_code, narrow, unit_columns, wide};
 use crate::cuda::{Buffer, Cuda};
 use crate::raw;
 
@@ -135,25 +135,18 @@ impl DecodeBackend for FlashMla {
         let (latent, rope) = query_parts(&call.query, latent_dim)?;
         let tokens = latent.shape()[0];
         let dtype = problem.dtype;
-        expect(
-            "query latent",
-            latent.layout(),
-            dtype,
-            [tokens, heads, latent_dim],
-        )?;
-        expect(
-            "query rope",
-            rope.layout(),
-            dtype,
-            [tokens, heads, rope_dim],
-        )?;
+        latent
+            .layout()
+            .expect("query latent", dtype, [tokens, heads, latent_dim])?;
+        rope.layout()
+            .expect("query rope", dtype, [tokens, heads, rope_dim])?;
         unit_columns("query latent", latent.layout())?;
         unit_columns("query rope", rope.layout())?;
         let Output::Plain(out) = call.out else {
             return Err(Error::argument("out", "e4m3", dtype));
         };
         let out_layout = *out.layout();
-        expect("out", &out_layout, dtype, [tokens, heads, latent_dim])?;
+        out_layout.expect("out", dtype, [tokens, heads, latent_dim])?;
         unit_columns("out", &out_layout)?;
         if call.slots.is_some() {
             return Err(Error::argument(
@@ -209,10 +202,7 @@ impl DecodeBackend for FlashMla {
         params.out = out.into_bytes().address() as *mut _;
         if let Some(lse) = call.lse {
             let layout = lse.layout();
-            if (layout.heads, layout.tokens) != (heads, tokens) {
-                let accepted = format!("{heads} heads of {tokens} tokens");
-                return Err(Error::argument("lse", format!("{layout:?}"), accepted));
-            }
+            layout.expect("lse", heads, tokens)?;
             params.lse_head_stride = wide("lse", layout.row_stride)?;
             params.lse = lse.into_bytes().address() as *mut _;
         }

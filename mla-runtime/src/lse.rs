@@ -60,6 +60,19 @@ impl LseLayout {
         }
     }
 
+    /// Checks what a backend relies on.
+    ///
+    /// # Errors
+    ///
+    /// Where the heads or tokens are others; the error calls the log-sum-exp `field`.
+    pub fn expect(&self, field: &'static str, heads: usize, tokens: usize) -> Result<()> {
+        if (self.heads, self.tokens) == (heads, tokens) {
+            return Ok(());
+        }
+        let accepted = format!("{heads} heads of {tokens} tokens");
+        Err(Error::argument(field, self, accepted))
+    }
+
     /// The part of the tokens in `range`, and how many bytes it begins after the first element.
     fn narrowed<C: LseConvention>(&self, range: Range<usize>) -> Result<(Self, usize)> {
         if range.start > range.end || range.end > self.tokens {
@@ -101,10 +114,20 @@ impl LseLayout {
             }
             _ => Err(Error::argument(
                 "lse layout",
-                format!("{self:?}"),
+                self,
                 format!("rows that do not overlap and lie within {available} bytes"),
             )),
         }
+    }
+}
+
+impl fmt::Display for LseLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} heads of {} tokens, rows {} apart",
+            self.heads, self.tokens, self.row_stride
+        )
     }
 }
 

@@ -177,6 +177,10 @@ impl<'a, D: Device> TensorRef<'a, D> {
     /// # Errors
     ///
     /// Where the range does not lie within the axis.
+    ///
+    /// # Panics
+    ///
+    /// Where `axis` is above 2.
     pub fn narrow(&self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
         let (layout, offset) = narrowed(&self.layout, axis, range)?;
         let bytes = D::byte_range(self.bytes, offset..D::byte_len(self.bytes));
@@ -184,6 +188,10 @@ impl<'a, D: Device> TensorRef<'a, D> {
     }
 
     /// The same elements with axes `a` and `b` exchanged.
+    ///
+    /// # Panics
+    ///
+    /// Where `a` or `b` is above 2.
     #[must_use]
     pub fn transpose(mut self, a: usize, b: usize) -> Self {
         self.layout.shape.swap(a, b);
@@ -196,6 +204,10 @@ impl<'a, D: Device> TensorRef<'a, D> {
     /// # Errors
     ///
     /// Where the axis has another extent than one.
+    ///
+    /// # Panics
+    ///
+    /// Where `axis` is above 2.
     pub fn broadcast(mut self, axis: usize, count: usize) -> Result<Self> {
         if self.layout.shape[axis] != 1 {
             return Err(Error::argument(
@@ -281,6 +293,10 @@ impl<'a, D: Device> TensorMut<'a, D> {
     /// # Errors
     ///
     /// Where the range does not lie within the axis.
+    ///
+    /// # Panics
+    ///
+    /// Where `axis` is above 2.
     pub fn narrow(self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
         let (layout, offset) = narrowed(&self.layout, axis, range)?;
         let (_, bytes) = D::split_mut(self.bytes, offset);
@@ -288,6 +304,10 @@ impl<'a, D: Device> TensorMut<'a, D> {
     }
 
     /// The same elements with axes `a` and `b` exchanged.
+    ///
+    /// # Panics
+    ///
+    /// Where `a` or `b` is above 2.
     #[must_use]
     pub fn transpose(mut self, a: usize, b: usize) -> Self {
         self.layout.shape.swap(a, b);

@@ -516,7 +516,7 @@ fn bad_arguments_are_named() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "b: given shape [1, 3, 4], accepted shape [1, 4, 4]"
+        "gemm b: given f32 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 4, 4]"
     );
 
     let halves = [f16::ZERO; 12];
@@ -524,7 +524,10 @@ fn bad_arguments_are_named() {
     let error = cpu
         .copy(halves, TensorMut::from_slice(&mut c, [1, 3, 4]).unwrap())
         .unwrap_err();
-    assert_eq!(error.to_string(), "source dtype: given f16, accepted f32");
+    assert_eq!(
+        error.to_string(),
+        "copy source: given f16 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 3, 4]"
+    );
 
     // Bytes that no f32 can be read from.
     let bytes = Buffer::zeroed(64).unwrap();

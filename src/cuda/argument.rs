@@ -6,20 +6,6 @@ use mla_runtime::tensor::Layout;
 
 use crate::raw;
 
-/// Refuses a tensor of another dtype or shape.
-pub(crate) fn expect(
-    name: &'static str,
-    layout: &Layout,
-    dtype: DType,
-    shape: [usize; 3],
-) -> Result<()> {
-    if layout.dtype == dtype && layout.shape == shape {
-        Ok(())
-    } else {
-        Err(Error::argument(name, layout, format!("{dtype} {shape:?}")))
-    }
-}
-
 /// Refuses a tensor whose rows are not contiguous.
 pub(crate) fn unit_columns(name: &'static str, layout: &Layout) -> Result<()> {
     if layout.has_unit_columns() {

@@ -13,7 +13,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use super::argument::{dtype_code, expect, narrow, unit_columns, wide};
+use super::argument::{dtype_code, narrow, unit_columns, wide};
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
 use crate::{present_gpu, raw};
@@ -129,7 +129,8 @@ impl Device for Cuda {
     }
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
-        expect("copy source", from.layout(), to.dtype(), to.shape())?;
+        from.layout()
+            .expect("copy source", to.dtype(), to.shape())?;
         self.copy_elements(Some((from.bytes(), from.layout())), to)
     }
 
@@ -171,13 +172,11 @@ impl Device for Cuda {
         let (latent_dim, rope_dim) = widths(layout);
         let room = latent.shape()[0];
         let dtype = latent.dtype();
-        expect(
-            "gathered latent",
-            latent.layout(),
-            dtype,
-            [room, 1, latent_dim],
-        )?;
-        expect("gathered rope", rope.layout(), dtype, [room, 1, rope_dim])?;
+        latent
+            .layout()
+            .expect("gathered latent", dtype, [room, 1, latent_dim])?;
+        rope.layout()
+            .expect("gathered rope", dtype, [room, 1, rope_dim])?;
         unit_columns("gathered latent", latent.layout())?;
         unit_columns("gathered rope", rope.layout())?;
         if rows.rows > room {
@@ -241,18 +240,12 @@ impl Device for Cuda {
     ) -> Result<()> {
         let layout = *out.layout();
         let [tokens, heads, width] = layout.shape;
-        expect("other", other.layout(), layout.dtype, layout.shape)?;
+        other.layout().expect("other", layout.dtype, layout.shape)?;
         unit_columns("out", &layout)?;
         unit_columns("other", other.layout())?;
         let (lse_layout, other_lse_layout) = (lse.layout(), other_lse.layout());
         for (name, lse) in [("lse", lse_layout), ("other lse", other_lse_layout)] {
-            if (lse.heads, lse.tokens) != (heads, tokens) {
-                return Err(Error::argument(
-                    name,
-                    format!("{lse:?}"),
-                    format!("{heads} heads of {tokens} tokens"),
-                ));
-            }
+            lse.expect(name, heads, tokens)?;
         }
         let params = raw::MlaMergeParams {
             out: out.into_bytes().address() as *mut _,
@@ -289,13 +282,7 @@ impl Device for Cuda {
         to: LseMut<'_, Self>,
     ) -> Result<()> {
         let (from_layout, to_layout) = (from.layout(), to.layout());
-        if (from_layout.heads, from_layout.tokens) != (to_layout.heads, to_layout.tokens) {
-            return Err(Error::argument(
-                "lse",
-                format!("{from_layout:?}"),
-                format!("the extents of {to_layout:?}"),
-            ));
-        }
+        from_layout.expect("lse", to_layout.heads, to_layout.tokens)?;
         let params = raw::MlaLseParams {
             from: from.bytes().address() as *const _,
             to: to.into_bytes().address() as *mut _,
@@ -325,8 +312,8 @@ impl Cuda {
         let [batch, m, n] = c.shape();
         let k = a.shape()[2];
         let dtype = c.dtype();
-        expect("gemm a", a.layout(), dtype, [batch, m, k])?;
-        expect("gemm b", b.layout(), dtype, [batch, k, n])?;
+        a.layout().expect("gemm a", dtype, [batch, m, k])?;
+        b.layout().expect("gemm b", dtype, [batch, k, n])?;
         if batch * m * n == 0 {
             return Ok(());
         }
@@ -362,8 +349,10 @@ impl Cuda {
         check_scale(&layout)?;
         let (latent_dim, rope_dim) = widths(&layout);
         let (tokens, dtype) = (latent.shape()[0], latent.dtype());
-        expect("latent", latent.layout(), dtype, [tokens, 1, latent_dim])?;
-        expect("rope", rope.layout(), dtype, [tokens, 1, rope_dim])?;
+        latent
+            .layout()
+            .expect("latent", dtype, [tokens, 1, latent_dim])?;
+        rope.layout().expect("rope", dtype, [tokens, 1, rope_dim])?;
         unit_columns("latent", latent.layout())?;
         unit_columns("rope", rope.layout())?;
         if slots.len() != tokens {

@@ -27,7 +27,7 @@ use super::buffer::Scratch;
 use super::fp8;
 use super::gemm::product_f32;
 use super::softmax::{LANES, Running, softmax};
-use super::view::{Lane, Places, expect_dtype, expect_shape};
+use super::view::{Lane, Places};
 use crate::backend::Output;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -505,7 +505,7 @@ impl<'a, T: Element> OutPlaces<'a, T> {
     pub(super) fn of(out: Output<'a, Cpu>, shape: [usize; 3]) -> Result<Self> {
         match out {
             Output::Plain(tensor) => {
-                expect_shape("out", tensor.shape(), shape)?;
+                tensor.layout().expect("out", T::DTYPE, shape)?;
                 Ok(Self::Plain(Places::of("out", tensor)?))
             }
             Output::Fp8 { bytes, scale } => {
@@ -549,13 +549,5 @@ impl<'a, T: Element> OutPlaces<'a, T> {
                 }
             }
         }
-    }
-}
-
-/// The dtype of an output, or that of the problem where it is quantised.
-pub(super) fn check_out_dtype(out: &Output<'_, Cpu>, problem: DType) -> Result<()> {
-    match out {
-        Output::Plain(tensor) => expect_dtype("out dtype", tensor.dtype(), problem),
-        Output::Fp8 { .. } => Ok(()),
     }
 }

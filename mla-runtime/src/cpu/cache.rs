@@ -3,9 +3,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::view::{
-    Elements, Lane, Places, expect_dtype, expect_shape, indices, narrow, widen, with_element,
-};
+use super::view::{Elements, Lane, Places, indices, narrow, widen, with_element};
 use super::{Cpu, fp8};
 use crate::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use crate::device::GatherRows;
@@ -29,9 +27,9 @@ pub(super) fn write(
     let layout = *cache.layout();
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
     let tokens = latent.shape()[0];
-    expect_shape("latent", latent.shape(), [tokens, 1, l])?;
-    expect_shape("rope", rope.shape(), [tokens, 1, r])?;
-    expect_dtype("rope dtype", rope.dtype(), latent.dtype())?;
+    let dtype = latent.dtype();
+    latent.layout().expect("latent", dtype, [tokens, 1, l])?;
+    rope.layout().expect("rope", dtype, [tokens, 1, r])?;
     let slots = indices("slots", &slots)?;
     if slots.len() != tokens {
         return Err(Error::argument(
@@ -242,9 +240,9 @@ pub(super) fn gather(
     let layout = *cache.layout();
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
     let room = latent.shape()[0];
-    expect_shape("latent", latent.shape(), [room, 1, l])?;
-    expect_shape("rope", rope.shape(), [room, 1, r])?;
-    expect_dtype("rope dtype", rope.dtype(), latent.dtype())?;
+    let dtype = latent.dtype();
+    latent.layout().expect("latent", dtype, [room, 1, l])?;
+    rope.layout().expect("rope", dtype, [room, 1, r])?;
     if rows.rows > room {
         return Err(Error::argument(
             "rows",

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::view::{Elements, Places, expect_dtype, expect_shape, with_element};
+use super::view::{Elements, Places, with_element};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
@@ -12,10 +12,10 @@ use crate::tensor::{TensorMut, TensorRef};
 const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 pub(super) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) -> Result<()> {
-    expect_shape("source", from.shape(), to.shape())?;
-    expect_dtype("source dtype", from.dtype(), to.dtype())?;
+    from.layout()
+        .expect("copy source", to.dtype(), to.shape())?;
     with_element!(to.dtype(), T => {
-        let from = Elements::<T>::of("source", &from)?;
+        let from = Elements::<T>::of("copy source", &from)?;
         let to = Places::<T>::of("destination", to)?;
         let unit = from.strides[2] == 1 && to.strides[2] == 1;
         rows(cpu, to, |i, j| {

@@ -4,17 +4,13 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    Engine, Engines, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend, check_out_dtype,
-    for_each_unit,
+    Engine, Engines, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend, for_each_unit,
 };
 use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
-use super::merge::expect_extents;
 use super::prefill::check_scale;
 use super::softmax::{LANES, Running};
-use super::view::{
-    Elements, Lane, Places, expect_dtype, expect_shape, indices, lse_places, with_element,
-};
+use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use crate::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, QueryFormat, StepLimits,
 };
@@ -240,8 +236,8 @@ impl CpuDecode {
         let (query, tokens) = match &call.query {
             Query::Concatenated(query) => {
                 let tokens = query.shape()[0];
-                expect_shape("query", query.shape(), [tokens, heads, l + r])?;
-                expect_dtype("query dtype", query.dtype(), problem.dtype)?;
+                let shape = [tokens, heads, l + r];
+                query.layout().expect("query", problem.dtype, shape)?;
                 (
                     QueryElements::Concatenated(Elements::of("query", query)?),
                     tokens,
@@ -249,10 +245,12 @@ impl CpuDecode {
             }
             Query::Split { latent, rope } => {
                 let tokens = latent.shape()[0];
-                expect_shape("query (latent)", latent.shape(), [tokens, heads, l])?;
-                expect_shape("query (rope)", rope.shape(), [tokens, heads, r])?;
-                expect_dtype("query (latent) dtype", latent.dtype(), problem.dtype)?;
-                expect_dtype("query (rope) dtype", rope.dtype(), problem.dtype)?;
+                for (field, tensor, width) in
+                    [("query (latent)", latent, l), ("query (rope)", rope, r)]
+                {
+                    let shape = [tokens, heads, width];
+                    tensor.layout().expect(field, problem.dtype, shape)?;
+                }
                 let query = QueryElements::Split {
                     latent: Elements::of("query (latent)", latent)?,
                     rope: Elements::of("query (rope)", rope)?,
@@ -260,7 +258,7 @@ impl CpuDecode {
                 (query, tokens)
             }
         };
-        check_out_dtype(&call.out, problem.dtype)?;
+
         let layout = *call.cache.layout();
         if (layout.dims.latent as usize, layout.dims.head.rope as usize) != (l, r) {
             return Err(Error::argument("cache dims", layout.dims, problem.dims));
@@ -347,7 +345,7 @@ impl CpuDecode {
         let lse = match call.lse {
             None => None,
             Some(lse) => {
-                expect_extents("lse", lse.layout(), heads, tokens)?;
+                lse.layout().expect("lse", heads, tokens)?;
                 Some(lse_places(lse)?)
             }
         };

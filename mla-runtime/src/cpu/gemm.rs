@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::Cpu;
 use super::buffer::Scratch;
-use super::view::{Elements, Lane as _, Places, expect_dtype, expect_shape, with_element};
+use super::view::{Elements, Lane as _, Places, with_element};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::tensor::{TensorMut, TensorRef};
@@ -23,14 +23,12 @@ pub(super) fn gemm(
 ) -> Result<()> {
     let [batch, m, n] = c.shape();
     let k = a.shape()[2];
-    expect_shape("a", a.shape(), [batch, m, k])?;
-    expect_shape("b", b.shape(), [batch, k, n])?;
-    expect_dtype("a dtype", a.dtype(), c.dtype())?;
-    expect_dtype("b dtype", b.dtype(), c.dtype())?;
+    a.layout().expect("gemm a", c.dtype(), [batch, m, k])?;
+    b.layout().expect("gemm b", c.dtype(), [batch, k, n])?;
     with_element!(c.dtype(), T => {
-        let a = Elements::<T>::of("a", &a)?;
-        let b = Elements::<T>::of("b", &b)?;
-        let c = Places::<T>::of("c", c)?;
+        let a = Elements::<T>::of("gemm a", &a)?;
+        let b = Elements::<T>::of("gemm b", &b)?;
+        let c = Places::<T>::of("gemm c", c)?;
         blocks(cpu, a, b, c, k)
     })
 }

@@ -3,10 +3,8 @@
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::view::{
-    Elements, LseValues, Places, expect_dtype, expect_shape, lse_places, with_element,
-};
-use crate::error::{Error, Result};
+use super::view::{Elements, LseValues, Places, lse_places, with_element};
+use crate::error::Result;
 use crate::lse::{LseConvention, LseLayout, LseMut, LseRef};
 use crate::tensor::{TensorMut, TensorRef};
 
@@ -20,10 +18,9 @@ pub(super) fn merge(
     other_lse: LseRef<'_, Cpu>,
 ) -> Result<()> {
     let [tokens, heads, width] = out.shape();
-    expect_shape("other", other.shape(), out.shape())?;
-    expect_dtype("other dtype", other.dtype(), out.dtype())?;
-    expect_extents("lse", lse.layout(), heads, tokens)?;
-    expect_extents("other lse", other_lse.layout(), heads, tokens)?;
+    other.layout().expect("other", out.dtype(), out.shape())?;
+    lse.layout().expect("lse", heads, tokens)?;
+    other_lse.layout().expect("other lse", heads, tokens)?;
     with_element!(out.dtype(), T => {
         let other = Elements::<T>::of("other", &other)?;
         let out = Places::<T>::of("out", out)?;
@@ -106,7 +103,7 @@ pub(super) fn convert_lse<C: LseConvention>(
     to: LseMut<'_, Cpu>,
 ) -> Result<()> {
     let LseLayout { heads, tokens, .. } = from.layout();
-    expect_extents("lse", to.layout(), heads, tokens)?;
+    to.layout().expect("lse", heads, tokens)?;
     let from = LseValues::of(&from)?;
     let to = lse_places(to)?;
     for head in 0..heads {
@@ -116,21 +113,4 @@ pub(super) fn convert_lse<C: LseConvention>(
         }
     }
     Ok(())
-}
-
-/// Whether a log-sum-exp is of so many heads and tokens.
-pub(super) fn expect_extents(
-    field: &'static str,
-    given: LseLayout,
-    heads: usize,
-    tokens: usize,
-) -> Result<()> {
-    if (given.heads, given.tokens) == (heads, tokens) {
-        return Ok(());
-    }
-    Err(Error::argument(
-        field,
-        format!("{} heads of {} tokens", given.heads, given.tokens),
-        format!("{heads} heads of {tokens} tokens"),
-    ))
 }

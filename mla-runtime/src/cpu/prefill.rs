@@ -3,14 +3,9 @@
 use std::cmp::Reverse;
 
 use super::Cpu;
-use super::attention::{
-    Engine, Engines, OutPlaces, Source, Widths, Workspace, check_out_dtype, for_each_unit,
-};
+use super::attention::{Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit};
 use super::cache::check_starts;
-use super::merge::expect_extents;
-use super::view::{
-    Elements, Lane, Places, expect_dtype, expect_shape, indices, lse_places, with_element,
-};
+use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use crate::backend::{
     Chunk, KeyLayout, Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
@@ -183,22 +178,21 @@ impl CpuPrefill {
         let (p, r, v) = (head.nope as usize, head.rope as usize, head.v as usize);
         let heads = problem.heads as usize;
         let (tq, tk) = (call.query.shape()[0], call.values.shape()[0]);
-        expect_shape("query", call.query.shape(), [tq, heads, p + r])?;
-        expect_shape("values", call.values.shape(), [tk, heads, v])?;
-        expect_dtype("query dtype", call.query.dtype(), problem.dtype)?;
-        expect_dtype("values dtype", call.values.dtype(), problem.dtype)?;
-        check_out_dtype(&call.out, problem.dtype)?;
+        let dtype = problem.dtype;
+        call.query
+            .layout()
+            .expect("query", dtype, [tq, heads, p + r])?;
+        call.values
+            .layout()
+            .expect("values", dtype, [tk, heads, v])?;
         let keys = match &call.keys {
             Keys::Packed(keys) => {
-                expect_shape("keys", keys.shape(), [tk, heads, p + r])?;
-                expect_dtype("keys dtype", keys.dtype(), problem.dtype)?;
+                keys.layout().expect("keys", dtype, [tk, heads, p + r])?;
                 KeyElements::Packed(Elements::of("keys", keys)?)
             }
             Keys::Split { nope, rope } => {
-                expect_shape("keys (nope)", nope.shape(), [tk, heads, p])?;
-                expect_shape("keys (rope)", rope.shape(), [tk, 1, r])?;
-                expect_dtype("keys (nope) dtype", nope.dtype(), problem.dtype)?;
-                expect_dtype("keys (rope) dtype", rope.dtype(), problem.dtype)?;
+                nope.layout().expect("keys (nope)", dtype, [tk, heads, p])?;
+                rope.layout().expect("keys (rope)", dtype, [tk, 1, r])?;
                 KeyElements::Split {
                     nope: Elements::of("keys (nope)", nope)?,
                     rope: Elements::of("keys (rope)", rope)?,
@@ -229,7 +223,7 @@ impl CpuPrefill {
         let lse = match call.lse {
             None => None,
             Some(lse) => {
-                expect_extents("lse", lse.layout(), heads, tq)?;
+                lse.layout().expect("lse", heads, tq)?;
                 Some(lse_places(lse)?)
             }
         };

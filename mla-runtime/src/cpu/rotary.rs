@@ -1,6 +1,6 @@
 //! The rotary embedding: pairs turned in f32, one product after the other, rounded to the dtype.
 
-use super::view::{Elements, Places, expect_dtype, expect_shape, indices, with_element};
+use super::view::{Elements, Places, indices, with_element};
 use super::{Cpu, cache};
 use crate::cache::CacheMut;
 use crate::dtype::Element;
@@ -18,7 +18,8 @@ pub(super) fn write_cache(
     cache: CacheMut<'_, Cpu>,
 ) -> Result<()> {
     let [tokens, _, width] = rope.shape();
-    expect_shape("rope", rope.shape(), [latent.shape()[0], 1, width])?;
+    rope.layout()
+        .expect("rope", rope.dtype(), [latent.shape()[0], 1, width])?;
     let turn = Turn::new(rotary, tokens, width)?;
     with_element!(rope.dtype(), T => {
         let from = Elements::<T>::of("rope", &rope)?;
@@ -52,8 +53,7 @@ fn turn_queries<T: Element>(
     };
     let shape = [tokens, to.shape()[1], width];
     for layout in from.iter().map(TensorRef::layout).chain([to.layout()]) {
-        expect_dtype("query", layout.dtype, T::DTYPE)?;
-        expect_shape("query", layout.shape, shape)?;
+        layout.expect("query", T::DTYPE, shape)?;
     }
     let from = match &from {
         Some(from) => Some(Elements::<T>::of("query", from)?),

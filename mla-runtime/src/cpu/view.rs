@@ -416,23 +416,3 @@ macro_rules! with_element {
     };
 }
 pub(super) use with_element;
-
-/// Whether two shapes agree.
-pub(super) fn expect_shape(field: &'static str, given: Shape, accepted: Shape) -> Result<()> {
-    if given == accepted {
-        return Ok(());
-    }
-    Err(Error::argument(
-        field,
-        format!("shape {given:?}"),
-        format!("shape {accepted:?}"),
-    ))
-}
-
-/// Whether two dtypes agree.
-pub(super) fn expect_dtype(field: &'static str, given: DType, accepted: DType) -> Result<()> {
-    if given == accepted {
-        return Ok(());
-    }
-    Err(Error::argument(field, given, accepted))
-}

@@ -475,20 +475,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             ("rope", call.rope.layout(), [tokens, 1, rope]),
             ("out", call.out.layout(), [tokens, heads, v]),
         ] {
-            self.check_layout(field, layout, shape)?;
+            layout.expect(field, problem.dtype, shape)?;
         }
         // A view made for another configuration.
         let kv = call.weights.kv.layout();
         let columns = heads * dims.head.kv_b() as usize;
-        self.check_layout("W_kv_b", kv, [1, latent, columns])?;
-        if let Some(lse) = &call.lse
-            && (lse.layout().heads, lse.layout().tokens) != (heads, tokens)
-        {
-            return Err(Error::argument(
-                "lse",
-                format!("{:?}", lse.layout()),
-                format!("{heads} heads and {tokens} tokens"),
-            ));
+        kv.expect("W_kv_b", problem.dtype, [1, latent, columns])?;
+        if let Some(lse) = &call.lse {
+            lse.layout().expect("lse", heads, tokens)?;
         }
         let cache = call.cache.layout();
         let row = (cache.dims.latent, cache.dims.head.rope);
@@ -559,18 +553,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 "present, as the problem is sparse",
             )),
         }
-    }
-
-    fn check_layout(&self, field: &'static str, layout: &Layout, shape: Shape) -> Result<()> {
-        let dtype = self.config.problem.dtype;
-        if layout.shape == shape && layout.dtype == dtype {
-            return Ok(());
-        }
-        Err(Error::argument(
-            field,
-            format!("{} {:?}", layout.dtype, layout.shape),
-            format!("{dtype} {shape:?}"),
-        ))
     }
 
     fn packed_keys(&self) -> bool {
