@@ -1,5 +1,7 @@
 //! The paged cache in a device's memory, and what maps requests to it.
 
+use std::fmt;
+
 use crate::device::Device;
 use crate::dims::MlaDims;
 use crate::error::{Error, Result};
@@ -91,10 +93,26 @@ impl CacheLayout {
             }
             _ => Err(Error::argument(
                 "cache layout",
-                format!("{self:?}"),
+                self,
                 format!("rows of {row} bytes that do not overlap and lie within {available} bytes"),
             )),
         }
+    }
+}
+
+impl fmt::Display for CacheLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pages of {} {} rows of ({},{}), strides of {} and {} bytes",
+            self.pages,
+            self.page_size,
+            self.format,
+            self.dims.latent,
+            self.dims.head.rope,
+            self.page_stride,
+            self.row_stride
+        )
     }
 }
 

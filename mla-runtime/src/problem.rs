@@ -54,6 +54,45 @@ impl Problem {
         }
     }
 
+    /// The first field in which another problem differs: its name, and both values.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
+        // Every field, or this does not compile.
+        let Self {
+            dims,
+            heads,
+            dtype,
+            kv_format,
+            page_size,
+            query_len,
+            graphs,
+            context_parallel,
+            quant_output,
+            sparse,
+            features,
+        } = self;
+        fn shown(a: &impl ToString, b: &impl ToString) -> [String; 2] {
+            [a.to_string(), b.to_string()]
+        }
+        [
+            ("dims", shown(dims, &other.dims)),
+            ("heads", shown(heads, &other.heads)),
+            ("dtype", shown(dtype, &other.dtype)),
+            ("kv_format", shown(kv_format, &other.kv_format)),
+            ("page_size", shown(page_size, &other.page_size)),
+            ("query_len", shown(query_len, &other.query_len)),
+            ("graphs", shown(graphs, &other.graphs)),
+            (
+                "context_parallel",
+                shown(context_parallel, &other.context_parallel),
+            ),
+            ("quant_output", shown(quant_output, &other.quant_output)),
+            ("sparse", shown(sparse, &other.sparse)),
+            ("features", shown(features, &other.features)),
+        ]
+        .into_iter()
+        .find(|(_, [own, theirs])| own != theirs)
+    }
+
     /// What no backend could make up for, if anything.
     pub const fn fault(&self) -> Option<Reason> {
         if self.heads == 0 {

@@ -380,7 +380,7 @@ fn bad_batches_are_named() {
     );
     mistake(
         |small| small.starts = vec![1, 0],
-        "query starts: given [1, 0], accepted ascending from 0 to at most 1",
+        "query starts: given 1 at [0], accepted ascending numbers from 0 to at most 1",
     );
     mistake(
         |small| small.seq_lens = vec![1, 1],

@@ -519,6 +519,17 @@ fn bad_arguments_are_named() {
         "gemm b: given f32 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 4, 4]"
     );
 
+    let layout = CacheLayout {
+        row_stride: 4,
+        ..CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 2, 64)
+    };
+    let error = CacheRef::<Cpu>::new(&[0; 64], layout).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "cache layout: given 2 pages of 64 bf16 rows of (512,64), strides of 73728 and 4 bytes, accepted \
+         rows of 1152 bytes that do not overlap and lie within 64 bytes"
+    );
+
     let halves = [f16::ZERO; 12];
     let halves = TensorRef::from_slice(&halves, [1, 3, 4]).unwrap();
     let error = cpu

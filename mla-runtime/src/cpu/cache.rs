@@ -323,17 +323,21 @@ pub(super) fn check_starts(
     } else {
         last <= total as i64
     };
-    if starts[0] != 0 || !starts.is_sorted() || !ends {
-        return Err(Error::argument(
-            field,
-            format!("{starts:?}"),
-            format!(
-                "ascending from 0 to {}{total}",
-                if exact { "" } else { "at most " }
-            ),
-        ));
-    }
-    Ok(())
+    // The first that is wrong: a batch may have very many.
+    let wrong = match starts.windows(2).position(|pair| pair[0] > pair[1]) {
+        _ if starts[0] != 0 => 0,
+        Some(before) => before + 1,
+        None if !ends => parts,
+        None => return Ok(()),
+    };
+    Err(Error::argument(
+        field,
+        format!("{} at [{wrong}]", starts[wrong]),
+        format!(
+            "ascending numbers from 0 to {}{total}",
+            if exact { "" } else { "at most " }
+        ),
+    ))
 }
 
 impl Lane for f32 {

@@ -148,13 +148,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     pub(super) fn check(&self, layer: &MlaLayer<P, D>) -> Result<()> {
-        if layer.config().problem == self.config.problem {
+        let (own, theirs) = (&self.config.problem, &layer.config().problem);
+        if own == theirs {
             return Ok(());
         }
+        let (field, values) = own.difference(theirs).unwrap_or_default();
+        let [given, accepted] = values.map(|value| format!("one for {field} = {value}"));
         Err(Error::argument(
             "workspace",
-            format!("one for {:?}", self.config.problem),
-            format!("one for the layer's {:?}", layer.config().problem),
+            given,
+            accepted + ", as the layer has it",
         ))
     }
 

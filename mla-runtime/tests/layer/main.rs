@@ -387,6 +387,16 @@ fn refusals_name_the_field() {
         "workspace: given one without a prepared step, accepted one whose last `prepare` succeeded"
     );
 
+    let other = cpu_layer(&Case {
+        page_size: 3,
+        ..case.clone()
+    });
+    let error = workspace.prepare(&other, &world.batch()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "workspace: given one for page_size = 4, accepted one for page_size = 3, as the layer has it"
+    );
+
     let mut refuse = |change: &dyn Fn(&mut World)| {
         let mut changed = World::new(&case);
         change(&mut changed);
