@@ -557,7 +557,10 @@ struct Kernel {
                 const int tokens = kv_len - block * kBlock;
                 if (tokens < kBlock) {
                     clear_tail(latent, tokens, thread);
-                    if constexpr (kHeldQueries > 0) barrier_arrive(at(s.tail_cleared));
+                    if constexpr (kHeldQueries > 0) {
+                        named_barrier(kScoresBarrier, 128);
+                        barrier_arrive(at(s.tail_cleared));
+                    }
                 }
                 // The copy engine waited for the same before it filled the slot.
                 barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
@@ -635,6 +638,9 @@ struct Kernel {
             for (int k = 0; k < 4; ++k)
                 load_matrices(*reinterpret_cast<uint32_t(*)[4]>(&query[t][4 * k]),
                               held_query_slot(t, latent, rope) + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+        // The copy engine is going to write where these lanes have read.
+        fence_async_proxy();
+        named_barrier(kScoresBarrier, 128);
         barrier_arrive(at(s.held_query_taken));
         __syncwarp();
         // In the stead of the eight warps that free a block's slots.
