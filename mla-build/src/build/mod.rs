@@ -44,11 +44,10 @@ pub(crate) struct Plan {
     cache: Cache,
     cache_bound: u64,
     compile_commands: Option<PathBuf>,
+    /// What libclang, which is looked for last, is installed with.
+    #[cfg(feature = "bindings")]
     install_command: String,
-    #[cfg_attr(
-        not(feature = "bindings"),
-        allow(dead_code, reason = "only libclang is looked for later")
-    )]
+    #[cfg(feature = "bindings")]
     search: Search,
 }
 
@@ -236,7 +235,9 @@ impl Plan {
             cache: Cache::open(cache),
             cache_bound: cache_bound()?,
             compile_commands,
+            #[cfg(feature = "bindings")]
             install_command,
+            #[cfg(feature = "bindings")]
             search,
         })
     }
@@ -327,10 +328,9 @@ impl Plan {
             None => Ok(None),
             Some(header) => Err(Error::Bindings {
                 header: header.clone(),
-                message: format!(
-                    "mla-build was built without its feature `bindings` ({})",
-                    self.install_command
-                ),
+                message: "mla-build was built without its feature `bindings`; turn it on under \
+                          [build-dependencies], or name no header"
+                    .to_owned(),
             }),
         }
     }
