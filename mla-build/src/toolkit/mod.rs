@@ -97,11 +97,21 @@ pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
     if let Some(given) = search.variable("NVCC") {
         let nvcc = PathBuf::from(&given);
         let root = root_of(&nvcc);
-        return match root.as_deref().map(layout) {
-            Some(Ok(_)) => describe(root.as_deref().unwrap_or(&nvcc), Some(nvcc.clone()), "NVCC"),
-            Some(Err(lacks)) => Err(unusable("NVCC", &given, &lacks)),
-            None => Err(unusable("NVCC", &given, "a folder above it")),
+        let lacks = match &root {
+            None => "no folder".to_owned(),
+            Some(root) => match layout(root) {
+                Ok(_) => return describe(root, Some(nvcc), "NVCC"),
+                Err(lacks) => format!("{}, which lacks {lacks}", root.display()),
+            },
         };
+        return Err(Error::Setting {
+            field: "NVCC".to_owned(),
+            given: given.to_string_lossy().into_owned(),
+            accepted: format!(
+                "bin/nvcc in the folder of a whole toolkit (above this one is {lacks}); unset it to search \
+                 elsewhere"
+            ),
+        });
     }
     if let Some(given) = search.variable("MLA_CUDA_HOME") {
         let root = PathBuf::from(&given);

@@ -139,10 +139,13 @@ fn an_explicit_place_that_is_wrong_is_an_error() {
         );
         let message = cuda(&search, "").unwrap_err().to_string();
         assert!(
-            message.starts_with(&format!("{variable}: given")),
+            message.starts_with(&format!("{variable}: given")) && message.contains("bin/nvcc"),
             "{message}"
         );
     }
+    let stray = Search::for_test(&[("NVCC", "nvcc".as_ref())], &[], None, None);
+    let message = cuda(&stray, "").unwrap_err().to_string();
+    assert!(message.contains("above this one is no folder"), "{message}");
     let search = Search::for_test(&[("LIBCLANG_PATH", good.as_os_str())], &[], None, None);
     assert!(
         libclang(&search, "")
