@@ -435,6 +435,10 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "--rows: given 1073741825, accepted 1 to 1073741824",
         ),
         (
+            "q300s400 --rows 1000000000 --threshold 0".into(),
+            "memory: given q300s400 with 1000000000 context rows, which takes",
+        ),
+        (
             "8q1s1k --measure layer --layers 4294967295".into(),
             "memory: given 8q1s1k, which takes",
         ),

@@ -197,6 +197,11 @@ fn bad_input_is_refused_in_one_line() {
             "--batch q4 --rows 4294967295",
             ["--rows: given 4294967295", "accepted 1 to 1073741824"],
         ),
+        (
+            "workspace",
+            "--batch q3s1000 --threshold 0 --rows 1000000000",
+            ["given q3s1000 with 1000000000 context rows", "available"],
+        ),
         ("page", "--batch q4 --page 0", ["--page", "from 1"]),
         ("heads", "--batch q4 --heads x", ["--heads", "\"x\""]),
         (

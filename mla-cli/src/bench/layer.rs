@@ -7,6 +7,7 @@ use mla_runtime::registry::Registry;
 
 use super::check::Errors;
 use super::measure::{Measured, Sampling};
+use super::plan::Site;
 use crate::cost::Cost;
 use crate::error::CliError;
 use crate::run::data::Data;
@@ -68,17 +69,21 @@ impl Layer {
         Ok(backend)
     }
 
-    /// Refuses what the backends would refuse when the step is set up.
-    pub(super) fn try_out<D: Stopwatch>(
-        &self,
-        registry: &Registry,
-        device: &D,
-    ) -> Result<(), CliError> {
-        let limits = self.workload()?.limits(self.rows)?;
+    /// Refuses what would not fit into memory, and what the backends would refuse when the step is set up.
+    pub(super) fn try_out<D: Stopwatch>(&self, site: &Site<'_, D>) -> Result<(), CliError> {
+        let (registry, device) = (site.registry, site.device);
+        let workload = self.workload()?;
+        let limits = workload.limits(self.rows)?;
         let prefill = registry.instantiate_prefill(self.prefill, device, &self.config)?;
         let decode = self.decode_backend(registry, device)?;
-        drop(prefill.state(device, &limits)?);
-        drop(decode.state(device, &limits)?);
+        let layer = MlaLayer::new(device, &self.config, prefill, decode)?;
+        // Of its caches there are as many as layers.
+        let plan = layer.memory_plan(&limits, self.layers as u32, workload.pages)?;
+        let with_rows = format!("{} with {} context rows", self.spec, limits.context_rows);
+        site.about
+            .check_memory("memory", with_rows, plan.total_bytes as f64)?;
+        drop(layer.prefill().state(device, &limits)?);
+        drop(layer.decode().state(device, &limits)?);
         Ok(())
     }
 

@@ -822,7 +822,7 @@ const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
 fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> {
     let attention = match &job.subject {
         Subject::Attention(attention) => attention,
-        Subject::Layer(layer) => return layer.try_out(site.registry, site.device),
+        Subject::Layer(layer) => return layer.try_out(site),
     };
     let (registry, device) = (site.registry, site.device);
     let (config, limits) = (&attention.config, attention.limits());
