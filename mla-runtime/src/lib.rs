@@ -30,6 +30,7 @@ pub mod registry;
 pub mod rotary;
 pub mod selection;
 pub mod spec;
+mod suggestion;
 pub mod tensor;
 mod text;
 

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::dims::{HeadDims, MlaDims};
 use crate::dtype::DType;
+use crate::suggestion;
 
 /// The largest dimension or count that is accepted: far beyond any model's, and small enough that
 /// products of a few of them can be formed without fear.
@@ -260,19 +261,9 @@ impl ModelConfig {
         if let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) {
             return Ok(preset.config);
         }
-        // Long input is no near miss, and comparing it would take time without end.
-        let lower = (name.len() <= 64).then(|| name.to_lowercase());
-        let suggestion = lower.and_then(|lower| {
-            PRESETS
-                .iter()
-                .map(|preset| (strsim::jaro_winkler(&lower, preset.name), preset.name))
-                .filter(|&(similarity, _)| similarity > 0.8)
-                .max_by(|a, b| a.0.total_cmp(&b.0))
-                .map(|(_, name)| name)
-        });
         Err(ModelError::UnknownPreset {
-            given: name.chars().take(64).collect(),
-            suggestion,
+            given: suggestion::shortened(name),
+            suggestion: suggestion::nearest(name, PRESETS.iter().map(|preset| preset.name)),
         })
     }
 

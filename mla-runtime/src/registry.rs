@@ -13,13 +13,11 @@ use crate::problem::Problem;
 use crate::reason::Reasons;
 use crate::selection::SelectionError;
 use crate::spec::Phase;
+use crate::suggestion;
 
 /// How a program gets backends; part of every error that comes of having none.
 pub(crate) const HOW_TO_LINK: &str = "link a backend crate, such as `use mla_kernels as _;`, or add a backend's ENTRY with \
      `Registry::add`";
-
-// Longer than every name, and short enough that comparing a name with all others takes no time.
-const LONGEST_COMPARED: usize = 64;
 
 /// A set of backends: a value of its own, without global state.
 ///
@@ -348,20 +346,11 @@ impl Registry {
     #[cold]
     fn unknown(&self, phase: Phase, name: &str) -> RegistryError {
         let existing = self.names(phase);
-        let upper = (name.len() <= LONGEST_COMPARED).then(|| name.to_uppercase());
-        let suggestion = upper.and_then(|upper| {
-            existing
-                .iter()
-                .map(|existing| (strsim::jaro_winkler(&upper, existing), *existing))
-                .filter(|(similarity, _)| *similarity > 0.8)
-                .max_by(|a, b| a.0.total_cmp(&b.0))
-                .map(|(_, existing)| existing)
-        });
         RegistryError::Unknown {
             phase,
-            given: name.chars().take(LONGEST_COMPARED).collect(),
+            given: suggestion::shortened(name),
+            suggestion: suggestion::nearest(name, existing.iter().copied()),
             existing,
-            suggestion,
         }
     }
 }

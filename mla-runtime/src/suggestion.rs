@@ -1,0 +1,42 @@
+//! The name that was probably meant.
+
+// Longer than every name, and short enough that comparing a name with all others takes no time.
+const LONGEST: usize = 64;
+
+/// The name that is most similar to what was given, whatever its case, if one is similar.
+pub(crate) fn nearest(
+    given: &str,
+    names: impl IntoIterator<Item = &'static str>,
+) -> Option<&'static str> {
+    if given.len() > LONGEST {
+        return None;
+    }
+    let given = given.to_lowercase();
+    names
+        .into_iter()
+        .map(|name| (strsim::jaro_winkler(&given, &name.to_lowercase()), name))
+        .filter(|(similarity, _)| *similarity > 0.8)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, name)| name)
+}
+
+/// What was given, cut where it is very long.
+pub(crate) fn shortened(given: &str) -> String {
+    given.chars().take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_similar_name_is_suggested_and_no_other() {
+        let names = ["FLASHMLA", "FLASH_ATTN", "CUDNN"];
+        assert_eq!(nearest("flash_mla", names), Some("FLASHMLA"));
+        assert_eq!(nearest("FLASH_ATN", names), Some("FLASH_ATTN"));
+        assert_eq!(nearest("triton", names), None);
+        assert_eq!(nearest("", names), None);
+        assert_eq!(nearest(&"FLASHMLA".repeat(9), names), None);
+        assert_eq!(shortened(&"x".repeat(100)).len(), 64);
+    }
+}
