@@ -19,6 +19,7 @@ use mla_runtime::backend::{
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::capability::Platform;
+use mla_runtime::cpu::Buffer;
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
@@ -164,7 +165,7 @@ impl DecodeBackend for Nothing {
     }
 }
 
-fn view(buffer: &Vec<u64>, shape: [usize; 3]) -> TensorRef<'_, Inert> {
+fn view(buffer: &Buffer, shape: [usize; 3]) -> TensorRef<'_, Inert> {
     TensorRef::new(Inert::bytes(buffer), Layout::contiguous(DType::BF16, shape)).unwrap()
 }
 

@@ -7,6 +7,7 @@ use mla_runtime::Result;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::cpu::Buffer;
 use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
@@ -41,8 +42,7 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         Platform::Cuda
     };
 
-    // Aligned for every dtype.
-    type Buffer = Vec<u64>;
+    type Buffer = Buffer;
     type Bytes<'a> = &'a [u8];
     type BytesMut<'a> = &'a mut [u8];
 
@@ -59,15 +59,15 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
-        Ok(vec![0; bytes.div_ceil(8)])
+        Buffer::zeroed(bytes)
     }
 
     fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_> {
-        bytemuck::cast_slice(buffer)
+        buffer.as_bytes()
     }
 
     fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_> {
-        bytemuck::cast_slice_mut(buffer)
+        buffer.as_bytes_mut()
     }
 
     fn byte_len(bytes: Self::Bytes<'_>) -> usize {
