@@ -27,6 +27,18 @@ Shape shape_of(const MlaDecodeParams& p) {
 // What a tile costs beside its blocks, in blocks.
 constexpr int kTileCost = 1;
 
+Guess guess_of(const MlaDecodeParams& p, const Shape& shape, int teams) {
+    const int tile_rows = shape.rows * shape.pair;
+    Guess g = {};
+    g.tiles_of_request = (p.query_len * p.heads + tile_rows - 1) / tile_rows;
+    g.tiles = p.requests * g.tiles_of_request;
+    g.teams_of_tile = teams / g.tiles;
+    g.tiles_of_team = (g.tiles + teams - 1) / teams;
+    g.inverse_tiles_of_request = 1.f / g.tiles_of_request;
+    g.inverse_teams_of_tile = g.teams_of_tile > 0 ? 1.f / g.teams_of_tile : 0.f;
+    return g;
+}
+
 int64_t cache_element(const MlaDecodeParams& p) { return p.cache_dtype == MLA_DTYPE_E4M3 ? 1 : 2; }
 
 size_t partial_bytes(int rows) {
@@ -221,6 +233,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.run = p.page_size % kBlock == 0 ? kBlock : 16;
     k.causal = p.causal;
     k.tile_cost = kTileCost;
+    k.guess = guess_of(p, shape, teams_of(facts.multiprocessors, shape.pair));
     const float cache_scale = shape.quantised ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
@@ -271,7 +284,7 @@ extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32
         lens[i] = p.kv_lens[i];
     }
     const int rows = shape.rows * shape.pair;
-    Schedule schedule(k, lens, rows, team, teams);
+    Schedule schedule(k, lens, 1, rows, team, teams);
     schedule.divide();
     *count = 0;
     for (Piece piece; (piece = schedule.next()).request >= 0; ++*count)

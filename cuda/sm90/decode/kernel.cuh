@@ -44,8 +44,8 @@
 namespace mla::sm90::decode {
 
 constexpr int kScoresBarrier = 2;
-// The warp that touches memory early, one without anything else to do.
-constexpr int kTouchWarp = 4;
+// The warp of the scores that brings queries into L2, while there is nothing else to do.
+constexpr int kFetchingWarp = 5;
 // Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
 constexpr int kSparingBytes = 192 << 20;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
@@ -180,18 +180,6 @@ struct Kernel {
         barrier_arrive(at(s.lens_full));
     }
 
-    // The first access to a page of memory takes microseconds: its translation has to be found. One access now spares the reads and
-    // writes that others wait for.
-    __device__ void touch_memory(int lane) const {
-        constexpr int64_t page = 2 << 20, bytes = PartialLayout<N>::kBytes;
-        const int64_t used = gridDim.x * bytes;
-#pragma unroll 1
-        for (int64_t i = lane * page; i < 2 * used; i += 32 * page) prefetch_line(p.partials + i);
-        if (lane == 0) prefetch_line(p.out);
-        if (lane == 1 && p.lse) prefetch_line(p.lse);
-        if (lane == 2) prefetch_line(p.counters);
-    }
-
     // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
     // not in use yet; a large one is at least fetched into L2, by all blocks together.
     __device__ bool table_is_small() const { return p.block_table_entries <= kTileBytes / 4; }
@@ -217,19 +205,14 @@ struct Kernel {
     __device__ Place finish_table(const Schedule& schedule) const {
         copy_async_wait();
         __syncwarp();
-        // The first access to a page of memory takes longest: one to a page of the cache that some block is about to read, if it is in use.
-        if (table_is_small() && (threadIdx.x & 31) == 0) {
-            const int page = load_shared(table_copy() + int(unsigned(p.block_table_entries) * blockIdx.x / gridDim.x) * 4);
-            if (page >= 0 && page < p.pages) prefetch_line(p.cache + page * p.page_bytes);
-        }
         barrier_wait(at(s.lens_full), 0);
         const Start start = schedule.likely_start();
-        __syncwarp();
         Place place = {-1, 0};
         if (p.run == kBlock && start.request >= 0) {
-            const int page = page_of(start.block * kBlock);
+            const int token = start.block * kBlock, page = page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
-            place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], start.block * kBlock - page * p.page_size};
+            if (entry < p.block_table_entries)
+                place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], token - page * p.page_size};
         }
         // From then on the copy may be overwritten.
         __syncwarp();
@@ -248,6 +231,21 @@ struct Kernel {
             else
                 tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
         }
+    }
+
+    // Brings the queries of a small batch into L2, each block some of them: they are asked for when there are pieces, and by many blocks.
+    __device__ void prefetch_queries(int lane) const {
+        constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
+        const int rows = p.requests * p.query_len * p.heads, own = unsigned(rows + gridDim.x - 1) / gridDim.x;
+        if (!p.even_query || p.cu_q_lens || own > most) return;
+#pragma unroll 1
+        for (int i = lane; i < own * lines; i += 32) {
+            const int of_block = unsigned(i) / lines, line = i - of_block * lines, row = blockIdx.x * own + of_block;
+            const char* latent = static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
+            const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;
+            if (row < rows) prefetch_line(line < lines - 1 ? latent + line * 128 : rope);
+        }
+        __syncwarp();
     }
 
     __device__ int first_row(const Piece& piece) const { return piece.first_row + half * N; }
@@ -947,11 +945,11 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     const int team = blockIdx.x / pair;
 
     K kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
-    Schedule schedule(p, s.lens, tile_rows, team, gridDim.x / pair);
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    const bool rehearses = warp == 1;
+    Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, tile_rows, team, gridDim.x / pair);
     // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
-    // before has ended, nothing is read or written here but what warps 0 and 1 do and what warp 4 brings into the L2. Behind the
-    // barrier all have waited.
+    // before has ended, nothing is read or written here but what warps 0 and 1 do. Behind the barrier all have waited.
     let_the_next_kernel_start();
     if (warp == 2) {
         wait_for_earlier_kernels();
@@ -960,11 +958,11 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         kernel.prefetch_descriptors(maps, lane);
+        if (lane == 0) s.imaginary_length = 4096;
     } else if (warp == 3) {
         wait_for_earlier_kernels();
         kernel.fetch_table(lane);
     }
-    if (warp == kTouchWarp) kernel.touch_memory(lane);
     __syncthreads();
 
     // Where the even share of the registers is enough, they stay as they are.
@@ -973,9 +971,10 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     if (warpgroup == 0) {
         if constexpr (uneven) registers_shrink<K::kLoadRegisters>();
         if (warp == 2) kernel.finish_lengths();
-        // Both divide the work, each for itself, so that the first copies need not wait for the queue.
-        if (warp == 0 || warp == 2) {
-            barrier_wait(K::at(s.lens_full), 0);
+        // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait for the queue. Warp 1, which waits for pieces,
+        // divides an imaginary batch before: code is slow when it is run for the first time, and the lengths are still under way.
+        if (warp != 3) {
+            if (!rehearses) barrier_wait(K::at(s.lens_full), 0);
             schedule.divide();
             typename K::Queue queue;
             while (true) {
@@ -984,11 +983,13 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
                     kernel.load_cache(maps, schedule, piece);
                     break;
                 }
+                if (rehearses) {
+                    kernel.load_queries(maps);
+                    break;
+                }
                 kernel.hand_out(queue, piece);
                 if (piece.request < 0) break;
             }
-        } else if (warp == 1) {
-            kernel.load_queries(maps);
         } else {
             const auto place = kernel.finish_table(schedule);
             if (lane == 0 && place.page >= 0) kernel.prefetch_block(maps, place);
@@ -998,6 +999,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
             registers_grow<K::kScoreRegisters>();
         else if constexpr (uneven)
             registers_shrink<K::kScoreRegisters>();
+        if (warp == kFetchingWarp) kernel.prefetch_queries(lane);
         kernel.scores();
     } else {
         if constexpr (uneven) registers_grow<K::kOutputRegisters>();

@@ -27,6 +27,9 @@ struct Launch {
 
 constexpr int kMaxDevices = 64;
 
+// Teams of a launch: a team is `pair` blocks, of which each multiprocessor has one.
+inline int teams_of(int multiprocessors, int pair) { return std::min(multiprocessors, kCounters) / pair; }
+
 // `kernel` has blocks of `threads` and may use `shared_bytes` of shared memory; `prepared` remembers on which devices it was allowed to.
 // Setting it twice does no harm.
 template <typename K>
@@ -38,7 +41,7 @@ cudaError_t launch(const Launch& l, K* kernel, int threads, int shared_bytes, st
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(std::min(l.multiprocessors, kCounters) / l.shape.pair * l.shape.pair), 1, 1};
+    config.gridDim = {unsigned(teams_of(l.multiprocessors, l.shape.pair) * l.shape.pair), 1, 1};
     config.blockDim = {unsigned(threads), 1, 1};
     config.dynamicSmemBytes = shared_bytes;
     config.stream = l.stream;

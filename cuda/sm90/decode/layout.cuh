@@ -55,6 +55,8 @@ struct Layout {
 
     struct Small {
         int lens[kMaxRequests];
+        // That of each request of an imaginary batch.
+        int imaginary_length;
         Piece pieces[kPieces];
         Loading loading;
         // Whether copies of the cache spare L2.
@@ -112,6 +114,8 @@ struct QuantisedLayout {
 
     struct Small {
         int lens[kMaxRequests];
+        // That of each request of an imaginary batch.
+        int imaginary_length;
         Piece pieces[kPieces];
         Loading loading;
         // Whether copies of the cache spare L2.

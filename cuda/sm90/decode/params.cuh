@@ -39,6 +39,17 @@ struct MergeCounters {
 #endif
 };
 
+// What the host knows of where teams begin, as if all requests had as many query tokens (Schedule::likely_start).
+struct Guess {
+    // Of a request, and of all.
+    int tiles_of_request, tiles;
+    // Of each tile; 0 where there are more tiles than teams.
+    int teams_of_tile;
+    // Of each team, where there are more tiles than teams.
+    int tiles_of_team;
+    float inverse_tiles_of_request, inverse_teams_of_tile;
+};
+
 struct KernelParams {
     const char* cache;         // see TensorMaps
     const void* q_latent;      // [tokens, heads, 512]
@@ -69,6 +80,7 @@ struct KernelParams {
     int even_query;
     // Added to the cost of a tile, in blocks of 64 tokens: what starting and finishing one takes.
     int tile_cost;
+    Guess guess;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
     // What the output is multiplied by: the cache's scale

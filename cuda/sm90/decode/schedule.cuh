@@ -14,7 +14,8 @@
 // Apart is preferred unless it takes noticeably longer: it makes fewer parts, and no second pieces.
 //
 // Two warps of every block do this, each for itself: the one that copies the cache, which then begins, and one that hands the pieces to
-// the others through a queue in shared memory. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
+// the others through a queue in shared memory. A third one divides an imaginary batch before the lengths are there, since instructions are
+// slow to come the first time. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
 #pragma once
 
 #include "params.cuh"
@@ -95,9 +96,9 @@ struct Lanes {
 // Its functions are called by one whole warp, or on the host.
 class Schedule {
   public:
-    // `lens`: the lengths of all requests, once they are there.
-    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int tile_rows, int team, int teams)
-        : p_(p), lens_(lens), tile_rows_(tile_rows), team_(team), teams_(teams) {}
+    // `lens`: the lengths of all requests, once they are there, one after the other or, if `step` is 0, all in the same place.
+    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int step, int tile_rows, int team, int teams)
+        : p_(p), lens_(lens), lens_step_(step), tile_rows_(tile_rows), team_(team), teams_(teams) {}
 
     // Divides the batch among the teams.
     __host__ __device__ void divide() {
@@ -158,22 +159,21 @@ class Schedule {
     // Where the team begins if all requests have as many blocks, found in a fraction of the time that `divide` takes. Otherwise some block of
     // the batch; a negative request where there is none.
     __device__ Start likely_start() const {
-        // Exact for quotients that a float holds.
-        const auto quotient = [](int a, int b) { return int((a + 0.5f) * __fdividef(1.f, float(b))); };
-        const int of_request = quotient(p_.query_len * p_.heads + tile_rows_ - 1, tile_rows_), tiles = p_.requests * of_request;
+        const Guess& g = p_.guess;
         const Start none = {-1, 0};
-        if (tiles > teams_) {
-            const int tile = team_ * quotient(tiles + teams_ - 1, teams_);
-            return tile < tiles ? Start{quotient(tile, of_request), 0} : none;
+        // Exact for quotients that a float holds.
+        if (g.teams_of_tile == 0) {
+            const int tile = team_ * g.tiles_of_team;
+            return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0} : none;
         }
         // As if the first request were like all others.
-        const int teams = quotient(teams_, tiles), blocks = max(blocks_of(0), 1);
-        const int share = quotient(blocks + teams - 1, teams), parts = quotient(blocks + share - 1, share);
-        const int tile = quotient(team_, parts), part = team_ - tile * parts;
-        if (tile >= tiles) return none;
-        const int request = quotient(tile, of_request), own_blocks = blocks_of(request);
-        const int block = quotient(own_blocks * part, parts);
-        return unsigned(block) < unsigned(own_blocks) ? Start{request, block} : none;
+        const int blocks = blocks_of(0), share = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
+        const int parts = int((blocks + share - 0.5f) * __fdividef(1.f, float(share)));
+        const float inverse_parts = __fdividef(1.f, float(parts));
+        const int tile = int((team_ + 0.5f) * inverse_parts), part = team_ - tile * parts;
+        const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
+        if (blocks == 0 || tile >= g.tiles) return none;
+        return {request, int((blocks_of(request) * part + 0.5f) * inverse_parts)};
     }
 #endif
 
@@ -193,7 +193,7 @@ class Schedule {
             piece.request = request_;
             piece.q_len = query_len(request_);
             piece.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
-            piece.kv_len = lens_[request_];
+            piece.kv_len = lens_[request_ * lens_step_];
             if (share_ > 0) {
                 const int parts = parts_of(request_), tile = offset < parts ? 0 : unsigned(offset) / unsigned(parts);
                 piece.first_row = tile * tile_rows_;
@@ -243,7 +243,7 @@ class Schedule {
     __host__ __device__ int tiles_of(int request) const {
         return unsigned(query_len(request) * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_);
     }
-    __host__ __device__ int blocks_of(int request) const { return (lens_[request] + kBlock - 1) / kBlock; }
+    __host__ __device__ int blocks_of(int request) const { return (lens_[request * lens_step_] + kBlock - 1) / kBlock; }
     __host__ __device__ int cost_of(int request) const {
         const int blocks = blocks_of(request);
         return (blocks > 0 ? blocks : 1) + p_.tile_cost;
@@ -335,7 +335,7 @@ class Schedule {
 
     const KernelParams& p_;
     const int* lens_;
-    int tile_rows_, team_, teams_;
+    int lens_step_, tile_rows_, team_, teams_;
     // Apart: the most blocks of a part; in line, 0.
     int share_;
     // Apart: the parts of each tile where all have as many, else 0.

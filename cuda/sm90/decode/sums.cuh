@@ -176,10 +176,13 @@ struct RowSums {
             packed[i] = make_uint4(tile.x, tile.y, next.x, next.y);
         }
     }
-    // Of what lies at v, and of what lies four further on, which are the latent values eight further on.
+    // Of what lies at v, and of what lies four further on, which are the latent values eight further on. What a lane gives is of one latent value
+    // in either place, and goes in one word.
     __device__ static uint2 exchange(const float* v, bool odd) {
-        const float x = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 4), y = __shfl_xor_sync(~0u, odd ? v[4] : v[5], 4);
-        return odd ? make_uint2(pack<__half>(x, v[1]), pack<__half>(y, v[5])) : make_uint2(pack<__half>(v[0], x), pack<__half>(v[4], y));
+        const uint32_t first = pack<__half>(v[0], v[4]), second = pack<__half>(v[1], v[5]);
+        const uint32_t own = odd ? second : first, other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+        // The even row comes first.
+        return make_uint2(__byte_perm(own, other, odd ? 0x1054 : 0x5410), __byte_perm(own, other, odd ? 0x3276 : 0x7632));
     }
 
     __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
