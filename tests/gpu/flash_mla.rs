@@ -464,6 +464,53 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     check("a cache of more than 4 GiB", &case, 5);
 }
 
+// Batches of more tiles than teams, so that each block goes from piece to piece: what a piece leaves behind for the next
+// one, a race between them shows in one launch of hundreds.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+fn hundreds_of_launches_give_the_same_bits() {
+    let gpu = &*gpu();
+    let mut rng = rng(29);
+    let mut random = |requests, most| -> Vec<_> {
+        (0..requests)
+            .map(|_| (1, rng.random_range(1..=most)))
+            .collect()
+    };
+    let cases = [
+        ("96 heads", Case::new(96, random(150, 900))),
+        ("128 heads", Case::new(128, random(150, 1000))),
+        (
+            "128 heads, strided queries",
+            Case {
+                slack: 64,
+                ..Case::new(128, random(150, 500))
+            },
+        ),
+        ("64 heads", Case::new(64, random(150, 900))),
+        ("16 heads", Case::new(16, random(150, 900))),
+        ("one request", Case::new(128, vec![(1, 8192)])),
+        ("128 heads, e4m3", Case::new(128, random(150, 500)).fp8(0.5)),
+        ("16 heads, e4m3", Case::new(16, random(150, 900)).fp8(0.5)),
+    ];
+    for (seed, (name, case)) in (17..).zip(&cases) {
+        let numbers = Numbers::random(case, seed);
+        let backend = FlashMla::new(gpu, &case.config()).unwrap();
+        let mut state = backend.state(gpu, &case.limits()).unwrap();
+        let mut step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
+        let mut first = None;
+        for launch in 0..250 {
+            step.enqueue(gpu, case, &backend, &mut state, &mut ())
+                .unwrap();
+            let got = step.results(gpu).unwrap();
+            let expected = first.get_or_insert_with(|| got.clone());
+            assert!(
+                got == *expected,
+                "{name}: launch {launch} differs from the first"
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn a_captured_step_replays_with_other_lengths_and_pages() {
