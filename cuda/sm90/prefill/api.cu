@@ -95,26 +95,34 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
 
 const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
 
-// How many heads to take together: as many as keep their keys and values in half of the L2 cache. Under causal attention there
-// is more to it.
-int group_of(const MlaPrefillParams& p, const DeviceFacts& facts) {
+// How many requests and heads to take together.
+struct Together {
+    int section, group;
+};
+
+// All requests, and as many heads as keep their keys and values in half of the L2 cache. Under causal attention there is more to
+// it.
+Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
+    const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest = (p.query_tokens + 1.0) / p.max_query_len;
+    const bool is_short = p.causal && levels <= 4;
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
-    if (p.causal) {
-        const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest = (p.query_tokens + 1.0) / p.max_query_len;
-        if (levels <= 4) {
-            // The highest level brings most of the keys from device memory, and the others none: so few heads that all
-            // levels run at the same time, and the load is even.
-            wanted = facts.multiprocessors / (levels * longest);
-        } else {
-            // So many that eight levels of one head run at the same time: they begin at different keys, and more of them
-            // spread too far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
-            const double together = facts.multiprocessors / 8.0 / longest;
-            wanted = fmax(wanted, fmin(together, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
-        }
+    if (is_short) {
+        // The highest level brings most of the keys from device memory, and the others none: so few heads that all levels run at
+        // the same time, and the load is even.
+        wanted = facts.multiprocessors / levels;
+    } else if (p.causal) {
+        // So many that eight levels of one head run at the same time: they begin at different keys, and more of them spread too
+        // far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
+        const double spread = facts.multiprocessors / 8.0 / longest;
+        wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
     const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
-    return (p.heads + groups - 1) / groups;
+    const int group = (p.heads + groups - 1) / groups;
+    if (!is_short) return {p.requests, group};
+    // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than keep all blocks busy.
+    const double request_tiles = levels * longest / p.requests * group;
+    return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
 
 template <typename Tile>
@@ -133,7 +141,9 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     // The maps' base addresses lie that many rows before the tensors.
     if (p.max_query_len > 393216) return refuse("max_query_len", p.max_query_len, "0..=393216");
     k.levels = (p.max_query_len + kQueries - 1) / kQueries;
-    k.group = group_of(p, facts);
+    const Together order = together(p, facts);
+    k.section = order.section;
+    k.group = order.group;
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;

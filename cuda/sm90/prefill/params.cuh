@@ -17,8 +17,8 @@ struct KernelParams {
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.
     int levels;
-    // Heads whose tiles are worked through together, so that their keys stay in the L2 cache.
-    int group;
+    // Requests and heads whose tiles are worked through together, so that their keys stay in the L2 cache.
+    int section, group;
     // The bounds that the tensor maps were made with.
     int max_query_len, max_key_len;
     int causal;

@@ -7,9 +7,10 @@
 //
 // All heads at once would touch the keys of all heads between two tiles of one head. So heads are taken in groups, small
 // enough that a group's keys stay in the L2 cache from level to level, or that several levels of a head run at the same
-// time:
+// time. Short requests, too, are taken in sections, few at a time, so that what runs at the same time lies close together
+// in memory:
 //
-//     for group of heads: for level from high to low: for request with that level: for head in group
+//     for section of requests: for group of heads: for level from high to low: for request with that level: for head in group
 //
 // Everything here is done by one warp, from the lengths on the device. It claims tiles in this order, so it walks along with
 // them: from each run of levels that the same requests reach to the next lower one.
@@ -23,25 +24,24 @@ namespace mla::sm90::prefill {
 struct Schedule {
     const KernelParams& p;
     int lane;
-    // Tiles of one head.
-    int per_head;
-    // The group of heads at hand and the run of levels within it, from `top` down to `bottom`: `requests` requests reach each of
-    // them, and a head has `before` tiles at the levels above.
+    // The section at hand: its first request, the one behind its last, the tiles before it, and its tiles of one head.
+    int first = 0, end = 0, start = 0, per_head = 0;
+    // The group of heads at hand within it and the run of levels within that, from `top` down to `bottom`: `requests` requests
+    // reach each of them, and a head has `before` tiles at the levels above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
-        int tiles = 0;
-#pragma unroll 1
-        for (int r = lane; r < p.requests; r += 32) tiles += tiles_of(r);
-        per_head = __reduce_add_sync(~0u, tiles);
-    }
+    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) { enter_section(0); }
 
     // The tile at `index`, all but its blocks; request -1 past the end. From call to call the index rises.
     __device__ Work find(int index) {
         Work work = {};
         work.request = -1;
-        // Without tokens there is no tile, and nothing to divide by.
-        if (per_head == 0 || index >= int64_t(per_head) * p.heads) return work;
+        while (index - start >= per_head * p.heads) {
+            if (end == p.requests) return work;
+            start += per_head * p.heads;
+            enter_section(end);
+        }
+        index -= start;
         const int at_group = index / (per_head * p.group);
         const int first_head = at_group * p.group;
         const int heads = min(p.group, p.heads - first_head);
@@ -60,24 +60,35 @@ struct Schedule {
         }
         const int level = top - (position - before) / requests;
         int nth = (position - before) % requests;
-        for (int first = 0;; first += 32) {
-            unsigned has = __ballot_sync(~0u, tiles_of(first + lane) > level);
+        for (int request = first;; request += 32) {
+            unsigned has = __ballot_sync(~0u, tiles_of(request + lane) > level);
             int count = __popc(has);
-            if (nth < count) return describe(work, first + __fns(has, 0, nth + 1), level);
+            if (nth < count) return describe(work, request + __fns(has, 0, nth + 1), level);
             nth -= count;
         }
     }
 
 private:
     __device__ int tiles_of(int request) const {
-        return request < p.requests ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries, p.levels) : 0;
+        return request < end ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries, p.levels) : 0;
+    }
+
+    // Goes to the section that begins with a request.
+    __device__ void enter_section(int request) {
+        first = request;
+        end = request + min(p.section, p.requests - request);
+        group = -1;
+        int tiles = 0;
+#pragma unroll 1
+        for (int r = first + lane; r < end; r += 32) tiles += tiles_of(r);
+        per_head = __reduce_add_sync(~0u, tiles);
     }
 
     // Goes to the run that begins with a level: it ends at the first level that another request reaches.
     __device__ void enter(int level) {
         int reach = 0, next = 0;
 #pragma unroll 1
-        for (int r = lane; r < p.requests; r += 32) {
+        for (int r = first + lane; r < end; r += 32) {
             const int tiles = tiles_of(r);
             if (tiles > level) {
                 reach++;
