@@ -234,22 +234,22 @@ struct Rows {
     // Sums from here on are not to be trusted: their weights may have overflowed, and 1 over them would be flushed to 0.
     static constexpr float kLost = 1e30f;
 
-    // Before the first block of a tile.
-    __device__ __forceinline__ void clear() {
-        reference[0] = reference[1] = -INFINITY;
-        sum[0] = sum[1] = 0.f;
-    }
-
-    // Takes the scores of one block and leaves the weights in their place.
-    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2) {
+    // Takes the scores of one block and leaves the weights in their place: 0 behind the first `chunks`, whose scores are not
+    // looked at. What was there before the tile's first block does not count.
+    template <bool first>
+    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2, int chunks) {
         // Both rows side by side, and four maxima of each, so that no chain of instructions is long.
         float largest[2][4];
 #pragma unroll
-        for (int i = 0; i < Tile::kKeys / 8; i++) {
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (chunk > 0 && chunk >= chunks) continue;
 #pragma unroll
-            for (int row = 0; row < 2; row++) {
-                const float pair = fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]);
-                largest[row][i % 4] = i < 4 ? pair : fmaxf(largest[row][i % 4], pair);
+            for (int i = chunk * kOctets; i < chunk * kOctets + kOctets; i++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    const float pair = fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]);
+                    largest[row][i % 4] = i < 4 ? pair : fmaxf(largest[row][i % 4], pair);
+                }
             }
         }
         float top[2], shift[2];
@@ -264,25 +264,38 @@ struct Rows {
         }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            const float before = reference[row];
+            const float before = first ? -INFINITY : reference[row];
             float now = fmaxf(before, top[row] * scale_log2);
-            if (now - before <= kRiseLog2) now = before;
+            if (!first && now - before <= kRiseLog2) now = before;
             reference[row] = now;
             // A row that has seen nothing yet keeps -inf: subtracting it from itself would give NaN.
             shift[row] = now == -INFINITY ? 0.f : now;
-            correction[row] = exp2_approx(before - shift[row]);
+            if (!first) correction[row] = exp2_approx(before - shift[row]);
         }
-        corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
+        if (!first) corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
+        float total[2] = {};
 #pragma unroll
-        for (int row = 0; row < 2; row++) sum[row] = sum[row] * correction[row] + weigh(scores, row, scale_log2, shift[row]);
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (chunk == 0 || chunk < chunks) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    weigh(scores, chunk * kOctets, chunk * kOctets + kOctets, row, scale_log2, shift[row], total[row]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 4 * chunk * kOctets; i < 4 * chunk * kOctets + 4 * kOctets; i++) scores[i] = 0.f;
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
     }
 
     // The same without looking for the largest score first: the sums of the weights tell afterwards whether the reference
     // has to rise. False if they are too large for that, as for a row without a reference; then the scores are lost.
     __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2], float scale_log2) {
-        float total[2];
+        float total[2] = {};
 #pragma unroll
-        for (int row = 0; row < 2; row++) total[row] = weigh(scores, row, scale_log2, reference[row]);
+        for (int row = 0; row < 2; row++) weigh(scores, 0, Tile::kKeys / 8, row, scale_log2, reference[row], total[row]);
         corrected = __any_sync(~0u, !(total[0] <= kRise && total[1] <= kRise));
         if (corrected) {
             if (__any_sync(~0u, !(total[0] < kLost && total[1] < kLost))) return false;
@@ -307,11 +320,11 @@ struct Rows {
         return true;
     }
 
-    // Turns a row's scores into weights and returns their sum.
-    __device__ __forceinline__ static float weigh(float (&scores)[Tile::kKeys / 2], int row, float scale_log2, float shift) {
-        float total = 0.f;
+    // Turns a row's scores of the octets of keys from `begin` to `end` into weights and adds these to `total`.
+    __device__ __forceinline__ static void weigh(float (&scores)[Tile::kKeys / 2], int begin, int end, int row, float scale_log2,
+                                                 float shift, float& total) {
 #pragma unroll
-        for (int i = 0; i < Tile::kKeys / 8; i++) {
+        for (int i = begin; i < end; i++) {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float& score = scores[4 * i + 2 * row + j];
@@ -319,7 +332,6 @@ struct Rows {
                 total += score;
             }
         }
-        return total;
     }
 
     // Rounds the weights into the layout of a product's left operand.
@@ -389,17 +401,22 @@ struct Consumer {
         return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1) : work.key_len;
     }
 
-    // Hides the keys of a block that a row must not see, 32 at a time: most warps have to look at few of these.
-    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work, int block) const {
-        constexpr int width = 32;
+    // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
+    __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
+        const int last = work.query + warpgroup * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
+        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + 8 * kOctets - 1) / (8 * kOctets);
+    }
+
+    // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look at few of these chunks.
+    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work, int block, int chunks) const {
         const int query = work.query + row_in_tile(), before = block * Tile::kKeys;
         const int least = visible_keys(work, same(query)) - before;
         const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2, visible_keys(work, query + 8) - before - thread % 4 * 2};
 #pragma unroll
-        for (int first = 0; first < Tile::kKeys; first += width) {
-            if (least >= first + width) continue;
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (least >= 8 * kOctets * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
 #pragma unroll
-            for (int i = first / 8; i < (first + width) / 8; i++) {
+            for (int i = chunk * kOctets; i < chunk * kOctets + kOctets; i++) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
                     if (8 * i >= end[row]) scores[4 * i + 2 * row] = -INFINITY;
@@ -457,14 +474,16 @@ struct Consumer {
         value.advance();
     }
 
-    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that was enqueued after them.
+    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that was enqueued after them. Of a
+    // tile's first block, what no row of a warp sees is left out.
+    template <bool first>
     __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work, int block, int unmasked,
-                                             Rows<Tile>& rows) {
+                                             Rows<Tile>& rows, int chunks = Tile::kChunks) {
         cute::warpgroup_wait<1>();
         settle(scores);
         release_scores(block);
-        if (block >= unmasked) mask(scores, work, block);
-        rows.absorb(scores, p.scale_log2);
+        if (block >= unmasked) mask(scores, work, block, chunks);
+        rows.template absorb<first>(scores, p.scale_log2, chunks);
         hold(rows.sum[0] + rows.sum[1]);
         cute::warpgroup_wait<0>();
         end_output(rows);
@@ -479,7 +498,7 @@ struct Consumer {
         if (!rows.absorb_by_sum(scores, p.scale_log2)) {
             multiply_query_key_by_warp<Tile>(scores, shared_address(shared.query[warpgroup]), shared_address(shared.key[key.stage]),
                                              thread);
-            rows.absorb(scores, p.scale_log2);
+            rows.template absorb<false>(scores, p.scale_log2, Tile::kChunks);
         }
         __syncwarp();
         release_scores(-1);
@@ -592,9 +611,9 @@ struct Consumer {
             cute::warpgroup_wait<0>();
             settle(scores);
             release_scores(blocks - 1);
-            if (blocks > unmasked) mask(scores, work, blocks - 1);
-            rows.clear();
-            rows.absorb(scores, p.scale_log2);
+            const int chunks = chunks_seen(work, blocks - 1);
+            if (blocks > unmasked) mask(scores, work, blocks - 1, chunks);
+            rows.template absorb<true>(scores, p.scale_log2, chunks);
             rows.round(scores);
         }
         Finished before = {}, older = {};
@@ -610,7 +629,7 @@ struct Consumer {
                     if (number > 0) store(before, rows);
                     // Without its turn, which would come late: the other consumer's softmax of its first block takes long.
                     begin_output(rows, true);
-                    end_step(scores, work, blocks - 2, unmasked, rows);
+                    end_step<false>(scores, work, blocks - 2, unmasked, rows);
                 }
                 for (int block = blocks - 3; block >= 0; block--) {
                     for (; block > 0 && block < unmasked; block--) {
@@ -621,7 +640,7 @@ struct Consumer {
                     // The last block gives its keys and the query rows back early, for the next tile.
                     float scores[Tile::kKeys / 2];
                     begin_step(scores, rows);
-                    end_step(scores, work, block, unmasked, rows);
+                    end_step<false>(scores, work, block, unmasked, rows);
                 }
             }
             // Of a tile of one block the output has not begun, and that of the tile before has not been stored.
@@ -631,6 +650,7 @@ struct Consumer {
             work = work_at(number + 1);
             if (work.blocks == 0) break;
             unmasked = unmasked_blocks(work);
+            const int chunks = chunks_seen(work, work.blocks - 1);
             float scores[Tile::kKeys / 2];
             barrier_wait(shared_address(&shared.query_full[warpgroup]), (number + 1) & 1);
             barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
@@ -643,9 +663,8 @@ struct Consumer {
             }
             begin_output(rows, blocks == 1);
             pass_turn();
-            rows.clear();
             blocks = work.blocks;
-            end_step(scores, work, blocks - 1, unmasked, rows);
+            end_step<true>(scores, work, blocks - 1, unmasked, rows, chunks);
         }
         if (blocks == 1 && number > 0) store(older, rows);
         begin_output(rows, blocks == 1);

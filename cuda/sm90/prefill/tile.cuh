@@ -24,6 +24,8 @@ constexpr int kAnnounced = 2;
 constexpr int kClaimBlock = 1;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
+// Keys that a warp masks or leaves out together, in eights, which is how they lie in its registers.
+constexpr int kOctets = 4;
 
 template <typename Element_, int nope_, int rope_, int value_, int keys_>
 struct Tile {
@@ -38,6 +40,7 @@ struct Tile {
     // Sums of 16: over the width of a query, and over the keys of a block.
     static constexpr int kQkSteps = (nope_ + rope_) / 16;
     static constexpr int kKeySteps = keys_ / 16;
+    static constexpr int kChunks = keys_ / (8 * kOctets);
 
     static constexpr int kQueryPanelBytes = kRows * kPanel * 2;
     static constexpr int kKeyPanelBytes = keys_ * kPanel * 2;
@@ -47,8 +50,8 @@ struct Tile {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 
     // Registers of a thread. All start with 168.
-    static constexpr int kConsumerRegisters = value_ > 128 ? 232 : 216;
-    static constexpr int kProducerRegisters = value_ > 128 ? 40 : 64;
+    static constexpr int kConsumerRegisters = value_ > 128 ? 232 : 224;
+    static constexpr int kProducerRegisters = value_ > 128 ? 40 : 56;
     static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 };
 
