@@ -1,8 +1,8 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
 // One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles with the copy engine and one
-// warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, and go on from tile to tile
-// without a stop (tile a of three key blocks, then b):
+// warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, upper and lower ones in turns, and
+// go on from tile to tile without a stop (tile a of three key blocks, then b):
 //
 //     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
@@ -158,15 +158,15 @@ struct Producer {
         for_each_tile([&](const Work& work, int number) {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
                 barrier_wait(shared_address(&shared.query_empty[consumer]), (number & 1) ^ 1);
-                bring_query(work, consumer);
+                bring_query(work, consumer, consumer ^ (number & 1));
             }
         });
     }
 
-    __device__ void bring_query(const Work& work, int consumer) const {
+    __device__ void bring_query(const Work& work, int consumer, int half) const {
         // Never a box that lies behind the last row altogether: with bounds far apart the copy engine faults on it. Rows that
         // do not exist are computed with whatever comes, and not stored.
-        const int query = min(work.query + consumer * kRows, work.query_len - 1);
+        const int query = min(work.query + half * kRows, work.query_len - 1);
         const int row = query + p.max_query_len - work.query_len, end = work.query_start + work.query_len;
         uint64_t& full = shared.query_full[consumer];
         barrier_expect(shared_address(&full), Tile::kQueryBytes);
@@ -359,11 +359,13 @@ struct Consumer {
     Shared<Tile>& shared;
     int warpgroup, thread;
     Position key, value;
+    // Which half of the tile's rows is its own. The upper one has less to do where keys are hidden, so the consumers take it in turns.
+    int half = warpgroup;
 
     // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform registers.
     __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
 
-    __device__ int row_in_tile() const { return warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4; }
+    __device__ int row_in_tile() const { return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4; }
 
     // Keeps the compiler from moving a use of registers that a product reads or writes across this place.
     template <int registers>
@@ -403,7 +405,7 @@ struct Consumer {
 
     // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
     __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
-        const int last = work.query + warpgroup * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
+        const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
         return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + 8 * kOctets - 1) / (8 * kOctets);
     }
 
@@ -428,7 +430,7 @@ struct Consumer {
 
     // The number of blocks that every row of this warpgroup sees whole, the same for all lanes.
     __device__ __forceinline__ int unmasked_blocks(const Work& work) const {
-        return same(max(visible_keys(work, work.query + warpgroup * 64), 0) / Tile::kKeys);
+        return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
     }
 
     // Enqueues the scores of the key block at hand.
@@ -516,7 +518,7 @@ struct Consumer {
     // Once the last weights of a tile are there. Gives its description back.
     __device__ __forceinline__ Finished finish(const Work& work, int number, const Rows<Tile>& rows) const {
         release(shared.work_empty[Slot(number).index]);
-        return {work.head, work.query, work.query_start, work.query_len, {rows.reference[0], rows.reference[1]},
+        return {work.head, work.query + half * kRows, work.query_start, work.query_len, {rows.reference[0], rows.reference[1]},
                 {rows.sum[0], rows.sum[1]}};
     }
 
@@ -524,7 +526,7 @@ struct Consumer {
     // which leaves out rows that the request does not have.
     __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
         const int warp = thread / 32, lane = thread % 32;
-        const int first = finished.query + warpgroup * kRows + warp * kWarpRows;
+        const int first = finished.query + warp * kWarpRows;
         float sum[2] = {finished.sum[0], finished.sum[1]};
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
@@ -649,6 +651,7 @@ struct Consumer {
             await_work(number + 1);
             work = work_at(number + 1);
             if (work.blocks == 0) break;
+            half ^= 1;
             unmasked = unmasked_blocks(work);
             const int chunks = chunks_seen(work, work.blocks - 1);
             float scores[Tile::kKeys / 2];
@@ -705,14 +708,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
 
     if (warpgroup == 0) {
-        registers_shrink<Tile::kProducerRegisters>();
+        registers_shrink<kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const Producer<Tile> producer{p, maps, shared};
         if (warp == 0 && lane == 0) producer.bring_keys_and_values();
         if (warp == 2 && lane == 0) producer.bring_queries();
         if (warp == 3) Scheduler<Tile>{p, shared, lane}.run();
     } else {
-        registers_grow<Tile::kConsumerRegisters>();
+        registers_grow<kConsumerRegisters>();
         Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }

@@ -26,6 +26,9 @@ constexpr int kClaimBlock = 1;
 constexpr int kWarpRows = 16;
 // Keys that a warp masks or leaves out together, in eights, which is how they lie in its registers.
 constexpr int kOctets = 4;
+// Registers of a thread. All start with 168.
+constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 
 template <typename Element_, int nope_, int rope_, int value_, int keys_>
 struct Tile {
@@ -49,10 +52,6 @@ struct Tile {
     static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 
-    // Registers of a thread. All start with 168.
-    static constexpr int kConsumerRegisters = value_ > 128 ? 232 : 224;
-    static constexpr int kProducerRegisters = value_ > 128 ? 40 : 56;
-    static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 };
 
 // A tile as the scheduler announces it.
