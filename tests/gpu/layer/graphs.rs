@@ -238,7 +238,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
                 requests: 9,
                 ..shape
             },
-            "requests: given 9, accepted at most the limit of 8",
+            "shape.requests: given 9, accepted at most limits.requests = 8",
         ),
         (
             DecodeShape {
