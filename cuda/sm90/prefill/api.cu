@@ -95,7 +95,7 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
 
 const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
 
-// How many requests and heads to take together.
+// How many requests and heads to take together (schedule.cuh).
 struct Together {
     int section, group;
 };
@@ -104,7 +104,9 @@ struct Together {
 // it.
 Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
-    const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest = (p.query_tokens + 1.0) / p.max_query_len;
+    // Tiles of the longest request and head, and how many such requests the query rows make up.
+    const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
+    // Where all levels fit on the device for many heads at the same time.
     const bool is_short = p.causal && levels <= 4;
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
     if (is_short) {
@@ -114,14 +116,14 @@ Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     } else if (p.causal) {
         // So many that eight levels of one head run at the same time: they begin at different keys, and more of them spread too
         // far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
-        const double spread = facts.multiprocessors / 8.0 / longest;
+        const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
     const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
     const int group = (p.heads + groups - 1) / groups;
     if (!is_short) return {p.requests, group};
     // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than keep all blocks busy.
-    const double request_tiles = levels * longest / p.requests * group;
+    const double request_tiles = levels * longest_requests / p.requests * group;
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
 

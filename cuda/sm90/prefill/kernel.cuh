@@ -1,8 +1,9 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
 // One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles with the copy engine and one
-// warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, upper and lower ones in turns, and
-// go on from tile to tile without a stop (tile a of three key blocks, then b):
+// warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, and go on from tile to tile without
+// a stop. Each has the upper rows of one tile and the lower ones of the next, since where keys are hidden the upper ones have less
+// to do (tile a of three key blocks, then b):
 //
 //     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
@@ -13,12 +14,12 @@
 // that is, in each step: enqueue the scores of a key block and the output of the block before; then, while the tensor cores
 // work on the output and on the other consumer's products, the softmax of the scores. Between the two consumers, named
 // barriers let one enqueue its products while the other computes exponentials. Key blocks are taken from the last to the
-// first, so that the ones that need a mask come first. A tile's output is stored behind the second scores of the next tile,
-// through shared memory.
+// first, so that the ones that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A tile's
+// output is stored behind the second scores of the next tile, through shared memory.
 //
 // What waits for what, each barrier with one phase per use of what it guards:
 //
-//     query_full[c], query_empty[c]     the rows of consumer c; given back after the tile's last scores
+//     query_full[c], query_empty[c]     the rows of consumer c, upper or lower; given back after the tile's last scores
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
@@ -158,6 +159,7 @@ struct Producer {
         for_each_tile([&](const Work& work, int number) {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
                 barrier_wait(shared_address(&shared.query_empty[consumer]), (number & 1) ^ 1);
+                // The halves change sides with each tile.
                 bring_query(work, consumer, consumer ^ (number & 1));
             }
         });
@@ -238,13 +240,14 @@ struct Rows {
     // looked at. What was there before the tile's first block does not count.
     template <bool first>
     __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2, int chunks) {
-        // Both rows side by side, and four maxima of each, so that no chain of instructions is long.
+        // Both rows side by side, and four maxima of each, so that no chain of instructions is long. The first chunk sets all four.
+        static_assert(kChunkOctets >= 4);
         float largest[2][4];
 #pragma unroll
         for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
             if (chunk > 0 && chunk >= chunks) continue;
 #pragma unroll
-            for (int i = chunk * kOctets; i < chunk * kOctets + kOctets; i++) {
+            for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
                     const float pair = fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]);
@@ -279,11 +282,11 @@ struct Rows {
             if (chunk == 0 || chunk < chunks) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
-                    weigh(scores, chunk * kOctets, chunk * kOctets + kOctets, row, scale_log2, shift[row], total[row]);
+                    weigh(scores, chunk * kChunkOctets, chunk * kChunkOctets + kChunkOctets, row, scale_log2, shift[row], total[row]);
                 }
             } else {
 #pragma unroll
-                for (int i = 4 * chunk * kOctets; i < 4 * chunk * kOctets + 4 * kOctets; i++) scores[i] = 0.f;
+                for (int i = 4 * chunk * kChunkOctets; i < 4 * chunk * kChunkOctets + 4 * kChunkOctets; i++) scores[i] = 0.f;
             }
         }
 #pragma unroll
@@ -359,7 +362,7 @@ struct Consumer {
     Shared<Tile>& shared;
     int warpgroup, thread;
     Position key, value;
-    // Which half of the tile's rows is its own. The upper one has less to do where keys are hidden, so the consumers take it in turns.
+    // Which half of the tile's rows is its own: 0, the upper one, or 1. It changes with each tile, as in Producer::bring_queries.
     int half = warpgroup;
 
     // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform registers.
@@ -406,7 +409,7 @@ struct Consumer {
     // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
     __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
-        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + 8 * kOctets - 1) / (8 * kOctets);
+        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) / kChunkKeys;
     }
 
     // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look at few of these chunks.
@@ -416,9 +419,9 @@ struct Consumer {
         const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2, visible_keys(work, query + 8) - before - thread % 4 * 2};
 #pragma unroll
         for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
-            if (least >= 8 * kOctets * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
+            if (least >= kChunkKeys * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
 #pragma unroll
-            for (int i = chunk * kOctets; i < chunk * kOctets + kOctets; i++) {
+            for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
                     if (8 * i >= end[row]) scores[4 * i + 2 * row] = -INFINITY;

@@ -17,7 +17,7 @@ struct KernelParams {
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.
     int levels;
-    // Requests and heads whose tiles are worked through together, so that their keys stay in the L2 cache.
+    // Requests and heads whose tiles are worked through together (schedule.cuh).
     int section, group;
     // The bounds that the tensor maps were made with.
     int max_query_len, max_key_len;

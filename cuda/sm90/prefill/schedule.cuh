@@ -8,7 +8,7 @@
 // All heads at once would touch the keys of all heads between two tiles of one head. So heads are taken in groups, small
 // enough that a group's keys stay in the L2 cache from level to level, or that several levels of a head run at the same
 // time. Short requests, too, are taken in sections, few at a time, so that what runs at the same time lies close together
-// in memory:
+// in memory; all others are one section. The host says how many heads and requests (`together` in api.cu):
 //
 //     for section of requests: for group of heads: for level from high to low: for request with that level: for head in group
 //

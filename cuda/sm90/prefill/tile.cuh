@@ -24,9 +24,9 @@ constexpr int kAnnounced = 2;
 constexpr int kClaimBlock = 1;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
-// Keys that a warp masks or leaves out together, in eights, which is how they lie in its registers.
-constexpr int kOctets = 4;
-// Registers of a thread. All start with 168.
+// A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in octets.
+constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
+// Registers of a thread. All start with 168, which is what a multiprocessor has for each of kThreads, in eights.
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 
@@ -43,7 +43,8 @@ struct Tile {
     // Sums of 16: over the width of a query, and over the keys of a block.
     static constexpr int kQkSteps = (nope_ + rope_) / 16;
     static constexpr int kKeySteps = keys_ / 16;
-    static constexpr int kChunks = keys_ / (8 * kOctets);
+    static constexpr int kChunks = keys_ / kChunkKeys;
+    static_assert(keys_ % kChunkKeys == 0);
 
     static constexpr int kQueryPanelBytes = kRows * kPanel * 2;
     static constexpr int kKeyPanelBytes = keys_ * kPanel * 2;
@@ -51,7 +52,6 @@ struct Tile {
     static constexpr int kKeyBytes = kQkPanels * kKeyPanelBytes;
     static constexpr int kValueBytes = kValuePanels * kKeyPanelBytes;
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
-
 };
 
 // A tile as the scheduler announces it.
