@@ -2,7 +2,8 @@
 //
 // A thread block works on up to N query rows of one request; four warpgroups share the work:
 //
-//   load     warp 0 copies cache tiles by TMA, warp 1 the query rows, warp 2 hands out the pieces of work (schedule.cuh);
+//   load     warp 0 copies cache tiles by TMA, warp 1 the query rows, warp 2 hands out the pieces of work (schedule.cuh), warp 3 copies
+//            the block table and has a first block brought into L2;
 //   scores   S = Q K^T (64 x 64 per block of tokens; rows past N are ignored), softmax, P to shared memory;
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T. Cache tokens are summed over, so
 //            N is as small as the number of query rows and no multiplication is spent on padding.
@@ -29,6 +30,28 @@
 //   - the output is by rows, O = O + P V (sums.cuh);
 //   - half of a block's output is computed beside the next scores, and the other half waits for their last product, so that the tensor
 //     cores have work during the softmax. Were all of it to wait, the tiles would be free too late.
+//
+// What waits for what, each barrier with one phase per use of what it guards, and who arrives:
+//
+//   lens_full, table_full           once: the lanes that copied them
+//   piece_full[i], piece_empty[i]   a piece in the queue: lane 0 of warp 2; every thread that took it
+//   latent_full[i], rope_full[i]    the copy engine. In the stead of held queries, which nobody waits for here: the lane that copies
+//   latent_empty[i], rope_empty[i]  a lane of each output warp, behind its products; after held queries two lanes of each scores warp
+//   query_full, query_empty         a piece's queries: the copy engine, or the lanes of warp 1; all of the scores, behind the last products
+//   scores_full[i]                  a block's probabilities and factors: the lanes that write factors
+//   stats_full, stats_empty         a piece's maxima and sums: the lanes that write them; all of the output
+//
+// and, with more than 64 rows:
+//
+//   held_query_empty                slots are free for them: the lane that copies the cache
+//   held_query_full                 as query_full
+//   held_query_taken                all of the scores, when their reads have come back
+//   tail_cleared                    all of the scores, each for the zeros that it wrote
+//   scores_issued[i]                lane 0 of each scores warp, behind the last product of a block's scores
+//
+// A wait tells a phase from the next one, but not from the one after that. So whoever does not wait for every use of what a barrier guards must
+// know by other means that the use before the one it waits for is over, and that the one after it cannot be. And an arrival does not wait
+// for loads from shared memory that are still under way: where the copy engine writes to their place next, something else has to.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -43,13 +66,17 @@
 
 namespace mla::sm90::decode {
 
+// Named barriers: 0 is __syncthreads', kOutputBarrier the output's (merge.cuh), this one the scores'.
 constexpr int kScoresBarrier = 2;
-// The warp of the scores that brings queries into L2, while there is nothing else to do.
+// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16 rows and fewer it has none itself.
 constexpr int kFetchingWarp = 5;
 // Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
 constexpr int kSparingBytes = 192 << 20;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
+
+// What each thread of a block has of the 65 536 registers of a multiprocessor, which are allotted in eights.
+constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 template <typename T, int N, int pair, class Places = Layout<N, pair == 2>>
 struct Kernel {
@@ -63,10 +90,11 @@ struct Kernel {
     using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
 
     static constexpr int kThreads = 512, kScoreGroups = 1;
-    // Register budgets of the warpgroups, 512 in all; 0 where the even share of 128 is enough.
-    static constexpr int kEvenRegisters = 128;
+    // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is enough.
+    static constexpr int kEvenRegisters = even_registers(kThreads);
     static constexpr int kLoadRegisters = kByRows ? 48 : N >= 32 ? 56 : 0, kScoreRegisters = kByRows ? 144 : 88;
     static constexpr int kOutputRegisters = kByRows ? 160 : 184;
+    static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 4 * kEvenRegisters);
     // Slots of the latent ring that a block needs, and a step of its output.
     static constexpr int kBlockSlots = 8 / L::kSlotTiles, kStepSlots = kBlockSlots / Sums::kSteps;
     // Query tiles that the scores warpgroup holds, the last of them the rope tile, and the slots that the others take in the latent ring.
@@ -209,6 +237,7 @@ struct Kernel {
         const Start start = schedule.likely_start();
         Place place = {-1, 0};
         if (p.run == kBlock && start.request >= 0) {
+            // Of a request without tokens the entry may be anything; what is no page of the cache the copy engine leaves out.
             const int token = start.block * kBlock, page = page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
             if (entry < p.block_table_entries)
@@ -233,7 +262,8 @@ struct Kernel {
         }
     }
 
-    // Brings the queries of a small batch into L2, each block some of them: they are asked for when there are pieces, and by many blocks.
+    // Brings the queries of a small batch into L2, each block some of them, `most` rows at most: the copy engine asks for them only when there are
+    // pieces, and in many blocks at the same time.
     __device__ void prefetch_queries(int lane) const {
         constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
         const int rows = p.requests * p.query_len * p.heads, own = unsigned(rows + gridDim.x - 1) / gridDim.x;
@@ -296,8 +326,8 @@ struct Kernel {
     // But a long batch is read faster when it may have all of L2.
     __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : L2Policy{}; }
 
-    // Calls load(whole, tokens, page, first) for each block: as one run, or as up to four that lie apart. One lane does. This warp knows
-    // the first piece without the queue.
+    // Calls load(whole, begins, tokens, page, first) for each block: as one run, or as up to four that lie apart; `begins` says that it is the
+    // piece's first one. One lane does. This warp knows the first piece without the queue.
     template <typename Load>
     __device__ void load_blocks(const Schedule& schedule, const Piece& first_piece, Load load) const {
         const int lane = threadIdx.x & 31;
@@ -556,6 +586,7 @@ struct Kernel {
                 if (tokens < kBlock) {
                     clear_tail(latent, tokens, thread);
                     if constexpr (kHeldQueries > 0) {
+                        // Behind the zeros of all, as for held queries.
                         named_barrier(kScoresBarrier, 128);
                         barrier_arrive(at(s.tail_cleared));
                     }
@@ -636,7 +667,8 @@ struct Kernel {
             for (int k = 0; k < 4; ++k)
                 load_matrices(*reinterpret_cast<uint32_t(*)[4]>(&query[t][4 * k]),
                               held_query_slot(t, latent, rope) + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
-        // The copy engine is going to write where these lanes have read.
+        // The copy engine is going to write where these lanes have read. The arrivals do not wait for what was read to come; the fence does,
+        // and behind the barrier of the warpgroup that holds for all (docs/kernels/decode.md, "Correctness").
         fence_async_proxy();
         named_barrier(kScoresBarrier, 128);
         barrier_arrive(at(s.held_query_taken));
@@ -657,7 +689,7 @@ struct Kernel {
             for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
 #pragma unroll
                 for (int j = 0; j < L::kSlotTiles; ++j)
-                    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(slot + j * kTileBytes + i * 16), "r"(0) : "memory");
+                    store_shared16(slot + j * kTileBytes + i * 16, make_uint4(0, 0, 0, 0));
             }
             tile.advance(1);
         }
@@ -749,6 +781,8 @@ struct Kernel {
                         finish_step(std::integral_constant<int, 0>());
                         RopeRing next = said;
                         next.advance(1);
+                        // That of a piece's first block is not waited for. But this one's barrier has had its use before, since that block's
+                        // probabilities came, and cannot have its next one, which needs a rope slot that is given back below.
                         if (block + 1 < end) barrier_wait(at(s.scores_issued[next.slot]), next.phase);
                     }
 #pragma unroll
@@ -949,7 +983,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
     const bool rehearses = warp == 1;
     Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, tile_rows, team, gridDim.x / pair);
     // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
-    // before has ended, nothing is read or written here but what warps 0 and 1 do. Behind the barrier all have waited.
+    // before has ended, only shared memory and the launch's own parameters are touched. Behind the barrier two warps have waited for all.
     let_the_next_kernel_start();
     if (warp == 2) {
         wait_for_earlier_kernels();
@@ -958,6 +992,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         kernel.prefetch_descriptors(maps, lane);
+        // Several blocks of tokens, so that tiles are cut.
         if (lane == 0) s.imaginary_length = 4096;
     } else if (warp == 3) {
         wait_for_earlier_kernels();

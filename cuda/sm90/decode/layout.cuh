@@ -14,6 +14,7 @@
 namespace mla::sm90::decode {
 
 constexpr int kTileBytes = kBlock * 64 * 2;
+// What a thread block may have on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
 
 // What a block has to merge when it has no other piece, besides its share of the last piece's tile.
@@ -42,13 +43,15 @@ struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     // The form for more than 64 rows (kernel.cuh).
     static constexpr bool kByRows = by_rows;
-    // The queries' latent values from this one on are here, and the rope values after them unless they are held; every other tile of a block
-    // meets one of them, so that reads of shared memory are spread evenly.
+    // Query tiles in shared memory: those of the latent values from the first one named here on, and of the rope values. By rows, four of the latent
+    // tiles; the others and the rope tile are held in registers. Every other tile of a block then meets one of them, so that reads of shared memory are
+    // spread evenly.
     static constexpr int kFirstQueryValue = by_rows ? 256 : 0, kQueryTiles = by_rows ? 4 : 9;
     static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
     // Tiles of a slot, which are copied and waited for together.
     static constexpr int kSlotTiles = by_rows ? 4 : 2;
     static constexpr int kLatentSlotBytes = kSlotTiles * kTileBytes;
+    // As many as there is room for.
     static constexpr int kLatentSlots = by_rows ? 20 / kSlotTiles : N == 64 ? 8 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = N == 64 && !by_rows ? 2 : 3;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
@@ -70,7 +73,7 @@ struct Layout {
         uint64_t held_query_empty, held_query_full, held_query_taken;
         // What lies behind the last token of a piece has been cleared, where it ends within a block.
         uint64_t tail_cleared;
-        // Of a block: the probabilities are there; all products of its scores have been issued.
+        // Of a block: the probabilities are there; all products of its scores have been issued (by rows only).
         uint64_t scores_full[kRopeSlots], scores_issued[kRopeSlots];
         uint64_t stats_full, stats_empty;
         // What goes from the scores to the output warpgroups with the probabilities, which lie in the block's rope slot:

@@ -3,12 +3,29 @@
 // The cache stays as it is in shared memory, and each warp converts in registers what it multiplies next: both products take the
 // cache as the operand A, which may come from registers.
 //
+//   load     as in kernel.cuh, but for warp 1, which only divides the imaginary batch: those who need the queries fetch them;
 //   scores   S^T = K Q^T (64 tokens x N): a warp has sixteen tokens, softmax, P to shared memory;
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T.
 //
 // With 32 rows and fewer, two warpgroups take turns with the scores, block by block: one computes products during the other's softmax. A block's
 // reference maxima follow from those of the block before, which the other group has. So a group decides what its block raises when the other
-// has decided, and each sums for itself. The first fetches the queries and adds the sums up.
+// has decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a piece of four blocks:
+//
+//   scores 0   [fetch Q][Q K0 ][decide 0, softmax 0][Q K2 ]   [decide 2, softmax 2]   [sums]
+//   scores 1            [Q K1 ]        [decide 1, softmax 1][Q K3 ]    [decide 3, softmax 3]
+//   output                                 [V0 P0 ] [V1 P1 ]      [V2 P2 ]    [V3 P3 ]
+//
+// Blocks are counted through all pieces. Even ones are the first group's and have the first slot of the probabilities, odd ones the second's.
+// The barriers are those of kernel.cuh, less those of queries and of the rope tile, and:
+//
+//   latent_full[i], latent_empty[i]   a block: the copy engine; a lane of each output warp, as soon as it has read it
+//   scores_full[i], scores_empty[i]   a block's probabilities: four lanes of each warp of its group; a lane of each output warp
+//   decided[i]                        all of the group whose block it is. The other group waits for each of them, so that it knows what was raised
+//                                     and that everybody has read what it raises next
+//   tail_cleared[i]                   all of the group, each for the zeros that it wrote, only where tokens end within a block
+//   queries_ready                     all of the first group, for each piece: also that its own reads of the last piece's sums are done
+//   sums_ready                        all of the second group, for each piece: also that it needs neither the queries nor the reference maxima
+//                                     any longer
 //
 // e4m3 is exact in f16, so both products are of f16 whatever the queries' type. Queries of bf16 are multiplied by a power of two that
 // brings the largest of a tile below 2^15, which the scale of the scores takes back: what f16 cannot hold of the others is
@@ -60,21 +77,21 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     static constexpr int kScoreGroups = L::kScoreGroups, kScoreThreads = 128 * kScoreGroups;
     static constexpr int kThreads = 384 + kScoreThreads;
-    // Of 512 registers in all, or of 480 in five warpgroups.
-    static constexpr int kEvenRegisters = kScoreGroups == 2 ? 96 : 128;
+    static constexpr int kEvenRegisters = even_registers(kThreads);
     static constexpr int kLoadRegisters = kScoreGroups == 2 ? 48 : 40, kScoreRegisters = kScoreGroups == 2 ? 88 : 120;
     static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 176;
+    static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + 2 * kOutputRegisters <= (3 + kScoreGroups) * kEvenRegisters);
 
-    // Barriers of one group of the scores.
-    static constexpr int kSecondBarrier = kScoresBarrier + 1;
+    // Barriers of one group of the scores. Their numbers are constants of the instructions.
+    static constexpr int kSecondScoresBarrier = kScoresBarrier + 1;
     __device__ static void meet(int group) {
         if (group == 0)
             named_barrier(kScoresBarrier, 128);
         else
-            named_barrier(kSecondBarrier, 128);
+            named_barrier(kSecondScoresBarrier, 128);
     }
     __device__ static bool meet_any(int group, bool own) {
-        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own) : named_barrier_any(kSecondBarrier, 128, own);
+        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own) : named_barrier_any(kSecondScoresBarrier, 128, own);
     }
 
     __device__ QuantisedKernel(const KernelParams& params, uint32_t address, typename L::Small& small, int rank, int of_team)
@@ -255,6 +272,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             for (int block = begin + (kScoreGroups == 2 ? (blocks ^ group) & 1 : 0); block < end; block += kScoreGroups) {
                 const uint32_t number = blocks + block - begin;
                 float d[N / 2];
+                // Of five slots a group waits for every second use. The use before this one was five blocks ago, and over: the other group decided about
+                // a block after that, the third one before this, which has been waited for.
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 multiply(d, latent_slot(slots.slot), latent_from, rope_from);
                 if ((block + 1) * kBlock > no_mask_before) {
@@ -268,7 +287,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
-                // The slots of the probabilities take turns, as the groups do.
+                // The slots of the probabilities take turns, as the groups do. The wait for one below is the group's own, for every use of it.
                 static_assert(L::kProbabilitySlots == 2);
                 const int slot = number & 1;
                 if (block > begin) follow_the_other(maximum, sum, number - 1, quad);
@@ -304,6 +323,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 slots.advance(kScoreGroups);
             }
             blocks += end - begin;
+            // The last block's decision, too, is waited for: no phase is left out, and the sums are all relative to the same maxima.
             if (begin < end && ((blocks ^ group) & 1) == 0) follow_the_other(maximum, sum, blocks - 1, quad);
 
             combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane, [](float x, float y) { return x + y; });

@@ -96,9 +96,9 @@ struct Lanes {
 // Its functions are called by one whole warp, or on the host.
 class Schedule {
   public:
-    // `lens`: the lengths of all requests, once they are there, one after the other or, if `step` is 0, all in the same place.
-    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int step, int tile_rows, int team, int teams)
-        : p_(p), lens_(lens), lens_step_(step), tile_rows_(tile_rows), team_(team), teams_(teams) {}
+    // `lens`: the lengths of all requests, once they are there, one after the other or, if `lens_step` is 0, all in the same place.
+    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int lens_step, int tile_rows, int team, int teams)
+        : p_(p), lens_(lens), lens_step_(lens_step), tile_rows_(tile_rows), team_(team), teams_(teams) {}
 
     // Divides the batch among the teams.
     __host__ __device__ void divide() {
@@ -314,9 +314,10 @@ class Schedule {
     }
 
     // Whether to keep tiles apart when the longest team then has `cost`. Cut in line, all have step_, and at the end parts
-    // are written and merged, for about as long as three blocks take. Up to 64 rows, a block also takes less time while
+    // are written and merged, for as long as three to six blocks take. Up to 64 rows, a block also takes less time while
     // some multiprocessors leave the memory to the others, with 64 rows not by as much.
     __host__ __device__ bool worth(int cost) const {
+        // 17/16 of a step and 6 blocks; 4/3 and 2 2/3; 5/3 and 5 1/3.
         if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 96;
         return cost * 3 <= (tile_rows_ > 32 ? step_ * 4 + 8 : step_ * 5 + 16);
     }
@@ -342,9 +343,12 @@ class Schedule {
     int parts_;
     // Blocks of all tiles, without the tiles' constant.
     int blocks_;
-    // Of the line: what all tiles take, and where the request of the next piece begins and ends.
+    // Of the line: what all tiles take, and where the request of the next piece, request_, begins and ends.
     int total_, begins_, ends_;
-    int step_, longer_, position_, end_, request_;
+    // See `boundary`.
+    int step_, longer_;
+    // What is left of this team's range.
+    int position_, end_, request_;
 };
 
 }  // namespace mla::sm90::decode
