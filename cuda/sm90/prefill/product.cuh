@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "../../common/instructions.cuh"
+#include "../../common/wgmma.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
@@ -39,13 +40,8 @@ __device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (
     Op::fma(a[0], a[1], a[2], a[3], b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
 }
 
-// Tiles with 128-byte swizzle, whose groups of eight rows are 1024 bytes apart; `leading` separates panels of an operand
-// whose columns are not the summed dimension. Adding bytes / 16 moves the start.
-__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t leading) {
-    // All lanes have the same address. Told so, the compiler keeps descriptors in uniform registers.
-    address = __shfl_sync(~0u, address, 0);
-    return uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32 | uint64_t(leading >> 4) << 16 | ((address & 0x3FFFF) >> 4);
-}
+// All lanes have the same address. Told so, the compiler keeps the descriptors made of it in uniform registers.
+__device__ __forceinline__ uint32_t uniform(uint32_t address) { return __shfl_sync(~0u, address, 0); }
 
 }  // namespace detail
 
@@ -55,7 +51,8 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys /
     using T = typename detail::Operand<typename Tile::Element>::Type;
     using Op = decltype(cute::GMMA::ss_op_selector<T, T, float,
                                                    cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
-    const uint64_t query_start = detail::descriptor(query, 16), key_start = detail::descriptor(key, 16);
+    // Adding bytes / 16 moves a descriptor's start.
+    const uint64_t query_start = wgmma_descriptor(detail::uniform(query)), key_start = wgmma_descriptor(detail::uniform(key));
 #pragma unroll
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, column = step % 4 * 32;
@@ -101,7 +98,7 @@ __device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue 
     using Op = decltype(cute::GMMA::rs_op_selector<T, T, float,
                                                    cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
                                                    cute::GMMA::Major::K, cute::GMMA::Major::MN>());
-    const uint64_t start = detail::descriptor(value, Tile::kKeyPanelBytes);
+    const uint64_t start = wgmma_descriptor(detail::uniform(value), Tile::kKeyPanelBytes);
 #pragma unroll
     for (int step = 0; step < Tile::kKeySteps; step++) {
         detail::multiply<Op>(out, weights[step], start + step * 16 * kPanel * 2 / 16,
