@@ -37,6 +37,18 @@ struct Loading {
     int request, block_begin, block_end, kv_len;
 };
 
+// How the work gets to the warps of a block, with any cache: the lengths, the queue of pieces, and what the one that loads knows.
+struct Distribution {
+    int lens[kMaxRequests];
+    // That of each request of an imaginary batch.
+    int imaginary_length;
+    Piece pieces[kPieces];
+    Loading loading;
+    // Whether copies of the cache spare L2.
+    bool sparing;
+    uint64_t piece_full[kPieces], piece_empty[kPieces];
+};
+
 template <int N, bool by_rows = false>
 struct Layout {
     static constexpr int kBlockBytes = kBlock * (kLatent + kRope) * 2;
@@ -56,15 +68,7 @@ struct Layout {
     static constexpr int kRopeSlots = N == 64 && !by_rows ? 2 : 3;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
-    struct Small {
-        int lens[kMaxRequests];
-        // That of each request of an imaginary batch.
-        int imaginary_length;
-        Piece pieces[kPieces];
-        Loading loading;
-        // Whether copies of the cache spare L2.
-        bool sparing;
-        uint64_t piece_full[kPieces], piece_empty[kPieces];
+    struct Small : Distribution {
         uint64_t latent_full[kLatentSlots], rope_full[kRopeSlots];
         uint64_t latent_empty[kLatentSlots], rope_empty[kRopeSlots];
         uint64_t lens_full, table_full;
@@ -115,15 +119,7 @@ struct QuantisedLayout {
     static constexpr int kProbabilitySlots = 2, kProbabilityBytes = N * kBlock * 2;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes;
 
-    struct Small {
-        int lens[kMaxRequests];
-        // That of each request of an imaginary batch.
-        int imaginary_length;
-        Piece pieces[kPieces];
-        Loading loading;
-        // Whether copies of the cache spare L2.
-        bool sparing;
-        uint64_t piece_full[kPieces], piece_empty[kPieces];
+    struct Small : Distribution {
         uint64_t latent_full[kLatentSlots], latent_empty[kLatentSlots];
         uint64_t lens_full, table_full;
         uint64_t scores_full[kProbabilitySlots], scores_empty[kProbabilitySlots];
