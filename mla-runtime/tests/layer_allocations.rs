@@ -5,7 +5,6 @@
 //! own work: checks, views, chunks, dispatch. (What the CPU device does within an operation is its
 //! own: it hands tasks to a thread pool, which may allocate. A GPU's enqueues.)
 
-#[allow(unused_macros)]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};

@@ -1,5 +1,7 @@
 //! A device that holds bytes and computes nothing, and a body for backends that are never called.
 
+#![allow(dead_code, unused_macros, reason = "each test program uses some of it")]
+
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -23,14 +25,12 @@ thread_local! {
 }
 
 /// Counts an operation of this thread.
-#[allow(dead_code)]
 pub(crate) fn done() -> Result<()> {
     OPERATIONS.set(OPERATIONS.get() + 1);
     Ok(())
 }
 
 /// The operations of this thread since the last call of this.
-#[allow(dead_code)]
 pub(crate) fn operations() -> usize {
     OPERATIONS.take()
 }
@@ -181,7 +181,6 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
 }
 
 // What both traits ask for.
-#[allow(unused_macros)]
 macro_rules! common_body {
     ($device:ty) => {
         type Device = $device;
@@ -215,7 +214,6 @@ macro_rules! common_body {
 
 /// The items of an `impl PrefillBackend` that refuses every call. Absolute paths, so that it fits
 /// a module with any names in scope.
-#[allow(unused_macros)]
 macro_rules! prefill_body {
     ($device:ty) => {
         common_body!($device);
@@ -254,7 +252,6 @@ macro_rules! prefill_body {
 }
 
 /// As `prefill_body!`, of an `impl DecodeBackend`.
-#[allow(unused_macros)]
 macro_rules! decode_body {
     ($device:ty) => {
         common_body!($device);
