@@ -201,9 +201,6 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     if (p.tokens == 0) return ok();
 
     KernelParams k = {};
-    k.cache = static_cast<const char*>(p.cache);
-    k.pages = p.pages;
-    k.page_bytes = p.cache_page_stride * cache_element(p);
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
     k.out = p.out;

@@ -52,7 +52,6 @@ struct Guess {
 };
 
 struct KernelParams {
-    const char* cache;         // see TensorMaps
     const void* q_latent;      // [tokens, heads, 512]
     const void* q_rope;        // [tokens, heads, 64]
     void* out;                 // [tokens, heads, 512]
@@ -69,7 +68,6 @@ struct KernelParams {
     int64_t block_table_stride;
     // From the first request's first to the last one's last: nothing behind that is read.
     int64_t block_table_entries;
-    int64_t pages, page_bytes;
     int requests, heads, query_len;
     float inverse_heads;
     // page_size = 1 << page_shift where that is not negative.

@@ -19,7 +19,7 @@
 // The barriers are those of kernel.cuh, less those of queries and of the rope tile, and:
 //
 //   latent_full[i], latent_empty[i]   a block: the copy engine; a lane of each output warp, as soon as it has read it
-//   scores_full[i], scores_empty[i]   a block's probabilities: four lanes of each warp of its group; a lane of each output warp
+//   scores_full[i], scores_empty[i]   a block's probabilities: four lanes of each warp of its group; all of the output
 //   decided[i]                        all of the group whose block it is. The other group waits for each of them, so that it knows what was raised
 //                                     and that everybody has read what it raises next
 //   tail_cleared[i]                   all of the group, each for the zeros that it wrote, only where tokens end within a block
@@ -108,7 +108,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
         for (int i = 0; i < L::kProbabilitySlots; ++i) {
             barrier_init(at(s.scores_full[i]), 16);
-            barrier_init(at(s.scores_empty[i]), 8);
+            barrier_init(at(s.scores_empty[i]), kOutputThreads);
             barrier_init(at(s.tail_cleared[i]), 128);
         }
         if constexpr (kScoreGroups == 2) {
@@ -513,7 +513,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 if (block > begin && s.any_factor[slot]) sums.rescale(s.factor[slot], quad);
                 accumulate(sums.acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(__shfl_sync(~0u, slot, 0)),
                            s.latent_empty[slots.slot], lane);
-                this->free_slot(s.scores_empty[slot], lane);
+                // Each lane for what it has read itself: the factors, too.
+                barrier_arrive(at(s.scores_empty[slot]));
                 slots.advance(1);
                 ++blocks;
             }

@@ -150,7 +150,6 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;
     k.rope_per_head = p.key_rope_head_stride != 0;
-    k.scale = p.softmax_scale;
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
 
     EncodeTiled encode;

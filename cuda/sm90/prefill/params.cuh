@@ -23,8 +23,7 @@ struct KernelParams {
     int max_query_len, max_key_len;
     int causal;
     int rope_per_head;  // 0: one rotary key for all heads
-    float scale;        // softmax scale
-    float scale_log2;   // times log2(e)
+    float scale_log2;   // softmax scale times log2(e)
 };
 
 // Each map has four dimensions: columns, heads, rows of a request, end of the request. The third counts from
