@@ -109,7 +109,8 @@ typedef struct MlaDecodeParams {
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
-    /* columns of block_table */
+    /* columns of block_table: with page_size at most 2^29 tokens, and over all requests and tiles of their query rows less than
+     * 2^31 blocks of 64 tokens */
     int32_t max_pages;
     /* must be 512 and 64 */
     int32_t latent_dim;

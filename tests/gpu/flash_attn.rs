@@ -565,7 +565,13 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
             let inputs = Inputs::new(&exact, 12);
             let other_inputs = Inputs::new(&other, 12);
             let outcomes = [expected(&exact, &inputs), expected(&other, &other_inputs)];
-            for bounds in [(601, 701), (4096, 700), (600, 10_000), (40_000, 300_000)] {
+            for bounds in [
+                (601, 701),
+                (4096, 700),
+                (600, 10_000),
+                (40_000, 300_000),
+                (1_000_000, 1_000_000),
+            ] {
                 let case = Case {
                     bounds: Some(bounds),
                     ..exact.clone()

@@ -663,6 +663,12 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("page_size", |p| p.page_size = 24),
         ("pages", |p| p.pages = 0),
         ("max_pages", |p| p.max_pages = 0),
+        ("max_pages", |p| p.max_pages = (1 << 29) / p.page_size + 1),
+        ("max_pages", |p| {
+            // Within the bound of one request.
+            (p.requests, p.tokens) = (1024, 1024);
+            p.max_pages = (1 << 28) / p.page_size;
+        }),
         ("block_table_stride", |p| p.block_table_stride = 1),
         ("q_latent", |p| p.q_latent = std::ptr::null()),
         ("q_latent", |p| p.q_latent = p.q_latent.wrapping_byte_add(2)),
@@ -692,6 +698,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("lse_head_stride", |p| p.lse_head_stride = 1),
         ("softmax_scale", |p| p.softmax_scale = 0.0),
         ("softmax_scale", |p| p.softmax_scale = f32::NAN),
+        ("softmax_scale", |p| p.softmax_scale = f32::INFINITY),
         ("workspace", |p| p.workspace = std::ptr::null_mut()),
         ("workspace", |p| {
             p.workspace = p.workspace.wrapping_byte_add(16)

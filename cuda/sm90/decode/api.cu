@@ -24,13 +24,18 @@ Shape shape_of(const MlaDecodeParams& p) {
     return shape;
 }
 
+// Tiles of a request with as many query tokens as any may have.
+int tiles_of_request(const MlaDecodeParams& p, const Shape& shape) {
+    const int tile_rows = shape.rows * shape.pair;
+    return (p.query_len * p.heads + tile_rows - 1) / tile_rows;
+}
+
 // What a tile costs beside its blocks, in blocks.
 constexpr int kTileCost = 1;
 
 Guess guess_of(const MlaDecodeParams& p, const Shape& shape, int teams) {
-    const int tile_rows = shape.rows * shape.pair;
     Guess g = {};
-    g.tiles_of_request = (p.query_len * p.heads + tile_rows - 1) / tile_rows;
+    g.tiles_of_request = tiles_of_request(p, shape);
     g.tiles = p.requests * g.tiles_of_request;
     g.teams_of_tile = teams / g.tiles;
     g.tiles_of_team = (g.tiles + teams - 1) / teams;
@@ -70,9 +75,18 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return ok();
 }
 
-MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
-    const MlaStatus shape = check_shape(p);
-    if (shape.code != MLA_OK) return shape;
+// The schedule counts blocks of tokens over all tiles, and multiplies those of a request by teams, in 31 bits, whatever the lengths on the device are.
+MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
+    constexpr int64_t most_tokens = int64_t(1) << 29;
+    static_assert(most_tokens / kBlock * kCounters <= INT32_MAX);
+    const int64_t tokens = int64_t(p.max_pages) * p.page_size, blocks = (tokens + kBlock - 1) / kBlock;
+    if (tokens > most_tokens) return refuse("max_pages", p.max_pages, "at most 2^29 tokens per request (max_pages * page_size)");
+    if (int64_t(p.requests) * tiles_of_request(p, shape) * (blocks + kTileCost) > INT32_MAX)
+        return refuse("max_pages", p.max_pages, "less than 2^31 blocks of 64 tokens over all requests and tiles of their query rows");
+    return ok();
+}
+
+MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) {
     if (p.tokens < 0 || p.tokens > int64_t(p.requests) * p.query_len)
         return refuse("tokens", p.tokens, "at most requests * query_len");
     if (!p.cu_q_lens && p.tokens != p.requests * p.query_len)
@@ -80,6 +94,8 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     if (p.page_size < 16 || p.page_size % 16) return refuse("page_size", p.page_size, "a positive multiple of 16");
     if (p.pages < 1 || p.pages > INT32_MAX) return refuse("pages", p.pages, "1..=2147483647");
     if (p.max_pages < 1) return refuse("max_pages", p.max_pages, "at least 1");
+    const MlaStatus capacity = check_capacity(p, shape);
+    if (capacity.code != MLA_OK) return capacity;
     if (p.block_table_stride < p.max_pages && p.requests > 1) return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
 
     const int64_t cache_quantum = 16 / cache_element(p);
@@ -110,7 +126,9 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1) return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
     if (p.cache_dtype == MLA_DTYPE_E4M3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
         return refuse("cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
-    if (!(p.softmax_scale > 0.f)) return refuse("softmax_scale", int64_t(p.softmax_scale), "a positive number");
+    // Also refuses NaN.
+    if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
+        return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
     if (!p.workspace || !is_aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < workspace) return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least what mla_decode_sm90_workspace says");
     return ok();
@@ -196,7 +214,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     s = device_facts(facts);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
-    s = check(p, workspace_bytes(shape.rows, facts.multiprocessors));
+    s = check(p, shape, workspace_bytes(shape.rows, facts.multiprocessors));
     if (s.code != MLA_OK) return s;
     if (p.tokens == 0) return ok();
 

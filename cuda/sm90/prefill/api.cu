@@ -14,7 +14,9 @@ MlaStatus check(const MlaPrefillParams& p) {
     if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
     if (p.query_tokens < 0) return refuse("query_tokens", p.query_tokens, "at least 0");
     if (p.key_tokens < 0) return refuse("key_tokens", p.key_tokens, "at least 0");
-    if (p.max_query_len < 0) return refuse("max_query_len", p.max_query_len, "at least 0");
+    // Rounded up to whole tiles it is an int, too.
+    if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
+        return refuse("max_query_len", p.max_query_len, "0..=2147483519");
     if (p.max_key_len < 0) return refuse("max_key_len", p.max_key_len, "at least 0");
     if (p.dtype != MLA_DTYPE_BF16 && p.dtype != MLA_DTYPE_F16)
         return refuse("dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
@@ -59,7 +61,7 @@ MlaStatus check(const MlaPrefillParams& p) {
         return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
-        return refuse("softmax_scale", int64_t(p.softmax_scale), "a finite number above 0");
+        return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
     if (!p.workspace || !is_aligned(p.workspace, 256))
         return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < MLA_PREFILL_WORKSPACE_BYTES)
@@ -140,8 +142,6 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.lse_head_stride = p.lse_head_stride;
     k.requests = p.requests;
     k.heads = p.heads;
-    // The maps' base addresses lie that many rows before the tensors.
-    if (p.max_query_len > 393216) return refuse("max_query_len", p.max_query_len, "0..=393216");
     k.levels = (p.max_query_len + kQueries - 1) / kQueries;
     const Together order = together(p, facts);
     k.section = order.section;
