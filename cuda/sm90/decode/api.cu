@@ -162,7 +162,7 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
 // The latent values alone, as two halves of four times 64.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs, CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
-    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 512, 128, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256, cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, cuuint32_t(pairs), 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }

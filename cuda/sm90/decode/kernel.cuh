@@ -249,17 +249,13 @@ struct Kernel {
         return place;
     }
 
-    // Brings a block of tokens into L2; those of a pair share the tiles. The memory is idle until the first copies, which come when the
-    // work has been divided.
+    // Brings half of the latent tiles of a block of tokens into L2. The memory is idle until the first copies, which come when the
+    // work has been divided; it is slower with all of a block at once.
     __device__ void prefetch_block(const TensorMaps& maps, Place block) const {
         const L2Policy policy = evict_first();
 #pragma unroll 1
-        for (int i = half; i <= kBlockSlots; i += pair) {
-            if (i < kBlockSlots)
-                tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2, block.page);
-            else
-                tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
-        }
+        for (int i = half; i < kBlockSlots / 2; i += pair)
+            tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2, block.page);
     }
 
     // Brings the queries of a small batch into L2, each block some of them, `most` rows at most: the copy engine asks for them only when there are
@@ -286,6 +282,15 @@ struct Kernel {
     // The page of a request that holds a token.
     __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
 
+    // Waits until few enough copies are under way for the next one, to the slot at hand.
+    template <typename Slots>
+    __device__ void wait_for_copies(const Slots& next) const {
+        if constexpr (L::kSlotsUnderWay < L::kLatentSlots) {
+            const Slots before = next.back(L::kSlotsUnderWay);
+            barrier_wait(at(s.latent_full[before.slot]), before.phase);
+        }
+    }
+
     // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
     template <bool whole>
     __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent, RopeRing& rope, int tokens,
@@ -307,12 +312,13 @@ struct Kernel {
         for (int i = 0; i < 8; i += L::kSlotTiles) {
             const uint32_t full = at(s.latent_full[latent.slot]), slot = latent_slot(latent.slot);
             barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+            wait_for_copies(latent);
             barrier_expect(full, tokens * 128 * L::kSlotTiles);
             if (whole) {
                 tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, i / 2, page[0]);
             } else {
 #pragma unroll 1
-                for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, first_value(i + j));
+                for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, (i + j) * 64);
             }
             latent.advance(1);
         }
@@ -456,8 +462,8 @@ struct Kernel {
                 else
                     barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
                 load(piece, hold ? s.held_query_full : s.query_full, hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
-                    if (hold) return make_int2(held_query_slot(tile, latent, rope), tile == kHeldQueries - 1 ? kLatent : tile * 64);
-                    return make_int2(base + tile * L::kQueryTileBytes, L::kFirstQueryValue + tile * 64);
+                    if (hold) return make_int2(held_query_slot(tile, latent, rope), tile == kHeldQueries - 1 ? kLatent : tile * L::kQueryValues);
+                    return make_int2(base + tile * L::kQueryTileBytes, L::kFirstQueryValue + tile * L::kQueryValues);
                 });
             }
             if (blocks > 0) {
@@ -552,7 +558,7 @@ struct Kernel {
                 for (int i = 0; i < 8; ++i) {
                     const int part = i % L::kSlotTiles;
                     if (part == 0) barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
-                    multiply_tile(d, query, first_value(i) / 64, latent_slot(tile.slot) + part * kTileBytes, i > 0);
+                    multiply_tile(d, query, i, latent_slot(tile.slot) + part * kTileBytes, i > 0);
                     if (part == L::kSlotTiles - 1) tile.advance(1);
                 }
                 barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
@@ -644,13 +650,14 @@ struct Kernel {
     __device__ void multiply_tile(float (&d)[32], const Queries& query, int query_tile, uint32_t cache_tile, int accumulate) const {
         const uint64_t b = wgmma_descriptor(cache_tile);
         wgmma_fence();
-        const int shared_tile = query_tile - L::kFirstQueryValue / 64;
-        if (shared_tile >= 0 && shared_tile < L::kQueryTiles) {
-            const uint64_t a = wgmma_descriptor(base + shared_tile * L::kQueryTileBytes);
+        // By rows, every other tile is in registers.
+        constexpr int stride = L::kQueryValues / 64;
+        if (query_tile % stride == L::kFirstQueryValue / 64) {
+            const uint64_t a = wgmma_descriptor(base + query_tile / stride * L::kQueryTileBytes);
 #pragma unroll
             for (int k = 0; k < 4; ++k) Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
         } else if constexpr (kHeldQueries > 0) {
-            const uint32_t* a = query[query_tile < kHeldQueries - 1 ? query_tile : kHeldQueries - 1];
+            const uint32_t* a = query[query_tile / stride];
 #pragma unroll
             for (int k = 0; k < 4; ++k) WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, k > 0 ? 1 : accumulate);
         }

@@ -4,8 +4,8 @@
 // slots for 8 KiB tiles, 64 tokens by 64 values of the cache: the latent ring (eight tiles per block, two or four in a slot) and the
 // rope ring (one). A rope tile is dead once the scores are computed; the probabilities of its block are written over it.
 //
-// The latent tiles of a block lie in the ring in the order in which the output warpgroups finish them, so that a slot is
-// refilled as early as possible: the first tile of either half of the 512 values, the second of either, and so on.
+// The latent tiles of a block lie in the ring in the order of their values, which the output warpgroups have in turns: so both finish a pair of tiles at
+// the same time, its slot is refilled as early as possible, and what a copy reads of a token lies together.
 #pragma once
 
 #include "params.cuh"
@@ -27,10 +27,8 @@ struct Owed {
 // Length of the queue of pieces.
 constexpr int kPieces = 4;
 
-// The first latent value of the i-th tile in the ring.
-__host__ __device__ constexpr int first_value(int i) { return (i & 1) * 256 + (i >> 1) * 64; }
-// How many tiles further the next one of the same half lies.
-constexpr int kSameHalf = 2;
+// How many tiles further the next one of the same output warpgroup lies.
+constexpr int kSameOutput = 2;
 
 // What the warp that loads the cache knows of its piece.
 struct Loading {
@@ -55,10 +53,10 @@ struct Layout {
     static constexpr int kQueryTileBytes = N * 128;
     // The form for more than 64 rows (kernel.cuh).
     static constexpr bool kByRows = by_rows;
-    // Query tiles in shared memory: those of the latent values from the first one named here on, and of the rope values. By rows, four of the latent
-    // tiles; the others and the rope tile are held in registers. Every other tile of a block then meets one of them, so that reads of shared memory are
-    // spread evenly.
-    static constexpr int kFirstQueryValue = by_rows ? 256 : 0, kQueryTiles = by_rows ? 4 : 9;
+    // Query tiles in shared memory: of the latent values, and of the rope values. By rows, every other one of the latent tiles, so that reads of shared
+    // memory are spread evenly over a block; the first one and every other from there, and the rope tile, are held in registers.
+    static constexpr int kQueryTiles = by_rows ? 4 : 9;
+    static constexpr int kFirstQueryValue = by_rows ? 64 : 0, kQueryValues = by_rows ? 128 : 64;  // of the first tile; from tile to tile
     static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
     // Tiles of a slot, which are copied and waited for together.
     static constexpr int kSlotTiles = by_rows ? 4 : 2;
@@ -66,6 +64,8 @@ struct Layout {
     // As many as there is room for.
     static constexpr int kLatentSlots = by_rows ? 20 / kSlotTiles : N == 64 ? 8 : N == 32 ? 9 : 11;
     static constexpr int kRopeSlots = N == 64 && !by_rows ? 2 : 3;
+    // Slots that copies may be under way to at the same time: 64 KiB. More of them make memory slower, above all while it has to write lines back.
+    static constexpr int kSlotsUnderWay = by_rows ? kLatentSlots : 4;
     static constexpr int kRingBytes = kLatentSlots * kLatentSlotBytes + kRopeSlots * kTileBytes;
 
     struct Small : Distribution {
@@ -106,12 +106,14 @@ template <int N>
 struct QuantisedLayout {
     static constexpr int kBlockBytes = kBlock * (kLatent + kRope);
     static constexpr bool kByRows = false;
-    static constexpr int kFirstQueryValue = 0, kQueryTiles = 9;
+    static constexpr int kQueryTiles = 9, kFirstQueryValue = 0, kQueryValues = 64;
     static constexpr int kQueryTileBytes = N * 128;
     static constexpr int kQueryBytes = 9 * kQueryTileBytes;
     static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
     static constexpr int kLatentSlotBytes = kBlockBytes;
     static constexpr int kLatentSlots = N == 64 ? 3 : N == 32 ? 4 : 5;
+    // As above; with 32 rows the products are what takes time, and tokens had better be there early.
+    static constexpr int kSlotsUnderWay = N == 32 ? kLatentSlots : 2;
     // Warpgroups that take turns with the scores; with 64 rows there are no registers for a second one.
     static constexpr int kScoreGroups = N == 64 ? 1 : 2;
     // The rope values lie with the others.
@@ -162,6 +164,13 @@ struct Ring {
     int slot = 0;
     uint32_t phase = 0;
 
+    // The use of a slot `n` uses ago, fewer than there are slots.
+    __device__ Ring back(int n) const {
+        Ring r;
+        r.slot = slot < n ? slot - n + count : slot - n;
+        r.phase = slot < n ? phase ^ 1 : phase;
+        return r;
+    }
     __device__ void advance(int n) {
         slot += n;
         if (slot >= count) {

@@ -42,7 +42,7 @@ struct OutputRows {
     // Writes a float4 of output thread `thread`. Called by whole warps.
     __device__ void write(T* row_pointer, bool valid, int thread, int tile, float4 v) const {
         const int lane = thread & 31;
-        const int first = (thread >> 7) * 256 + tile * 64 + ((thread >> 5) & 3) * 16 + 2 * (lane & 3);
+        const int first = (thread >> 7) * 64 + tile * 128 + ((thread >> 5) & 3) * 16 + 2 * (lane & 3);
         const uint32_t low = transpose_matrix(pack<T>(v.x, v.y));
         const uint32_t high = transpose_matrix(pack<T>(v.z, v.w));
         if (valid) {

@@ -139,6 +139,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const L2Policy policy = this->cache_policy();
             const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot), rope = slot + L::kLatentBytes;
             barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
+            this->wait_for_copies(ring);
             barrier_expect(full, tokens * (kLatent + kRope));
             if constexpr (whole.value) {
                 tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, page[0]);

@@ -140,7 +140,7 @@ struct RowSums {
     }
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
-        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor(tile, kSameHalf * kTileBytes);
+        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor(tile, kSameOutput * kTileBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k) WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
     }
@@ -170,7 +170,7 @@ struct RowSums {
         scale(inverse[row_of(thread)] * factor, inverse[row_of(thread) + 8] * factor);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            // Which of both rows, which half of the values, which 16 of 64.
+            // Which of both rows, which half of what it sums, which 16 of 64.
             const float* v = &acc[i / 4 % 2][8 * (i % 4) + 2 * (i / 8)];
             const uint2 tile = exchange(v, odd), next = exchange(v + 32, odd);
             packed[i] = make_uint4(tile.x, tile.y, next.x, next.y);
@@ -186,7 +186,7 @@ struct RowSums {
     }
 
     __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
-        const int first = (thread >> 7) * 256 + 2 * (thread & 3);
+        const int first = (thread >> 7) * 64 + 2 * (thread & 3);
 #pragma unroll
         for (int eighth = 0; eighth < 2; ++eighth) {
             const int r = row_of(thread) + 8 * eighth;
@@ -197,7 +197,7 @@ struct RowSums {
                 for (int h = 0; h < 2; ++h)
 #pragma unroll
                     for (int i = 0; i < 16; ++i)
-                        *reinterpret_cast<uint32_t*>(row + h * 128 + i * 8) =
+                        *reinterpret_cast<uint32_t*>(row + h * 256 + i / 8 * 128 + i % 8 * 8) =
                             pack<T>(acc[h][4 * i + 2 * eighth] * f, acc[h][4 * i + 1 + 2 * eighth] * f);
             }
         }
