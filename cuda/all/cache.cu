@@ -102,17 +102,12 @@ MlaStatus load_cache_kernels() {
     return ok();
 }
 
-}  // namespace mla
-
-using namespace mla;
-
-extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream) {
-    if (!params) return refuse("params", 0, "a pointer");
-    const MlaCacheWriteParams& p = *params;
+MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch) {
     Check check;
     check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes).that(p.tokens >= 0, "tokens", p.tokens, "0 and up");
     check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size, p.cache_page_stride, p.cache_slot_stride,
                 p.cache_scale);
+    launch.blocks = 0;
     if (check.failed() || p.tokens == 0) return check.status();
 
     const int64_t bytes = dtype_bytes(p.dtype);
@@ -151,15 +146,30 @@ extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* st
                is_wide(p.query_rope_out, bytes, {used(p.query_out_token_stride, p.tokens), used(p.query_out_head_stride, p.heads)});
     }
 
-    const int64_t row_blocks = ceil_div(p.tokens, kWriteWarps);
+    const int64_t row_blocks = ceil_div(p.tokens, threads / 32);
     const int64_t query_threads = queries ? int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)) : 1;
-    check.that(!queries || p.tokens * query_threads <= UINT32_MAX - kWriteThreads, "tokens", p.tokens, "fewer tokens times heads");
+    check.that(!queries || p.tokens * query_threads <= UINT32_MAX - threads, "tokens", p.tokens, "fewer tokens times heads");
     if (check.failed()) return check.status();
-    const int64_t blocks = row_blocks + (queries ? ceil_div(p.tokens * query_threads, kWriteThreads) : 0);
     const Inverse inverse = p.cache_format == MLA_CACHE_FP8 ? inverse_of(p.cache_scale) : Inverse{};
-    const WritePlan plan = {uint32_t(row_blocks), uint32_t(query_threads), inverse};
-    const auto kernel = write_kernel(p.cache_format, p.dtype, wide, p.positions != nullptr, is_r1(p.latent_dim, p.rope_dim));
-    return launch("cache write", kernel, dim3(uint32_t(blocks)), dim3(kWriteThreads), stream, p, plan);
+    launch = {{uint32_t(row_blocks), uint32_t(query_threads), inverse},
+              row_blocks + (queries ? ceil_div(p.tokens * query_threads, threads) : 0),
+              wide,
+              p.positions != nullptr,
+              is_r1(p.latent_dim, p.rope_dim)};
+    return ok();
+}
+
+}  // namespace mla
+
+using namespace mla;
+
+extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    WriteLaunch write;
+    const MlaStatus status = plan_write(*params, kWriteThreads, write);
+    if (status.code != MLA_OK || write.blocks == 0) return status;
+    const auto kernel = write_kernel(params->cache_format, params->dtype, write.wide, write.turned, write.r1);
+    return launch("cache write", kernel, dim3(uint32_t(write.blocks)), dim3(kWriteThreads), stream, *params, write.plan);
 }
 
 extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {

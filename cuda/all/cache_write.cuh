@@ -19,7 +19,6 @@
 namespace mla {
 
 constexpr int kWriteThreads = 128;
-constexpr int kWriteWarps = kWriteThreads / 32;
 
 // What the checks found out, beside the parameters themselves.
 struct WritePlan {
@@ -31,10 +30,10 @@ struct WritePlan {
     Inverse inverse;
 };
 
+// What thread `thread` of those that rotate queries does.
 template <typename Source, bool Wide>
-__device__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan) {
+__device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan, uint32_t thread) {
     constexpr int pairs = Wide ? kOctet : 1;
-    const uint32_t thread = (blockIdx.x - plan.row_blocks) * kWriteThreads + threadIdx.x;
     const uint32_t token = thread / plan.query_threads, item = thread % plan.query_threads;
     if (token >= uint32_t(p.tokens)) return;
     const uint32_t half = p.rope_dim / 2, per_head = half / pairs;
@@ -44,24 +43,15 @@ __device__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
-// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers, and then all its 64 warps
-// have a row on its way.
-template <typename Source>
-constexpr int write_blocks(bool wide, bool turned, bool r1) {
-    return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
-}
-
-template <typename Source, int Format, bool Wide, bool Turned, bool R1>
-__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
-    cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p, const __grid_constant__ WritePlan plan) {
-    // What follows in a layer is a product that need not wait to bring in its weights.
-    let_the_next_kernel_start();
-    if (Turned && blockIdx.x >= plan.row_blocks) {
-        turn_queries<Source, Wide>(p, plan);
+// What block `block` of `Threads` threads does.
+template <typename Source, int Format, bool Wide, bool Turned, bool R1, int Threads>
+__device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan, uint32_t block) {
+    if (Turned && block >= plan.row_blocks) {
+        turn_queries<Source, Wide>(p, plan, (block - plan.row_blocks) * Threads + threadIdx.x);
         return;
     }
     const int lane = threadIdx.x % 32;
-    const int64_t token = int64_t(blockIdx.x) * kWriteWarps + threadIdx.x / 32;
+    const int64_t token = int64_t(block) * (Threads / 32) + threadIdx.x / 32;
     const int latent_dim = R1 ? kR1Latent : p.latent_dim, rope_dim = R1 ? kR1Rope : p.rope_dim;
     const Source* latent = static_cast<const Source*>(p.latent) + token * p.latent_token_stride;
     const Source* rope = static_cast<const Source*>(p.rope) + token * p.rope_token_stride;
@@ -108,6 +98,32 @@ __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turn
         Row<Format>::template put_rope<Wide>(row, octet, r, cache_scale, latent_dim, rope_dim);
     }
 }
+
+// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers, and then all its 64 warps
+// have a row on its way.
+template <typename Source>
+constexpr int write_blocks(bool wide, bool turned, bool r1) {
+    return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
+}
+
+template <typename Source, int Format, bool Wide, bool Turned, bool R1>
+__global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
+    cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p, const __grid_constant__ WritePlan plan) {
+    // What follows in a layer may be a product that need not wait to bring in its weights.
+    let_the_next_kernel_start();
+    write_block<Source, Format, Wide, Turned, R1, kWriteThreads>(p, plan, blockIdx.x);
+}
+
+// A write as the kernels take it.
+struct WriteLaunch {
+    WritePlan plan;
+    int64_t blocks;
+    // Whether everything can be accessed 16 bytes at a time, something is rotated, and the widths are kR1Latent and kR1Rope.
+    bool wide, turned, r1;
+};
+
+// Checks every argument, for blocks of `threads` threads. Without tokens there is nothing to launch, and only `blocks` is set.
+MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch);
 
 template <int Format>
 struct CacheWrite {

@@ -10,5 +10,6 @@ MlaStatus load_merge_kernels();
 MlaStatus load_lse_kernels();
 MlaStatus load_copy_kernels();
 MlaStatus load_head_product_kernels();
+MlaStatus load_absorb_kernels();
 
 }  // namespace mla

@@ -468,6 +468,12 @@ typedef struct MlaHeadProductParams {
  * one's end before it reads or writes anything but constant weights. */
 MlaStatus mla_head_product(const MlaHeadProductParams *params, void *stream);
 
+/* What a step begins with on the absorbed path: mla_cache_write and mla_head_product of q_nope and W_UK, of which neither writes
+ * what the other reads or writes. One kernel where neighbours of the weights lie along n, k is 128, rows have 512 + 64 values of
+ * 16 bits, can be accessed 16 bytes at a time and are at most 256, and the cache is of their dtype or of e4m3 with one scale;
+ * otherwise two. The one kernel may start while the one before it in the stream is ending, as mla_head_product's does. */
+MlaStatus mla_absorb(const MlaCacheWriteParams *write, const MlaHeadProductParams *product, void *stream);
+
 /* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel
  * first takes milliseconds, and may not be possible while a graph is captured. */
 MlaStatus mla_load_helpers(void);

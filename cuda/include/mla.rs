@@ -978,5 +978,12 @@ unsafe extern "C" {
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    pub fn mla_absorb(
+        write: *const MlaCacheWriteParams,
+        product: *const MlaHeadProductParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
     pub fn mla_load_helpers() -> MlaStatus;
 }

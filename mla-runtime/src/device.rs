@@ -26,6 +26,85 @@ pub struct GatherRows<'a, D: Device> {
     pub rows: usize,
 }
 
+/// The new tokens' cache rows, and where they go.
+pub struct CacheRows<'a, D: Device> {
+    /// `[T, 1, L]`.
+    pub latent: TensorRef<'a, D>,
+    /// `[T, 1, R]`.
+    pub rope: TensorRef<'a, D>,
+    /// The slot of each token, −1 for none: `[T]`.
+    pub slots: ArrayRef<'a, D, i64>,
+    /// The cache that they are written to.
+    pub cache: CacheMut<'a, D>,
+    /// The rotation that `rope` and the queries' rotary parts still need, if any.
+    pub rotary: Option<Rotary<'a, D>>,
+}
+
+impl<D: Device> CacheRows<'_, D> {
+    /// Writes the rows and, where there is a rotation, the queries' rotary parts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::write_cache`] and [`Device::write_cache_rotated`].
+    pub fn write(self, device: &D, queries: &mut AbsorbedQueries<'_, D>) -> Result<()> {
+        let Self {
+            latent,
+            rope,
+            slots,
+            cache,
+            rotary,
+        } = self;
+        let Some(rotary) = rotary else {
+            return device.write_cache(latent, rope, slots, cache);
+        };
+        let query = Some(queries.rotation()?);
+        device.write_cache_rotated(latent, rope, &rotary, query, slots, cache)
+    }
+}
+
+/// Queries on their way to the latent space, where the absorbed path takes them.
+pub struct AbsorbedQueries<'a, D: Device> {
+    /// `[A, H, P + R]`.
+    pub query: TensorRef<'a, D>,
+    /// W_UK: `[H, P, L]`.
+    pub weights: TensorRef<'a, D>,
+    /// `[A, H, L]`, or `[A, H, L + R]` where there is a rotation, whose result stands behind.
+    pub to: TensorMut<'a, D>,
+}
+
+/// Two factors and where their product goes, as [`Device::gemm_weights`] takes them.
+pub type Product<'a, D> = (TensorRef<'a, D>, TensorRef<'a, D>, TensorMut<'a, D>);
+
+impl<D: Device> AbsorbedQueries<'_, D> {
+    /// `to[.., ..L] = query[.., ..P] · W_UK`, a product per head.
+    ///
+    /// # Errors
+    ///
+    /// Where the weights are wider than the tensors.
+    pub fn product(&mut self) -> Result<Product<'_, D>> {
+        let [_, nope, latent] = self.weights.shape();
+        Ok((
+            self.query.shorten().narrow(2, 0..nope)?.transpose(0, 1),
+            self.weights.shorten(),
+            self.to.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
+        ))
+    }
+
+    /// The rotation of `query[.., P..]` into `to[.., L..]`.
+    ///
+    /// # Errors
+    ///
+    /// Where the weights are wider than the tensors.
+    pub fn rotation(&mut self) -> Result<RotaryQuery<'_, D>> {
+        let [_, nope, latent] = self.weights.shape();
+        let [from, to] = [self.query.shape()[2], self.to.shape()[2]];
+        Ok(RotaryQuery::Into {
+            from: self.query.shorten().narrow(2, nope..from)?,
+            to: self.to.reborrow().narrow(2, latent..to)?,
+        })
+    }
+}
+
 /// A place where tensors live and attention runs.
 ///
 /// Every operation is enqueued and returns at once where the device is asynchronous; none allocates
@@ -184,6 +263,24 @@ pub trait Device: Clone + Send + Sync + 'static {
         slots: ArrayRef<'_, Self, i64>,
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
+
+    /// What a step begins with on the absorbed path, in one launch where the device can: the new tokens'
+    /// rows go to the cache, and the queries of as many tokens or of the first to the latent space. As
+    /// [`write_cache`](Self::write_cache) or [`write_cache_rotated`](Self::write_cache_rotated), and
+    /// [`gemm_weights`](Self::gemm_weights).
+    ///
+    /// # Errors
+    ///
+    /// As theirs.
+    fn write_cache_and_absorb(
+        &self,
+        rows: CacheRows<'_, Self>,
+        mut queries: AbsorbedQueries<'_, Self>,
+    ) -> Result<()> {
+        rows.write(self, &mut queries)?;
+        let (query, weights, to) = queries.product()?;
+        self.gemm_weights(query, weights, to)
+    }
 
     /// Reads cache rows, dequantised, into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`, of which
     /// the first `rows.rows` are written.

@@ -36,7 +36,20 @@ impl<D: Device> Clone for Rotary<'_, D> {
 
 impl<D: Device> Copy for Rotary<'_, D> {}
 
-impl<D: Device> Rotary<'_, D> {
+impl<'a, D: Device> Rotary<'a, D> {
+    /// The same views for a shorter time.
+    pub fn shorten<'short>(&self) -> Rotary<'short, D>
+    where
+        'a: 'short,
+    {
+        Rotary {
+            positions: self.positions.shorten(),
+            cos: self.cos.shorten(),
+            sin: self.sin.shorten(),
+            style: self.style,
+        }
+    }
+
     /// Refuses tables and positions that do not fit `tokens` vectors of `width` elements.
     ///
     /// # Errors

@@ -7,13 +7,14 @@ use cudarc::driver::{result, sys};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, narrow, unit_columns, wide};
+use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
 use crate::{present_gpu, raw};
@@ -158,6 +159,40 @@ impl Device for Cuda {
         cache: CacheMut<'_, Self>,
     ) -> Result<()> {
         self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
+    }
+
+    fn write_cache_and_absorb(
+        &self,
+        rows: CacheRows<'_, Self>,
+        mut queries: AbsorbedQueries<'_, Self>,
+    ) -> Result<()> {
+        let (a, b, c) = queries.product()?;
+        check_product(&a, &b, &c)?;
+        if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
+            rows.write(self, &mut queries)?;
+            let (a, b, c) = queries.product()?;
+            return self.product(a, b, c, true);
+        }
+        let product = head_product::params(&a, &b, c, true)?;
+        let rotation = match &rows.rotary {
+            Some(rotary) => Some((rotary, Some(queries.rotation()?))),
+            None => None,
+        };
+        let CacheRows {
+            latent,
+            rope,
+            slots,
+            cache,
+            ..
+        } = rows;
+        let write = write_params(latent, rope, slots, cache, rotation)?;
+        self.bind()?;
+        // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
+        // borrowed mutably, so they are apart from each other and from the inputs. Slots and positions are
+        // checked by the kernel itself. A layer's weights are written by nothing that is still enqueued.
+        raw::check("absorb", unsafe {
+            raw::mla_absorb(&write, &product, self.raw_stream())
+        })
     }
 
     fn gather_cache(
@@ -311,9 +346,7 @@ impl Cuda {
     ) -> Result<()> {
         let [batch, m, n] = c.shape();
         let k = a.shape()[2];
-        let dtype = c.dtype();
-        a.layout().expect("gemm a", dtype, [batch, m, k])?;
-        b.layout().expect("gemm b", dtype, [batch, k, n])?;
+        check_product(&a, &b, &c)?;
         if batch * m * n == 0 {
             return Ok(());
         }
@@ -321,12 +354,8 @@ impl Cuda {
             return self.clear(c);
         }
         self.bind()?;
-        let layout = *c.layout();
-        let a = (a.bytes(), a.layout());
-        let b = (b.bytes(), b.layout());
-        let c = (c.into_bytes().address(), &layout);
-        if head_product::fits(a, b, c) {
-            let params = head_product::params(a, b, c, constant)?;
+        if head_product::fits(Company::Alone, &a, &b, &c) {
+            let params = head_product::params(&a, &b, c, constant)?;
             // SAFETY: the tensors were checked to hold what their layouts say, which agree; the output is
             // borrowed mutably, so the inputs are elsewhere. Whoever calls the weights constant promises
             // that nothing still writes them.
@@ -334,6 +363,9 @@ impl Cuda {
                 raw::mla_head_product(&params, self.raw_stream())
             });
         }
+        let layout = *c.layout();
+        let c = (c.into_bytes().address(), &layout);
+        let (a, b) = ((a.bytes(), a.layout()), (b.bytes(), b.layout()));
         self.blas().gemm(a, b, c)
     }
 
@@ -345,53 +377,7 @@ impl Cuda {
         cache: CacheMut<'_, Self>,
         rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
     ) -> Result<()> {
-        let layout = *cache.layout();
-        check_scale(&layout)?;
-        let (latent_dim, rope_dim) = widths(&layout);
-        let (tokens, dtype) = (latent.shape()[0], latent.dtype());
-        latent
-            .layout()
-            .expect("latent", dtype, [tokens, 1, latent_dim])?;
-        rope.layout().expect("rope", dtype, [tokens, 1, rope_dim])?;
-        unit_columns("latent", latent.layout())?;
-        unit_columns("rope", rope.layout())?;
-        if slots.len() != tokens {
-            return Err(Error::argument("slots", slots.len(), tokens));
-        }
-        let mut params = raw::MlaCacheWriteParams {
-            latent: latent.bytes().address() as *const _,
-            rope: rope.bytes().address() as *const _,
-            slots: slots.bytes().address() as *const _,
-            cache: cache.into_bytes().address() as *mut _,
-            positions: std::ptr::null(),
-            cos: std::ptr::null(),
-            sin: std::ptr::null(),
-            query_rope: std::ptr::null(),
-            query_rope_out: std::ptr::null_mut(),
-            latent_token_stride: wide("latent", latent.layout().strides[0])?,
-            rope_token_stride: wide("rope", rope.layout().strides[0])?,
-            cache_page_stride: wide("page stride", layout.page_stride)?,
-            cache_slot_stride: wide("row stride", layout.row_stride)?,
-            table_stride: 0,
-            query_token_stride: 0,
-            query_head_stride: 0,
-            query_out_token_stride: 0,
-            query_out_head_stride: 0,
-            pages: wide("pages", layout.pages)?,
-            positions_len: 0,
-            tokens: narrow("tokens", tokens)?,
-            page_size: narrow("page size", layout.page_size)?,
-            heads: 0,
-            latent_dim: narrow("latent", latent_dim)?,
-            rope_dim: narrow("rope", rope_dim)?,
-            dtype: dtype_code(dtype),
-            cache_format: format_code(layout.format),
-            rotary_style: 0,
-            cache_scale: layout.scale,
-        };
-        if let Some((rotary, query)) = rotation {
-            rotary::fill(rotary, query, tokens, rope_dim, dtype, &mut params)?;
-        }
+        let params = write_params(latent, rope, slots, cache, rotation)?;
         self.bind()?;
         // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree; the
         // kernel itself checks slots and positions against the cache and the tables.
@@ -426,6 +412,75 @@ impl Cuda {
         // output is borrowed mutably, so the input is elsewhere.
         raw::check("copy", unsafe { raw::mla_copy(&params, self.raw_stream()) })
     }
+}
+
+/// What a cache write takes, every tensor checked.
+fn write_params(
+    latent: TensorRef<'_, Cuda>,
+    rope: TensorRef<'_, Cuda>,
+    slots: ArrayRef<'_, Cuda, i64>,
+    cache: CacheMut<'_, Cuda>,
+    rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
+) -> Result<raw::MlaCacheWriteParams> {
+    let layout = *cache.layout();
+    check_scale(&layout)?;
+    let (latent_dim, rope_dim) = widths(&layout);
+    let (tokens, dtype) = (latent.shape()[0], latent.dtype());
+    latent
+        .layout()
+        .expect("latent", dtype, [tokens, 1, latent_dim])?;
+    rope.layout().expect("rope", dtype, [tokens, 1, rope_dim])?;
+    unit_columns("latent", latent.layout())?;
+    unit_columns("rope", rope.layout())?;
+    if slots.len() != tokens {
+        return Err(Error::argument("slots", slots.len(), tokens));
+    }
+    let mut params = raw::MlaCacheWriteParams {
+        latent: latent.bytes().address() as *const _,
+        rope: rope.bytes().address() as *const _,
+        slots: slots.bytes().address() as *const _,
+        cache: cache.into_bytes().address() as *mut _,
+        positions: std::ptr::null(),
+        cos: std::ptr::null(),
+        sin: std::ptr::null(),
+        query_rope: std::ptr::null(),
+        query_rope_out: std::ptr::null_mut(),
+        latent_token_stride: wide("latent", latent.layout().strides[0])?,
+        rope_token_stride: wide("rope", rope.layout().strides[0])?,
+        cache_page_stride: wide("page stride", layout.page_stride)?,
+        cache_slot_stride: wide("row stride", layout.row_stride)?,
+        table_stride: 0,
+        query_token_stride: 0,
+        query_head_stride: 0,
+        query_out_token_stride: 0,
+        query_out_head_stride: 0,
+        pages: wide("pages", layout.pages)?,
+        positions_len: 0,
+        tokens: narrow("tokens", tokens)?,
+        page_size: narrow("page size", layout.page_size)?,
+        heads: 0,
+        latent_dim: narrow("latent", latent_dim)?,
+        rope_dim: narrow("rope", rope_dim)?,
+        dtype: dtype_code(dtype),
+        cache_format: format_code(layout.format),
+        rotary_style: 0,
+        cache_scale: layout.scale,
+    };
+    if let Some((rotary, query)) = rotation {
+        rotary::fill(rotary, query, tokens, rope_dim, dtype, &mut params)?;
+    }
+    Ok(params)
+}
+
+/// Refuses factors that do not fit each other or their product.
+fn check_product(
+    a: &TensorRef<'_, Cuda>,
+    b: &TensorRef<'_, Cuda>,
+    c: &TensorMut<'_, Cuda>,
+) -> Result<()> {
+    let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
+    a.layout().expect("gemm a", dtype, [batch, m, k])?;
+    b.layout().expect("gemm b", dtype, [batch, k, n])
 }
 
 fn same_length(host: usize, device: usize) -> Result<()> {

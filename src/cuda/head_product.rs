@@ -2,24 +2,40 @@
 
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
-use mla_runtime::tensor::Layout;
+use mla_runtime::tensor::{TensorMut, TensorRef};
 
+use super::Cuda;
 use super::argument::{dtype_code, narrow, wide};
-use super::memory::Bytes;
 use crate::raw;
 
-/// The most tokens for which the own kernel is the faster one, as `benches/layer.rs` finds: it reads the
-/// weights again for every 32 tokens, and cuBLAS has the better tiles for many.
-fn most_tokens(heads: usize) -> usize {
-    if heads <= 32 { 64 } else { 32 }
+/// What a product is launched with.
+#[derive(Clone, Copy)]
+pub(super) enum Company {
+    Alone,
+    /// Together with a cache write, which cuBLAS would have to wait for.
+    CacheWrite,
+}
+
+impl Company {
+    /// The most tokens for which the own kernel is the faster one, as `benches/layer.rs` finds: it reads the
+    /// weights again for every 32 tokens, and cuBLAS has the better tiles for many.
+    fn most_tokens(self, heads: usize) -> usize {
+        match (self, heads <= 32) {
+            (_, false) => 32,
+            (Self::Alone, true) => 64,
+            (Self::CacheWrite, true) => 128,
+        }
+    }
 }
 
 /// Whether the kernel takes `c[i] = a[i] · b[i]`, and is the better choice.
 pub(super) fn fits(
-    (a, a_layout): (Bytes<'_>, &Layout),
-    (b, b_layout): (Bytes<'_>, &Layout),
-    (c, c_layout): (u64, &Layout),
+    company: Company,
+    a: &TensorRef<'_, Cuda>,
+    b: &TensorRef<'_, Cuda>,
+    c: &TensorMut<'_, Cuda>,
 ) -> bool {
+    let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), c.layout());
     let [heads, tokens, n] = c_layout.shape;
     let k = a_layout.shape[2];
     // Of neighbours along n or along k.
@@ -33,12 +49,13 @@ pub(super) fn fits(
     let aligned = |stride: usize, extent: usize| extent <= 1 || counted(stride);
     c_layout.dtype != DType::F32
         && heads > 1
-        && tokens <= most_tokens(heads)
+        && tokens <= company.most_tokens(heads)
+        && k > 0
         && k.is_multiple_of(k_multiple)
         && n.is_multiple_of(n_multiple)
-        && [a.address(), b.address(), c]
+        && [a.bytes(), b.bytes(), c.as_ref().bytes()]
             .iter()
-            .all(|address| address.is_multiple_of(16))
+            .all(|bytes| bytes.address().is_multiple_of(16))
         && a_layout.has_unit_columns()
         && c_layout.has_unit_columns()
         && [a_layout, c_layout]
@@ -50,16 +67,17 @@ pub(super) fn fits(
 
 /// What the kernel takes for a product that [`fits`].
 pub(super) fn params(
-    (a, a_layout): (Bytes<'_>, &Layout),
-    (b, b_layout): (Bytes<'_>, &Layout),
-    (c, c_layout): (u64, &Layout),
+    a: &TensorRef<'_, Cuda>,
+    b: &TensorRef<'_, Cuda>,
+    c: TensorMut<'_, Cuda>,
     constant: bool,
 ) -> Result<raw::MlaHeadProductParams> {
+    let (a_layout, b_layout, c_layout) = (a.layout(), b.layout(), *c.layout());
     let [heads, tokens, n] = c_layout.shape;
     Ok(raw::MlaHeadProductParams {
-        input: a.address() as *const _,
-        weights: b.address() as *const _,
-        out: c as *mut _,
+        input: a.bytes().address() as *const _,
+        weights: b.bytes().address() as *const _,
+        out: c.into_bytes().address() as *mut _,
         input_token_stride: wide("gemm a", a_layout.strides[1])?,
         input_head_stride: wide("gemm a", a_layout.strides[0])?,
         weights_head_stride: wide("gemm b", b_layout.strides[0])?,

@@ -5,19 +5,25 @@ use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{
     DecodeCall, DecodeStage, Output, PrefillStage, Query, QueryFormat, SlotLists,
 };
-use crate::device::Device;
+use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::error::Result;
+use crate::rotary::Rotary;
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// With `writes`, the cache write of all tokens goes with it.
     pub(super) fn enqueue_absorbed(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
+        writes: bool,
     ) -> Result<()> {
         let step = &workspace.step;
         let tokens = step.absorbed_tokens();
         if tokens == 0 {
-            return Ok(());
+            return match writes {
+                true => self.enqueue_cache_write(workspace, call),
+                false => Ok(()),
+            };
         }
         let problem = &self.config.problem;
         let dims = problem.dims;
@@ -31,7 +37,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
         // q_lat = q_nope · W_UK, one product per head.
         let query = call.query.shorten().narrow(0, 0..tokens)?;
-        let query_nope = query.narrow(2, 0..nope)?;
         let query_rope = query.narrow(2, nope..nope + rope)?;
         let format = self.decode.query_format();
         let rotated = call.rotary.is_some();
@@ -40,11 +45,26 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             _ => latent + rope,
         };
         let mut absorbed = self.tensor(queries, [tokens, heads, width])?;
-        self.device.gemm_weights(
-            query_nope.transpose(0, 1),
-            call.weights.queries,
-            absorbed.reborrow().narrow(2, 0..latent)?.transpose(0, 1),
-        )?;
+        {
+            let mut queries = AbsorbedQueries {
+                query: query.shorten(),
+                weights: call.weights.queries.shorten(),
+                to: absorbed.reborrow(),
+            };
+            if writes {
+                let rows = CacheRows {
+                    latent: call.latent.shorten(),
+                    rope: call.rope.shorten(),
+                    slots: step.slots(P::Device::bytes(&workspace.arrays))?,
+                    cache: call.cache.reborrow(),
+                    rotary: call.rotary.as_ref().map(Rotary::shorten),
+                };
+                self.device.write_cache_and_absorb(rows, queries)?;
+            } else {
+                let (from, weights, to) = queries.product()?;
+                self.device.gemm_weights(from, weights, to)?;
+            }
+        }
         // The cache write has put rotated ones there.
         if format == QueryFormat::Concatenated && !rotated {
             let beside = absorbed.reborrow().narrow(2, latent..width)?;

@@ -362,12 +362,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         mut call: LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check(workspace, &call)?;
-        self.device.range(c"mla: write cache", || {
-            self.enqueue_cache_write(workspace, &mut call)
-        })?;
-        self.device.range(c"mla: attend absorbed", || {
-            self.enqueue_absorbed(workspace, &mut call)
-        })?;
+        self.device
+            .range(c"mla: write cache and attend absorbed", || {
+                self.enqueue_absorbed(workspace, &mut call, true)
+            })?;
         self.device.range(c"mla: attend expanded", || {
             self.enqueue_expanded(workspace, &mut call)
         })
@@ -402,7 +400,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ) -> Result<()> {
         self.check(workspace, call)?;
         self.device.range(c"mla: attend absorbed", || {
-            self.enqueue_absorbed(workspace, call)
+            self.enqueue_absorbed(workspace, call, false)
         })
     }
 

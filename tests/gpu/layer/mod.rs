@@ -10,6 +10,7 @@ mod allocations;
 mod batch;
 mod gathered;
 mod graphs;
+mod parts;
 mod products;
 mod rotation;
 #[cfg(feature = "nccl")]

@@ -4,6 +4,7 @@ use mla_runtime::backend::{DecodeStage, PrefillStage};
 use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::MlaLayer;
 use mla_runtime::rotary::{Rotary, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
@@ -96,8 +97,19 @@ impl Tables {
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_rotating_cache_write_is_a_rotation_beforehand() {
     let gpu = &*gpu();
-    for style in [RotaryStyle::Interleaved, RotaryStyle::Halves] {
-        let case = Case::new(16, &[(1, 700), (3, 90), (1, 1), (4, 1600), (1, 0)]);
+    let few = [(1, 700), (3, 90), (1, 1), (4, 1600), (1, 0)];
+    let many: Vec<(u32, u32)> = (0..30).map(|at| (1, 10 * at)).collect();
+    for (style, heads, requests, kv_format) in [
+        (RotaryStyle::Interleaved, 16, &few[..], KvFormat::BF16),
+        (RotaryStyle::Halves, 16, &few[..], KvFormat::BF16),
+        (RotaryStyle::Interleaved, 128, &few[..], KvFormat::Fp8),
+        (RotaryStyle::Halves, 128, &many[..], KvFormat::BF16),
+        (RotaryStyle::Interleaved, 16, &many[..], KvFormat::Fp8),
+    ] {
+        let case = Case {
+            kv_format,
+            ..Case::new(heads, requests)
+        };
         let batch = Batch::new(&case);
         let tables = Tables::new(&batch, style);
         let mut turned = batch.clone();
@@ -109,7 +121,7 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
         let (given, expected) = (tables.run(&batch, &layer), turned.run(&layer).unwrap());
         assert!(
             given.cache == expected.cache && given.out == expected.out,
-            "{style:?}"
+            "{style:?} {case:?}"
         );
         assert!(given.lse == expected.lse);
         let cpu: MlaLayer<CpuPrefill, CpuDecode> =
@@ -117,7 +129,7 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
         let (on_cpu, expected) = (tables.run(&batch, &cpu), turned.run(&cpu).unwrap());
         assert!(
             on_cpu.cache == expected.cache && on_cpu.out == expected.out,
-            "{style:?}"
+            "{style:?} {case:?}"
         );
         assert!(on_cpu.cache == given.cache);
     }
