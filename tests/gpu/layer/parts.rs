@@ -12,7 +12,7 @@ use crate::common::gpu;
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn the_parts_give_the_bits_of_the_whole() {
     let gpu = &*gpu();
-    let decodes = |count: u32| (0..count).map(|at| (1, 40 * at)).collect::<Vec<_>>();
+    let decodes = |count: u32| (0..count).map(|at| (1, 7 * at)).collect::<Vec<_>>();
     let wide = Case {
         dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
         ..Case::new(16, &decodes(20))
