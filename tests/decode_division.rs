@@ -158,7 +158,22 @@ fn every_block_is_done_once_at_equal_lengths() {
             1, 2, 3, 4, 7, 8, 22, 31, 32, 33, 34, 65, 66, 67, 128, 131, 132, 133, 500, 1024,
         ] {
             for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
-                Batch::equal(heads, query_len, requests, len, teams).check();
+                let mut batch = Batch::equal(heads, query_len, requests, len, teams);
+                let most = batch.check();
+                // The same, said request by request.
+                batch.queries = Some(vec![query_len; requests]);
+                assert_eq!(batch.check(), most);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_block_is_done_once_at_great_lengths() {
+    for (heads, teams) in [(16, 132), (128, 66)] {
+        for requests in [1, 2, 5, 33] {
+            for len in [(1 << 24) - 63, 1 << 24, (1 << 27) + 5] {
+                Batch::equal(heads, 1, requests, len, teams).check();
             }
         }
     }

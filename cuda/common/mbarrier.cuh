@@ -77,7 +77,12 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same; whether any of the threads says so.
+// Counts this warp in at such a barrier, and does not wait for the others.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// A barrier among `threads` threads; whether any of them says so.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool own) {
     int any;
     asm volatile(

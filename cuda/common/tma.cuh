@@ -75,14 +75,6 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, uint32_t destin
         : "memory");
 }
 
-__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint32_t destination, uint32_t bar, int x, int y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-            destination),
-        "l"(map), "r"(bar), "r"(x), "r"(y)
-        : "memory");
-}
-
 // Copies the box at (x, y, z, w) from `source` to device memory, all but what lies outside of the tensor. What was written to
 // `source` before has to be ordered by fence_async_proxy().
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t source, int x, int y, int z, int w) {

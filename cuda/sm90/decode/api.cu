@@ -41,6 +41,7 @@ Guess guess_of(const MlaDecodeParams& p, const Shape& shape, int teams) {
     g.tiles_of_team = (g.tiles + teams - 1) / teams;
     g.inverse_tiles_of_request = 1.f / g.tiles_of_request;
     g.inverse_teams_of_tile = g.teams_of_tile > 0 ? 1.f / g.teams_of_tile : 0.f;
+    g.inverse_teams = 1.f / teams;
     return g;
 }
 
@@ -175,11 +176,13 @@ MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtens
     return describe(map, p.cache_dtype, 4, p.cache, sizes, strides, box);
 }
 
-MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int width, int64_t row_stride, CUtensorMap& map) {
-    const cuuint64_t sizes[2] = {cuuint64_t(width), cuuint64_t(p.tokens) * p.heads};
-    const cuuint64_t strides[1] = {cuuint64_t(row_stride) * 2};
-    const cuuint32_t box[2] = {64, cuuint32_t(rows)};
-    return describe(map, p.q_dtype, 2, base, sizes, strides, box);
+// Tiles of 64 values, in `pairs` pairs of `of_pair`; `copied` of each pair are copied together.
+MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int64_t row_stride, int pairs, int of_pair, int copied,
+                         CUtensorMap& map) {
+    const cuuint64_t sizes[4] = {64, cuuint64_t(p.tokens) * p.heads, cuuint64_t(of_pair), cuuint64_t(pairs)};
+    const cuuint64_t strides[3] = {cuuint64_t(row_stride) * 2, 128, 256};
+    const cuuint32_t box[4] = {64, cuuint32_t(rows), cuuint32_t(copied), cuuint32_t(pairs)};
+    return describe(map, p.q_dtype, 4, base, sizes, strides, box);
 }
 
 // Whether row token * heads + head of the queries lies at that multiple of head_stride.
@@ -262,9 +265,9 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs) : describe_cache_pairs(p, k.run, shape.pair, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
     if (k.even_query && !shape.quantised) {
-        s = describe_query(p, shape.rows, p.q_latent, kLatent, p.q_latent_head_stride, maps.q_latent);
+        s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2, shape.pair == 2 ? 1 : 2, maps.q_latent);
         if (s.code != MLA_OK) return s;
-        s = describe_query(p, shape.rows, p.q_rope, kRope, p.q_rope_head_stride, maps.q_rope);
+        s = describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
         if (s.code != MLA_OK) return s;
     }
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
@@ -298,6 +301,7 @@ extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32
         if (p.kv_lens[i] < 0) return refuse("kv_lens", p.kv_lens[i], "0 or more");
         lens[i] = p.kv_lens[i];
     }
+    k.guess = guess_of(p, shape, teams);
     const int rows = shape.rows * shape.pair;
     Schedule schedule(k, lens, 1, rows, team, teams);
     schedule.divide();

@@ -66,8 +66,9 @@
 
 namespace mla::sm90::decode {
 
-// Named barriers: 0 is __syncthreads', kOutputBarrier the output's (merge.cuh), this one the scores'.
-constexpr int kScoresBarrier = 2;
+// Named barriers beside kOutputBarrier (merge.cuh): the one behind which all warps begin but the one that rehearses; the scores'; and the one at which
+// that warp learns that the others have begun.
+constexpr int kStartBarrier = 0, kScoresBarrier = 2, kRehearsedBarrier = 4;
 // The warp of the scores that brings queries into L2, while there is nothing else to do. With 16 rows and fewer it has none itself.
 constexpr int kFetchingWarp = 5;
 // Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
@@ -338,7 +339,7 @@ struct Kernel {
     __device__ void load_blocks(const Schedule& schedule, const Piece& first_piece, Load load) const {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole block, or 16.
-        const int runs = kBlock / p.run;
+        const int runs = p.run == kBlock ? 1 : 4;
         bool copied = table_is_small();
         const auto keep = [&](const Piece& piece) {
             __syncwarp();
@@ -351,15 +352,15 @@ struct Kernel {
         const Loading& piece = s.loading;
         while (piece.request >= 0) {
             const int begin = piece.block_begin, end = piece.block_end;
-            // Each lane holds the page of one run: of the current 32 runs, and of the 32 after them.
-            const auto page_of_run = [&](int run) {
-                const int page = page_of(run * p.run);
-                if (run * p.run >= piece.kv_len) return -1;
+            // Each lane holds the place of one run: of the current 32 runs, and of the 32 after them.
+            const auto place_of_run = [&](int run) {
+                const int token = run * p.run, page = page_of(token);
+                if (token >= piece.kv_len) return Place{-1, 0};
                 const int64_t entry = piece.request * p.block_table_stride + page;
-                return copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry];
+                return Place{copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], token - page * p.page_size};
             };
             if (copied) barrier_wait(at(s.table_full), 0);
-            int current = page_of_run(begin * runs + lane), following = 0;
+            Place current = place_of_run(begin * runs + lane), following = {};
             int run = 0;
 #pragma unroll 1
             for (int block = begin; block < end; ++block, run += runs) {
@@ -369,14 +370,14 @@ struct Kernel {
                 }
                 int page[4], first[4];
                 if (runs == 1) {
-                    page[0] = __shfl_sync(~0u, current, run);
-                    first[0] = block * kBlock - page_of(block * kBlock) * p.page_size;
+                    page[0] = __shfl_sync(~0u, current.page, run);
+                    first[0] = __shfl_sync(~0u, current.token, run);
                     if (lane == 0) load(std::true_type(), block == begin, kBlock, page, first);
                 } else {
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
-                        page[i] = __shfl_sync(~0u, current, run + i);
-                        first[i] = block * kBlock + i * 16 - page_of(block * kBlock + i * 16) * p.page_size;
+                        page[i] = __shfl_sync(~0u, current.page, run + i);
+                        first[i] = __shfl_sync(~0u, current.token, run + i);
                     }
                     const int tokens = min((piece.kv_len - block * kBlock + 15) & ~15, kBlock);
                     if (lane == 0) load(std::false_type(), block == begin, tokens, page, first);
@@ -384,7 +385,7 @@ struct Kernel {
                 __syncwarp();
                 if (run == 0) {
                     // Not before the first copies. These go elsewhere than the copy of the table, later ones may not: by then it has been read.
-                    following = page_of_run(block * runs + 32 + lane);
+                    following = place_of_run(block * runs + 32 + lane);
                     copied = false;
                     __syncwarp();
                 }
@@ -474,17 +475,15 @@ struct Kernel {
         }
     }
 
-    // Every query tile is a box of N rows.
+    // The latent tiles that come together are a box of N rows, all of them or every other one.
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
         load_query_tiles([&](const Piece& piece, const uint64_t& full, int tiles, auto where) {
             if ((threadIdx.x & 31) != 0) return;
             barrier_expect(at(full), tiles * L::kQueryTileBytes);
             const int row = piece.q_begin * p.heads + first_row(piece);
-#pragma unroll 1
-            for (int tile = 0; tile < tiles; ++tile) {
-                const int2 to = where(tile);
-                tma_load_2d(to.y < kLatent ? latent : rope, to.x, at(full), to.y < kLatent ? to.y : 0, row);
-            }
+            const int2 first = where(0), last = where(tiles - 1);
+            tma_load(latent, first.x, at(full), 0, row, first.y / 64, 0);
+            if (last.y == kLatent) tma_load(rope, last.x, at(full), 0, row, 0, 0);
         });
     }
 
@@ -999,13 +998,18 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         kernel.prefetch_descriptors(maps, lane);
+        // To rehearse, these are read, though no lengths are.
+        if (p.cu_q_lens) wait_for_earlier_kernels();
         // Several blocks of tokens, so that tiles are cut.
         if (lane == 0) s.imaginary_length = 4096;
+        __syncwarp();
     } else if (warp == 3) {
         wait_for_earlier_kernels();
         kernel.fetch_table(lane);
     }
-    __syncthreads();
+    // The warp that rehearses begins at once.
+    if (!rehearses) named_barrier(kStartBarrier, K::kThreads - 32);
+    if (warp == 0) named_barrier_arrive(kRehearsedBarrier, 64);
 
     // Where the even share of the registers is enough, they stay as they are.
     constexpr bool uneven = K::kLoadRegisters != 0;
@@ -1026,6 +1030,7 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
                     break;
                 }
                 if (rehearses) {
+                    named_barrier(kRehearsedBarrier, 64);
                     kernel.load_queries(maps);
                     break;
                 }

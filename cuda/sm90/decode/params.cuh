@@ -48,7 +48,7 @@ struct Guess {
     int teams_of_tile;
     // Of each team, where there are more tiles than teams.
     int tiles_of_team;
-    float inverse_tiles_of_request, inverse_teams_of_tile;
+    float inverse_tiles_of_request, inverse_teams_of_tile, inverse_teams;
 };
 
 struct KernelParams {
@@ -92,8 +92,10 @@ struct TensorMaps {
     // tokens by both of one pair, or of two, which are as many tiles. Of an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all
     // groups, or by 16 tokens of one.
     CUtensorMap cache_pairs;
-    CUtensorMap q_latent;  // [tokens * heads][512], boxes of 64 values by N rows; unused unless even_query
-    CUtensorMap q_rope;    // [tokens * heads][64]
+    // [4][2][tokens * heads][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by N rows, by both or one of a pair, by all pairs.
+    // Unused unless even_query.
+    CUtensorMap q_latent;
+    CUtensorMap q_rope;  // [1][1][tokens * heads][64]
 };
 
 // Values of f16 that lie together in a partial result.

@@ -53,6 +53,7 @@ struct Lanes {
     __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
     __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
     __device__ static int last(int x) { return of(x, kCount - 1); }
+    __device__ static bool all(bool own) { return __all_sync(~0u, own); }
     // The first lane that says so; 0 where none does.
     __device__ static int first(bool own) {
         const unsigned lanes = __ballot_sync(~0u, own);
@@ -84,6 +85,7 @@ struct Lanes {
     static int sum(int x) { return x; }
     static int of(int x, int) { return x; }
     static int last(int x) { return x; }
+    static bool all(bool own) { return own; }
     static int first(bool) { return 0; }
     static int running_sum(int x) { return x; }
     template <typename F>
@@ -102,8 +104,8 @@ class Schedule {
 
     // Divides the batch among the teams.
     __host__ __device__ void divide() {
+        if (divide_alike()) return;
         const int requests = p_.requests;
-        if (requests == 1 && tiles_of(0) == 1) return divide_tile();
         // Each lane has neighbouring requests.
         const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount), first = Lanes::own() * own;
         const int last = first + own < requests ? first + own : requests;
@@ -168,12 +170,12 @@ class Schedule {
         }
         // As if the first request were like all others.
         const int blocks = blocks_of(0), share = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
-        const int parts = int((blocks + share - 0.5f) * __fdividef(1.f, float(share)));
-        const float inverse_parts = __fdividef(1.f, float(parts));
+        const int parts = int((blocks + share - 0.5f) * inverse_of(share));
+        const float inverse_parts = inverse_of(parts);
         const int tile = int((team_ + 0.5f) * inverse_parts), part = team_ - tile * parts;
         const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
         if (blocks == 0 || tile >= g.tiles) return none;
-        return {request, int((blocks_of(request) * part + 0.5f) * inverse_parts)};
+        return {request, begin_of_part(blocks_of(request), part, inverse_parts)};
     }
 #endif
 
@@ -204,9 +206,9 @@ class Schedule {
                 piece.block_begin = 0;
                 piece.block_end = blocks;
                 if (parts > 1) {
-                    const int2 cut = Lanes::both([&](int part) { return int(unsigned(blocks * part) / unsigned(parts)); }, piece.part, piece.part + 1);
-                    piece.block_begin = cut.x;
-                    piece.block_end = cut.y;
+                    const float inverse = inverse_of(parts);
+                    piece.block_begin = begin_of_part(blocks, piece.part, inverse);
+                    if (piece.part + 1 < parts) piece.block_end = begin_of_part(blocks, piece.part + 1, inverse);
                 }
                 piece.last = true;
                 position_ = end_;
@@ -252,26 +254,51 @@ class Schedule {
     __host__ __device__ static int parts_of(int blocks, int share) {
         return blocks <= share ? 1 : unsigned(blocks + share - 1) / unsigned(share);
     }
+    // Where a part but the first one begins: in order, and none is empty, though of a very long tile some may be a block longer than others.
+    __host__ __device__ static int begin_of_part(int blocks, int part, float inverse_parts) { return int((float(blocks) * part + 0.5f) * inverse_parts); }
     __host__ __device__ int parts_of(int request) const { return parts_ > 0 ? parts_ : parts_of(blocks_of(request), share_); }
     // How much of the line a request's tiles take: their cost, or, apart, as many teams as they have parts.
     __host__ __device__ int units_of(int request) const { return tiles_of(request) * (share_ > 0 ? parts_of(request) : cost_of(request)); }
 
-    // As `divide`, of a single tile: cut among all teams, unless it has hardly more blocks than a merge takes time.
-    __host__ __device__ void divide_tile() {
-        blocks_ = total_ = blocks_of(0);
-        step_ = 0;
-        share_ = parts_ = 1;
-        if (worth(cost_of(0))) {
-            share_ = blocks_ > 0 ? blocks_ : 1;
-        } else if (blocks_ <= teams_) {
-            parts_ = blocks_;
-        } else {
-            share_ = unsigned(blocks_ + teams_ - 1) / unsigned(teams_);
-            parts_ = parts_of(blocks_, share_);
+    // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept apart and have teams of their own. Says
+    // whether that is so. A single tile is always cut, unless it has hardly more blocks than a merge takes time.
+    __host__ __device__ bool divide_alike() {
+        const Guess& g = p_.guess;
+        const int blocks = blocks_of(0);
+        // Up to there, the quotients below are exact.
+        bool alike = g.teams_of_tile > 0 && blocks > 0 && blocks < 1 << 18;
+#pragma unroll 1
+        for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
+            alike = alike && blocks_of(request) == blocks && (!p_.cu_q_lens || tiles_of(request) == g.tiles_of_request);
+        if (!Lanes::all(alike)) return false;
+        const int cost = blocks + p_.tile_cost;
+        step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_teams) : 0;
+        share_ = blocks;
+        parts_ = 1;
+        float inverse_parts = 1.f;
+        if (!worth(cost)) {
+            share_ = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
+            if (g.tiles > 1 && !worth(share_ + p_.tile_cost)) return false;
+            parts_ = int((blocks + share_ - 0.5f) * inverse_of(share_));
+            inverse_parts = inverse_of(parts_);
         }
-        request_ = begins_ = 0;
-        ends_ = total_ = parts_;
+        blocks_ = g.tiles * blocks;
+        total_ = g.tiles * parts_;
         begin_at_boundary();
+        const int of_request = g.tiles_of_request * parts_;
+        request_ = int((team_ + 0.5f) * inverse_parts * g.inverse_tiles_of_request);
+        begins_ = request_ * of_request;
+        ends_ = begins_ + of_request;
+        return true;
+    }
+
+    // Of a small number, which quotients that are rounded down allow not to be exact.
+    __host__ __device__ static float inverse_of(int x) {
+#ifdef __CUDA_ARCH__
+        return __fdividef(1.f, float(x));
+#else
+        return 1.f / float(x);
+#endif
     }
 
     __host__ __device__ void begin_at_boundary() {
