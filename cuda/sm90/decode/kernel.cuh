@@ -43,7 +43,7 @@
 //
 // and, with more than 64 rows:
 //
-//   held_query_empty                slots are free for them: the lane that copies the cache
+//   held_query_empty                slots are free for them, but for the first ones, whose slots are free from the start: the lane that copies the cache
 //   held_query_full                 as query_full
 //   held_query_taken                all of the scores, when their reads have come back
 //   tail_cleared                    all of the scores, each for the zeros that it wrote
@@ -424,16 +424,19 @@ struct Kernel {
     // from the one after that. For the same reason it waits until the queries of the piece before have been taken.
     __device__ void make_room_for_held_queries(LatentRing& latent, RopeRing& rope, uint32_t held) const {
         if constexpr (kHeldQueries > 0) {
-            barrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
+            // The slots of the first ones are free from the start, so their copy does not wait for this thread: they may even have been taken
+            // by now, and this thread must not wait, either.
+            if (held > 0) {
+                barrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
 #pragma unroll
-            for (int i = 0; i < kHeldQuerySlots; ++i) {
-                barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
-                // Nobody waits for these, but they count every use of a slot.
-                barrier_arrive(at(s.latent_full[latent.slot + i]));
+                for (int i = 0; i < kHeldQuerySlots; ++i) barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
+                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                barrier_arrive(at(s.held_query_empty));
             }
-            barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+            // Nobody waits for these, but they count every use of a slot.
+#pragma unroll
+            for (int i = 0; i < kHeldQuerySlots; ++i) barrier_arrive(at(s.latent_full[latent.slot + i]));
             barrier_arrive(at(s.rope_full[rope.slot]));
-            barrier_arrive(at(s.held_query_empty));
             skip_held_queries(latent, rope);
         }
     }
@@ -458,10 +461,10 @@ struct Kernel {
             for (int hold = kHeldQueries > 0 && blocks > 0; hold >= 0; --hold) {
                 // No lane may be left behind at a wait while the one that copies goes on.
                 __syncwarp();
-                if (hold)
-                    barrier_wait(at(s.held_query_empty), held++ & 1);
-                else
+                if (!hold)
                     barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
+                else if (held++ > 0)
+                    barrier_wait(at(s.held_query_empty), held & 1);
                 load(piece, hold ? s.held_query_full : s.query_full, hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
                     if (hold) return make_int2(held_query_slot(tile, latent, rope), tile == kHeldQueries - 1 ? kLatent : tile * L::kQueryValues);
                     return make_int2(base + tile * L::kQueryTileBytes, L::kFirstQueryValue + tile * L::kQueryValues);
