@@ -160,7 +160,7 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
     return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
 }
 
-// The latent values alone, as two halves of four times 64.
+// The latent values alone, as four pairs of 64, of which `pairs` are copied together.
 MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs, CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
     const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256, cuuint64_t(p.cache_page_stride) * 2};

@@ -90,7 +90,9 @@ struct Kernel {
     static constexpr bool kByRows = L::kByRows;
     using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
 
-    static constexpr int kThreads = 512, kScoreGroups = 1;
+    static constexpr int kThreads = 512, kScoreGroups = 1, kPair = pair;
+    // Query rows of a tile.
+    static constexpr int kTileRows = N * pair;
     // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is enough.
     static constexpr int kEvenRegisters = even_registers(kThreads);
     static constexpr int kLoadRegisters = kByRows ? 48 : N >= 32 ? 56 : 0, kScoreRegisters = kByRows ? 144 : 88;
@@ -979,18 +981,18 @@ struct Kernel {
     }
 };
 
-// What a thread block does: K is the kernel, a team's tiles have `tile_rows` rows.
-template <class K, int tile_rows, int pair>
-__device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& maps) {
+// K is what a thread block does: a Kernel, or what quantised.cuh makes of it.
+template <class K>
+__global__ __launch_bounds__(K::kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMaps maps) {
     using L = typename K::L;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
-    const int team = blockIdx.x / pair;
+    const int team = blockIdx.x / K::kPair;
 
-    K kernel{p, shared_address(shared), s, int(blockIdx.x) % pair, team};
+    K kernel{p, shared_address(shared), s, int(blockIdx.x) % K::kPair, team};
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool rehearses = warp == 1;
-    Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, tile_rows, team, gridDim.x / pair);
+    Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, K::kTileRows, team, gridDim.x / K::kPair);
     // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
     // before has ended, only shared memory and the launch's own parameters are touched. Behind the barrier two warps have waited for all.
     let_the_next_kernel_start();
@@ -1055,12 +1057,6 @@ __device__ __forceinline__ void run(const KernelParams& p, const TensorMaps& map
         if constexpr (uneven) registers_grow<K::kOutputRegisters>();
         kernel.output();
     }
-}
-
-template <typename T, int N, int pair>
-__global__ __launch_bounds__((Kernel<T, N, pair>::kThreads), 1) void decode_kernel(const __grid_constant__ KernelParams p,
-                                                             const __grid_constant__ TensorMaps maps) {
-    run<Kernel<T, N, pair>, N * pair, pair>(p, maps);
 }
 
 }  // namespace mla::sm90::decode

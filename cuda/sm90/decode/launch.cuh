@@ -30,57 +30,44 @@ constexpr int kMaxDevices = 64;
 // Teams of a launch: a team is `pair` blocks, of which each multiprocessor has one.
 inline int teams_of(int multiprocessors, int pair) { return std::min(multiprocessors, kCounters) / pair; }
 
-// `kernel` has blocks of `threads` and may use `shared_bytes` of shared memory; `prepared` remembers on which devices it was allowed to.
-// Setting it twice does no harm.
-template <typename K>
-cudaError_t launch(const Launch& l, K* kernel, int threads, int shared_bytes, std::atomic<bool>* prepared, const KernelParams& p,
-                   const TensorMaps& maps) {
+template <class K>
+cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
+    // On which devices the kernel was allowed its shared memory. Setting it twice does no harm.
+    static std::atomic<bool> prepared[kMaxDevices];
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
-        const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        const cudaError_t e = cudaFuncSetAttribute(&decode_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::L::kBytes);
         if (e != cudaSuccess) return e;
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(teams_of(l.multiprocessors, l.shape.pair) * l.shape.pair), 1, 1};
-    config.blockDim = {unsigned(threads), 1, 1};
-    config.dynamicSmemBytes = shared_bytes;
+    config.gridDim = {unsigned(teams_of(l.multiprocessors, K::kPair) * K::kPair), 1, 1};
+    config.blockDim = {unsigned(K::kThreads), 1, 1};
+    config.dynamicSmemBytes = K::L::kBytes;
     config.stream = l.stream;
     cudaLaunchAttribute dependence = {};
     dependence.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependence.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &dependence;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, kernel, p, maps);
-}
-
-template <typename T, int N, int pair>
-cudaError_t launch_rows(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    static std::atomic<bool> prepared[kMaxDevices];
-    return launch(l, &decode_kernel<T, N, pair>, Kernel<T, N, pair>::kThreads, Kernel<T, N, pair>::L::kBytes, prepared, p, maps);
-}
-
-template <typename T, int N, int pair>
-cudaError_t launch_quantised(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    static std::atomic<bool> prepared[kMaxDevices];
-    return launch(l, &quantised_kernel<T, N, pair>, QuantisedKernel<T, N, pair>::kThreads, QuantisedLayout<N>::kBytes, prepared, p, maps);
+    return cudaLaunchKernelEx(&config, &decode_kernel<K>, p, maps);
 }
 
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     if (l.shape.quantised) {
-        if (l.shape.pair == 2) return launch_quantised<T, 64, 2>(l, p, maps);
+        if (l.shape.pair == 2) return launch<QuantisedKernel<T, 64, 2>>(l, p, maps);
         switch (l.shape.rows) {
-            case 16: return launch_quantised<T, 16, 1>(l, p, maps);
-            case 32: return launch_quantised<T, 32, 1>(l, p, maps);
-            default: return launch_quantised<T, 64, 1>(l, p, maps);
+            case 16: return launch<QuantisedKernel<T, 16, 1>>(l, p, maps);
+            case 32: return launch<QuantisedKernel<T, 32, 1>>(l, p, maps);
+            default: return launch<QuantisedKernel<T, 64, 1>>(l, p, maps);
         }
     }
-    if (l.shape.pair == 2) return launch_rows<T, 64, 2>(l, p, maps);
+    if (l.shape.pair == 2) return launch<Kernel<T, 64, 2>>(l, p, maps);
     switch (l.shape.rows) {
-        case 8: return launch_rows<T, 8, 1>(l, p, maps);
-        case 16: return launch_rows<T, 16, 1>(l, p, maps);
-        case 32: return launch_rows<T, 32, 1>(l, p, maps);
-        default: return launch_rows<T, 64, 1>(l, p, maps);
+        case 8: return launch<Kernel<T, 8, 1>>(l, p, maps);
+        case 16: return launch<Kernel<T, 16, 1>>(l, p, maps);
+        case 32: return launch<Kernel<T, 32, 1>>(l, p, maps);
+        default: return launch<Kernel<T, 64, 1>>(l, p, maps);
     }
 }
 

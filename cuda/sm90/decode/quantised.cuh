@@ -593,10 +593,4 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     }
 };
 
-template <typename T, int N, int pair>
-__global__ __launch_bounds__((QuantisedKernel<T, N, pair>::kThreads), 1) void quantised_kernel(const __grid_constant__ KernelParams p,
-                                                                const __grid_constant__ TensorMaps maps) {
-    run<QuantisedKernel<T, N, pair>, N * pair, pair>(p, maps);
-}
-
 }  // namespace mla::sm90::decode
