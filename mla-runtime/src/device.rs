@@ -41,12 +41,12 @@ pub struct CacheRows<'a, D: Device> {
 }
 
 impl<D: Device> CacheRows<'_, D> {
-    /// Writes the rows and, where there is a rotation, the queries' rotary parts.
+    /// Writes the rows and, where there is a rotation, `query`.
     ///
     /// # Errors
     ///
     /// As [`Device::write_cache`] and [`Device::write_cache_rotated`].
-    pub fn write(self, device: &D, queries: &mut AbsorbedQueries<'_, D>) -> Result<()> {
+    pub fn write(self, device: &D, query: Option<RotaryQuery<'_, D>>) -> Result<()> {
         let Self {
             latent,
             rope,
@@ -54,11 +54,10 @@ impl<D: Device> CacheRows<'_, D> {
             cache,
             rotary,
         } = self;
-        let Some(rotary) = rotary else {
-            return device.write_cache(latent, rope, slots, cache);
-        };
-        let query = Some(queries.rotation()?);
-        device.write_cache_rotated(latent, rope, &rotary, query, slots, cache)
+        match rotary {
+            None => device.write_cache(latent, rope, slots, cache),
+            Some(rotary) => device.write_cache_rotated(latent, rope, &rotary, query, slots, cache),
+        }
     }
 }
 
@@ -90,18 +89,21 @@ impl<D: Device> AbsorbedQueries<'_, D> {
         ))
     }
 
-    /// The rotation of `query[.., P..]` into `to[.., L..]`.
+    /// The rotation of `query[.., P..]` into `to[.., L..]`, if the rows are rotated, too.
     ///
     /// # Errors
     ///
     /// Where the weights are wider than the tensors.
-    pub fn rotation(&mut self) -> Result<RotaryQuery<'_, D>> {
+    pub fn rotation(&mut self, rows: &CacheRows<'_, D>) -> Result<Option<RotaryQuery<'_, D>>> {
+        if rows.rotary.is_none() {
+            return Ok(None);
+        }
         let [_, nope, latent] = self.weights.shape();
         let [from, to] = [self.query.shape()[2], self.to.shape()[2]];
-        Ok(RotaryQuery::Into {
+        Ok(Some(RotaryQuery::Into {
             from: self.query.shorten().narrow(2, nope..from)?,
             to: self.to.reborrow().narrow(2, latent..to)?,
-        })
+        }))
     }
 }
 
@@ -277,7 +279,8 @@ pub trait Device: Clone + Send + Sync + 'static {
         rows: CacheRows<'_, Self>,
         mut queries: AbsorbedQueries<'_, Self>,
     ) -> Result<()> {
-        rows.write(self, &mut queries)?;
+        let rotation = queries.rotation(&rows)?;
+        rows.write(self, rotation)?;
         let (query, weights, to) = queries.product()?;
         self.gemm_weights(query, weights, to)
     }

@@ -169,15 +169,14 @@ impl Device for Cuda {
         let (a, b, c) = queries.product()?;
         check_product(&a, &b, &c)?;
         if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
-            rows.write(self, &mut queries)?;
+            let rotation = queries.rotation(&rows)?;
+            rows.write(self, rotation)?;
             let (a, b, c) = queries.product()?;
             return self.product(a, b, c, true);
         }
         let product = head_product::params(&a, &b, c, true)?;
-        let rotation = match &rows.rotary {
-            Some(rotary) => Some((rotary, Some(queries.rotation()?))),
-            None => None,
-        };
+        let query = queries.rotation(&rows)?;
+        let rotation = rows.rotary.as_ref().map(|rotary| (rotary, query));
         let CacheRows {
             latent,
             rope,

@@ -5,9 +5,8 @@ use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{
     DecodeCall, DecodeStage, Output, PrefillStage, Query, QueryFormat, SlotLists,
 };
-use crate::device::{AbsorbedQueries, CacheRows, Device};
+use crate::device::{AbsorbedQueries, Device};
 use crate::error::Result;
-use crate::rotary::Rotary;
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// With `writes`, the cache write of all tokens goes with it.
@@ -20,10 +19,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let step = &workspace.step;
         let tokens = step.absorbed_tokens();
         if tokens == 0 {
-            return match writes {
-                true => self.enqueue_cache_write(workspace, call),
-                false => Ok(()),
-            };
+            if writes {
+                self.enqueue_cache_write(workspace, call)?;
+            }
+            return Ok(());
         }
         let problem = &self.config.problem;
         let dims = problem.dims;
@@ -52,13 +51,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 to: absorbed.reborrow(),
             };
             if writes {
-                let rows = CacheRows {
-                    latent: call.latent.shorten(),
-                    rope: call.rope.shorten(),
-                    slots: step.slots(P::Device::bytes(&workspace.arrays))?,
-                    cache: call.cache.reborrow(),
-                    rotary: call.rotary.as_ref().map(Rotary::shorten),
-                };
+                let rows = call.rows(step.slots(P::Device::bytes(&workspace.arrays))?);
                 self.device.write_cache_and_absorb(rows, queries)?;
             } else {
                 let (from, weights, to) = queries.product()?;

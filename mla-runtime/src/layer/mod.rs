@@ -132,15 +132,15 @@ use crate::backend::{
 };
 use crate::cache::CacheMut;
 use crate::capability::Platform;
-use crate::device::Device;
+use crate::device::{AbsorbedQueries, CacheRows, Device};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
-use crate::rotary::{Rotary, RotaryQuery};
+use crate::rotary::Rotary;
 use crate::spec::{BackendSpec, Phase, QueryLen};
-use crate::tensor::{Layout, Shape, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
 /// What regions of the workspace are aligned to: enough for every vector access and for the
 /// granularity in which GPUs read memory.
@@ -175,6 +175,19 @@ pub struct LayerCall<'a, D: Device> {
     /// The rotation of queries and keys, which the cache write then does on its way: for steps of which
     /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
     pub rotary: Option<Rotary<'a, D>>,
+}
+
+impl<D: Device> LayerCall<'_, D> {
+    /// What the cache write takes, to these slots.
+    fn rows<'a>(&'a mut self, slots: ArrayRef<'a, D, i64>) -> CacheRows<'a, D> {
+        CacheRows {
+            latent: self.latent.shorten(),
+            rope: self.rope.shorten(),
+            slots,
+            cache: self.cache.reborrow(),
+            rotary: self.rotary.as_ref().map(Rotary::shorten),
+        }
+    }
 }
 
 impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
@@ -430,26 +443,21 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if tokens == 0 {
             return Ok(());
         }
-        let slots = step.slots(P::Device::bytes(&workspace.arrays))?;
-        let (latent, rope, cache) = (call.latent, call.rope, call.cache.reborrow());
-        let Some(rotary) = &call.rotary else {
-            return self.device.write_cache(latent, rope, slots, cache);
-        };
+        let (query, weights) = (call.query.shorten(), call.weights.queries.shorten());
+        let rows = call.rows(step.slots(P::Device::bytes(&workspace.arrays))?);
+        if rows.rotary.is_none() {
+            return rows.write(&self.device, None);
+        }
         let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, latent_dim, rope_dim, nope] =
-            [problem.heads, dims.latent, dims.head.rope, dims.head.nope].map(|n| n as usize);
-        let query = call.query.shorten().narrow(2, nope..nope + rope_dim)?;
+        let [heads, latent, rope] =
+            [problem.heads, problem.dims.latent, problem.dims.head.rope].map(|n| n as usize);
         // Beside where the absorbed path will put what it makes of the rest.
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let queries = arena.take(&workspace.regions.absorbed_queries);
-        let queries = self.tensor(queries, [tokens, heads, latent_dim + rope_dim])?;
-        let query = RotaryQuery::Into {
-            from: query,
-            to: queries.narrow(2, latent_dim..latent_dim + rope_dim)?,
-        };
-        self.device
-            .write_cache_rotated(latent, rope, rotary, Some(query), slots, cache)
+        let to = arena.take(&workspace.regions.absorbed_queries);
+        let to = self.tensor(to, [tokens, heads, latent + rope])?;
+        let mut queries = AbsorbedQueries { query, weights, to };
+        let rotation = queries.rotation(&rows)?;
+        rows.write(&self.device, rotation)
     }
 
     fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
