@@ -9,6 +9,9 @@
 
 namespace mla {
 
+// Devices of which something is remembered from launch to launch.
+constexpr int kMaxDevices = 64;
+
 struct DeviceFacts {
     int device, multiprocessors, l2_bytes;
 };
@@ -16,16 +19,15 @@ struct DeviceFacts {
 // The current device, if it has the compute capability 9.0 that sm_90a code needs. What the driver said of it is remembered, since
 // each question costs a launch some 0.03 us.
 inline MlaStatus sm90_facts(DeviceFacts& facts) {
-    constexpr int remembered = 64;
     struct Remembered {
         int multiprocessors, l2_bytes;
     };
-    static std::atomic<Remembered> known[remembered];
+    static std::atomic<Remembered> known[kMaxDevices];
     static_assert(std::atomic<Remembered>::is_always_lock_free);
     int device;
     cudaError_t e = cudaGetDevice(&device);
     if (e != cudaSuccess) return cuda_status("cudaGetDevice", e);
-    if (device < remembered) {
+    if (device < kMaxDevices) {
         const Remembered last = known[device].load(std::memory_order_relaxed);
         facts = {device, last.multiprocessors, last.l2_bytes};
         if (facts.multiprocessors > 0) return ok();
@@ -44,7 +46,7 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
             return cuda_status("cudaDeviceGetAttribute", e);
     }
     if (major != 9 || minor != 0) return unsupported("compute capability", major * 10 + minor, "90");
-    if (device < remembered) known[device].store({facts.multiprocessors, facts.l2_bytes}, std::memory_order_relaxed);
+    if (device < kMaxDevices) known[device].store({facts.multiprocessors, facts.l2_bytes}, std::memory_order_relaxed);
     return ok();
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "../../common/device.cuh"
 #include "kernel.cuh"
 #include "quantised.cuh"
 
@@ -24,8 +25,6 @@ struct Launch {
     int device;
     cudaStream_t stream;
 };
-
-constexpr int kMaxDevices = 64;
 
 // Teams of a launch: a team is `pair` blocks, of which each multiprocessor has one.
 inline int teams_of(int multiprocessors, int pair) { return std::min(multiprocessors, kCounters) / pair; }

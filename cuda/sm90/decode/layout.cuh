@@ -106,9 +106,9 @@ template <int N>
 struct QuantisedLayout {
     static constexpr int kBlockBytes = kBlock * (kLatent + kRope);
     static constexpr bool kByRows = false;
-    static constexpr int kQueryTiles = 9, kFirstQueryValue = 0, kQueryValues = 64;
+    static constexpr int kQueryTiles = 9;
     static constexpr int kQueryTileBytes = N * 128;
-    static constexpr int kQueryBytes = 9 * kQueryTileBytes;
+    static constexpr int kQueryBytes = kQueryTiles * kQueryTileBytes;
     static constexpr int kGroupBytes = kBlock * 128, kLatentBytes = kBlock * kLatent;
     static constexpr int kLatentSlotBytes = kBlockBytes;
     static constexpr int kLatentSlots = N == 64 ? 3 : N == 32 ? 4 : 5;

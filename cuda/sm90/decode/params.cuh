@@ -39,8 +39,8 @@ struct MergeCounters {
 #endif
 };
 
-// What the host knows of where teams begin, as if all requests had as many query tokens (Schedule::likely_start), and the inverses that spare the
-// device its divisions.
+// What the host knows of where teams begin, as if all requests had as many query tokens (Schedule::likely_start, divide_alike), and the inverses that
+// spare the device its divisions.
 struct Guess {
     // Of a request, and of all.
     int tiles_of_request, tiles;
