@@ -822,7 +822,7 @@ struct Kernel {
                 deliver(piece, sums, thread);
             }
         }
-        merge<TransposedFragments>(queue, thread);
+        merge<Fragments>(queue, thread);
     }
 
     __device__ OutputRows<T> output_rows(const Piece& piece) const {
@@ -838,7 +838,8 @@ struct Kernel {
         return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<N>::kBytes;
     }
 
-    using M = MergeLayout<N>;
+    using Fragments = std::conditional_t<kByRows, RowFragments, TransposedFragments>;
+    using M = MergeLayout<N, Fragments::kGroupRows>;
     // The queries and the ring are idle when there is no other piece, and hold what is merged.
     __device__ uint32_t kept_share() const { return base + kFewParts * N * 4; }
 
@@ -874,7 +875,8 @@ struct Kernel {
             }
         }
         if (thread < N) {
-            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) = row_lse(s.maximum[thread], s.sum[thread]);
+            const int row = Fragments::row_of_tile(thread);
+            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) = row_lse(s.maximum[row], s.sum[row]);
             *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
         }
         barrier_arrive(at(s.stats_empty));
@@ -937,7 +939,7 @@ struct Kernel {
     }
 
     // Merges what this block owes: a share of its last tile, or whole tiles that the others gave up.
-    template <typename Fragments>
+    template <typename MergedFragments>
     __device__ void merge(const Queue& queue, int thread) {
         // The last piece is still where it was.
         const Piece* last = &s.pieces[(queue.pieces - 1) % kPieces];
@@ -960,20 +962,20 @@ struct Kernel {
                 return true;
             };
             const char* partials = p.partials;
-            const PartialSource source{partials, uint32_t(partial(piece.first_team, true) - partials),
-                                       uint32_t(partial(piece.first_team, false) - partials), uint32_t(pair * PartialLayout<N>::kBytes),
-                                       piece.parts};
+            using Source = PartialSource<pair * PartialLayout<N>::kBytes>;
+            const Source source{partials, uint32_t(partial(piece.first_team, true) - partials), uint32_t(partial(piece.first_team, false) - partials),
+                                piece.parts};
 #pragma unroll 1
             for (int share = own ? piece.part : 0, end = own ? share + 1 : piece.sharers; share < end; ++share) {
                 const Share units = Share::of(M::kUnits, share, piece.sharers);
-                ShareMerge<T, N, Fragments> merge(p, source, output_rows(piece), units, share, base, L::kSmallOffset, thread);
+                ShareMerge<T, N, MergedFragments, Source> merge(p, source, output_rows(piece), units, share, base, L::kSmallOffset, thread);
                 if (!ready()) break;
                 if (piece.parts <= kFewParts) {
                     merge.run(own);
                 } else {
                     static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset, "sums of eight units");
                     MergeState* scratch = reinterpret_cast<MergeState*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
-                    merge_many<T, N, Fragments>(p, source, output_rows(piece), units, scratch, thread);
+                    merge_many<T, N, MergedFragments>(p, source, output_rows(piece), units, scratch, thread);
                 }
             }
             if (left == piece.parts) counters_of(piece)->reset();

@@ -6,9 +6,9 @@
 // not be running: when one sharer has waited too long, all of them give up, that is, they write what they kept, too, and whoever
 // comes last merges everything.
 //
-// An output warpgroup's accumulators are the transposed output: row = latent value, column = query row. They travel as
-// vectors of 16 bytes: vector v of output thread t (0..255) is at index v * 256 + t and holds what that thread has of two tiles and a group of
-// eight query rows: v = 2 * group + tile / 2. So each has its place, and a share is of few rows.
+// What output threads have of a part travels as vectors of 16 bytes, each of two rows, one group of rows after the other: so each has its place, and a share
+// is of few rows. How the vectors of a group lie, and which rows are neighbours, depends on what the accumulators are: transposed output, output by rows, or that of an
+// e4m3 cache (a type of fragments each).
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -66,51 +66,20 @@ __device__ __forceinline__ float row_lse(float maximum, float sum) { return sum 
 // What the exponents of terms under this maximum are taken relative to: without any term, infinity less infinity would be no number.
 __device__ __forceinline__ float offset_of(float maximum) { return maximum == -INFINITY ? 0.f : maximum; }
 
-// The parts of a tile in the workspace.
+// The parts of a tile in the workspace. `step`, in bytes, is constant, so that the places of parts at known distances are, too.
+template <uint32_t step>
 struct PartialSource {
+    static constexpr uint32_t kStep = step;
     const char* partials;
     // In bytes: where part 0 lies, and where part k > 0 lies, less k steps. A workspace has less than 2^32.
-    uint32_t first, rest, step;
+    uint32_t first, rest;
     int parts;
 
     __device__ const char* part(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
-// Writes a merged float4 of the transposed output: two neighbouring rows at one latent value, and at the eighth value after it.
-struct TransposedFragments {
-    // Where a lane writes of a group of rows.
-    template <typename T>
-    struct Place {
-        T* row;
-        bool valid;
-    };
-    template <typename T>
-    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
-        // What a lane writes is of one row.
-        const int row = 8 * group + (thread >> 2 & 7);
-        return {out.row(row), row < out.rows};
-    }
-    // Called by a whole warp; `own` says whether the lane's float4 is to be written.
-    template <typename T>
-    __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread, int tile, bool own, float4 v) {
-        // It comes from eight lanes that lie together.
-        const bool needed = __shfl_sync(~0u, own, 8 * (thread & 3));
-        out.write(to.row, needed && to.valid, thread, tile, v);
-    }
-};
-
-// How a merge is divided.
-template <int N>
-struct MergeLayout {
-    // What is shared out among the blocks, and what some lanes do together, in vectors.
-    static constexpr int kUnit = N <= 16 ? 8 : N / 2;
-    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kVectors / kUnit;
-    // Of eight rows.
-    static constexpr int kGroupVectors = PartialLayout<N>::kGroupVectors * kOutputThreads, kGroupUnits = kGroupVectors / kUnit;
-    static constexpr int kWorkers = kOutputThreads / kUnit;
-};
-
-// The values of a vector: two neighbouring rows in turns.
+// The values of a vector: two neighbouring rows in turns, of two tiles of the output (or what takes their place).
+constexpr int kVectorTiles = kVectorValues / 4;
 struct Vector {
     float value[kVectorValues] = {};
 
@@ -141,27 +110,107 @@ struct Vector {
     }
 };
 
-// What a part says of two neighbouring rows, of which the first is even: their log-sum-exp, and what values have to be multiplied by.
-template <int N>
+// Groups of eight rows as they lie in the tile.
+struct GroupsOfEight {
+    static constexpr int kGroupRows = 8;
+    // Which two rows of a group the vectors of an index are of: the first one is twice this.
+    __device__ static int rows_of(int index) { return index & 3; }
+    // Whether a vector of a group is the first one of its rows.
+    __device__ static bool begins_rows(int of_group) { return of_group < 4; }
+    // Where a row of the part lies in the tile.
+    __device__ static int row_of_tile(int row) { return row; }
+};
+
+// Vectors of the transposed output, row = latent value, column = query row: vector v of output thread t (0..255) is at index v * 256 + t and holds what that thread
+// has of two tiles and a group of eight query rows, v = 2 * group + tile / 2. A float4 of it is of two neighbouring rows at one latent value, and at the
+// eighth value after it.
+struct TransposedFragments : GroupsOfEight {
+    // Where a lane writes of a group of rows.
+    template <typename T>
+    struct Place {
+        T* row;
+        bool valid;
+    };
+    template <typename T>
+    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
+        // What a lane writes is of one row.
+        const int row = kGroupRows * group + (thread >> 2 & 7);
+        return {out.row(row), row < out.rows};
+    }
+    // Writes merged vector `vector` of an output thread's group. Called by a whole warp; `own` says whether the lane's is to be written.
+    template <typename T>
+    __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread, int vector, bool own, const Vector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i) {
+            // It comes from eight lanes that lie together.
+            const bool needed = __shfl_sync(~0u, own, 8 * (thread & 3));
+            out.write(to.row, needed && to.valid, thread, vector * kVectorTiles + i, v.tile(i));
+        }
+    }
+};
+
+// Where a thread writes vectors of two rows that it has two neighbouring latent values of at a time.
+template <typename T>
+struct TwoRows {
+    T* rows[2];
+    bool valid[2];
+
+    __device__ TwoRows(const OutputRows<T>& out, int first, int second, int latent)
+        : rows{out.row(first) + latent, out.row(second) + latent}, valid{first < out.rows, second < out.rows} {}
+
+    __device__ void write(int latent, bool own, float4 v) const {
+        if (own && valid[0]) *reinterpret_cast<uint32_t*>(rows[0] + latent) = pack<T>(v.x, v.z);
+        if (own && valid[1]) *reinterpret_cast<uint32_t*>(rows[1] + latent) = pack<T>(v.y, v.w);
+    }
+};
+
+// Vectors of the output by rows. Of the sixteen query rows of a warp, vector v of thread t of output warpgroup g is at index v / 4 * 256 + v % 4 * 64 + 32 * g + t % 32;
+// a row and the eighth after it are neighbours in the part. A float4 is of both rows at one latent value, and at the next.
+struct RowFragments {
+    static constexpr int kGroupRows = 16;
+    __device__ static int rows_of(int index) { return index >> 2 & 7; }
+    __device__ static bool begins_rows(int of_group) { return of_group < 32 && (of_group & 3) == 0; }
+    __device__ static int row_of_tile(int row) { return (row & ~15) | (row >> 1 & 7) | (row & 1) << 3; }
+
+    template <typename T>
+    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+        const int row = kGroupRows * group + rows_of(thread);
+        return {out, row, row + 8, (thread & 32) * 2 + (thread >> 6) * 16 + 2 * (thread & 3)};
+    }
+    template <typename T>
+    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector, bool own, const Vector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i) to.write(vector * 128 + i * 8, own, v.tile(i));
+    }
+};
+
+// How a merge is divided, given how many rows a group has.
+template <int N, int group_rows>
+struct MergeLayout {
+    // What is shared out among the blocks, and what some lanes do together, in vectors.
+    static constexpr int kUnit = N <= 16 ? 8 : N / 2;
+    static constexpr int kUnitBytes = kUnit * 16, kUnits = PartialLayout<N>::kVectors / kUnit;
+    // Of a group: vectors of each output thread, and all.
+    static constexpr int kThreadVectors = PartialLayout<N>::kGroupVectors * group_rows / 8;
+    static constexpr int kGroupVectors = kThreadVectors * kOutputThreads, kGroupUnits = kGroupVectors / kUnit;
+    // Of each thread at a time, since its instructions wait for one another: where groups are large, two, of the same rows.
+    static constexpr int kTogether = group_rows / 8;
+    static constexpr int kWorkers = kOutputThreads / kUnit;
+};
+
+// What a part says of two rows that are neighbours in it, of which the first is even: their log-sum-exp, and what values have to be multiplied by.
 struct PartRows {
     float2 lse = {-INFINITY, -INFINITY};
     float scale = 1.f;
 
     PartRows() = default;
-    __device__ PartRows(const char* part, int row) {
-        const float4 v = *reinterpret_cast<const float4*>(part + PartialLayout<N>::lse_offset(row));
+    // From lse_offset() of the first.
+    __device__ explicit PartRows(const char* rows) {
+        const float4 v = *reinterpret_cast<const float4*>(rows);
         lse = make_float2(v.x, v.y);
         scale = v.z;
     }
 };
-
-// Writes the merged vector `vector` of an output thread's group.
-template <typename Fragments, typename T, typename Place>
-__device__ __forceinline__ void write_tiles(const OutputRows<T>& out, const Place& to, int thread, int vector, bool own, const Vector& v) {
-    constexpr int tiles = kVectorValues / 4;
-#pragma unroll
-    for (int i = 0; i < tiles; ++i) Fragments::write(out, to, thread, vector * tiles + i, own, v.tile(i));
-}
 
 // With so many parts or fewer, shares are large, and merged in shared memory. With more, they are small, and merged in registers.
 constexpr int kFewParts = 16;
@@ -180,13 +229,13 @@ struct Share {
 //
 // This code runs once in a launch, with eight warps: what counts is how many instructions there are and how many of them wait for one
 // another. So whatever can be known before all parts are there is computed by the constructor.
-template <typename T, int N, typename Fragments>
+template <typename T, int N, typename Fragments, typename Source>
 struct ShareMerge {
-    using M = MergeLayout<N>;
+    using M = MergeLayout<N, Fragments::kGroupRows>;
     static constexpr int kUnitBytes = M::kUnitBytes, kWeightBytes = kFewParts * N * 4;
 
     const KernelParams& p;
-    const PartialSource source;
+    const Source source;
     const OutputRows<T> out;
     const Share share;
     const int part, thread, place, worker;
@@ -195,7 +244,7 @@ struct ShareMerge {
     // This round's units, and how a worker goes through pairs of slot and unit.
     int first, units, slot, unit, slot_step, unit_step;
 
-    __device__ ShareMerge(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share, int part, uint32_t shared,
+    __device__ ShareMerge(const KernelParams& p, const Source& source, const OutputRows<T>& out, Share share, int part, uint32_t shared,
                           int bytes, int thread)
         : p(p), source(source), out(out), share(share), part(part), thread(thread), place(thread % M::kUnit), worker(thread / M::kUnit) {
         const int size = share.end - share.begin;
@@ -207,7 +256,7 @@ struct ShareMerge {
         if (source.parts * size * kUnitBytes > bytes)
             room = unsigned(bytes - size * kUnitBytes) / unsigned((source.parts - 1) * kUnitBytes);
         first_group = unsigned(share.begin) / M::kGroupUnits;
-        rows = 8 * (unsigned(share.end - 1) / M::kGroupUnits + 1 - first_group);
+        rows = Fragments::kGroupRows * (unsigned(share.end - 1) / M::kGroupUnits + 1 - first_group);
         plan(share.begin);
     }
 
@@ -277,8 +326,9 @@ struct ShareMerge {
                 scale[i] = 1.f;
                 if (row < merge.rows && slot < merge.source.parts) {
                     const char* part = merge.slot_source(slot);
-                    lse[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::lse_offset(8 * merge.first_group + row));
-                    scale[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::scale_offset(8 * merge.first_group + row));
+                    const int of_part = Fragments::kGroupRows * merge.first_group + row;
+                    lse[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::lse_offset(of_part));
+                    scale[i] = *reinterpret_cast<const float*>(part + PartialLayout<N>::scale_offset(of_part));
                 }
             }
         }
@@ -305,8 +355,8 @@ struct ShareMerge {
 #pragma unroll
         for (int i = 0; i < most; ++i)
             store_shared4(weights + ((lane + i * lanes) * rows + row) * 4, __float_as_uint(weight[i] * inverse * of_row.scale[i]));
-        const int of_tile = 8 * first_group + row;
-        if (lane == 0 && (of_tile >> 3) * M::kGroupUnits >= share.begin && of_tile < out.rows)
+        const int of_part = Fragments::kGroupRows * first_group + row, of_tile = Fragments::row_of_tile(of_part);
+        if (lane == 0 && of_part / Fragments::kGroupRows * M::kGroupUnits >= share.begin && of_tile < out.rows)
             write_lse(p, out.first_row + of_tile, out.q_begin, row_lse(top, sum));
     }
 
@@ -316,23 +366,42 @@ struct ShareMerge {
         for (int group = unsigned(first) / M::kGroupUnits; group * M::kGroupUnits < first + units; ++group) {
             const auto to = Fragments::place(out, group, thread);
 #pragma unroll 1
-            for (int vector = 0; vector < PartialLayout<N>::kGroupVectors; ++vector) {
-                const int at = group * M::kGroupVectors + vector * kOutputThreads + thread - first * M::kUnit;
-                const bool own = unsigned(at) < unsigned(units * M::kUnit);
-                if (!__any_sync(~0u, own)) continue;
-                Vector sum;
-                if (own) {
-                    uint32_t x = kept + (first - share.begin) * kUnitBytes + at * 16, next = fetched + at * 16;
-                    uint32_t weight = weights + (8 * (group - first_group) + 2 * (thread & 3)) * 4;
-#pragma unroll 4
+            for (int vector = 0; vector < M::kThreadVectors; vector += M::kTogether) {
+                int at[M::kTogether];
+                bool own[M::kTogether], any = false;
+#pragma unroll
+                for (int i = 0; i < M::kTogether; ++i) {
+                    at[i] = group * M::kGroupVectors + (vector + i) * kOutputThreads + thread - first * M::kUnit;
+                    own[i] = unsigned(at[i]) < unsigned(units * M::kUnit);
+                    any = any || own[i];
+                }
+                if (!__any_sync(~0u, any)) continue;
+                Vector sum[M::kTogether];
+                if (any) {
+                    uint32_t x[M::kTogether], next[M::kTogether];
+#pragma unroll
+                    for (int i = 0; i < M::kTogether; ++i) {
+                        // What is not its own a thread reads elsewhere and does not write.
+                        if (!own[i]) at[i] = 0;
+                        x[i] = kept + (first - share.begin) * kUnitBytes + at[i] * 16;
+                        next[i] = fetched + at[i] * 16;
+                    }
+                    uint32_t weight = weights + (Fragments::kGroupRows * (group - first_group) + 2 * Fragments::rows_of(thread)) * 4;
+                    constexpr int slots = 4 / M::kTogether;
+#pragma unroll slots
                     for (int slot = 0; slot < source.parts; ++slot) {
-                        sum.add(Vector(load_shared16(x)), load_shared_float2(weight));
-                        x = next;
-                        next += units * kUnitBytes;
+                        const float2 of_rows = load_shared_float2(weight);
+#pragma unroll
+                        for (int i = 0; i < M::kTogether; ++i) {
+                            sum[i].add(Vector(load_shared16(x[i])), of_rows);
+                            x[i] = next[i];
+                            next[i] += units * kUnitBytes;
+                        }
                         weight += rows * 4;
                     }
                 }
-                write_tiles<Fragments>(out, to, thread, vector, own, sum);
+#pragma unroll
+                for (int i = 0; i < M::kTogether; ++i) Fragments::write(out, to, thread, vector + i, own[i], sum[i]);
             }
         }
     }
@@ -365,49 +434,63 @@ struct MergeState {
     }
 };
 
-// Parts first, first + step, ... of vector `index`, whose rows begin at `column`. All reads of a batch are under way together.
-template <int N>
-__device__ __forceinline__ MergeState merge_some(const PartialSource& source, int index, int column, int first, int step) {
+// Parts first, first + step, ... of `count` vectors of the rows that begin at `column`: vector `index`, and, if `all` are there, those that lie `apart` behind one another.
+// All reads of a batch are under way together.
+template <int N, int step, int apart, int count, typename Source>
+__device__ __forceinline__ void merge_some(MergeState (&states)[count], const Source& source, int index, bool all, int column, int first) {
     constexpr int batch = N <= 16 ? 4 : 8;
-    MergeState state;
+    MergeState& state = states[0];
+    const char* own = source.partials + (first * Source::kStep + source.rest);
+    const char *vectors = own + index * 16, *stats = own + PartialLayout<N>::lse_offset(column);
 #pragma unroll 1
     for (int k0 = first; k0 < source.parts; k0 += batch * step) {
-        uint4 x[batch];
-        PartRows<N> rows[batch];
+        uint4 x[batch][count];
+        PartRows rows[batch];
         float2 top = state.maximum;
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            const int k = k0 + i * step;
-            x[i] = make_uint4(0, 0, 0, 0);
-            if (k < source.parts) {
-                const char* part = source.part(k);
-                rows[i] = PartRows<N>(part, column);
-                x[i] = *(reinterpret_cast<const uint4*>(part) + index);
+#pragma unroll
+            for (int j = 0; j < count; ++j) x[i][j] = make_uint4(0, 0, 0, 0);
+            if (k0 + i * step < source.parts) {
+                // Part 0 lies elsewhere.
+                const int64_t from = int64_t(i) * step * Source::kStep + (i == 0 && k0 == 0 ? int64_t(source.first) - source.rest : 0);
+                rows[i] = PartRows(stats + from);
+#pragma unroll
+                for (int j = 0; j < count; ++j)
+                    if (j == 0 || all) x[i][j] = *reinterpret_cast<const uint4*>(vectors + from + j * apart * 16);
             }
         }
+        vectors += int64_t(batch) * step * Source::kStep;
+        stats += int64_t(batch) * step * Source::kStep;
 #pragma unroll
         for (int i = 0; i < batch; ++i) top = make_float2(fmaxf(top.x, rows[i].lse.x), fmaxf(top.y, rows[i].lse.y));
         const float2 offset = {offset_of(top.x), offset_of(top.y)};
         const float old_x = exp2_approx(state.maximum.x - offset.x), old_y = exp2_approx(state.maximum.y - offset.y);
         state.maximum = top;
-        state.value = state.value.times(make_float2(old_x, old_y));
+#pragma unroll
+        for (int j = 0; j < count; ++j) states[j].value = states[j].value.times(make_float2(old_x, old_y));
         state.sum = make_float2(state.sum.x * old_x, state.sum.y * old_y);
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const float wx = exp2_approx(rows[i].lse.x - offset.x), wy = exp2_approx(rows[i].lse.y - offset.y);
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
-            state.value.add(Vector(x[i]), make_float2(wx * rows[i].scale, wy * rows[i].scale));
+#pragma unroll
+            for (int j = 0; j < count; ++j) states[j].value.add(Vector(x[i][j]), make_float2(wx * rows[i].scale, wy * rows[i].scale));
         }
     }
-    return state;
+#pragma unroll
+    for (int j = 1; j < count; ++j) {
+        states[j].maximum = state.maximum;
+        states[j].sum = state.sum;
+    }
 }
 
 // Merges one share of a tile of many parts, by all output threads: first each worker some of the parts, whose sums are then added in
 // order. `scratch` has room for what all workers make of eight units.
-template <typename T, int N, typename Fragments>
-__device__ __forceinline__ void merge_many(const KernelParams& p, const PartialSource& source, const OutputRows<T>& out, Share share,
+template <typename T, int N, typename Fragments, typename Source>
+__device__ __forceinline__ void merge_many(const KernelParams& p, const Source& source, const OutputRows<T>& out, Share share,
                                            MergeState* scratch, int thread) {
-    using M = MergeLayout<N>;
+    using M = MergeLayout<N, Fragments::kGroupRows>;
     constexpr int ways = M::kWorkers, groups = 32 / M::kUnit;
     static_assert(ways == 8 * groups, "each group of lanes adds eight");
     const int lane = thread & 31, warp = thread >> 5, group_of_lanes = lane / M::kUnit, place = thread % M::kUnit, way = thread / M::kUnit;
@@ -415,10 +498,15 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
     for (int first = share.begin; first < share.end; first += 8) {
         const int last = min(first + 8, share.end);
 #pragma unroll 1
-        for (int unit = first; unit < last; ++unit) {
-            const int index = unit * M::kUnit + place;
-            scratch[((unit - first) * ways + way) * M::kUnit + place] =
-                merge_some<N>(source, index, 8 * (index / M::kGroupVectors) + 2 * (index & 3), way, ways);
+        for (int unit = first; unit < last;) {
+            const int index = unit * M::kUnit + place, together = M::kTogether;
+            const bool all = together == 1 || (unit % together == 0 && unit + together <= last);
+            MergeState some[together];
+            merge_some<N, ways, M::kUnit>(some, source, index, all, Fragments::kGroupRows * (index / M::kGroupVectors) + 2 * Fragments::rows_of(index), way);
+#pragma unroll
+            for (int j = 0; j < together; ++j)
+                if (j == 0 || all) scratch[((unit + j - first) * ways + way) * M::kUnit + place] = some[j];
+            unit += all ? together : 1;
         }
         named_barrier(kOutputBarrier, kOutputThreads);
         // A warp adds up a unit, each group of lanes eight of the ways.
@@ -438,11 +526,11 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const PartialS
             // All have the sum; those whose place it is write it.
             const int index = unit / groups * 32 + lane, group = index / M::kGroupVectors, of_group = index % M::kGroupVectors;
             const bool own = group_of_lanes == unit % groups;
-            write_tiles<Fragments>(out, Fragments::place(out, group, index & 255), index & 255, of_group >> 8, own, total.normalised());
-            if (own && of_group < 4) {
+            Fragments::write(out, Fragments::place(out, group, index & 255), index & 255, of_group >> 8, own, total.normalised());
+            if (own && Fragments::begins_rows(of_group)) {
 #pragma unroll 1
                 for (int i = 0; i < 2; ++i) {
-                    const int row = 8 * group + 2 * (index & 3) + i;
+                    const int row = Fragments::row_of_tile(Fragments::kGroupRows * group + 2 * Fragments::rows_of(index) + i);
                     if (row < out.rows)
                         write_lse(p, out.first_row + row, out.q_begin, row_lse(i ? total.maximum.y : total.maximum.x, i ? total.sum.y : total.sum.x));
                 }

@@ -48,22 +48,17 @@ namespace mla::sm90::decode {
 // The reference maximum of a row is this much below its true maximum when it is set, in units of log2.
 constexpr float kHeadroom = 7.f;
 
-// Writes a merged float4 of the output: two neighbouring rows at one latent value, and at the next.
-struct QuantisedFragments {
+// Vectors of the output of an e4m3 cache: as those of the transposed output, but a float4 is of two neighbouring rows at one latent value, and at the next.
+struct QuantisedFragments : GroupsOfEight {
     template <typename T>
-    struct Place {
-        T* rows[2];
-        bool valid[2];
-    };
-    template <typename T>
-    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
-        const int row = 8 * group + 2 * (thread & 3), latent = (thread >> 5) * 64 + (thread >> 2 & 7) * 8;
-        return {{out.row(row) + latent, out.row(row + 1) + latent}, {row < out.rows, row + 1 < out.rows}};
+    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+        const int row = kGroupRows * group + 2 * rows_of(thread);
+        return {out, row, row + 1, (thread >> 5) * 64 + (thread >> 2 & 7) * 8};
     }
     template <typename T>
-    __device__ static void write(const OutputRows<T>&, const Place<T>& to, int, int tile, bool own, float4 v) {
-        if (own && to.valid[0]) *reinterpret_cast<uint32_t*>(to.rows[0] + 2 * tile) = pack<T>(v.x, v.z);
-        if (own && to.valid[1]) *reinterpret_cast<uint32_t*>(to.rows[1] + 2 * tile) = pack<T>(v.y, v.w);
+    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector, bool own, const Vector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i) to.write(2 * (vector * kVectorTiles + i), own, v.tile(i));
     }
 };
 

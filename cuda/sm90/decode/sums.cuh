@@ -157,32 +157,19 @@ struct RowSums {
         return larger_finite(larger_finite(0.f, x * inverse[row_of(thread)]), y * inverse[row_of(thread) + 8]);
     }
 
-    // A part lies as the other form has it: a lane exchanges with that of the neighbouring row, so that it has one latent value of both rows
-    // instead of two values of one.
     static constexpr int kVectors = 8 * PartialLayout<64>::kGroupVectors;
     __device__ static int first_vector(int thread) {
-        const int lane = thread & 31, warp = thread >> 5 & 3;
-        return 2 * warp * MergeLayout<64>::kGroupVectors + (thread & 128) + (lane & 3) * 8 + (lane & 4) + (lane >> 3);
+        return (thread >> 5 & 3) * MergeLayout<64, RowFragments::kGroupRows>::kGroupVectors + (thread >> 7) * 32 + (thread & 31);
     }
-    __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 32; }
+    __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 64; }
     __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float factor, int thread) {
-        const bool odd = thread & 4;
-        scale(inverse[row_of(thread)] * factor, inverse[row_of(thread) + 8] * factor);
+        const float x = inverse[row_of(thread)] * factor, y = inverse[row_of(thread) + 8] * factor;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            // Which of both rows, which half of what it sums, which 16 of 64.
-            const float* v = &acc[i / 4 % 2][8 * (i % 4) + 2 * (i / 8)];
-            const uint2 tile = exchange(v, odd), next = exchange(v + 32, odd);
-            packed[i] = make_uint4(tile.x, tile.y, next.x, next.y);
+            const float* v = &acc[i / 8][8 * (i % 8)];
+            packed[i] = make_uint4(pack<__half>(v[0] * x, v[2] * y), pack<__half>(v[1] * x, v[3] * y), pack<__half>(v[4] * x, v[6] * y),
+                                   pack<__half>(v[5] * x, v[7] * y));
         }
-    }
-    // Of what lies at v, and of what lies four further on, which are the latent values eight further on. What a lane gives is of one latent value
-    // in either place, and goes in one word.
-    __device__ static uint2 exchange(const float* v, bool odd) {
-        const uint32_t first = pack<__half>(v[0], v[4]), second = pack<__half>(v[1], v[5]);
-        const uint32_t own = odd ? second : first, other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-        // The even row comes first.
-        return make_uint2(__byte_perm(own, other, odd ? 0x1054 : 0x5410), __byte_perm(own, other, odd ? 0x3276 : 0x7632));
     }
 
     __device__ void write(const OutputRows<T>& out, const float* inverse, int thread) const {
