@@ -3,7 +3,10 @@
 use std::fmt::Display;
 
 use clap::ValueEnum;
+use mla_runtime::backend::StepLimits;
+use mla_runtime::batch::BatchSpec;
 use mla_runtime::cpu::Cpu;
+use mla_runtime::plan::memory::MemoryPlan;
 
 use crate::error::CliError;
 use crate::figures::size;
@@ -56,6 +59,18 @@ impl About {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// The same of what a plan takes for a batch.
+    pub(crate) fn check_plan(
+        &self,
+        argument: &'static str,
+        batch: &BatchSpec,
+        limits: &StepLimits,
+        plan: &MemoryPlan,
+    ) -> Result<(), CliError> {
+        let given = format!("{batch} with {} context rows", limits.context_rows);
+        self.check_memory(argument, given, plan.total_bytes as f64)
     }
 }
 

@@ -79,9 +79,8 @@ impl Layer {
         let layer = MlaLayer::new(device, &self.config, prefill, decode)?;
         // Of its caches there are as many as layers.
         let plan = layer.memory_plan(&limits, self.layers as u32, workload.pages)?;
-        let with_rows = format!("{} with {} context rows", self.spec, limits.context_rows);
         site.about
-            .check_memory("memory", with_rows, plan.total_bytes as f64)?;
+            .check_plan("memory", &self.spec, &limits, &plan)?;
         drop(layer.prefill().state(device, &limits)?);
         drop(layer.decode().state(device, &limits)?);
         Ok(())

@@ -124,8 +124,7 @@ fn run<D: Device>(
     let progress = Progress::new();
     let limits = workload.limits(args.rows)?;
     let memory = layer.memory_plan(&limits, 1, workload.pages)?;
-    let with_rows = format!("{spec} with {} context rows", limits.context_rows);
-    about.check_memory("--batch", with_rows, memory.total_bytes as f64)?;
+    about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
     let mut workspace = layer.workspace(&limits)?;
     let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
