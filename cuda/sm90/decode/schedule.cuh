@@ -169,13 +169,12 @@ class Schedule {
             return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0} : none;
         }
         // As if the first request were like all others.
-        const int blocks = blocks_of(0), share = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
-        const int parts = int((blocks + share - 0.5f) * inverse_of(share));
-        const float inverse_parts = inverse_of(parts);
-        const int tile = int((team_ + 0.5f) * inverse_parts), part = team_ - tile * parts;
+        const int blocks = blocks_of(0);
+        const Cut cut = cut_of(blocks);
+        const int tile = int((team_ + 0.5f) * cut.inverse_parts), part = team_ - tile * cut.parts;
         const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
         if (blocks == 0 || tile >= g.tiles) return none;
-        return {request, begin_of_part(blocks_of(request), part, inverse_parts)};
+        return {request, begin_of_part(blocks_of(request), part, cut.inverse_parts)};
     }
 #endif
 
@@ -260,6 +259,18 @@ class Schedule {
     // How much of the line a request's tiles take: their cost, or, apart, as many teams as they have parts.
     __host__ __device__ int units_of(int request) const { return tiles_of(request) * (share_ > 0 ? parts_of(request) : cost_of(request)); }
 
+    // How a tile of so many blocks is cut among the teams that it has of its own.
+    struct Cut {
+        int share, parts;
+        float inverse_parts;
+    };
+    __host__ __device__ Cut cut_of(int blocks) const {
+        const Guess& g = p_.guess;
+        const int share = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
+        const int parts = int((blocks + share - 0.5f) * inverse_of(share));
+        return {share, parts, inverse_of(parts)};
+    }
+
     // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept apart and have teams of their own. Says
     // whether that is so. A single tile is always cut, unless it has hardly more blocks than a merge takes time.
     __host__ __device__ bool divide_alike() {
@@ -273,20 +284,18 @@ class Schedule {
         if (!Lanes::all(alike)) return false;
         const int cost = blocks + p_.tile_cost;
         step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_teams) : 0;
-        share_ = blocks;
-        parts_ = 1;
-        float inverse_parts = 1.f;
+        Cut cut = {blocks, 1, 1.f};
         if (!worth(cost)) {
-            share_ = int((blocks + g.teams_of_tile - 0.5f) * g.inverse_teams_of_tile);
-            if (g.tiles > 1 && !worth(share_ + p_.tile_cost)) return false;
-            parts_ = int((blocks + share_ - 0.5f) * inverse_of(share_));
-            inverse_parts = inverse_of(parts_);
+            cut = cut_of(blocks);
+            if (g.tiles > 1 && !worth(cut.share + p_.tile_cost)) return false;
         }
+        share_ = cut.share;
+        parts_ = cut.parts;
         blocks_ = g.tiles * blocks;
         total_ = g.tiles * parts_;
         begin_at_boundary();
         const int of_request = g.tiles_of_request * parts_;
-        request_ = int((team_ + 0.5f) * inverse_parts * g.inverse_tiles_of_request);
+        request_ = int((team_ + 0.5f) * cut.inverse_parts * g.inverse_tiles_of_request);
         begins_ = request_ * of_request;
         ends_ = begins_ + of_request;
         return true;
