@@ -92,7 +92,7 @@ extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params, const M
     const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.turned, product.tiles, !product.few) : nullptr;
     if (!kernel) {
         status = mla_cache_write(write_params, stream);
-        return status.code == MLA_OK ? mla_head_product(product_params, stream) : status;
+        return status.code == MLA_OK ? launch_product(p, product, stream) : status;
     }
     const uint32_t rows = uint32_t(ceil_div(write.blocks, product.grid.x));
     const WriteBlocks blocks = {write.plan, uint32_t(write.blocks), rows};

@@ -166,6 +166,12 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
     return ok();
 }
 
+MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream) {
+    if (launch.grid.x == 0) return ok();
+    const auto kernel = head_product_kernel(p.dtype, launch.rows, launch.tiles, !launch.few, p.k);
+    return launch_early("head product", kernel, launch.grid, launch.few, stream, launch.plan);
+}
+
 }  // namespace mla
 
 using namespace mla;
@@ -174,7 +180,5 @@ extern "C" MlaStatus mla_head_product(const MlaHeadProductParams* params, void* 
     if (!params) return refuse("params", 0, "a pointer");
     ProductLaunch product;
     const MlaStatus status = plan_product(*params, product);
-    if (status.code != MLA_OK || product.grid.x == 0) return status;
-    const auto kernel = head_product_kernel(params->dtype, product.rows, product.tiles, !product.few, params->k);
-    return launch_early("head product", kernel, product.grid, product.few, stream, product.plan);
+    return status.code == MLA_OK ? launch_product(*params, product, stream) : status;
 }

@@ -185,6 +185,9 @@ struct ProductLaunch {
 // Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is set: to nothing.
 MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch);
 
+// Launches what was planned, on its own.
+MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream);
+
 // Launches a kernel that may start while the one before it in the stream is ending.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, bool few, void* stream, Arguments&&... arguments) {

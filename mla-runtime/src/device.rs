@@ -59,6 +59,18 @@ impl<D: Device> CacheRows<'_, D> {
             Some(rotary) => device.write_cache_rotated(latent, rope, &rotary, query, slots, cache),
         }
     }
+
+    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`] one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn write_then_absorb(self, device: &D, mut queries: AbsorbedQueries<'_, D>) -> Result<()> {
+        let rotation = queries.rotation(&self)?;
+        self.write(device, rotation)?;
+        let (query, weights, to) = queries.product()?;
+        device.gemm_weights(query, weights, to)
+    }
 }
 
 /// Queries on their way to the latent space, where the absorbed path takes them.
@@ -277,12 +289,9 @@ pub trait Device: Clone + Send + Sync + 'static {
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,
-        mut queries: AbsorbedQueries<'_, Self>,
+        queries: AbsorbedQueries<'_, Self>,
     ) -> Result<()> {
-        let rotation = queries.rotation(&rows)?;
-        rows.write(self, rotation)?;
-        let (query, weights, to) = queries.product()?;
-        self.gemm_weights(query, weights, to)
+        rows.write_then_absorb(self, queries)
     }
 
     /// Reads cache rows, dequantised, into `latent` `[W, 1, L]` and `rope` `[W, 1, R]`, of which

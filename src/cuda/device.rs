@@ -169,10 +169,7 @@ impl Device for Cuda {
         let (a, b, c) = queries.product()?;
         check_product(&a, &b, &c)?;
         if !head_product::fits(Company::CacheWrite, &a, &b, &c) {
-            let rotation = queries.rotation(&rows)?;
-            rows.write(self, rotation)?;
-            let (a, b, c) = queries.product()?;
-            return self.product(a, b, c, true);
+            return rows.write_then_absorb(self, queries);
         }
         let product = head_product::params(&a, &b, c, true)?;
         let query = queries.rotation(&rows)?;

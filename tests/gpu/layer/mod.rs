@@ -1,10 +1,8 @@
 //! The layer on a Hopper GPU, end to end, against the layer on the CPU device.
 //!
-//! Under compute-sanitizer's racecheck, steps of decodes whose cache write rotates were without a hazard while W_UK was a launch
-//! of its own; together with the write it has not come to an end under the tool yet. In steps with prefills it reports cuBLAS's own `nvjet` kernels, and up to version 13 the prefill kernel, whose page tells why; `nvjet`
-//! cannot be left out, since with `--kernel-name-exclude` the sanitizer fails on a hardware exception. In captured decodes it
-//! reports the reuse of factor slots and of the queue of pieces, which an arrival of one lane for its warp orders, and
-//! that the tool does not follow. It does not bring the concurrent test to its end; memcheck does.
+//! Under compute-sanitizer's racecheck, `parts` comes to its end, and what it reports is within cuBLAS's own `nvjet` kernels. Those cannot be left
+//! out, since with `--kernel-name-exclude` the sanitizer fails on a hardware exception. It does not bring the concurrent test to its end; memcheck
+//! does.
 
 mod allocations;
 mod batch;
