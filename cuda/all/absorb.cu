@@ -1,9 +1,10 @@
-// What a step begins with on the absorbed path, in one launch: the new tokens' rows go to the cache, the queries are rotated
-// and multiplied by W_UK. None of these needs what another makes.
+// What a step begins with on the absorbed path, in one launch: the new tokens' rows go to the
+// cache, the queries are rotated and multiplied by W_UK. None of these needs what another makes.
 //
 //   blockIdx.y   0 .. rows - 1: blocks of cache_write.cuh        rows ..: a head of head_product.cuh each
 //
-// Each on its own would cost a launch, on the host as well, and begin when the one before has ended.
+// Each on its own would cost a launch, on the host as well, and begin when the one before has
+// ended.
 
 #include "cache_write.cuh"
 #include "head_product.cuh"
@@ -12,7 +13,8 @@
 namespace mla {
 namespace {
 
-// The most tokens of a write that the product's blocks do beside their own work; for more, the write's own kernel is the better one.
+// The most tokens of a write that the product's blocks do beside their own work; for more, the
+// write's own kernel is the better one.
 constexpr int kMostTokens = 256;
 
 // Blocks of a write, in as many rows of the grid.
@@ -21,12 +23,15 @@ struct WriteBlocks {
     uint32_t count, rows;
 };
 
-// So many blocks of a multiprocessor at once that those of 128 heads and one tile all fit, or nearly so.
+// So many blocks of a multiprocessor at once that those of 128 heads and one tile all fit, or
+// nearly so.
 constexpr int absorb_blocks(int tiles, bool turned) { return tiles > 1 || turned ? 5 : 8; }
 
 template <typename T, int Tiles, bool Sparing, int Format, bool Turned>
 __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
-    absorb_kernel(const __grid_constant__ HeadPlan product, const __grid_constant__ MlaCacheWriteParams write, const __grid_constant__ WriteBlocks blocks) {
+    absorb_kernel(const __grid_constant__ HeadPlan product,
+                  const __grid_constant__ MlaCacheWriteParams write,
+                  const __grid_constant__ WriteBlocks blocks) {
     let_the_next_kernel_start();
     if (blockIdx.y < blocks.rows) {
         const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
@@ -35,7 +40,8 @@ __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
         write_block<T, Format, true, Turned, true, kProductThreads>(write, blocks.plan, block);
         return;
     }
-    rows_product<T, Tiles, kNope, Sparing>(product, blockIdx.x, blockIdx.y - blocks.rows, blockIdx.z * Tiles * kTile);
+    rows_product<T, Tiles, kNope, Sparing>(product, blockIdx.x, blockIdx.y - blocks.rows,
+                                           blockIdx.z * Tiles * kTile);
 }
 
 using Kernel = void (*)(HeadPlan, MlaCacheWriteParams, WriteBlocks);
@@ -43,30 +49,39 @@ using Kernel = void (*)(HeadPlan, MlaCacheWriteParams, WriteBlocks);
 template <typename T, int Format, bool Turned>
 Kernel kernel_of(int tiles, bool sparing) {
     if (tiles > 1) return absorb_kernel<T, kTiles, true, Format, Turned>;
-    return sparing ? absorb_kernel<T, 1, true, Format, Turned> : absorb_kernel<T, 1, false, Format, Turned>;
+    return sparing ? absorb_kernel<T, 1, true, Format, Turned>
+                   : absorb_kernel<T, 1, false, Format, Turned>;
 }
 
 template <typename T, int Own>
 Kernel kernel_of(int format, bool turned, int tiles, bool sparing) {
-    if (format == Own) return turned ? kernel_of<T, Own, true>(tiles, sparing) : kernel_of<T, Own, false>(tiles, sparing);
-    if (format == MLA_CACHE_FP8) return turned ? kernel_of<T, MLA_CACHE_FP8, true>(tiles, sparing) : kernel_of<T, MLA_CACHE_FP8, false>(tiles, sparing);
+    if (format == Own)
+        return turned ? kernel_of<T, Own, true>(tiles, sparing)
+                      : kernel_of<T, Own, false>(tiles, sparing);
+    if (format == MLA_CACHE_FP8)
+        return turned ? kernel_of<T, MLA_CACHE_FP8, true>(tiles, sparing)
+                      : kernel_of<T, MLA_CACHE_FP8, false>(tiles, sparing);
     return nullptr;
 }
 
 // None for a cache of another format.
 Kernel absorb_kernel_of(int dtype, int format, bool turned, int tiles, bool sparing) {
-    return dtype == MLA_DTYPE_F16 ? kernel_of<__half, MLA_CACHE_F16>(format, turned, tiles, sparing)
-                                  : kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(format, turned, tiles, sparing);
+    return dtype == MLA_DTYPE_F16
+               ? kernel_of<__half, MLA_CACHE_F16>(format, turned, tiles, sparing)
+               : kernel_of<__nv_bfloat16, MLA_CACHE_BF16>(format, turned, tiles, sparing);
 }
 
 }  // namespace
 
 MlaStatus load_absorb_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
-        for (const int format : {dtype == MLA_DTYPE_BF16 ? MLA_CACHE_BF16 : MLA_CACHE_F16, MLA_CACHE_FP8})
+        for (const int format :
+             {dtype == MLA_DTYPE_BF16 ? MLA_CACHE_BF16 : MLA_CACHE_F16, MLA_CACHE_FP8})
             for (const bool turned : {false, true})
-                for (const auto& [tiles, sparing] : {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
-                    const MlaStatus status = load("absorb", absorb_kernel_of(dtype, format, turned, tiles, sparing));
+                for (const auto& [tiles, sparing] :
+                     {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
+                    const MlaStatus status =
+                        load("absorb", absorb_kernel_of(dtype, format, turned, tiles, sparing));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -76,7 +91,8 @@ MlaStatus load_absorb_kernels() {
 
 using namespace mla;
 
-extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params, const MlaHeadProductParams* product_params, void* stream) {
+extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params,
+                                const MlaHeadProductParams* product_params, void* stream) {
     if (!write_params) return refuse("write", 0, "a pointer");
     if (!product_params) return refuse("product", 0, "a pointer");
     const MlaCacheWriteParams& w = *write_params;
@@ -87,9 +103,11 @@ extern "C" MlaStatus mla_absorb(const MlaCacheWriteParams* write_params, const M
     ProductLaunch product;
     status = plan_product(p, product);
     if (status.code != MLA_OK) return status;
-    const bool together = write.blocks > 0 && w.tokens <= kMostTokens && write.wide && write.r1 && product.grid.x > 0 && product.rows &&
-                          p.k == kNope && w.dtype == p.dtype;
-    const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.turned, product.tiles, !product.few) : nullptr;
+    const bool together = write.blocks > 0 && w.tokens <= kMostTokens && write.wide && write.r1 &&
+                          product.grid.x > 0 && product.rows && p.k == kNope && w.dtype == p.dtype;
+    const auto kernel = together ? absorb_kernel_of(p.dtype, w.cache_format, write.turned,
+                                                    product.tiles, !product.few)
+                                 : nullptr;
     if (!kernel) {
         status = mla_cache_write(write_params, stream);
         return status.code == MLA_OK ? launch_product(p, product, stream) : status;

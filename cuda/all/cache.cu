@@ -12,34 +12,46 @@ namespace {
 
 constexpr const char* kDtypes = "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)";
 
-bool is_dtype(int dtype) { return dtype == MLA_DTYPE_BF16 || dtype == MLA_DTYPE_F16 || dtype == MLA_DTYPE_F32; }
+bool is_dtype(int dtype) {
+    return dtype == MLA_DTYPE_BF16 || dtype == MLA_DTYPE_F16 || dtype == MLA_DTYPE_F32;
+}
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
 // What both directions ask of a cache.
-void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim, int64_t pages, int64_t page_size,
-                 int64_t page_stride, int64_t slot_stride, float scale) {
-    check.that(format >= MLA_CACHE_F32 && format <= MLA_CACHE_FP8_DS_MLA, "cache_format", format, "a value of MLA_CACHE_* (0..=4)")
+void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
+                 int64_t pages, int64_t page_size, int64_t page_stride, int64_t slot_stride,
+                 float scale) {
+    check
+        .that(format >= MLA_CACHE_F32 && format <= MLA_CACHE_FP8_DS_MLA, "cache_format", format,
+              "a value of MLA_CACHE_* (0..=4)")
         .that(latent_dim >= 1 && latent_dim <= 65536, "latent_dim", latent_dim, "1..=65536")
         .that(rope_dim >= 0 && rope_dim <= 65536, "rope_dim", rope_dim, "0..=65536")
-        .that(format != MLA_CACHE_FP8_DS_MLA || latent_dim % kScaleGroup == 0, "latent_dim", latent_dim, "a multiple of 128, for its scales")
+        .that(format != MLA_CACHE_FP8_DS_MLA || latent_dim % kScaleGroup == 0, "latent_dim",
+              latent_dim, "a multiple of 128, for its scales")
         .that(page_size >= 1, "page_size", page_size, "1 and up")
-        .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages, "at most 2147483647 slots")
-        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale", truncated(scale), "2^-60 to 2^60");
+        .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages,
+              "at most 2147483647 slots")
+        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale",
+              truncated(scale), "2^-60 to 2^60");
     if (check.failed() || pages == 0) return;
     const RowShape row = row_shape(format, latent_dim, rope_dim);
     check.pointer(cache, row.element_alignment, "cache")
         .stride(slot_stride, "cache_slot_stride", row.bytes)
-        .that(slot_stride % row.element_alignment == 0, "cache_slot_stride", slot_stride, "a multiple of the widest element of a row")
-        .that(page_stride % row.element_alignment == 0, "cache_page_stride", page_stride, "a multiple of the widest element of a row");
-    if (pages > 1) check.stride(page_stride, "cache_page_stride", (page_size - 1) * slot_stride + row.bytes);
+        .that(slot_stride % row.element_alignment == 0, "cache_slot_stride", slot_stride,
+              "a multiple of the widest element of a row")
+        .that(page_stride % row.element_alignment == 0, "cache_page_stride", page_stride,
+              "a multiple of the widest element of a row");
+    if (pages > 1)
+        check.stride(page_stride, "cache_page_stride", (page_size - 1) * slot_stride + row.bytes);
 }
 
-bool is_wide_cache(const void* cache, int format, int64_t latent_dim, int64_t rope_dim, int64_t page_stride, int64_t slot_stride) {
+bool is_wide_cache(const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
+                   int64_t page_stride, int64_t slot_stride) {
     const RowShape row = row_shape(format, latent_dim, rope_dim);
     const int64_t a = row.octet_alignment;
-    return latent_dim % kOctet == 0 && rope_dim % kOctet == 0 && is_aligned(cache, a) && page_stride % a == 0 && slot_stride % a == 0 &&
-           row.rope_offset % a == 0;
+    return latent_dim % kOctet == 0 && rope_dim % kOctet == 0 && is_aligned(cache, a) &&
+           page_stride % a == 0 && slot_stride % a == 0 && row.rope_offset % a == 0;
 }
 
 bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> strides) {
@@ -69,9 +81,12 @@ CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide, bool r1) 
     }
 }
 
-bool is_r1(int64_t latent_dim, int64_t rope_dim) { return latent_dim == kR1Latent && rope_dim == kR1Rope; }
+bool is_r1(int64_t latent_dim, int64_t rope_dim) {
+    return latent_dim == kR1Latent && rope_dim == kR1Rope;
+}
 
-// Shared memory of a gather's block: what every kernel may have without asking, less its own variables.
+// Shared memory of a gather's block: what every kernel may have without asking, less its own
+// variables.
 constexpr int64_t kStagedBytes = 47 * 1024;
 
 // In double precision the remainder is exact to 2^-29 of its last place in f32.
@@ -94,9 +109,12 @@ MlaStatus load_cache_kernels() {
         for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
             for (const bool wide : {false, true})
                 for (const bool r1 : {false, true}) {
-                    MlaStatus status = load("cache write", write_kernel(format, dtype, wide, false, r1));
-                    if (status.code == MLA_OK) status = load("cache write", write_kernel(format, dtype, wide, true, r1));
-                    if (status.code == MLA_OK) status = load("cache gather", gather_kernel(format, dtype, wide, r1));
+                    MlaStatus status =
+                        load("cache write", write_kernel(format, dtype, wide, false, r1));
+                    if (status.code == MLA_OK)
+                        status = load("cache write", write_kernel(format, dtype, wide, true, r1));
+                    if (status.code == MLA_OK)
+                        status = load("cache gather", gather_kernel(format, dtype, wide, r1));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -104,16 +122,21 @@ MlaStatus load_cache_kernels() {
 
 MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch) {
     Check check;
-    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes).that(p.tokens >= 0, "tokens", p.tokens, "0 and up");
-    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size, p.cache_page_stride, p.cache_slot_stride,
-                p.cache_scale);
+    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
+        .that(p.tokens >= 0, "tokens", p.tokens, "0 and up");
+    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size,
+                p.cache_page_stride, p.cache_slot_stride, p.cache_scale);
     launch.blocks = 0;
     if (check.failed() || p.tokens == 0) return check.status();
 
     const int64_t bytes = dtype_bytes(p.dtype);
-    check.pointer(p.latent, bytes, "latent").pointer(p.slots, 8, "slots").stride(p.latent_token_stride, "latent_token_stride");
-    if (p.rope_dim) check.pointer(p.rope, bytes, "rope").stride(p.rope_token_stride, "rope_token_stride");
-    bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
+    check.pointer(p.latent, bytes, "latent")
+        .pointer(p.slots, 8, "slots")
+        .stride(p.latent_token_stride, "latent_token_stride");
+    if (p.rope_dim)
+        check.pointer(p.rope, bytes, "rope").stride(p.rope_token_stride, "rope_token_stride");
+    bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
+                              p.cache_page_stride, p.cache_slot_stride) &&
                 is_wide(p.latent, bytes, {used(p.latent_token_stride, p.tokens)}) &&
                 (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_token_stride, p.tokens)}));
     if (p.positions) {
@@ -122,15 +145,20 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
             .pointer(p.sin, 4, "sin")
             .stride(p.table_stride, "table_stride")
             .that(p.positions_len >= 0, "positions_len", p.positions_len, "0 and up")
-            .that(p.rope_dim % 2 == 0, "rope_dim", p.rope_dim, "an even number, where something is rotated")
-            .that(p.rotary_style == MLA_ROTARY_INTERLEAVED || p.rotary_style == MLA_ROTARY_HALVES, "rotary_style", p.rotary_style,
+            .that(p.rope_dim % 2 == 0, "rope_dim", p.rope_dim,
+                  "an even number, where something is rotated")
+            .that(p.rotary_style == MLA_ROTARY_INTERLEAVED || p.rotary_style == MLA_ROTARY_HALVES,
+                  "rotary_style", p.rotary_style,
                   "MLA_ROTARY_INTERLEAVED (0) or MLA_ROTARY_HALVES (1)");
-        wide = wide && p.rope_dim % (2 * kOctet) == 0 && is_wide(p.cos, 4, {p.table_stride}) && is_wide(p.sin, 4, {p.table_stride});
+        wide = wide && p.rope_dim % (2 * kOctet) == 0 && is_wide(p.cos, 4, {p.table_stride}) &&
+               is_wide(p.sin, 4, {p.table_stride});
     }
 
     const bool queries = p.query_rope && p.heads > 0 && p.rope_dim > 0;
     if (queries) {
-        check.that(p.positions != nullptr, "positions", 0, "positions, since there are queries to rotate")
+        check
+            .that(p.positions != nullptr, "positions", 0,
+                  "positions, since there are queries to rotate")
             .pointer(p.query_rope, bytes, "query_rope")
             .pointer(p.query_rope_out, bytes, "query_rope_out")
             .stride(p.query_token_stride, "query_token_stride")
@@ -138,17 +166,27 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
             .stride(p.query_out_token_stride, "query_out_token_stride")
             .stride(p.query_out_head_stride, "query_out_head_stride")
             .that(p.heads <= 65536, "heads", p.heads, "at most 65536")
-            .that(p.query_rope != p.query_rope_out ||
-                      (used(p.query_token_stride, p.tokens) == used(p.query_out_token_stride, p.tokens) &&
-                       used(p.query_head_stride, p.heads) == used(p.query_out_head_stride, p.heads)),
-                  "query_rope_out", address(p.query_rope_out), "another tensor, or query_rope with the same strides");
-        wide = wide && is_wide(p.query_rope, bytes, {used(p.query_token_stride, p.tokens), used(p.query_head_stride, p.heads)}) &&
-               is_wide(p.query_rope_out, bytes, {used(p.query_out_token_stride, p.tokens), used(p.query_out_head_stride, p.heads)});
+            .that(
+                p.query_rope != p.query_rope_out ||
+                    (used(p.query_token_stride, p.tokens) ==
+                         used(p.query_out_token_stride, p.tokens) &&
+                     used(p.query_head_stride, p.heads) == used(p.query_out_head_stride, p.heads)),
+                "query_rope_out", address(p.query_rope_out),
+                "another tensor, or query_rope with the same strides");
+        wide =
+            wide &&
+            is_wide(p.query_rope, bytes,
+                    {used(p.query_token_stride, p.tokens), used(p.query_head_stride, p.heads)}) &&
+            is_wide(
+                p.query_rope_out, bytes,
+                {used(p.query_out_token_stride, p.tokens), used(p.query_out_head_stride, p.heads)});
     }
 
     const int64_t row_blocks = ceil_div(p.tokens, threads / 32);
-    const int64_t query_threads = queries ? int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)) : 1;
-    check.that(!queries || p.tokens * query_threads <= UINT32_MAX - threads, "tokens", p.tokens, "fewer tokens times heads");
+    const int64_t query_threads =
+        queries ? int64_t(p.heads) * (p.rope_dim / 2 / (wide ? kOctet : 1)) : 1;
+    check.that(!queries || p.tokens * query_threads <= UINT32_MAX - threads, "tokens", p.tokens,
+               "fewer tokens times heads");
     if (check.failed()) return check.status();
     const Inverse inverse = p.cache_format == MLA_CACHE_FP8 ? inverse_of(p.cache_scale) : Inverse{};
     launch = {{uint32_t(row_blocks), uint32_t(query_threads), inverse},
@@ -168,17 +206,20 @@ extern "C" MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* st
     WriteLaunch write;
     const MlaStatus status = plan_write(*params, kWriteThreads, write);
     if (status.code != MLA_OK || write.blocks == 0) return status;
-    const auto kernel = write_kernel(params->cache_format, params->dtype, write.wide, write.turned, write.r1);
-    return launch("cache write", kernel, dim3(uint32_t(write.blocks)), dim3(kWriteThreads), stream, *params, write.plan);
+    const auto kernel =
+        write_kernel(params->cache_format, params->dtype, write.wide, write.turned, write.r1);
+    return launch("cache write", kernel, dim3(uint32_t(write.blocks)), dim3(kWriteThreads), stream,
+                  *params, write.plan);
 }
 
 extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaCacheGatherParams& p = *params;
     Check check;
-    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes).that(p.rows >= 0, "rows", p.rows, "0 and up");
-    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size, p.cache_page_stride, p.cache_slot_stride,
-                p.cache_scale);
+    check.that(is_dtype(p.dtype), "dtype", p.dtype, kDtypes)
+        .that(p.rows >= 0, "rows", p.rows, "0 and up");
+    check_cache(check, p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.pages, p.page_size,
+                p.cache_page_stride, p.cache_slot_stride, p.cache_scale);
     if (check.failed() || p.rows == 0) return check.status();
 
     const int64_t bytes = dtype_bytes(p.dtype);
@@ -190,12 +231,16 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
         .pointer(p.latent, bytes, "latent")
         .stride(p.latent_row_stride, "latent_row_stride", p.rows > 1 ? p.latent_dim : 0);
     if (p.max_pages) check.pointer(p.block_table, 4, "block_table");
-    if (p.rope_dim) check.pointer(p.rope, bytes, "rope").stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
+    if (p.rope_dim)
+        check.pointer(p.rope, bytes, "rope")
+            .stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
     if (check.failed()) return check.status();
     const int64_t row_bytes = row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
     // The copy engine wants whole rows in units of 16 bytes.
-    const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim, p.cache_page_stride, p.cache_slot_stride) &&
-                      is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) && row_bytes <= kStagedBytes &&
+    const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
+                                    p.cache_page_stride, p.cache_slot_stride) &&
+                      is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&
+                      row_bytes <= kStagedBytes &&
                       is_wide(p.latent, bytes, {used(p.latent_row_stride, p.rows)}) &&
                       (!p.rope_dim || is_wide(p.rope, bytes, {used(p.rope_row_stride, p.rows)}));
     const int rows = wide ? gather_rows(row_bytes) : kGatherRows;
@@ -205,6 +250,7 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
     config.blockDim = dim3(kGatherThreads);
     config.dynamicSmemBytes = wide ? size_t(rows * row_bytes) : 0;
     config.stream = static_cast<cudaStream_t>(stream);
-    const auto kernel = gather_kernel(p.cache_format, p.dtype, wide, is_r1(p.latent_dim, p.rope_dim));
+    const auto kernel =
+        gather_kernel(p.cache_format, p.dtype, wide, is_r1(p.latent_dim, p.rope_dim));
     return cuda_status("cache gather", cudaLaunchKernelEx(&config, kernel, p, plan));
 }

@@ -6,9 +6,10 @@
 //   | engine bring them into shared memory       |     | octets, converts and stores them          |
 //   +--------------------------------------------+     +-------------------------------------------+
 //
-// A row is found in dependent loads: its segment, the segment's first token, the page. Rows on their way to shared memory
-// occupy no registers, and a multiprocessor holds a dozen such blocks, so that finding, loading and storing overlap among
-// them. Without Wide, warps read the cache itself, element by element.
+// A row is found in dependent loads: its segment, the segment's first token, the page. Rows on
+// their way to shared memory occupy no registers, and a multiprocessor holds a dozen such blocks,
+// so that finding, loading and storing overlap among them. Without Wide, warps read the cache
+// itself, element by element.
 #pragma once
 
 #include "../common/bulk.cuh"
@@ -22,8 +23,8 @@ constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
 // Rows of a block at most.
 constexpr int kGatherRows = 16;
-// Bytes of a block's rows, where they are not one: with as many a dozen blocks of a multiprocessor keep the memory busy,
-// with twice as many they are too few.
+// Bytes of a block's rows, where they are not one: with as many a dozen blocks of a multiprocessor
+// keep the memory busy, with twice as many they are too few.
 constexpr int64_t kGatherBytes = 10752;
 
 constexpr int gather_rows(int64_t row_bytes) {
@@ -32,9 +33,10 @@ constexpr int gather_rows(int64_t row_bytes) {
     return rows;
 }
 
-// The last segment of low..high that begins at or before row `row`, which `low` does. Empty segments begin where the next
-// one does, and the last of equals is taken.
-__device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int row, int low, int high) {
+// The last segment of low..high that begins at or before row `row`, which `low` does. Empty
+// segments begin where the next one does, and the last of equals is taken.
+__device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int row, int low,
+                                            int high) {
 #pragma unroll 1
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
@@ -46,13 +48,17 @@ __device__ __forceinline__ int last_segment(const MlaCacheGatherParams& p, int r
     return low;
 }
 
-// Of `count` rows from `first` on, the offset in the cache of the one that is this lane's, or -1 where its page does not
-// exist or the lane has none. Found by a whole warp: every step of the search asks 32 segments at once, and the last one
-// brings in what else there is to know about the segment it finds.
-__device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int first, int count, int lane) {
+// Of `count` rows from `first` on, the offset in the cache of the one that is this lane's, or -1
+// where its page does not exist or the lane has none. Found by a whole warp: every step of the
+// search asks 32 segments at once, and the last one brings in what else there is to know about the
+// segment it finds.
+__device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int first, int count,
+                                            int lane) {
     int low = 0, high = p.segments;
     // Starts ascend, so the lanes that say yes are the first ones, and lane 0 is among them.
-    const auto last_before = [&](int64_t at, int start) { return 31 - __clz(__ballot_sync(~0u, at < high && start <= first) | 1); };
+    const auto last_before = [&](int64_t at, int start) {
+        return 31 - __clz(__ballot_sync(~0u, at < high && start <= first) | 1);
+    };
 #pragma unroll 1
     while (high - low > 32) {
         const int step = (high - low + 31) / 32;
@@ -66,7 +72,8 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
     int token_start = at < p.segments ? p.token_starts[at] : 0;
     const int found = last_before(at, row_start);
     int segment = low + found;
-    const int next_start = found < 31 ? __shfl_sync(~0u, row_start, found + 1) : p.row_starts[segment + 1];
+    const int next_start =
+        found < 31 ? __shfl_sync(~0u, row_start, found + 1) : p.row_starts[segment + 1];
     row_start = __shfl_sync(~0u, row_start, found);
     token_start = __shfl_sync(~0u, token_start, found);
     if (lane >= count) return -1;
@@ -79,7 +86,8 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
     }
     const int token = token_start + row - row_start;
     if (token < 0) return -1;
-    const uint32_t column = uint32_t(token) / uint32_t(p.page_size), slot = uint32_t(token) % uint32_t(p.page_size);
+    const uint32_t column = uint32_t(token) / uint32_t(p.page_size),
+                   slot = uint32_t(token) % uint32_t(p.page_size);
     if (column >= uint32_t(p.max_pages)) return -1;
     const int page = p.block_table[segment * p.block_table_stride + column];
     if (page < 0 || page >= p.pages) return -1;
@@ -94,7 +102,8 @@ struct GatherPlan {
 
 template <typename To, int Format, bool Wide, bool R1>
 __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
-    cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p, const __grid_constant__ GatherPlan plan) {
+    cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p,
+                        const __grid_constant__ GatherPlan plan) {
     // At 16 bytes, where the copy engine takes it as well, every gather was a microsecond slower.
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
@@ -117,17 +126,22 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
         if constexpr (Wide) {
             const int64_t start = __shfl_sync(~0u, offset, 0);
             const int there = __popc(__ballot_sync(~0u, offset >= 0));
-            const bool neighbours = there == rows && __all_sync(~0u, lane >= rows || offset == start + lane * row_bytes);
+            const bool neighbours =
+                there == rows &&
+                __all_sync(~0u, lane >= rows || offset == start + lane * row_bytes);
             if (lane == 0) barrier_expect(bar, there * row_bytes);
             __syncwarp();
             if (neighbours) {
-                if (lane == 0) bulk_load(shared_address(staged), cache + start, rows * row_bytes, bar);
+                if (lane == 0)
+                    bulk_load(shared_address(staged), cache + start, rows * row_bytes, bar);
             } else if (offset >= 0) {
-                bulk_load(shared_address(staged) + lane * row_bytes, cache + offset, row_bytes, bar);
+                bulk_load(shared_address(staged) + lane * row_bytes, cache + offset, row_bytes,
+                          bar);
             } else if (lane < rows) {
                 // All ones are not a number in any format.
 #pragma unroll 1
-                for (int i = 0; i < row_bytes; i += 16) *reinterpret_cast<uint4*>(staged + lane * row_bytes + i) = {~0u, ~0u, ~0u, ~0u};
+                for (int i = 0; i < row_bytes; i += 16)
+                    *reinterpret_cast<uint4*>(staged + lane * row_bytes + i) = {~0u, ~0u, ~0u, ~0u};
             }
         } else if (lane < rows) {
             offsets[lane] = offset;
@@ -151,8 +165,11 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
         const bool there = Wide || offsets[r] >= 0;
         for (int octet = lane; octet < latent_octets; octet += 32) {
             Octet<To> x = none;
-            if (there) x = Row<Format>::template value<To>(Row<Format>::template latent<Wide>(row, octet, latent_dim), p.cache_scale);
-            store<Wide>(latent + r * p.latent_row_stride + octet * kOctet, x, latent_dim - octet * kOctet);
+            if (there)
+                x = Row<Format>::template value<To>(
+                    Row<Format>::template latent<Wide>(row, octet, latent_dim), p.cache_scale);
+            store<Wide>(latent + r * p.latent_row_stride + octet * kOctet, x,
+                        latent_dim - octet * kOctet);
         }
     }
 #pragma unroll 1
@@ -161,7 +178,9 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
         const char* row = Wide ? staged + r * row_bytes : cache + offsets[r];
         const bool there = Wide || offsets[r] >= 0;
         Octet<To> x = none;
-        if (there) x = Row<Format>::template value<To>(Row<Format>::template rope<Wide>(row, octet, latent_dim, rope_dim), p.cache_scale);
+        if (there)
+            x = Row<Format>::template value<To>(
+                Row<Format>::template rope<Wide>(row, octet, latent_dim, rope_dim), p.cache_scale);
         store<Wide>(rope + r * p.rope_row_stride + octet * kOctet, x, rope_dim - octet * kOctet);
     }
 }
@@ -170,14 +189,16 @@ template <int Format>
 struct CacheGather {
     using Kernel = void (*)(MlaCacheGatherParams, GatherPlan);
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/ compiles kernels.
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
+    // compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool r1);
 
   private:
     template <typename To>
     static Kernel of(bool wide, bool r1) {
         if (!wide) return cache_gather_kernel<To, Format, false, false>;
-        return r1 ? cache_gather_kernel<To, Format, true, true> : cache_gather_kernel<To, Format, true, false>;
+        return r1 ? cache_gather_kernel<To, Format, true, true>
+                  : cache_gather_kernel<To, Format, true, false>;
     }
 };
 

@@ -7,8 +7,9 @@
 //   | then quantise and store        |               |                                |
 //   +--------------------------------+               +--------------------------------+
 //
-// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in turn or loaded ahead, and
-// rows copied through shared memory by the copy engine were slower or no faster: docs/kernels/helpers.md.
+// A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in
+// turn or loaded ahead, and rows copied through shared memory by the copy engine were slower or no
+// faster: docs/kernels/helpers.md.
 #pragma once
 
 #include "../common/instructions.cuh"
@@ -32,20 +33,24 @@ struct WritePlan {
 
 // What thread `thread` of those that rotate queries does.
 template <typename Source, bool Wide>
-__device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan, uint32_t thread) {
+__device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const WritePlan& plan,
+                                             uint32_t thread) {
     constexpr int pairs = Wide ? kOctet : 1;
     const uint32_t token = thread / plan.query_threads, item = thread % plan.query_threads;
     if (token >= uint32_t(p.tokens)) return;
     const uint32_t half = p.rope_dim / 2, per_head = half / pairs;
     const int64_t head = item / per_head;
-    const Source* from = static_cast<const Source*>(p.query_rope) + token * p.query_token_stride + head * p.query_head_stride;
-    Source* to = static_cast<Source*>(p.query_rope_out) + token * p.query_out_token_stride + head * p.query_out_head_stride;
+    const Source* from = static_cast<const Source*>(p.query_rope) + token * p.query_token_stride +
+                         head * p.query_head_stride;
+    Source* to = static_cast<Source*>(p.query_rope_out) + token * p.query_out_token_stride +
+                 head * p.query_out_head_stride;
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
 // What block `block` of `Threads` threads does.
 template <typename Source, int Format, bool Wide, bool Turned, bool R1, int Threads>
-__device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan, uint32_t block) {
+__device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
+                                            uint32_t block) {
     if (Turned && block >= plan.row_blocks) {
         turn_queries<Source, Wide>(p, plan, (block - plan.row_blocks) * Threads + threadIdx.x);
         return;
@@ -64,14 +69,15 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
             const int octet = base + 32 * i + lane;
-            if (octet < latent_octets) x[i] = load<Wide>(latent + octet * kOctet, latent_dim - octet * kOctet);
+            if (octet < latent_octets)
+                x[i] = load<Wide>(latent + octet * kOctet, latent_dim - octet * kOctet);
         }
     };
     const auto read_rope = [&](int octet) {
         if (octet < rope_octets) r = load<Wide>(rope + octet * kOctet, rope_dim - octet * kOctet);
     };
-    // The same for the whole warp. All loads in one condition: after a return the compiler would move those of the latent
-    // behind the look at the slot, and with them a second wait.
+    // The same for the whole warp. All loads in one condition: after a return the compiler would
+    // move those of the latent behind the look at the slot, and with them a second wait.
     int64_t slot = -1;
     if (token < p.tokens) {
         read_latent(0);
@@ -79,7 +85,8 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
         slot = p.slots[token];
     }
     if (slot < 0 || slot >= p.pages * p.page_size) return;
-    char* row = static_cast<char*>(p.cache) + row_offset(slot, p.page_size, p.cache_page_stride, p.cache_slot_stride);
+    char* row = static_cast<char*>(p.cache) +
+                row_offset(slot, p.page_size, p.cache_page_stride, p.cache_slot_stride);
     const Scale cache_scale = {p.cache_scale, plan.inverse};
 
     for (int base = 0; base < latent_octets; base += 32 * batch) {
@@ -94,13 +101,14 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
     for (int octet = lane; octet < rope_octets; octet += 32) {
         if (octet != lane) read_rope(octet);
-        if constexpr (Turned) r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
+        if constexpr (Turned)
+            r = turned<Wide>(r, rope, octet, Angles(p, token), p.rotary_style, rope_dim);
         Row<Format>::template put_rope<Wide>(row, octet, r, cache_scale, latent_dim, rope_dim);
     }
 }
 
-// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers, and then all its 64 warps
-// have a row on its way.
+// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers,
+// and then all its 64 warps have a row on its way.
 template <typename Source>
 constexpr int write_blocks(bool wide, bool turned, bool r1) {
     return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
@@ -108,7 +116,8 @@ constexpr int write_blocks(bool wide, bool turned, bool r1) {
 
 template <typename Source, int Format, bool Wide, bool Turned, bool R1>
 __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
-    cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p, const __grid_constant__ WritePlan plan) {
+    cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
+                       const __grid_constant__ WritePlan plan) {
     // What follows in a layer may be a product that need not wait to bring in its weights.
     let_the_next_kernel_start();
     write_block<Source, Format, Wide, Turned, R1, kWriteThreads>(p, plan, blockIdx.x);
@@ -118,33 +127,40 @@ __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turn
 struct WriteLaunch {
     WritePlan plan;
     int64_t blocks;
-    // Whether everything can be accessed 16 bytes at a time, something is rotated, and the widths are kR1Latent and kR1Rope.
+    // Whether everything can be accessed 16 bytes at a time, something is rotated, and the widths
+    // are kR1Latent and kR1Rope.
     bool wide, turned, r1;
 };
 
-// Checks every argument, for blocks of `threads` threads. Without tokens there is nothing to launch, and only `blocks` is set.
+// Checks every argument, for blocks of `threads` threads. Without tokens there is nothing to
+// launch, and only `blocks` is set.
 MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch);
 
 template <int Format>
 struct CacheWrite {
     using Kernel = void (*)(MlaCacheWriteParams, WritePlan);
 
-    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/ compiles kernels.
+    // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
+    // compiles kernels.
     static Kernel kernel(int dtype, bool wide, bool turned, bool r1);
 
   private:
     template <typename Source, bool Turned>
     static Kernel of(bool wide, bool r1) {
         if (!wide) return cache_write_kernel<Source, Format, false, Turned, false>;
-        return r1 ? cache_write_kernel<Source, Format, true, Turned, true> : cache_write_kernel<Source, Format, true, Turned, false>;
+        return r1 ? cache_write_kernel<Source, Format, true, Turned, true>
+                  : cache_write_kernel<Source, Format, true, Turned, false>;
     }
 };
 
 template <int Format>
-typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool turned, bool r1) {
+typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool turned,
+                                                               bool r1) {
     switch (dtype) {
-        case MLA_DTYPE_BF16: return turned ? of<__nv_bfloat16, true>(wide, r1) : of<__nv_bfloat16, false>(wide, r1);
-        case MLA_DTYPE_F16: return turned ? of<__half, true>(wide, r1) : of<__half, false>(wide, r1);
+        case MLA_DTYPE_BF16:
+            return turned ? of<__nv_bfloat16, true>(wide, r1) : of<__nv_bfloat16, false>(wide, r1);
+        case MLA_DTYPE_F16:
+            return turned ? of<__half, true>(wide, r1) : of<__half, false>(wide, r1);
         default: return turned ? of<float, true>(wide, r1) : of<float, false>(wide, r1);
     }
 }

@@ -1,8 +1,9 @@
 // Copies, repeats or clears up to three axes of elements with any strides.
 //
-// The host reduces the problem first: axes of one element go, the others are put in the order of the output's strides,
-// neighbours that continue each other become one, and the elements of a contiguous innermost axis are taken in units of
-// up to 16 bytes. What is left is a loop over units, of which each thread has four in flight.
+// The host reduces the problem first: axes of one element go, the others are put in the order of
+// the output's strides, neighbours that continue each other become one, and the elements of a
+// contiguous innermost axis are taken in units of up to 16 bytes. What is left is a loop over
+// units, of which each thread has four in flight.
 
 #include <algorithm>
 
@@ -36,10 +37,12 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
         if (index >= Index(p.units)) continue;
         const Index inner = index % Index(p.shape[2]), rest = index / Index(p.shape[2]);
         const Index middle = rest % Index(p.shape[1]), outer = rest / Index(p.shape[1]);
-        to[i] = int64_t(outer) * p.to_strides[0] + int64_t(middle) * p.to_strides[1] + int64_t(inner) * p.to_strides[2];
+        to[i] = int64_t(outer) * p.to_strides[0] + int64_t(middle) * p.to_strides[1] +
+                int64_t(inner) * p.to_strides[2];
         if (p.from)
             x[i] = static_cast<const Unit*>(
-                p.from)[int64_t(outer) * p.from_strides[0] + int64_t(middle) * p.from_strides[1] + int64_t(inner) * p.from_strides[2]];
+                p.from)[int64_t(outer) * p.from_strides[0] + int64_t(middle) * p.from_strides[1] +
+                        int64_t(inner) * p.from_strides[2]];
         else
             x[i] = Unit{};
     }
@@ -69,11 +72,14 @@ int64_t reduce(const MlaCopyParams& p, CopyPlan& plan) {
     Axis axes[3];
     int count = 0;
     for (int i = 0; i < 3; ++i)
-        if (p.shape[i] > 1) axes[count++] = {p.shape[i], p.from ? p.from_strides[i] : 0, p.to_strides[i]};
+        if (p.shape[i] > 1)
+            axes[count++] = {p.shape[i], p.from ? p.from_strides[i] : 0, p.to_strides[i]};
     std::stable_sort(axes, axes + count, [](const Axis& a, const Axis& b) { return a.to > b.to; });
     for (int i = count - 1; i > 0; --i) {
         Axis &outer = axes[i - 1], &inner = axes[i];
-        if (outer.to != inner.to * inner.extent || (p.from && outer.from != inner.from * inner.extent)) continue;
+        if (outer.to != inner.to * inner.extent ||
+            (p.from && outer.from != inner.from * inner.extent))
+            continue;
         outer = {outer.extent * inner.extent, inner.from, inner.to};
         for (int j = i; j + 1 < count; ++j) axes[j] = axes[j + 1];
         --count;
@@ -84,9 +90,12 @@ int64_t reduce(const MlaCopyParams& p, CopyPlan& plan) {
     const Axis last = count ? axes[count - 1] : none;
     if (count && last.to == 1 && (!p.from || last.from == 1)) {
         const auto fits = [&](int64_t bytes) {
-            if (!is_aligned(p.from, bytes) || !is_aligned(p.to, bytes) || last.extent * p.element_bytes % bytes) return false;
+            if (!is_aligned(p.from, bytes) || !is_aligned(p.to, bytes) ||
+                last.extent * p.element_bytes % bytes)
+                return false;
             for (int i = 0; i + 1 < count; ++i)
-                if (axes[i].from * p.element_bytes % bytes || axes[i].to * p.element_bytes % bytes) return false;
+                if (axes[i].from * p.element_bytes % bytes || axes[i].to * p.element_bytes % bytes)
+                    return false;
             return true;
         };
         for (int64_t bytes = 16; bytes > unit; bytes /= 2)
@@ -130,12 +139,15 @@ extern "C" MlaStatus mla_copy(const MlaCopyParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaCopyParams& p = *params;
     Check check;
-    check.that(p.element_bytes == 1 || p.element_bytes == 2 || p.element_bytes == 4, "element_bytes", p.element_bytes, "1, 2 or 4");
+    check.that(p.element_bytes == 1 || p.element_bytes == 2 || p.element_bytes == 4,
+               "element_bytes", p.element_bytes, "1, 2 or 4");
     int64_t elements = 1;
     for (const int64_t extent : p.shape) {
-        check.that(extent >= 0 && extent < (int64_t(1) << 40), "shape", extent, "extents from 0 to 2^40");
+        check.that(extent >= 0 && extent < (int64_t(1) << 40), "shape", extent,
+                   "extents from 0 to 2^40");
         if (check.failed()) return check.status();
-        check.that(extent == 0 || elements <= (int64_t(1) << 40) / extent, "shape", extent, "at most 2^40 elements");
+        check.that(extent == 0 || elements <= (int64_t(1) << 40) / extent, "shape", extent,
+                   "at most 2^40 elements");
         elements *= extent;
         if (check.failed()) return check.status();
     }
@@ -153,5 +165,6 @@ extern "C" MlaStatus mla_copy(const MlaCopyParams* params, void* stream) {
     if (blocks > INT32_MAX) return refuse("shape", elements, "fewer elements");
     // Indices up to the end of the last block must fit.
     const bool small = plan.units <= INT32_MAX;
-    return launch("copy", copy_kernel_for(unit, small), dim3(uint32_t(blocks)), dim3(kThreads), stream, plan);
+    return launch("copy", copy_kernel_for(unit, small), dim3(uint32_t(blocks)), dim3(kThreads),
+                  stream, plan);
 }

@@ -17,10 +17,13 @@ __global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_cons
 
 // Weights whose neighbours lie along k.
 template <typename T, int Tiles, int K, bool Sparing>
-__global__ void __launch_bounds__(kProductThreads) columns_kernel(const __grid_constant__ HeadPlan p) {
-    constexpr uint32_t kN = 16, kSlice = 64, kChunk = kProductWarps * kSlice, kTokens = Tiles * kTile;
+__global__ void __launch_bounds__(kProductThreads)
+    columns_kernel(const __grid_constant__ HeadPlan p) {
+    constexpr uint32_t kN = 16, kSlice = 64, kChunk = kProductWarps * kSlice,
+                       kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
-    // Each warp's k of the weights and, after them, of the input: rows of 8 units. Its sums follow in the same place.
+    // Each warp's k of the weights and, after them, of the input: rows of 8 units. Its sums follow
+    // in the same place.
     __shared__ __align__(128) char slices[kProductWarps][(kN + kTokens) * kSlice * 2];
     let_the_next_kernel_start();
     const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
@@ -33,23 +36,32 @@ __global__ void __launch_bounds__(kProductThreads) columns_kernel(const __grid_c
         __syncwarp();
         const uint32_t base = chunk * kChunk + threadIdx.x / 32 * kSlice;
         {
-            const uint32_t row = threadIdx.x % 32 / 8, unit = threadIdx.x % 8, to = shared_address(slices[threadIdx.x / 32]);
+            const uint32_t row = threadIdx.x % 32 / 8, unit = threadIdx.x % 8,
+                           to = shared_address(slices[threadIdx.x / 32]);
             const uint4* from = p.weights_at(head, blockIdx.x * kN + row) + (base / 8 + unit);
 #pragma unroll
             for (uint32_t i = 0; i < kN; i += 4)
-                if (kWhole || base + unit * 8 < k) copy_weights<Sparing>(to + place<8>(row + i, unit), from + uint64_t(i) * p.weights_stride);
+                if (kWhole || base + unit * 8 < k)
+                    copy_weights<Sparing>(to + place<8>(row + i, unit),
+                                          from + uint64_t(i) * p.weights_stride);
         }
         const uint32_t thread = thread_again(), lane = thread % 32;
-        const uint32_t weights = shared_address(slices[thread / 32]), input = weights + kN * kSlice * 2;
-        // What the kernel before may still be writing is fetched into L2 already, which sees what is written: a line per token.
-        if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k)) prefetch_line(p.input_at(first_token + lane, head) + base / 8);
+        const uint32_t weights = shared_address(slices[thread / 32]),
+                       input = weights + kN * kSlice * 2;
+        // What the kernel before may still be writing is fetched into L2 already, which sees what
+        // is written: a line per token.
+        if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k))
+            prefetch_line(p.input_at(first_token + lane, head) + base / 8);
         wait_for_earlier_kernels();
         {
             const uint32_t row = lane / 8, unit = lane % 8;
             const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
 #pragma unroll
             for (uint32_t i = 0; i < kTokens; i += 4)
-                if (kWhole || base + unit * 8 < k) copy_async16(input + place<8>(row + i, unit), from + uint64_t(i) * p.input_token_stride, first_token + row + i < p.tokens);
+                if (kWhole || base + unit * 8 < k)
+                    copy_async16(input + place<8>(row + i, unit),
+                                 from + uint64_t(i) * p.input_token_stride,
+                                 first_token + row + i < p.tokens);
         }
         copy_async_wait();
         __syncwarp();
@@ -72,7 +84,7 @@ __global__ void __launch_bounds__(kProductThreads) columns_kernel(const __grid_c
     __syncwarp();
 #pragma unroll
     for (uint32_t i = 0; i < 2 * Tiles; ++i) {
-        const float(&own)[4] = c[i / 2][i % 2];
+        const float (&own)[4] = c[i / 2][i % 2];
         reinterpret_cast<float4*>(slices[warp])[32 * i + lane] = {own[0], own[1], own[2], own[3]};
     }
     __syncthreads();
@@ -90,8 +102,11 @@ using Kernel = void (*)(HeadPlan);
 
 template <typename T, int Tiles, bool Sparing>
 Kernel kernel_of(bool rows, int k) {
-    if (rows) return k == kNope ? rows_kernel<T, Tiles, kNope, Sparing> : rows_kernel<T, Tiles, 0, Sparing>;
-    return k == kLatent ? columns_kernel<T, Tiles, kLatent, Sparing> : columns_kernel<T, Tiles, 0, Sparing>;
+    if (rows)
+        return k == kNope ? rows_kernel<T, Tiles, kNope, Sparing>
+                          : rows_kernel<T, Tiles, 0, Sparing>;
+    return k == kLatent ? columns_kernel<T, Tiles, kLatent, Sparing>
+                        : columns_kernel<T, Tiles, 0, Sparing>;
 }
 
 template <typename T>
@@ -101,7 +116,8 @@ Kernel kernel_of(bool rows, int tiles, bool sparing, int k) {
 }
 
 Kernel head_product_kernel(int dtype, bool rows, int tiles, bool sparing, int k) {
-    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, sparing, k) : kernel_of<__nv_bfloat16>(rows, tiles, sparing, k);
+    return dtype == MLA_DTYPE_F16 ? kernel_of<__half>(rows, tiles, sparing, k)
+                                  : kernel_of<__nv_bfloat16>(rows, tiles, sparing, k);
 }
 
 }  // namespace
@@ -110,8 +126,10 @@ MlaStatus load_head_product_kernels() {
     for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16})
         for (const bool rows : {false, true})
             for (const int k : {rows ? kNope : kLatent, 0})
-                for (const auto& [tiles, sparing] : {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
-                    const MlaStatus status = load("head product", head_product_kernel(dtype, rows, tiles, sparing, k));
+                for (const auto& [tiles, sparing] :
+                     {std::pair(1, false), std::pair(1, true), std::pair(kTiles, true)}) {
+                    const MlaStatus status =
+                        load("head product", head_product_kernel(dtype, rows, tiles, sparing, k));
                     if (status.code != MLA_OK) return status;
                 }
     return ok();
@@ -120,33 +138,47 @@ MlaStatus load_head_product_kernels() {
 MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
     const bool rows = p.weights_n_stride == 1;
     Check check;
-    check.that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
-        .that(p.tokens >= 0 && p.tokens <= 65535 * kTiles * kTile, "tokens", p.tokens, "0..=2097120")
+    check
+        .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16, "dtype", p.dtype,
+              "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
+        .that(p.tokens >= 0 && p.tokens <= 65535 * kTiles * kTile, "tokens", p.tokens,
+              "0..=2097120")
         .that(p.heads >= 0 && p.heads <= 65535, "heads", p.heads, "0..=65535")
-        .that(rows || p.weights_k_stride == 1, "weights_k_stride", p.weights_k_stride, "1, or a weights_n_stride of 1")
-        .that(p.k > 0 && p.k <= 65536 && p.k % (rows ? 16 : 32) == 0, "k", p.k, "a multiple of 16, of 32 where neighbours lie along k, to 65536")
-        .that(p.n > 0 && p.n <= 65536 && p.n % (rows ? 64 : 16) == 0, "n", p.n, "a multiple of 64, of 16 where neighbours lie along k, to 65536");
+        .that(rows || p.weights_k_stride == 1, "weights_k_stride", p.weights_k_stride,
+              "1, or a weights_n_stride of 1")
+        .that(p.k > 0 && p.k <= 65536 && p.k % (rows ? 16 : 32) == 0, "k", p.k,
+              "a multiple of 16, of 32 where neighbours lie along k, to 65536")
+        .that(p.n > 0 && p.n <= 65536 && p.n % (rows ? 64 : 16) == 0, "n", p.n,
+              "a multiple of 64, of 16 where neighbours lie along k, to 65536");
     launch.grid = dim3(0);
     if (check.failed() || p.tokens == 0 || p.heads == 0) return check.status();
     const struct {
         const void* pointer;
         const char* name;
     } pointers[] = {{p.input, "input"}, {p.weights, "weights"}, {p.out, "out"}};
-    for (const auto& [pointer, name] : pointers) check.that(pointer && is_aligned(pointer, 16), name, address(pointer), "a device pointer aligned to 16 bytes");
+    for (const auto& [pointer, name] : pointers)
+        check.that(pointer && is_aligned(pointer, 16), name, address(pointer),
+                   "a device pointer aligned to 16 bytes");
     const struct {
         int64_t stride, extent, least;
         const char* name;
     } strides[] = {{p.input_token_stride, p.tokens, 0, "input_token_stride"},
                    {p.input_head_stride, p.heads, 0, "input_head_stride"},
                    {p.weights_head_stride, p.heads, 0, "weights_head_stride"},
-                   {rows ? p.weights_k_stride : p.weights_n_stride, 2, 0, rows ? "weights_k_stride" : "weights_n_stride"},
+                   {rows ? p.weights_k_stride : p.weights_n_stride, 2, 0,
+                    rows ? "weights_k_stride" : "weights_n_stride"},
                    {p.out_token_stride, p.tokens, p.n, "out_token_stride"},
                    {p.out_head_stride, p.heads, p.n, "out_head_stride"}};
     for (const auto& [stride, extent, least, name] : strides)
-        if (extent > 1) check.stride(stride, name, least).that(stride % 8 == 0 && stride / 8 <= UINT32_MAX, name, stride, "a multiple of 8 below 2^35");
+        if (extent > 1)
+            check.stride(stride, name, least)
+                .that(stride % 8 == 0 && stride / 8 <= UINT32_MAX, name, stride,
+                      "a multiple of 8 below 2^35");
     if (check.failed()) return check.status();
 
-    const auto units = [](int64_t stride, int64_t extent) { return extent > 1 ? uint32_t(stride / 8) : 0u; };
+    const auto units = [](int64_t stride, int64_t extent) {
+        return extent > 1 ? uint32_t(stride / 8) : 0u;
+    };
     launch.plan = {static_cast<const uint4*>(p.input),
                    static_cast<const uint4*>(p.weights),
                    static_cast<uint4*>(p.out),
@@ -162,7 +194,8 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch) {
     launch.rows = rows;
     launch.tiles = p.tokens <= kTile ? 1 : kTiles;
     launch.few = p.heads <= kFewHeads;
-    launch.grid = dim3(uint32_t(p.n / (rows ? kRowsN : 16)), uint32_t(p.heads), uint32_t(ceil_div(p.tokens, launch.tiles * kTile)));
+    launch.grid = dim3(uint32_t(p.n / (rows ? kRowsN : 16)), uint32_t(p.heads),
+                       uint32_t(ceil_div(p.tokens, launch.tiles * kTile)));
     return ok();
 }
 

@@ -2,19 +2,21 @@
 //
 //   out[t, h, :] = input[t, h, :] * weights[h]        weights[h]: [k, n]
 //
-// Such a product reads each weight once and uses it for a few tokens, so its floor is the time in which the weights
-// stream in, and with few heads that is less than what a launch takes: then every step between the launch and the last
-// result counts, and so do the instructions themselves, which come from memory as well. A block has 16 KB of weights on
-// their way to shared memory before it does anything else; whole lines, asked for by neighbouring threads. 16 tokens are
-// the tensor core's first operand, 8 n its second.
+// Such a product reads each weight once and uses it for a few tokens, so its floor is the time in
+// which the weights stream in, and with few heads that is less than what a launch takes: then every
+// step between the launch and the last result counts, and so do the instructions themselves, which
+// come from memory as well. A block has 16 KB of weights on their way to shared memory before it
+// does anything else; whole lines, asked for by neighbouring threads. 16 tokens are the tensor
+// core's first operand, 8 n its second.
 //
 //   neighbours along n (W_UK of published checkpoints)   neighbours along k (their W_UV)
 //   a block: 64 n of one head                            a block: 16 n of one head
 //   a warp:  8 n, every k                                a warp:  every eighth 64 k, in memory that no other warp uses
 //   results leave the warps, of two tiles as lines       the warps' sums are added through shared memory, in order
 //
-// The launch allows programmatic dependence: blocks start while the kernel before is ending (or, where that one lets them,
-// running). They load weights that the caller calls constant at once, and wait before they read anything else.
+// The launch allows programmatic dependence: blocks start while the kernel before is ending (or,
+// where that one lets them, running). They load weights that the caller calls constant at once, and
+// wait before they read anything else.
 
 #pragma once
 
@@ -61,26 +63,31 @@ struct HeadPlan {
         return weights + (uint64_t(head) * weights_head_stride + uint64_t(row) * weights_stride);
     }
 
-    // Writes a fragment of results, 16 tokens by 8 n from those on that are given, as far as there are tokens.
+    // Writes a fragment of results, 16 tokens by 8 n from those on that are given, as far as there
+    // are tokens.
     template <typename T>
-    __device__ __forceinline__ void put(uint32_t token, uint32_t head, uint32_t n, const float4& c) const {
+    __device__ __forceinline__ void put(uint32_t token, uint32_t head, uint32_t n,
+                                        const float4& c) const {
         const uint32_t lane = threadIdx.x % 32, row = token + lane / 4;
-        uint32_t* to = reinterpret_cast<uint32_t*>(out + (uint64_t(row) * out_token_stride + uint64_t(head) * out_head_stride)) + (n / 2 + lane % 4);
+        uint32_t* to = reinterpret_cast<uint32_t*>(out + (uint64_t(row) * out_token_stride +
+                                                          uint64_t(head) * out_head_stride)) +
+                       (n / 2 + lane % 4);
         if (row < tokens) *to = pack<T>(c.x, c.y);
         if (row + 8 < tokens) to[uint64_t(8 * 4) * out_token_stride] = pack<T>(c.z, c.w);
     }
 };
 
-// The thread's number, read once more: so the compiler keeps the addresses that are computed from it apart from those of the
-// weights, which have to be ready first.
+// The thread's number, read once more: so the compiler keeps the addresses that are computed from
+// it apart from those of the weights, which have to be ready first.
 __device__ __forceinline__ uint32_t thread_again() {
     uint32_t thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-// Weights are read once: sparing L2, they go before everything else there, and nothing that others wrote is pushed out for them.
-// For few heads and tokens, making the policy takes as long as it saves.
+// Weights are read once: sparing L2, they go before everything else there, and nothing that others
+// wrote is pushed out for them. For few heads and tokens, making the policy takes as long as it
+// saves.
 template <bool Sparing>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
     if constexpr (Sparing)
@@ -89,8 +96,9 @@ __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
         copy_async16(to, from, true);
 }
 
-// Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's number, so that loads of
-// fragments, which take a unit of eight rows each, find them in different banks.
+// Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's
+// number, so that loads of fragments, which take a unit of eight rows each, find them in different
+// banks.
 template <uint32_t Units>
 __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
     return (row * Units + (unit ^ row % 8)) * 16;
@@ -98,7 +106,8 @@ __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t unit) {
 
 // Weights whose neighbours lie along n. `K` is k, or 0 where the compiler does not know it.
 template <typename T, int Tiles, int K, bool Sparing>
-__device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, uint32_t head, uint32_t first_token) {
+__device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, uint32_t head,
+                                             uint32_t first_token) {
     constexpr uint32_t kN = kRowsN, kChunk = 128, kTokens = Tiles * kTile;
     constexpr bool kWhole = K > 0 && K % kChunk == 0;
     // Rows of 8 and of 16 units.
@@ -117,7 +126,8 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
             const uint32_t to = shared_address(weights) + place<8>(row, unit);
 #pragma unroll
             for (uint32_t i = 0; i < kChunk; i += kProductThreads / 8)
-                if (kWhole || base + row + i < k) copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
+                if (kWhole || base + row + i < k)
+                    copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
         wait_for_earlier_kernels();
         const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;
@@ -127,7 +137,9 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
             const uint32_t to = shared_address(input) + place<16>(row, unit);
 #pragma unroll
             for (uint32_t i = 0; i < kTokens; i += kProductThreads / 16)
-                if (kWhole || base + unit * 8 < k) copy_async16(to + i * 256, from + uint64_t(i) * p.input_token_stride, first_token + row + i < p.tokens);
+                if (kWhole || base + unit * 8 < k)
+                    copy_async16(to + i * 256, from + uint64_t(i) * p.input_token_stride,
+                                 first_token + row + i < p.tokens);
         }
         copy_async_wait();
         __syncthreads();
@@ -142,22 +154,26 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
 #pragma unroll
                 for (uint32_t tile = 0; tile < Tiles; ++tile) {
                     uint32_t x[4];
-                    load_matrices(x, shared_address(input) + place<16>(tile * kTile + lane % 16, (step + half) * 2 + lane / 16));
+                    load_matrices(
+                        x, shared_address(input) +
+                               place<16>(tile * kTile + lane % 16, (step + half) * 2 + lane / 16));
                     multiply_16x8<T>(c[half][tile], x, w[2 * half], w[2 * half + 1]);
                 }
             }
         }
     }
     if constexpr (Tiles == 1) {
-        const float(&a)[4] = c[0][0], (&b)[4] = c[1][0];
-        p.put<T>(first_token, head, block * kN + threadIdx.x / 32 * 8, {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
+        const float (&a)[4] = c[0][0], (&b)[4] = c[1][0];
+        p.put<T>(first_token, head, block * kN + threadIdx.x / 32 * 8,
+                 {a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]});
     } else {
         // Through shared memory, where the weights were, so that whole lines are written.
         __syncthreads();
-        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, staged = shared_address(weights);
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+                       staged = shared_address(weights);
 #pragma unroll
         for (uint32_t tile = 0; tile < Tiles; ++tile) {
-            const float(&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
+            const float (&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
             const uint32_t row = tile * kTile + lane / 4, to = staged + lane % 4 * 4;
             store_shared4(to + place<8>(row, warp), pack<T>(a[0] + b[0], a[1] + b[1]));
             store_shared4(to + place<8>(row + 8, warp), pack<T>(a[2] + b[2], a[3] + b[3]));
@@ -166,7 +182,8 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
         static_assert(kTokens * 8 == kProductThreads, "a unit per thread");
         const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8, token = first_token + row;
         if (token >= p.tokens) return;
-        p.out[uint64_t(token) * p.out_token_stride + uint64_t(head) * p.out_head_stride + (block * 8 + unit)] = load_shared16(staged + place<8>(row, unit));
+        p.out[uint64_t(token) * p.out_token_stride + uint64_t(head) * p.out_head_stride +
+              (block * 8 + unit)] = load_shared16(staged + place<8>(row, unit));
     }
 }
 
@@ -182,7 +199,8 @@ struct ProductLaunch {
     bool few;
 };
 
-// Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is set: to nothing.
+// Checks every argument. Without tokens or heads there is nothing to launch, and only `grid` is
+// set: to nothing.
 MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch);
 
 // Launches what was planned, on its own.
@@ -190,12 +208,14 @@ MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& lau
 
 // Launches a kernel that may start while the one before it in the stream is ending.
 template <typename... Parameters, typename... Arguments>
-MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, bool few, void* stream, Arguments&&... arguments) {
+MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, bool few,
+                       void* stream, Arguments&&... arguments) {
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    // A multiprocessor can only hold blocks of the kernel before and of this one together if both divide its memory the same
-    // way. Asked for with few heads alone: where there are more blocks than fit at once, the driver's own choice was faster.
+    // A multiprocessor can only hold blocks of the kernel before and of this one together if both
+    // divide its memory the same way. Asked for with few heads alone: where there are more blocks
+    // than fit at once, the driver's own choice was faster.
     attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
     attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
     cudaLaunchConfig_t config = {};
@@ -204,7 +224,8 @@ MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 gri
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
     config.numAttrs = few ? 2 : 1;
-    return cuda_status(name, cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+    return cuda_status(name,
+                       cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
 }  // namespace mla

@@ -8,12 +8,14 @@ namespace {
 constexpr int kTile = 32;
 constexpr int kRowsAtOnce = 8;
 
-// Through a tile of shared memory where the axes change places, so that both sides move whole sectors; the odd row
-// length keeps a column's elements in different banks.
+// Through a tile of shared memory where the axes change places, so that both sides move whole
+// sectors; the odd row length keeps a column's elements in different banks.
 template <bool HeadsFirst>
-__global__ void __launch_bounds__(kTile * kRowsAtOnce) lse_kernel(const __grid_constant__ MlaLseParams p, uint32_t token_tiles) {
+__global__ void __launch_bounds__(kTile* kRowsAtOnce)
+    lse_kernel(const __grid_constant__ MlaLseParams p, uint32_t token_tiles) {
     __shared__ float tile[HeadsFirst ? 1 : kTile][kTile + 1];
-    const int64_t token = int64_t(blockIdx.x % token_tiles) * kTile, head = int64_t(blockIdx.x / token_tiles) * kTile;
+    const int64_t token = int64_t(blockIdx.x % token_tiles) * kTile,
+                  head = int64_t(blockIdx.x / token_tiles) * kTile;
     if constexpr (!HeadsFirst) {
 #pragma unroll
         for (int i = threadIdx.y; i < kTile; i += kRowsAtOnce)
@@ -47,16 +49,22 @@ extern "C" MlaStatus mla_lse_natural(const MlaLseParams* params, void* stream) {
     Check check;
     check.that(p.tokens >= 0, "tokens", p.tokens, "0 and up")
         .that(p.heads >= 0, "heads", p.heads, "0 and up")
-        .that(p.unit > 0.f && p.unit <= 3.402823466e38f, "unit", truncated(p.unit), "a finite number above 0");
+        .that(p.unit > 0.f && p.unit <= 3.402823466e38f, "unit", truncated(p.unit),
+              "a finite number above 0");
     if (check.failed() || p.tokens == 0 || p.heads == 0) return check.status();
     const bool one_row = p.heads_first ? p.heads == 1 : p.tokens == 1;
-    const int64_t token_tiles = ceil_div(p.tokens, kTile), blocks = token_tiles * ceil_div(p.heads, kTile);
+    const int64_t token_tiles = ceil_div(p.tokens, kTile),
+                  blocks = token_tiles * ceil_div(p.heads, kTile);
     check.pointer(p.from, 4, "from")
         .pointer(p.to, 4, "to")
-        .stride(p.from_row_stride, "from_row_stride", one_row ? 0 : p.heads_first ? p.tokens : p.heads)
+        .stride(p.from_row_stride, "from_row_stride",
+                one_row         ? 0
+                : p.heads_first ? p.tokens
+                                : p.heads)
         .stride(p.to_head_stride, "to_head_stride", p.heads > 1 ? p.tokens : 0)
         .that(blocks <= INT32_MAX, "tokens", p.tokens, "fewer tokens times heads");
     if (check.failed()) return check.status();
-    return launch("lse", p.heads_first ? lse_kernel<true> : lse_kernel<false>, dim3(uint32_t(blocks)), dim3(kTile, kRowsAtOnce), stream, p,
+    return launch("lse", p.heads_first ? lse_kernel<true> : lse_kernel<false>,
+                  dim3(uint32_t(blocks)), dim3(kTile, kRowsAtOnce), stream, p,
                   uint32_t(token_tiles));
 }

@@ -1,8 +1,9 @@
 // Merges two partial attention results in place.
 //
-// A warp takes one head and several neighbouring tokens, so that the log-sum-exps of its rows share a sector, and the
-// eight warps of a block take neighbouring heads, whose rows are neighbours in memory. With V = 128 a row is 16 octets:
-// half a warp, and sixteen 16-byte loads in flight per thread.
+// A warp takes one head and several neighbouring tokens, so that the log-sum-exps of its rows share
+// a sector, and the eight warps of a block take neighbouring heads, whose rows are neighbours in
+// memory. With V = 128 a row is 16 octets: half a warp, and sixteen 16-byte loads in flight per
+// thread.
 
 #include "../common/octet.cuh"
 #include "helpers.cuh"
@@ -11,8 +12,8 @@ namespace mla {
 namespace {
 
 constexpr int kWarps = 8;
-// Rows of a thread at once: 128 bytes of each part in flight, whatever the type. Element by element, addresses take the
-// registers.
+// Rows of a thread at once: 128 bytes of each part in flight, whatever the type. Element by
+// element, addresses take the registers.
 constexpr int rows_at_once(int64_t bytes, bool wide) { return wide ? 16 / int(bytes) : 4; }
 
 // The weights of two parts in their merge, and the merged log-sum-exp.
@@ -36,12 +37,14 @@ struct Weights {
 };
 
 template <typename T, bool Wide>
-__global__ void __launch_bounds__(kWarps * 32, 2) merge_kernel(const __grid_constant__ MlaMergeParams p, uint32_t head_blocks, int row_shift) {
+__global__ void __launch_bounds__(kWarps * 32, 2)
+    merge_kernel(const __grid_constant__ MlaMergeParams p, uint32_t head_blocks, int row_shift) {
     constexpr int rows = rows_at_once(sizeof(T), Wide);
     const int lane = threadIdx.x % 32;
     const int head = int(blockIdx.x % head_blocks) * kWarps + int(threadIdx.x / 32);
     if (head >= p.heads) return;
-    const int groups = 32 >> row_shift, group = lane >> row_shift, member = lane & ((1 << row_shift) - 1);
+    const int groups = 32 >> row_shift, group = lane >> row_shift,
+              member = lane & ((1 << row_shift) - 1);
     const int64_t first = int64_t(blockIdx.x / head_blocks) * (groups * rows) + group;
     const int octets = (p.width + kOctet - 1) / kOctet;
     T* out = static_cast<T*>(p.out) + head * p.out_head_stride;
@@ -56,8 +59,10 @@ __global__ void __launch_bounds__(kWarps * 32, 2) merge_kernel(const __grid_cons
         for (int i = 0; i < rows; ++i) {
             const int64_t token = first + i * groups;
             if (token >= p.tokens || octet >= octets) continue;
-            x[i] = load<Wide>(out + token * p.out_token_stride + octet * kOctet, p.width - octet * kOctet);
-            y[i] = load<Wide>(other + token * p.other_token_stride + octet * kOctet, p.width - octet * kOctet);
+            x[i] = load<Wide>(out + token * p.out_token_stride + octet * kOctet,
+                              p.width - octet * kOctet);
+            y[i] = load<Wide>(other + token * p.other_token_stride + octet * kOctet,
+                              p.width - octet * kOctet);
         }
     };
 #pragma unroll
@@ -93,7 +98,8 @@ __global__ void __launch_bounds__(kWarps * 32, 2) merge_kernel(const __grid_cons
                 const float from_y = b[i] == 0.f ? 0.f : v[e] * b[i];
                 u[e] = from_x + from_y;
             }
-            store<Wide>(out + token * p.out_token_stride + octet * kOctet, from_floats<T>(u), p.width - octet * kOctet);
+            store<Wide>(out + token * p.out_token_stride + octet * kOctet, from_floats<T>(u),
+                        p.width - octet * kOctet);
         }
     }
 }
@@ -102,7 +108,8 @@ using Kernel = void (*)(MlaMergeParams, uint32_t, int);
 
 Kernel merge_kernel_for(int dtype, bool wide) {
     switch (dtype) {
-        case MLA_DTYPE_BF16: return wide ? merge_kernel<__nv_bfloat16, true> : merge_kernel<__nv_bfloat16, false>;
+        case MLA_DTYPE_BF16:
+            return wide ? merge_kernel<__nv_bfloat16, true> : merge_kernel<__nv_bfloat16, false>;
         case MLA_DTYPE_F16: return wide ? merge_kernel<__half, true> : merge_kernel<__half, false>;
         default: return wide ? merge_kernel<float, true> : merge_kernel<float, false>;
     }
@@ -127,8 +134,9 @@ extern "C" MlaStatus mla_merge(const MlaMergeParams* params, void* stream) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaMergeParams& p = *params;
     Check check;
-    check.that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16 || p.dtype == MLA_DTYPE_F32, "dtype", p.dtype,
-               "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)")
+    check
+        .that(p.dtype == MLA_DTYPE_BF16 || p.dtype == MLA_DTYPE_F16 || p.dtype == MLA_DTYPE_F32,
+              "dtype", p.dtype, "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)")
         .that(p.tokens >= 0, "tokens", p.tokens, "0 and up")
         .that(p.heads >= 0 && p.heads <= 65536, "heads", p.heads, "0..=65536")
         .that(p.width >= 0 && p.width <= 65536, "width", p.width, "0..=65536");
@@ -149,13 +157,16 @@ extern "C" MlaStatus mla_merge(const MlaMergeParams* params, void* stream) {
     if (check.failed()) return check.status();
 
     bool wide = p.width % kOctet == 0 && is_aligned(p.out, 16) && is_aligned(p.other, 16);
-    for (const int64_t stride : {p.tokens > 1 ? p.out_token_stride : 0, p.heads > 1 ? p.out_head_stride : 0,
-                                 p.tokens > 1 ? p.other_token_stride : 0, p.heads > 1 ? p.other_head_stride : 0})
+    for (const int64_t stride :
+         {p.tokens > 1 ? p.out_token_stride : 0, p.heads > 1 ? p.out_head_stride : 0,
+          p.tokens > 1 ? p.other_token_stride : 0, p.heads > 1 ? p.other_head_stride : 0})
         wide = wide && stride * bytes % 16 == 0;
     int row_shift = 0;
     while (row_shift < 5 && (kOctet << row_shift) < p.width) ++row_shift;
     const int64_t head_blocks = ceil_div(p.heads, kWarps);
-    const int64_t blocks = head_blocks * ceil_div(p.tokens, (32 >> row_shift) * rows_at_once(bytes, wide));
+    const int64_t blocks =
+        head_blocks * ceil_div(p.tokens, (32 >> row_shift) * rows_at_once(bytes, wide));
     if (blocks > INT32_MAX) return refuse("tokens", p.tokens, "fewer tokens times heads");
-    return launch("merge", merge_kernel_for(p.dtype, wide), dim3(uint32_t(blocks)), dim3(kWarps * 32), stream, p, uint32_t(head_blocks), row_shift);
+    return launch("merge", merge_kernel_for(p.dtype, wide), dim3(uint32_t(blocks)),
+                  dim3(kWarps * 32), stream, p, uint32_t(head_blocks), row_shift);
 }

@@ -29,7 +29,8 @@ __device__ __forceinline__ Group<float, N> angle(const float* table, int first, 
     return to;
 }
 
-// The products are rounded on their own, without fused multiply-adds: so any implementation in f32 gives the same bits.
+// The products are rounded on their own, without fused multiply-adds: so any implementation in f32
+// gives the same bits.
 __device__ __forceinline__ float turned_first(float a, float b, float cos, float sin) {
     return __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
 }
@@ -38,10 +39,12 @@ __device__ __forceinline__ float turned_second(float a, float b, float cos, floa
     return __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin));
 }
 
-// Octet `octet` of a rotary vector after the turn, rounded to its type. `x` is the octet itself; its partners are read
-// from `vector` where they lie outside of it. With Wide and MLA_ROTARY_HALVES a half is whole octets.
+// Octet `octet` of a rotary vector after the turn, rounded to its type. `x` is the octet itself;
+// its partners are read from `vector` where they lie outside of it. With Wide and MLA_ROTARY_HALVES
+// a half is whole octets.
 template <bool Wide, typename T>
-__device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet, const Angles& angles, int style, int rope_dim) {
+__device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, int octet,
+                                           const Angles& angles, int style, int rope_dim) {
     const int first = octet * kOctet, half = rope_dim / 2;
     float own[kOctet];
     to_floats(x, own);
@@ -66,7 +69,8 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
         const auto sin = angle<true, kOctet>(angles.sin, pair, kOctet);
 #pragma unroll
         for (int i = 0; i < kOctet; ++i) {
-            own[i] = second ? turned_second(other[i], own[i], cos.x[i], sin.x[i]) : turned_first(own[i], other[i], cos.x[i], sin.x[i]);
+            own[i] = second ? turned_second(other[i], own[i], cos.x[i], sin.x[i])
+                            : turned_first(own[i], other[i], cos.x[i], sin.x[i]);
         }
     } else {
 #pragma unroll
@@ -76,21 +80,26 @@ __device__ __forceinline__ Octet<T> turned(const Octet<T>& x, const T* vector, i
             const bool second = e >= half;
             const int pair = second ? e - half : e;
             const float other = to_float(vector[second ? pair : pair + half]);
-            const float cos = angle<false, 1>(angles.cos, pair, 1).x[0], sin = angle<false, 1>(angles.sin, pair, 1).x[0];
-            own[i] = second ? turned_second(other, own[i], cos, sin) : turned_first(own[i], other, cos, sin);
+            const float cos = angle<false, 1>(angles.cos, pair, 1).x[0],
+                        sin = angle<false, 1>(angles.sin, pair, 1).x[0];
+            own[i] = second ? turned_second(other, own[i], cos, sin)
+                            : turned_first(own[i], other, cos, sin);
         }
     }
     return from_floats<T>(own);
 }
 
-// Turns `N` pairs of one vector of the queries from pair `first` on; the thread owns both sides of each pair, so the
-// vector may be turned in place. What is to be turned is on its way before the position, and with it the angles, are known.
+// Turns `N` pairs of one vector of the queries from pair `first` on; the thread owns both sides of
+// each pair, so the vector may be turned in place. What is to be turned is on its way before the
+// position, and with it the angles, are known.
 template <bool Wide, typename T, int N>
-__device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t token, const T* from, T* to, int first) {
+__device__ __forceinline__ void turn_pairs(const MlaCacheWriteParams& p, int64_t token,
+                                           const T* from, T* to, int first) {
     const bool interleaved = p.rotary_style == MLA_ROTARY_INTERLEAVED;
     const int at = interleaved ? 2 * first : first;
     const int beyond = interleaved ? at + N : at + p.rope_dim / 2;
-    const auto low_raw = load<Wide, T, N>(from + at, N), high_raw = load<Wide, T, N>(from + beyond, N);
+    const auto low_raw = load<Wide, T, N>(from + at, N),
+               high_raw = load<Wide, T, N>(from + beyond, N);
     const Angles angles(p, token);
     const auto cos = angle<Wide, N>(angles.cos, first, N);
     const auto sin = angle<Wide, N>(angles.sin, first, N);

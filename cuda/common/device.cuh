@@ -1,4 +1,5 @@
-// What a launch asks of the driver: the facts of the current device, and the encoder of tensor maps.
+// What a launch asks of the driver: the facts of the current device, and the encoder of tensor
+// maps.
 #pragma once
 
 #include <cuda.h>
@@ -16,8 +17,8 @@ struct DeviceFacts {
     int device, multiprocessors, l2_bytes;
 };
 
-// The current device, if it has the compute capability 9.0 that sm_90a code needs. What the driver said of it is remembered, since
-// each question costs a launch some 0.03 us.
+// The current device, if it has the compute capability 9.0 that sm_90a code needs. What the driver
+// said of it is remembered, since each question costs a launch some 0.03 us.
 inline MlaStatus sm90_facts(DeviceFacts& facts) {
     struct Remembered {
         int multiprocessors, l2_bytes;
@@ -45,8 +46,10 @@ inline MlaStatus sm90_facts(DeviceFacts& facts) {
         if ((e = cudaDeviceGetAttribute(w.value, w.attribute, device)) != cudaSuccess)
             return cuda_status("cudaDeviceGetAttribute", e);
     }
-    if (major != 9 || minor != 0) return unsupported("compute capability", major * 10 + minor, "90");
-    if (device < kMaxDevices) known[device].store({facts.multiprocessors, facts.l2_bytes}, std::memory_order_relaxed);
+    if (major != 9 || minor != 0)
+        return unsupported("compute capability", major * 10 + minor, "90");
+    if (device < kMaxDevices)
+        known[device].store({facts.multiprocessors, facts.l2_bytes}, std::memory_order_relaxed);
     return ok();
 }
 
@@ -58,10 +61,12 @@ inline MlaStatus encode_tiled(EncodeTiled& function) {
     void* f = known.load(std::memory_order_relaxed);
     if (!f) {
         cudaDriverEntryPointQueryResult found;
-        const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+        const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                               cudaEnableDefault, &found);
         if (e != cudaSuccess) return cuda_status("cudaGetDriverEntryPointByVersion", e);
         if (found != cudaDriverEntryPointSuccess || !f)
-            return unsupported("driver", int64_t(found), "a driver with cuTensorMapEncodeTiled (CUDA 12.0)");
+            return unsupported("driver", int64_t(found),
+                               "a driver with cuTensorMapEncodeTiled (CUDA 12.0)");
         known.store(f, std::memory_order_relaxed);
     }
     function = reinterpret_cast<EncodeTiled>(f);

@@ -1,7 +1,8 @@
-// Shared-memory barriers that count arrivals and bytes ("mbarrier"), and the fences that go with them.
+// Shared-memory barriers that count arrivals and bytes ("mbarrier"), and the fences that go with
+// them.
 //
-// A barrier is named by its 32-bit shared-memory address. A wait names the parity of the phase it waits for: the first
-// phase is 0, and a wait for parity 1 on a fresh barrier returns at once.
+// A barrier is named by its 32-bit shared-memory address. A wait names the parity of the phase it
+// waits for: the first phase is 0, and a wait for parity 1 on a fresh barrier returns at once.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t bar) {
 
 // Arrives and announces `bytes` that the copy engine will deliver in this phase.
 __device__ __forceinline__ void barrier_expect(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
@@ -39,22 +41,31 @@ __device__ __forceinline__ void barrier_wait(uint32_t bar, uint32_t parity) {
         "@done bra finished;\n"
         "bra again;\n"
         "finished:\n"
-        "}\n" ::"r"(bar), "r"(parity)
+        "}\n" ::"r"(bar),
+        "r"(parity)
         : "memory");
 }
 
-// Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and the tensor cores.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and
+// the tensor cores.
+__device__ __forceinline__ void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
-// Adds to a counter in device memory and returns what it was, ordering this thread's earlier writes, and those that
-// barriers order before them, before later reads of any thread that sees the sum.
+// Adds to a counter in device memory and returns what it was, ordering this thread's earlier
+// writes, and those that barriers order before them, before later reads of any thread that sees the
+// sum.
 __device__ __forceinline__ int atomic_add(int* counter, int n) {
     int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(n)
+                 : "memory");
     return before;
 }
 
-// Adds to a counter in device memory, after this thread's earlier writes and those that barriers order before them.
+// Adds to a counter in device memory, after this thread's earlier writes and those that barriers
+// order before them.
 __device__ __forceinline__ void add_release(int* counter, int n) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(n) : "memory");
 }
@@ -62,7 +73,10 @@ __device__ __forceinline__ void add_release(int* counter, int n) {
 // Adds one, without any order.
 __device__ __forceinline__ int atomic_increment_relaxed(int* counter) {
     int before;
-    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(counter)
+                 : "memory");
     return before;
 }
 

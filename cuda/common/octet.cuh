@@ -1,7 +1,7 @@
 // Eight consecutive elements of a row: what one thread moves at a time, 16 bytes of a 16-bit type.
 //
-// With Wide, a row is whole octets and every octet is aligned to its size (16 bytes at most): one or two accesses.
-// Without, elements move one by one, and the last octet of a row may have fewer.
+// With Wide, a row is whole octets and every octet is aligned to its size (16 bytes at most): one
+// or two accesses. Without, elements move one by one, and the last octet of a row may have fewer.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,11 +21,17 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 template <typename T>
 __device__ __forceinline__ T from_float(float x);
 template <>
-__device__ __forceinline__ float from_float<float>(float x) { return x; }
+__device__ __forceinline__ float from_float<float>(float x) {
+    return x;
+}
 template <>
-__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
 
 template <typename T, int N = kOctet>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Group {
@@ -79,7 +85,8 @@ __device__ __forceinline__ void store(T* to, const Group<T, N>& from, int count)
     }
 }
 
-// All elements as floats. 16-bit types are taken apart a word at a time: as elements they would occupy a register each.
+// All elements as floats. 16-bit types are taken apart a word at a time: as elements they would
+// occupy a register each.
 template <typename T, int N>
 __device__ __forceinline__ void to_floats(const Group<T, N>& from, float (&to)[N]) {
     if constexpr (sizeof(T) == 4 || N % 2) {

@@ -27,10 +27,14 @@ inline MlaStatus cuda_status(const char* call, cudaError_t error) {
     return {MLA_CUDA_ERROR, int32_t(error), call, int64_t(error), "success"};
 }
 
-inline int64_t address(const void* pointer) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer)); }
+inline int64_t address(const void* pointer) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer));
+}
 
 // A number as far as a status can say it.
-inline int64_t truncated(float x) { return x >= 0x1p62f ? INT64_MAX : x <= -0x1p62f ? INT64_MIN : x == x ? int64_t(x) : 0; }
+inline int64_t truncated(float x) {
+    return x >= 0x1p62f ? INT64_MAX : x <= -0x1p62f ? INT64_MIN : x == x ? int64_t(x) : 0;
+}
 
 inline bool is_aligned(const void* pointer, int64_t bytes) { return address(pointer) % bytes == 0; }
 
@@ -49,7 +53,8 @@ class Check {
     }
 
     Check& stride(int64_t stride, const char* field, int64_t least = 0) {
-        return that(stride >= least && stride < (int64_t(1) << 48), field, stride, "a stride below 2^48 under which rows do not overlap");
+        return that(stride >= least && stride < (int64_t(1) << 48), field, stride,
+                    "a stride below 2^48 under which rows do not overlap");
     }
 
     bool failed() const { return status_.code != MLA_OK; }
@@ -61,12 +66,14 @@ class Check {
 
 // Unlike <<<>>>, this answers with the error of this launch rather than leaving it to be asked for.
 template <typename... Parameters, typename... Arguments>
-MlaStatus launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, void* stream, Arguments&&... arguments) {
+MlaStatus launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                 void* stream, Arguments&&... arguments) {
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.stream = static_cast<cudaStream_t>(stream);
-    return cuda_status(name, cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+    return cuda_status(name,
+                       cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
 // Loads a kernel into the current context without launching it.

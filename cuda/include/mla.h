@@ -39,11 +39,11 @@ typedef struct MlaStatus {
     /* A cudaError_t, or 0. */
     int32_t cuda_error;
     /* Name of the offending parameter or CUDA call; null when code is MLA_OK. */
-    const char *field;
+    const char* field;
     /* The value that was given (for a pointer, its address). */
     int64_t given;
     /* What would have been accepted, as a sentence fragment; null when code is MLA_OK. */
-    const char *accepted;
+    const char* accepted;
 } MlaStatus;
 
 enum {
@@ -65,25 +65,25 @@ enum {
  */
 typedef struct MlaDecodeParams {
     /* [tokens, heads, 512] of q_dtype */
-    const void *q_latent;
+    const void* q_latent;
     /* [tokens, heads, 64] of q_dtype; q_latent + 512 when both parts lie in one row of 576 */
-    const void *q_rope;
+    const void* q_rope;
     /* [pages, page_size, 576] of cache_dtype: 512 latent values, then 64 rotary ones */
-    const void *cache;
+    const void* cache;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
-    const int32_t *block_table;
+    const int32_t* block_table;
     /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages * page_size, which the
      * caller guarantees, as it does that the table's entries are below `pages` and that cu_q_lens rises by at most query_len */
-    const int32_t *kv_lens;
+    const int32_t* kv_lens;
     /* [requests + 1] int32, or null: then every request has query_len tokens */
-    const int32_t *cu_q_lens;
+    const int32_t* cu_q_lens;
     /* [tokens, heads, 512] of q_dtype */
-    void *out;
+    void* out;
     /* [heads, tokens] f32, or null */
-    float *lse;
+    float* lse;
     /* workspace_bytes bytes, aligned to 256. The first MLA_DECODE_COUNTER_BYTES must be zero before the first launch
      * that uses it; every launch leaves them zero. Launches that share a workspace must not overlap. */
-    void *workspace;
+    void* workspace;
     size_t workspace_bytes;
 
     int64_t q_latent_token_stride;
@@ -131,10 +131,10 @@ typedef struct MlaDecodeParams {
 
 /* Bytes of workspace that mla_decode_sm90 needs. Reads heads and query_len, and the current device's properties;
  * the result does not depend on the number of requests nor on any length. */
-MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams *params, size_t *bytes);
+MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. */
-MlaStatus mla_decode_sm90(const MlaDecodeParams *params, void *stream);
+MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
 /* What one team of thread blocks does without looking up from it: some blocks of 64 tokens of a tile of query rows. */
 typedef struct MlaDecodePiece {
@@ -159,8 +159,8 @@ typedef struct MlaDecodePiece {
  * `room`. The host computes what the device would. Reads heads, query_len, requests, cache_dtype, and, in host memory,
  * kv_lens and cu_q_lens, which may be null. `teams`, 1..=160: those of a launch that has one per multiprocessor, or per two with
  * more than 64 rows (heads * query_len); `team` is one of them. */
-MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams *params, int32_t teams, int32_t team, MlaDecodePiece *pieces, int32_t room,
-                                 int32_t *count);
+MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams, int32_t team,
+                                 MlaDecodePiece* pieces, int32_t room, int32_t* count);
 
 /*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
@@ -173,25 +173,25 @@ MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams *params, int32_t teams, i
  */
 typedef struct MlaPrefillParams {
     /* [query_tokens, heads, nope_dim + rope_dim] */
-    const void *query;
+    const void* query;
     /* [key_tokens, heads, nope_dim] */
-    const void *key_nope;
+    const void* key_nope;
     /* [key_tokens, heads, rope_dim]; key_nope + nope_dim where keys are packed. With key_rope_head_stride 0 all heads
      * share [key_tokens, rope_dim]. */
-    const void *key_rope;
+    const void* key_rope;
     /* [key_tokens, heads, value_dim] */
-    const void *value;
+    const void* value;
     /* [query_tokens, heads, value_dim] */
-    void *out;
+    void* out;
     /* [heads, query_tokens] f32, or null */
-    float *lse;
+    float* lse;
     /* [requests + 1] int32: where each request's query rows begin, and the end of the last */
-    const int32_t *cu_query_lens;
+    const int32_t* cu_query_lens;
     /* [requests + 1] int32: the same for keys and values */
-    const int32_t *cu_key_lens;
+    const int32_t* cu_key_lens;
     /* workspace_bytes bytes, aligned to 256, zero before the first launch that uses it; every launch leaves it zero.
      * Launches that share a workspace must not overlap. */
-    void *workspace;
+    void* workspace;
     size_t workspace_bytes;
 
     int64_t query_token_stride;
@@ -231,7 +231,7 @@ typedef struct MlaPrefillParams {
 #define MLA_PREFILL_WORKSPACE_BYTES 256
 
 /* Enqueues one kernel on `stream`. */
-MlaStatus mla_prefill_sm90(const MlaPrefillParams *params, void *stream);
+MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
 MlaStatus mla_load_prefill_sm90(void);
@@ -273,22 +273,22 @@ enum {
  */
 typedef struct MlaCacheWriteParams {
     /* [tokens, latent_dim] of dtype */
-    const void *latent;
+    const void* latent;
     /* [tokens, rope_dim] of dtype: the rotary key; rotated already where positions is null */
-    const void *rope;
+    const void* rope;
     /* [tokens] int64: where each row goes; a slot below 0 or past the cache is skipped */
-    const int64_t *slots;
+    const int64_t* slots;
     /* [pages, page_size] rows of cache_format */
-    void *cache;
+    void* cache;
     /* [tokens] int64, or null: then nothing is rotated. A position outside the tables gives NaN. */
-    const int64_t *positions;
+    const int64_t* positions;
     /* [positions_len, rope_dim / 2] f32 each */
-    const float *cos;
-    const float *sin;
+    const float* cos;
+    const float* sin;
     /* [tokens, heads, rope_dim] of dtype, or null: queries to rotate, which needs positions */
-    const void *query_rope;
+    const void* query_rope;
     /* [tokens, heads, rope_dim] of dtype: may be query_rope itself with its strides; must not overlap it otherwise */
-    void *query_rope_out;
+    void* query_rope_out;
 
     int64_t latent_token_stride;
     int64_t rope_token_stride;
@@ -320,7 +320,7 @@ typedef struct MlaCacheWriteParams {
 } MlaCacheWriteParams;
 
 /* Enqueues one kernel on `stream`; none where there are no tokens. */
-MlaStatus mla_cache_write(const MlaCacheWriteParams *params, void *stream);
+MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
 /*
  * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the tokens of request i of
@@ -328,17 +328,17 @@ MlaStatus mla_cache_write(const MlaCacheWriteParams *params, void *stream);
  */
 typedef struct MlaCacheGatherParams {
     /* [pages, page_size] rows of cache_format */
-    const void *cache;
+    const void* cache;
     /* [segments, max_pages] int32 */
-    const int32_t *block_table;
+    const int32_t* block_table;
     /* [segments] int32 */
-    const int32_t *token_starts;
+    const int32_t* token_starts;
     /* [segments + 1] int32, ascending from 0 to rows */
-    const int32_t *row_starts;
+    const int32_t* row_starts;
     /* [rows, latent_dim] of dtype */
-    void *latent;
+    void* latent;
     /* [rows, rope_dim] of dtype */
-    void *rope;
+    void* rope;
 
     /* in bytes */
     int64_t cache_page_stride;
@@ -361,7 +361,7 @@ typedef struct MlaCacheGatherParams {
 } MlaCacheGatherParams;
 
 /* Enqueues one kernel on `stream`; none where there are no rows. */
-MlaStatus mla_cache_gather(const MlaCacheGatherParams *params, void *stream);
+MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 
 /*
  * Merges a partial result into another over the same queries: with a = lse and b = other_lse per token and head,
@@ -370,13 +370,13 @@ MlaStatus mla_cache_gather(const MlaCacheGatherParams *params, void *stream);
  */
 typedef struct MlaMergeParams {
     /* [tokens, heads, width] of dtype, read and written */
-    void *out;
+    void* out;
     /* [heads, tokens] f32, read and written */
-    float *lse;
+    float* lse;
     /* [tokens, heads, width] of dtype */
-    const void *other;
+    const void* other;
     /* [heads, tokens] f32 */
-    const float *other_lse;
+    const float* other_lse;
 
     int64_t out_token_stride;
     int64_t out_head_stride;
@@ -392,14 +392,14 @@ typedef struct MlaMergeParams {
 } MlaMergeParams;
 
 /* Enqueues one kernel on `stream`; none where there is nothing to merge. */
-MlaStatus mla_merge(const MlaMergeParams *params, void *stream);
+MlaStatus mla_merge(const MlaMergeParams* params, void* stream);
 
 /* Rewrites log-sum-exps as natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h, t] * unit. */
 typedef struct MlaLseParams {
     /* [heads, tokens] f32 where heads_first, [tokens, heads] otherwise */
-    const float *from;
+    const float* from;
     /* [heads, tokens] f32 */
-    float *to;
+    float* to;
 
     /* from one head to the next where heads_first, from one token to the next otherwise */
     int64_t from_row_stride;
@@ -413,14 +413,14 @@ typedef struct MlaLseParams {
 } MlaLseParams;
 
 /* Enqueues one kernel on `stream`; none where there is nothing to convert. */
-MlaStatus mla_lse_natural(const MlaLseParams *params, void *stream);
+MlaStatus mla_lse_natural(const MlaLseParams* params, void* stream);
 
 /* Copies three axes of elements with any strides; a stride of 0 in `from` repeats. */
 typedef struct MlaCopyParams {
     /* [shape] elements, or null: then zeros are written */
-    const void *from;
+    const void* from;
     /* [shape] elements, no two at one address, none in `from` */
-    void *to;
+    void* to;
 
     int64_t shape[3];
     int64_t from_strides[3];
@@ -431,17 +431,17 @@ typedef struct MlaCopyParams {
 } MlaCopyParams;
 
 /* Enqueues one kernel on `stream`; none where there are no elements. */
-MlaStatus mla_copy(const MlaCopyParams *params, void *stream);
+MlaStatus mla_copy(const MlaCopyParams* params, void* stream);
 
 /* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h, i, j], summed in f32 and
  * rounded once. */
 typedef struct MlaHeadProductParams {
     /* [tokens, heads, k] of dtype */
-    const void *input;
+    const void* input;
     /* [heads, k, n] of dtype */
-    const void *weights;
+    const void* weights;
     /* [tokens, heads, n] of dtype */
-    void *out;
+    void* out;
 
     int64_t input_token_stride;
     int64_t input_head_stride;
@@ -466,13 +466,14 @@ typedef struct MlaHeadProductParams {
 /* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned to 16 bytes, and strides
  * other than 1 are multiples of 8. The kernel may start while the one before it in the stream is ending; it waits for that
  * one's end before it reads or writes anything but constant weights. */
-MlaStatus mla_head_product(const MlaHeadProductParams *params, void *stream);
+MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream);
 
 /* What a step begins with on the absorbed path: mla_cache_write and mla_head_product of q_nope and W_UK, of which neither writes
  * what the other reads or writes. One kernel where neighbours of the weights lie along n, k is 128, rows have 512 + 64 values of
  * 16 bits, can be accessed 16 bytes at a time and are at most 256, and the cache is of their dtype or of e4m3 with one scale;
  * otherwise two. The one kernel may start while the one before it in the stream is ending, as mla_head_product's does. */
-MlaStatus mla_absorb(const MlaCacheWriteParams *write, const MlaHeadProductParams *product, void *stream);
+MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadProductParams* product,
+                     void* stream);
 
 /* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel
  * first takes milliseconds, and may not be possible while a graph is captured. */

@@ -1,4 +1,5 @@
-// The C interface of this kernel: checks every argument, describes the cache to the copy engine, launches.
+// The C interface of this kernel: checks every argument, describes the cache to the copy engine,
+// launches.
 
 #include "../../common/device.cuh"
 #include "launch.cuh"
@@ -10,7 +11,8 @@ namespace {
 MlaStatus device_facts(DeviceFacts& facts) {
     const MlaStatus s = sm90_facts(facts);
     if (s.code != MLA_OK) return s;
-    if (facts.device >= kMaxDevices) return unsupported("device", facts.device, "an ordinal below 64");
+    if (facts.device >= kMaxDevices)
+        return unsupported("device", facts.device, "an ordinal below 64");
     return ok();
 }
 
@@ -56,7 +58,8 @@ size_t partial_bytes(int rows) {
     }
 }
 
-static_assert(kCounters * sizeof(MergeCounters) <= MLA_DECODE_COUNTER_BYTES, "mla.h states the length of the counters");
+static_assert(kCounters * sizeof(MergeCounters) <= MLA_DECODE_COUNTER_BYTES,
+              "mla.h states the length of the counters");
 
 // Each team has at most two unfinished tiles.
 size_t workspace_bytes(int rows, int multiprocessors) {
@@ -66,7 +69,8 @@ size_t workspace_bytes(int rows, int multiprocessors) {
 MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.heads < 1 || p.heads > 128) return refuse("heads", p.heads, "1..=128");
     if (p.query_len < 1 || p.query_len > 8) return refuse("query_len", p.query_len, "1..=8");
-    if (p.requests < 1 || p.requests > kMaxRequests) return refuse("requests", p.requests, "1..=1024");
+    if (p.requests < 1 || p.requests > kMaxRequests)
+        return refuse("requests", p.requests, "1..=1024");
     if (p.latent_dim != kLatent) return refuse("latent_dim", p.latent_dim, "512");
     if (p.rope_dim != kRope) return refuse("rope_dim", p.rope_dim, "64");
     if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
@@ -76,14 +80,20 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return ok();
 }
 
-// The schedule counts blocks of tokens over all tiles, and multiplies those of a request by teams, in 31 bits, whatever the lengths on the device are.
+// The schedule counts blocks of tokens over all tiles, and multiplies those of a request by teams,
+// in 31 bits, whatever the lengths on the device are.
 MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     constexpr int64_t most_tokens = int64_t(1) << 29;
     static_assert(most_tokens / kBlock * kCounters <= INT32_MAX);
-    const int64_t tokens = int64_t(p.max_pages) * p.page_size, blocks = (tokens + kBlock - 1) / kBlock;
-    if (tokens > most_tokens) return refuse("max_pages", p.max_pages, "at most 2^29 tokens per request (max_pages * page_size)");
+    const int64_t tokens = int64_t(p.max_pages) * p.page_size,
+                  blocks = (tokens + kBlock - 1) / kBlock;
+    if (tokens > most_tokens)
+        return refuse("max_pages", p.max_pages,
+                      "at most 2^29 tokens per request (max_pages * page_size)");
     if (int64_t(p.requests) * tiles_of_request(p, shape) * (blocks + kTileCost) > INT32_MAX)
-        return refuse("max_pages", p.max_pages, "less than 2^31 blocks of 64 tokens over all requests and tiles of their query rows");
+        return refuse(
+            "max_pages", p.max_pages,
+            "less than 2^31 blocks of 64 tokens over all requests and tiles of their query rows");
     return ok();
 }
 
@@ -92,51 +102,75 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
         return refuse("tokens", p.tokens, "at most requests * query_len");
     if (!p.cu_q_lens && p.tokens != p.requests * p.query_len)
         return refuse("tokens", p.tokens, "requests * query_len, since cu_q_lens is null");
-    if (p.page_size < 16 || p.page_size % 16) return refuse("page_size", p.page_size, "a positive multiple of 16");
+    if (p.page_size < 16 || p.page_size % 16)
+        return refuse("page_size", p.page_size, "a positive multiple of 16");
     if (p.pages < 1 || p.pages > INT32_MAX) return refuse("pages", p.pages, "1..=2147483647");
     if (p.max_pages < 1) return refuse("max_pages", p.max_pages, "at least 1");
     const MlaStatus capacity = check_capacity(p, shape);
     if (capacity.code != MLA_OK) return capacity;
-    if (p.block_table_stride < p.max_pages && p.requests > 1) return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
+    if (p.block_table_stride < p.max_pages && p.requests > 1)
+        return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
 
     const int64_t cache_quantum = 16 / cache_element(p);
-    const struct { const void* pointer; const char* name; } rows[] = {
-        {p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+    const struct {
+        const void* pointer;
+        const char* name;
+    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
     for (const auto& r : rows) {
         if (!r.pointer) return refuse(r.name, 0, "a device pointer");
-        if (!is_aligned(r.pointer, 16)) return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
+        if (!is_aligned(r.pointer, 16))
+            return refuse(r.name, address(r.pointer), "a pointer aligned to 16 bytes");
     }
-    const struct { int64_t stride; const char* name; int64_t least, quantum = 8; } strides[] = {
-        {p.q_latent_token_stride, "q_latent_token_stride", 0}, {p.q_latent_head_stride, "q_latent_head_stride", 0},
-        {p.q_rope_token_stride, "q_rope_token_stride", 0},     {p.q_rope_head_stride, "q_rope_head_stride", 0},
-        {p.out_token_stride, "out_token_stride", 0},           {p.out_head_stride, "out_head_stride", 0},
-        {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
-        {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
+    const struct {
+        int64_t stride;
+        const char* name;
+        int64_t least, quantum = 8;
+    } strides[] = {{p.q_latent_token_stride, "q_latent_token_stride", 0},
+                   {p.q_latent_head_stride, "q_latent_head_stride", 0},
+                   {p.q_rope_token_stride, "q_rope_token_stride", 0},
+                   {p.q_rope_head_stride, "q_rope_head_stride", 0},
+                   {p.out_token_stride, "out_token_stride", 0},
+                   {p.out_head_stride, "out_head_stride", 0},
+                   {p.cache_slot_stride, "cache_slot_stride", kLatent + kRope, cache_quantum},
+                   {p.cache_page_stride, "cache_page_stride", kLatent + kRope, cache_quantum}};
     for (const auto& s : strides) {
-        if (s.stride % s.quantum) return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
-        if (s.stride < s.least) return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
+        if (s.stride % s.quantum)
+            return refuse(s.name, s.stride, "a multiple of 16 bytes, in elements");
+        if (s.stride < s.least)
+            return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
     }
     // The copy engine's strides have 40 bits.
     constexpr int64_t limit = int64_t(1) << 39;
-    if (p.cache_slot_stride >= limit) return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
-    if (p.cache_page_stride >= limit) return refuse("cache_page_stride", p.cache_page_stride, "less than 2^39");
-    if (!p.block_table || !is_aligned(p.block_table, 4)) return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
-    if (!p.kv_lens || !is_aligned(p.kv_lens, 4)) return refuse("kv_lens", address(p.kv_lens), "a device pointer aligned to 4 bytes");
-    if (!is_aligned(p.cu_q_lens, 4)) return refuse("cu_q_lens", address(p.cu_q_lens), "null, or a device pointer aligned to 4 bytes");
-    if (!is_aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
-    if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1) return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
+    if (p.cache_slot_stride >= limit)
+        return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
+    if (p.cache_page_stride >= limit)
+        return refuse("cache_page_stride", p.cache_page_stride, "less than 2^39");
+    if (!p.block_table || !is_aligned(p.block_table, 4))
+        return refuse("block_table", address(p.block_table), "a device pointer aligned to 4 bytes");
+    if (!p.kv_lens || !is_aligned(p.kv_lens, 4))
+        return refuse("kv_lens", address(p.kv_lens), "a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.cu_q_lens, 4))
+        return refuse("cu_q_lens", address(p.cu_q_lens),
+                      "null, or a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.lse, 4))
+        return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1)
+        return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
     if (p.cache_dtype == MLA_DTYPE_E4M3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
         return refuse("cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
         return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
-    if (!p.workspace || !is_aligned(p.workspace, 256)) return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
-    if (p.workspace_bytes < workspace) return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least what mla_decode_sm90_workspace says");
+    if (!p.workspace || !is_aligned(p.workspace, 256))
+        return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
+    if (p.workspace_bytes < workspace)
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least what mla_decode_sm90_workspace says");
     return ok();
 }
 
-MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
-                   const cuuint32_t* box) {
+MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base,
+                   const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box) {
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
@@ -146,9 +180,13 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base, 
     // Rows of a tile have 128 bytes, or 64.
     const bool narrow = box[0] * (dtype == MLA_DTYPE_E4M3 ? 1 : 2) == 64;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
-    const CUresult r = encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS) return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
+    const CUresult r =
+        encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE,
+               narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
     return ok();
 }
 
@@ -161,9 +199,11 @@ MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& 
 }
 
 // The latent values alone, as four pairs of 64, of which `pairs` are copied together.
-MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs, CUtensorMap& map) {
+MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pairs,
+                               CUtensorMap& map) {
     const cuuint64_t sizes[5] = {64, cuuint64_t(p.page_size), 2, 4, cuuint64_t(p.pages)};
-    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256, cuuint64_t(p.cache_page_stride) * 2};
+    const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256,
+                                   cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, cuuint32_t(pairs), 1};
     return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
 }
@@ -171,15 +211,17 @@ MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pai
 // The latent values of an e4m3 cache, as groups of 128.
 MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), kLatent / 128, cuuint64_t(p.pages)};
-    const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128, cuuint64_t(p.cache_page_stride)};
+    const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128,
+                                   cuuint64_t(p.cache_page_stride)};
     const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kBlock ? 4u : 1u, 1};
     return describe(map, p.cache_dtype, 4, p.cache, sizes, strides, box);
 }
 
 // Tiles of 64 values, in `pairs` pairs of `of_pair`; `copied` of each pair are copied together.
-MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int64_t row_stride, int pairs, int of_pair, int copied,
-                         CUtensorMap& map) {
-    const cuuint64_t sizes[4] = {64, cuuint64_t(p.tokens) * p.heads, cuuint64_t(of_pair), cuuint64_t(pairs)};
+MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, int64_t row_stride,
+                         int pairs, int of_pair, int copied, CUtensorMap& map) {
+    const cuuint64_t sizes[4] = {64, cuuint64_t(p.tokens) * p.heads, cuuint64_t(of_pair),
+                                 cuuint64_t(pairs)};
     const cuuint64_t strides[3] = {cuuint64_t(row_stride) * 2, 128, 256};
     const cuuint32_t box[4] = {64, cuuint32_t(rows), cuuint32_t(copied), cuuint32_t(pairs)};
     return describe(map, p.q_dtype, 4, base, sizes, strides, box);
@@ -187,7 +229,8 @@ MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, i
 
 // Whether row token * heads + head of the queries lies at that multiple of head_stride.
 bool even_rows(const MlaDecodeParams& p, int64_t token_stride, int64_t head_stride, int width) {
-    return head_stride >= width && head_stride < int64_t(1) << 39 && (p.tokens == 1 || token_stride == p.heads * head_stride);
+    return head_stride >= width && head_stride < int64_t(1) << 39 &&
+           (p.tokens == 1 || token_stride == p.heads * head_stride);
 }
 
 }  // namespace
@@ -262,22 +305,26 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     TensorMaps maps;
     s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
-    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs) : describe_cache_pairs(p, k.run, shape.pair, maps.cache_pairs);
+    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs)
+                        : describe_cache_pairs(p, k.run, shape.pair, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
     if (k.even_query && !shape.quantised) {
-        s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2, shape.pair == 2 ? 1 : 2, maps.q_latent);
+        s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
+                           shape.pair == 2 ? 1 : 2, maps.q_latent);
         if (s.code != MLA_OK) return s;
         s = describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
         if (s.code != MLA_OK) return s;
     }
     const Launch l{shape, facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
-    const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps) : launch_dtype<__half>(l, k, maps);
+    const cudaError_t e = p.q_dtype == MLA_DTYPE_BF16 ? launch_dtype<__nv_bfloat16>(l, k, maps)
+                                                      : launch_dtype<__half>(l, k, maps);
     if (e != cudaSuccess) return cuda_status("cudaLaunchKernelEx", e);
     return ok();
 }
 
-extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams, int32_t team, MlaDecodePiece* pieces,
-                                            int32_t room, int32_t* count) {
+extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams,
+                                            int32_t team, MlaDecodePiece* pieces, int32_t room,
+                                            int32_t* count) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaDecodeParams& p = *params;
     const MlaStatus s = check_shape(p);
@@ -308,7 +355,8 @@ extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32
     *count = 0;
     for (Piece piece; (piece = schedule.next()).request >= 0; ++*count)
         if (*count < room)
-            pieces[*count] = {piece.request, piece.first_row, rows,        piece.block_begin, piece.block_end, piece.part,
-                              piece.parts,   piece.first_team, piece.sharers, piece.last};
+            pieces[*count] = {piece.request,   piece.first_row, rows,        piece.block_begin,
+                              piece.block_end, piece.part,      piece.parts, piece.first_team,
+                              piece.sharers,   piece.last};
     return ok();
 }

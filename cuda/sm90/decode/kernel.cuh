@@ -19,11 +19,13 @@
 //                                                                            free the tiles
 //       whole piece: O / l -> out.  Part of a tile: O / l and log-sum-exp -> workspace (merge.cuh)
 //
-// The running maximum follows a row's true maximum only when that has risen by more than 2^8: the factor is then 1 for
-// almost every block, and the sums lose nothing, since both O and l carry the same scale.
+// The running maximum follows a row's true maximum only when that has risen by more than 2^8: the
+// factor is then 1 for almost every block, and the sums lose nothing, since both O and l carry the
+// same scale.
 //
-// With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at about the same time, so
-// that the second one finds the cache rows in L2. Shared memory and the tensor cores bound these blocks, so that
+// With more than 64 rows, two neighbouring blocks (pair = 2) do different rows of the same tiles at
+// about the same time, so that the second one finds the cache rows in L2. Shared memory and the
+// tensor cores bound these blocks, so that
 //
 //   - the scores warpgroup holds five of the nine query tiles in registers, as operands of its products: fewer bytes to read, and a
 //     longer ring. These tiles come through the ring, before the first block of a piece;
@@ -49,9 +51,11 @@
 //   tail_cleared                    all of the scores, each for the zeros that it wrote
 //   scores_issued[i]                lane 0 of each scores warp, behind the last product of a block's scores
 //
-// A wait tells a phase from the next one, but not from the one after that. So whoever does not wait for every use of what a barrier guards must
-// know by other means that the use before the one it waits for is over, and that the one after it cannot be. And an arrival does not wait
-// for loads from shared memory that are still under way: where the copy engine writes to their place next, something else has to.
+// A wait tells a phase from the next one, but not from the one after that. So whoever does not wait
+// for every use of what a barrier guards must know by other means that the use before the one it
+// waits for is over, and that the one after it cannot be. And an arrival does not wait for loads
+// from shared memory that are still under way: where the copy engine writes to their place next,
+// something else has to.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -66,17 +70,20 @@
 
 namespace mla::sm90::decode {
 
-// Named barriers beside kOutputBarrier (merge.cuh): the one behind which all warps begin but the one that rehearses; the scores'; and the one at which
-// that warp learns that the others have begun.
+// Named barriers beside kOutputBarrier (merge.cuh): the one behind which all warps begin but the
+// one that rehearses; the scores'; and the one at which that warp learns that the others have
+// begun.
 constexpr int kStartBarrier = 0, kScoresBarrier = 2, kRehearsedBarrier = 4;
-// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16 rows and fewer it has none itself.
+// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16
+// rows and fewer it has none itself.
 constexpr int kFetchingWarp = 5;
 // Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
 constexpr int kSparingBytes = 192 << 20;
 // A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
 constexpr float kLazyMaximum = 8.f;
 
-// What each thread of a block has of the 65 536 registers of a multiprocessor, which are allotted in eights.
+// What each thread of a block has of the 65 536 registers of a multiprocessor, which are allotted
+// in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 template <typename T, int N, int pair, class Places = Layout<N, pair == 2>>
@@ -93,15 +100,21 @@ struct Kernel {
     static constexpr int kThreads = 512, kScoreGroups = 1, kPair = pair;
     // Query rows of a tile.
     static constexpr int kTileRows = N * pair;
-    // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is enough.
+    // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is
+    // enough.
     static constexpr int kEvenRegisters = even_registers(kThreads);
-    static constexpr int kLoadRegisters = kByRows ? 48 : N >= 32 ? 56 : 0, kScoreRegisters = kByRows ? 144 : 88;
+    static constexpr int kLoadRegisters = kByRows   ? 48
+                                          : N >= 32 ? 56
+                                                    : 0,
+                         kScoreRegisters = kByRows ? 144 : 88;
     static constexpr int kOutputRegisters = kByRows ? 160 : 184;
     static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 4 * kEvenRegisters);
     // Slots of the latent ring that a block needs, and a step of its output.
     static constexpr int kBlockSlots = 8 / L::kSlotTiles, kStepSlots = kBlockSlots / Sums::kSteps;
-    // Query tiles that the scores warpgroup holds, the last of them the rope tile, and the slots that the others take in the latent ring.
-    static constexpr int kHeldQueries = 9 - L::kQueryTiles, kHeldQuerySlots = (kHeldQueries - 1) / L::kSlotTiles;
+    // Query tiles that the scores warpgroup holds, the last of them the rope tile, and the slots
+    // that the others take in the latent ring.
+    static constexpr int kHeldQueries = 9 - L::kQueryTiles,
+                         kHeldQuerySlots = (kHeldQueries - 1) / L::kSlotTiles;
 
     const KernelParams& p;
     uint32_t base;  // shared memory
@@ -109,12 +122,16 @@ struct Kernel {
     int half;  // which rows of a tile
     int team;
 
-    __device__ uint32_t latent_slot(int slot) const { return base + L::kRingOffset + slot * L::kLatentSlotBytes; }
-    __device__ uint32_t rope_slot(int slot) const { return latent_slot(L::kLatentSlots) + slot * kTileBytes; }
+    __device__ uint32_t latent_slot(int slot) const {
+        return base + L::kRingOffset + slot * L::kLatentSlotBytes;
+    }
+    __device__ uint32_t rope_slot(int slot) const {
+        return latent_slot(L::kLatentSlots) + slot * kTileBytes;
+    }
     __device__ static uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
 
-    // Called by one thread, before the block's first barrier. Every address is a constant: an address that differs from lane to
-    // lane would be taken lane by lane.
+    // Called by one thread, before the block's first barrier. Every address is a constant: an
+    // address that differs from lane to lane would be taken lane by lane.
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
@@ -158,7 +175,8 @@ struct Kernel {
         int page, token;
     };
 
-    // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks at it. A place in it:
+    // Pieces come from warp 2 through a queue; a reader gives each one back when it no longer looks
+    // at it. A place in it:
     struct Queue {
         // Before this one.
         uint32_t pieces = 0;
@@ -203,7 +221,8 @@ struct Kernel {
     // Asks for the lengths.
     __device__ void fetch_lengths(int lane) const {
 #pragma unroll 1
-        for (int i = lane; i < p.requests; i += 32) copy_async4(shared_address(s.lens + i), p.kv_lens + i);
+        for (int i = lane; i < p.requests; i += 32)
+            copy_async4(shared_address(s.lens + i), p.kv_lens + i);
     }
     // Says that they are there.
     __device__ void finish_lengths() const {
@@ -211,8 +230,9 @@ struct Kernel {
         barrier_arrive(at(s.lens_full));
     }
 
-    // A small block table is copied to shared memory while the lengths are still under way, into a slot of the ring that is
-    // not in use yet; a large one is at least fetched into L2, by all blocks together.
+    // A small block table is copied to shared memory while the lengths are still under way, into a
+    // slot of the ring that is not in use yet; a large one is at least fetched into L2, by all
+    // blocks together.
     __device__ bool table_is_small() const { return p.block_table_entries <= kTileBytes / 4; }
     __device__ uint32_t table_copy() const { return latent_slot(L::kLatentSlots - 1); }
     __device__ void fetch_table(int lane) const {
@@ -220,10 +240,12 @@ struct Kernel {
         if (table_is_small()) {
             if ((reinterpret_cast<uintptr_t>(p.block_table) & 15) == 0 && (entries & 3) == 0) {
 #pragma unroll 1
-                for (int i = lane * 4; i < entries; i += 128) copy_async16(table_copy() + i * 4, p.block_table + i, true);
+                for (int i = lane * 4; i < entries; i += 128)
+                    copy_async16(table_copy() + i * 4, p.block_table + i, true);
             } else {
 #pragma unroll 1
-                for (int i = lane; i < entries; i += 32) copy_async4(table_copy() + i * 4, p.block_table + i);
+                for (int i = lane; i < entries; i += 32)
+                    copy_async4(table_copy() + i * 4, p.block_table + i);
             }
         } else {
             const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
@@ -231,8 +253,9 @@ struct Kernel {
         }
     }
 
-    // Waits for the copy of the table. Returns where the block of tokens lies that this block probably begins with; page -1 where that is
-    // not known or where its tokens do not lie together.
+    // Waits for the copy of the table. Returns where the block of tokens lies that this block
+    // probably begins with; page -1 where that is not known or where its tokens do not lie
+    // together.
     __device__ Place finish_table(const Schedule& schedule) const {
         copy_async_wait();
         __syncwarp();
@@ -240,11 +263,14 @@ struct Kernel {
         const Start start = schedule.likely_start();
         Place place = {-1, 0};
         if (p.run == kBlock && start.request >= 0) {
-            // Of a request without tokens the entry may be anything; what is no page of the cache the copy engine leaves out.
+            // Of a request without tokens the entry may be anything; what is no page of the cache
+            // the copy engine leaves out.
             const int token = start.block * kBlock, page = page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
             if (entry < p.block_table_entries)
-                place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], token - page * p.page_size};
+                place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4)
+                                          : p.block_table[entry],
+                         token - page * p.page_size};
         }
         // From then on the copy may be overwritten.
         __syncwarp();
@@ -252,25 +278,31 @@ struct Kernel {
         return place;
     }
 
-    // Brings half of the latent tiles of a block of tokens into L2. The memory is idle until the first copies, which come when the
-    // work has been divided; it is slower with all of a block at once.
+    // Brings half of the latent tiles of a block of tokens into L2. The memory is idle until the
+    // first copies, which come when the work has been divided; it is slower with all of a block at
+    // once.
     __device__ void prefetch_block(const TensorMaps& maps, Place block) const {
         const L2Policy policy = evict_first();
 #pragma unroll 1
         for (int i = half; i < kBlockSlots / 2; i += pair)
-            tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2, block.page);
+            tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2,
+                         block.page);
     }
 
-    // Brings the queries of a small batch into L2, each block some of them, `most` rows at most: the copy engine asks for them only when there are
-    // pieces, and in many blocks at the same time.
+    // Brings the queries of a small batch into L2, each block some of them, `most` rows at most:
+    // the copy engine asks for them only when there are pieces, and in many blocks at the same
+    // time.
     __device__ void prefetch_queries(int lane) const {
         constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
-        const int rows = p.requests * p.query_len * p.heads, own = unsigned(rows + gridDim.x - 1) / gridDim.x;
+        const int rows = p.requests * p.query_len * p.heads,
+                  own = unsigned(rows + gridDim.x - 1) / gridDim.x;
         if (!p.even_query || p.cu_q_lens || own > most) return;
 #pragma unroll 1
         for (int i = lane; i < own * lines; i += 32) {
-            const int of_block = unsigned(i) / lines, line = i - of_block * lines, row = blockIdx.x * own + of_block;
-            const char* latent = static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
+            const int of_block = unsigned(i) / lines, line = i - of_block * lines,
+                      row = blockIdx.x * own + of_block;
+            const char* latent =
+                static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
             const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;
             if (row < rows) prefetch_line(line < lines - 1 ? latent + line * 128 : rope);
         }
@@ -278,12 +310,17 @@ struct Kernel {
     }
 
     __device__ int first_row(const Piece& piece) const { return piece.first_row + half * N; }
-    __device__ int rows(const Piece& piece) const { return min(max(piece.q_len * p.heads - first_row(piece), 0), N); }
+    __device__ int rows(const Piece& piece) const {
+        return min(max(piece.q_len * p.heads - first_row(piece), 0), N);
+    }
 
-    // ---------------------------------------------------------------------------------------------------- load
+    // ----------------------------------------------------------------------------------------------------
+    // load
 
     // The page of a request that holds a token.
-    __device__ int page_of(int token) const { return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size); }
+    __device__ int page_of(int token) const {
+        return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size);
+    }
 
     // Waits until few enough copies are under way for the next one, to the slot at hand.
     template <typename Slots>
@@ -294,10 +331,12 @@ struct Kernel {
         }
     }
 
-    // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four pages.
+    // Copies the nine tiles of a block as slots become free: whole, or run by run from up to four
+    // pages.
     template <bool whole>
-    __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent, RopeRing& rope, int tokens,
-                                               const int (&page)[4], const int (&first)[4]) const {
+    __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent,
+                                               RopeRing& rope, int tokens, const int (&page)[4],
+                                               const int (&first)[4]) const {
         const L2Policy policy = cache_policy();
         const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
             if (whole) {
@@ -305,7 +344,10 @@ struct Kernel {
             } else {
 #pragma unroll 1
                 for (int i = 0; i * 16 < tokens; ++i) {
-                    const int f = i == 0 ? first[0] : i == 1 ? first[1] : i == 2 ? first[2] : first[3];
+                    const int f = i == 0   ? first[0]
+                                  : i == 1 ? first[1]
+                                  : i == 2 ? first[2]
+                                           : first[3];
                     const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
                     tma_load(&maps.cache, slot + i * 2048, full, policy, x, f, z);
                 }
@@ -321,7 +363,8 @@ struct Kernel {
                 tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, i / 2, page[0]);
             } else {
 #pragma unroll 1
-                for (int j = 0; j < L::kSlotTiles; ++j) load_tile(full, slot + j * kTileBytes, (i + j) * 64);
+                for (int j = 0; j < L::kSlotTiles; ++j)
+                    load_tile(full, slot + j * kTileBytes, (i + j) * 64);
             }
             latent.advance(1);
         }
@@ -331,21 +374,24 @@ struct Kernel {
         rope.advance(1);
     }
 
-    // What is read once need not push out what is in L2, least of all lines that were written: that costs writes beside the reads.
-    // But a long batch is read faster when it may have all of L2.
+    // What is read once need not push out what is in L2, least of all lines that were written: that
+    // costs writes beside the reads. But a long batch is read faster when it may have all of L2.
     __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : L2Policy{}; }
 
-    // Calls load(whole, begins, tokens, page, first) for each block: as one run, or as up to four that lie apart; `begins` says that it is the
-    // piece's first one. One lane does. This warp knows the first piece without the queue.
+    // Calls load(whole, begins, tokens, page, first) for each block: as one run, or as up to four
+    // that lie apart; `begins` says that it is the piece's first one. One lane does. This warp
+    // knows the first piece without the queue.
     template <typename Load>
-    __device__ void load_blocks(const Schedule& schedule, const Piece& first_piece, Load load) const {
+    __device__ void load_blocks(const Schedule& schedule, const Piece& first_piece,
+                                Load load) const {
         const int lane = threadIdx.x & 31;
         // Tokens that lie together in a page are copied together: a whole block, or 16.
         const int runs = p.run == kBlock ? 1 : 4;
         bool copied = table_is_small();
         const auto keep = [&](const Piece& piece) {
             __syncwarp();
-            if (lane == 0) s.loading = {piece.request, piece.block_begin, piece.block_end, piece.kv_len};
+            if (lane == 0)
+                s.loading = {piece.request, piece.block_begin, piece.block_end, piece.kv_len};
             __syncwarp();
         };
         if (lane == 0) s.sparing = schedule.blocks() <= kSparingBytes / L::kBlockBytes;
@@ -354,12 +400,15 @@ struct Kernel {
         const Loading& piece = s.loading;
         while (piece.request >= 0) {
             const int begin = piece.block_begin, end = piece.block_end;
-            // Each lane holds the place of one run: of the current 32 runs, and of the 32 after them.
+            // Each lane holds the place of one run: of the current 32 runs, and of the 32 after
+            // them.
             const auto place_of_run = [&](int run) {
                 const int token = run * p.run, page = page_of(token);
                 if (token >= piece.kv_len) return Place{-1, 0};
                 const int64_t entry = piece.request * p.block_table_stride + page;
-                return Place{copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry], token - page * p.page_size};
+                return Place{
+                    copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry],
+                    token - page * p.page_size};
             };
             if (copied) barrier_wait(at(s.table_full), 0);
             Place current = place_of_run(begin * runs + lane), following = {};
@@ -386,7 +435,8 @@ struct Kernel {
                 }
                 __syncwarp();
                 if (run == 0) {
-                    // Not before the first copies. These go elsewhere than the copy of the table, later ones may not: by then it has been read.
+                    // Not before the first copies. These go elsewhere than the copy of the table,
+                    // later ones may not: by then it has been read.
                     following = place_of_run(block * runs + 32 + lane);
                     copied = false;
                     __syncwarp();
@@ -398,14 +448,17 @@ struct Kernel {
         }
     }
 
-    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
+    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule,
+                               const Piece& first_piece) const {
         LatentRing latent;
         RopeRing rope;
         uint32_t held = 0;
-        load_blocks(schedule, first_piece, [&](auto whole, bool begins, int tokens, const int(&page)[4], const int(&first)[4]) {
-            if (begins) make_room_for_held_queries(latent, rope, held++);
-            load_block<whole.value>(maps, latent, rope, tokens, page, first);
-        });
+        load_blocks(
+            schedule, first_piece,
+            [&](auto whole, bool begins, int tokens, const int (&page)[4], const int (&first)[4]) {
+                if (begins) make_room_for_held_queries(latent, rope, held++);
+                load_block<whole.value>(maps, latent, rope, tokens, page, first);
+            });
     }
 
     __device__ void load_queries(const TensorMaps& maps) {
@@ -422,33 +475,41 @@ struct Kernel {
             rope.advance(1);
         }
     }
-    // Called by the thread that fills the rings, which alone waits for every use of a slot: a wait tells a phase from the next one, but not
-    // from the one after that. For the same reason it waits until the queries of the piece before have been taken.
-    __device__ void make_room_for_held_queries(LatentRing& latent, RopeRing& rope, uint32_t held) const {
+    // Called by the thread that fills the rings, which alone waits for every use of a slot: a wait
+    // tells a phase from the next one, but not from the one after that. For the same reason it
+    // waits until the queries of the piece before have been taken.
+    __device__ void make_room_for_held_queries(LatentRing& latent, RopeRing& rope,
+                                               uint32_t held) const {
         if constexpr (kHeldQueries > 0) {
-            // The slots of the first ones are free from the start, so their copy does not wait for this thread: they may even have been taken
-            // by now, and this thread must not wait, either.
+            // The slots of the first ones are free from the start, so their copy does not wait for
+            // this thread: they may even have been taken by now, and this thread must not wait,
+            // either.
             if (held > 0) {
                 barrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
 #pragma unroll
-                for (int i = 0; i < kHeldQuerySlots; ++i) barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
+                for (int i = 0; i < kHeldQuerySlots; ++i)
+                    barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
                 barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
                 barrier_arrive(at(s.held_query_empty));
             }
             // Nobody waits for these, but they count every use of a slot.
 #pragma unroll
-            for (int i = 0; i < kHeldQuerySlots; ++i) barrier_arrive(at(s.latent_full[latent.slot + i]));
+            for (int i = 0; i < kHeldQuerySlots; ++i)
+                barrier_arrive(at(s.latent_full[latent.slot + i]));
             barrier_arrive(at(s.rope_full[rope.slot]));
             skip_held_queries(latent, rope);
         }
     }
     // Where such a tile lies.
-    __device__ uint32_t held_query_slot(int tile, const LatentRing& latent, const RopeRing& rope) const {
-        return tile == kHeldQueries - 1 ? rope_slot(rope.slot) : latent_slot(latent.slot) + tile * kTileBytes;
+    __device__ uint32_t held_query_slot(int tile, const LatentRing& latent,
+                                        const RopeRing& rope) const {
+        return tile == kHeldQueries - 1 ? rope_slot(rope.slot)
+                                        : latent_slot(latent.slot) + tile * kTileBytes;
     }
 
-    // Calls load(piece, full, tiles, where) for the queries of each piece: those that are held, then those that stay in shared memory.
-    // where(tile) gives the tile's place and its first value.
+    // Calls load(piece, full, tiles, where) for the queries of each piece: those that are held,
+    // then those that stay in shared memory. where(tile) gives the tile's place and its first
+    // value.
     template <typename Load>
     __device__ void load_query_tiles(Load load) {
         uint32_t held = 0;
@@ -467,10 +528,15 @@ struct Kernel {
                     barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
                 else if (held++ > 0)
                     barrier_wait(at(s.held_query_empty), held & 1);
-                load(piece, hold ? s.held_query_full : s.query_full, hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
-                    if (hold) return make_int2(held_query_slot(tile, latent, rope), tile == kHeldQueries - 1 ? kLatent : tile * L::kQueryValues);
-                    return make_int2(base + tile * L::kQueryTileBytes, L::kFirstQueryValue + tile * L::kQueryValues);
-                });
+                load(piece, hold ? s.held_query_full : s.query_full,
+                     hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
+                         if (hold)
+                             return make_int2(
+                                 held_query_slot(tile, latent, rope),
+                                 tile == kHeldQueries - 1 ? kLatent : tile * L::kQueryValues);
+                         return make_int2(base + tile * L::kQueryTileBytes,
+                                          L::kFirstQueryValue + tile * L::kQueryValues);
+                     });
             }
             if (blocks > 0) {
                 skip_held_queries(latent, rope);
@@ -504,36 +570,46 @@ struct Kernel {
             for (int tile = 0; tile < tiles; ++tile) {
                 const int2 to = where(tile);
                 const bool latent = to.y < kLatent;
-                const char* source = latent ? static_cast<const char*>(p.q_latent) + to.y * 2 : static_cast<const char*>(p.q_rope);
-                const int64_t token_stride = latent ? p.q_latent_token_stride : p.q_rope_token_stride;
+                const char* source = latent ? static_cast<const char*>(p.q_latent) + to.y * 2
+                                            : static_cast<const char*>(p.q_rope);
+                const int64_t token_stride =
+                    latent ? p.q_latent_token_stride : p.q_rope_token_stride;
                 const int64_t head_stride = latent ? p.q_latent_head_stride : p.q_rope_head_stride;
                 for (int i = thread; i < N * 8; i += 32) {
                     const int r = i / 8, chunk = i & 7;
-                    const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
-                    const char* own = source + ((piece.q_begin + token) * token_stride + head * head_stride) * 2 + chunk * 16;
-                    copy_async16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4), r < valid ? own : source, r < valid);
+                    const int row = first + r, token = token_of(row, p.inverse_heads),
+                              head = row - token * p.heads;
+                    const char* own =
+                        source + ((piece.q_begin + token) * token_stride + head * head_stride) * 2 +
+                        chunk * 16;
+                    copy_async16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4),
+                                 r < valid ? own : source, r < valid);
                 }
             }
             copy_async_wait();
             fence_async_proxy();
             if (kHeldQueries > 0 && tiles == L::kQueryTiles) {
-                // The next queries to be held may come to where the piece before this one ended: these did not, the ring is too long. There is no
-                // later tail before this piece's queries are there, so the wait cannot miss its phase.
+                // The next queries to be held may come to where the piece before this one ended:
+                // these did not, the ring is too long. There is no later tail before this piece's
+                // queries are there, so the wait cannot miss its phase.
                 if (tail) barrier_wait(at(s.tail_cleared), tails++ & 1);
-                tail = piece.block_begin < piece.block_end && piece.block_end * kBlock > piece.kv_len;
+                tail =
+                    piece.block_begin < piece.block_end && piece.block_end * kBlock > piece.kv_len;
             }
             barrier_arrive(at(full));
         });
     }
 
-    // -------------------------------------------------------------------------------------------------- scores
+    // --------------------------------------------------------------------------------------------------
+    // scores
 
     __device__ void scores() {
         const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
         const bool has_rows = warp * 16 < N;
         const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
         LatentRing latent;
-        // `said` counts blocks alone: where what the scores say of a block lies. Held queries take slots of `rope`, too.
+        // `said` counts blocks alone: where what the scores say of a block lies. Held queries take
+        // slots of `rope`, too.
         RopeRing rope, said;
         // Pieces whose queries have been held.
         uint32_t held = 0;
@@ -545,8 +621,10 @@ struct Kernel {
             const int first = first_row(piece);
             int limit0 = piece.kv_len, limit1 = piece.kv_len, no_mask_before = piece.kv_len;
             if (p.causal) {
-                limit0 = min(piece.kv_len, piece.kv_len - piece.q_len + token_of(first + row0, p.inverse_heads) + 1);
-                limit1 = min(piece.kv_len, piece.kv_len - piece.q_len + token_of(first + row1, p.inverse_heads) + 1);
+                limit0 = min(piece.kv_len, piece.kv_len - piece.q_len +
+                                               token_of(first + row0, p.inverse_heads) + 1);
+                limit1 = min(piece.kv_len, piece.kv_len - piece.q_len +
+                                               token_of(first + row1, p.inverse_heads) + 1);
                 no_mask_before = piece.kv_len - piece.q_len + 1;
             }
             float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
@@ -604,7 +682,8 @@ struct Kernel {
                 // The copy engine waited for the same before it filled the slot.
                 barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
                 if (has_rows) {
-                    const bool any = __any_sync(~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
+                    const bool any = __any_sync(
+                        ~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
                     if ((lane & 3) == 0) {
                         s.factor[said.slot][row0] = factor0;
                         s.factor[said.slot][row1] = factor1;
@@ -641,7 +720,9 @@ struct Kernel {
 #pragma unroll 1
                         for (int i = 0; i < 2; ++i) {
                             const int row = i ? row1 : row0;
-                            if (row < valid) write_lse(p, first + row, piece.q_begin, row_lse(i ? max1 : max0, i ? sum1 : sum0));
+                            if (row < valid)
+                                write_lse(p, first + row, piece.q_begin,
+                                          row_lse(i ? max1 : max0, i ? sum1 : sum0));
                         }
                     }
                 }
@@ -651,7 +732,8 @@ struct Kernel {
 
     // d += Q tile times K tile, transposed: 64 of the 576 summed values.
     template <typename Queries>
-    __device__ void multiply_tile(float (&d)[32], const Queries& query, int query_tile, uint32_t cache_tile, int accumulate) const {
+    __device__ void multiply_tile(float (&d)[32], const Queries& query, int query_tile,
+                                  uint32_t cache_tile, int accumulate) const {
         const uint64_t b = wgmma_descriptor(cache_tile);
         wgmma_fence();
         // By rows, every other tile is in registers.
@@ -659,27 +741,32 @@ struct Kernel {
         if (query_tile % stride == L::kFirstQueryValue / 64) {
             const uint64_t a = wgmma_descriptor(base + query_tile / stride * L::kQueryTileBytes);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+            for (int k = 0; k < 4; ++k)
+                Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
         } else if constexpr (kHeldQueries > 0) {
             const uint32_t* a = query[query_tile / stride];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+            for (int k = 0; k < 4; ++k)
+                WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, k > 0 ? 1 : accumulate);
         }
     }
 
     // Takes the queries to be held from the rings, as operands of products.
     template <typename Queries>
-    __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held, int warp, int lane) const {
+    __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
+                                 int warp, int lane) const {
         barrier_wait(at(s.held_query_full), held & 1);
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
         for (int t = 0; t < kHeldQueries; ++t)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                load_matrices(*reinterpret_cast<uint32_t(*)[4]>(&query[t][4 * k]),
-                              held_query_slot(t, latent, rope) + row * 128 + (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
-        // The copy engine is going to write where these lanes have read. The arrivals do not wait for what was read to come; the fence does,
-        // and behind the barrier of the warpgroup that holds for all (docs/kernels/decode.md, "Correctness").
+                load_matrices(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
+                              held_query_slot(t, latent, rope) + row * 128 +
+                                  (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+        // The copy engine is going to write where these lanes have read. The arrivals do not wait
+        // for what was read to come; the fence does, and behind the barrier of the warpgroup that
+        // holds for all (docs/kernels/decode.md, "Correctness").
         fence_async_proxy();
         named_barrier(kScoresBarrier, 128);
         barrier_arrive(at(s.held_query_taken));
@@ -688,12 +775,14 @@ struct Kernel {
         if (lane < 2) {
             barrier_arrive(at(s.rope_empty[rope.slot]));
 #pragma unroll
-            for (int i = 0; i < kHeldQuerySlots; ++i) barrier_arrive(at(s.latent_empty[latent.slot + i]));
+            for (int i = 0; i < kHeldQuerySlots; ++i)
+                barrier_arrive(at(s.latent_empty[latent.slot + i]));
         }
         skip_held_queries(latent, rope);
     }
 
-    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is NaN.
+    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
+    // NaN.
     __device__ void clear_tail(LatentRing tile, int tokens, int thread) const {
         for (int t = 0; t < 8 / L::kSlotTiles; ++t) {
             const uint32_t slot = latent_slot(tile.slot);
@@ -719,7 +808,8 @@ struct Kernel {
         return fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
     }
 
-    // Raises a row's reference maximum if its scores demand it; returns what older sums must be multiplied by.
+    // Raises a row's reference maximum if its scores demand it; returns what older sums must be
+    // multiplied by.
     __device__ static float raise_maximum(float& maximum, float m) {
         const bool raise = m > maximum + kLazyMaximum;
         const float factor = raise ? exp2_approx(maximum - m) : 1.f;
@@ -727,7 +817,8 @@ struct Kernel {
         return factor;
     }
 
-    __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum, float factor) const {
+    __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum,
+                                 float factor) const {
         const float offset = offset_of(maximum);
         float total[2] = {0.f, 0.f};
 #pragma unroll
@@ -743,25 +834,29 @@ struct Kernel {
     }
 
     // Writes P as a K-major tile: row = query row, 64 tokens.
-    __device__ static void store_probabilities(const float (&d)[32], uint32_t tile, int warp, int lane) {
+    __device__ static void store_probabilities(const float (&d)[32], uint32_t tile, int warp,
+                                               int lane) {
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             const int chunk = i + (lane >> 4);
-            store_matrices(tile + row * 128 + ((chunk ^ (row & 7)) << 4), pack<T>(d[4 * i], d[4 * i + 1]),
-                           pack<T>(d[4 * i + 2], d[4 * i + 3]), pack<T>(d[4 * i + 4], d[4 * i + 5]),
+            store_matrices(tile + row * 128 + ((chunk ^ (row & 7)) << 4),
+                           pack<T>(d[4 * i], d[4 * i + 1]), pack<T>(d[4 * i + 2], d[4 * i + 3]),
+                           pack<T>(d[4 * i + 4], d[4 * i + 5]),
                            pack<T>(d[4 * i + 6], d[4 * i + 7]));
         }
     }
 
-    // -------------------------------------------------------------------------------------------------- output
+    // --------------------------------------------------------------------------------------------------
+    // output
 
     __device__ static void free_slot(const uint64_t& bar, int lane) {
         if (lane == 0) barrier_arrive(at(bar));
     }
 
     __device__ void output() {
-        const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0), lane = thread & 31;
+        const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0),
+                  lane = thread & 31;
         LatentRing latent;
         RopeRing rope, said;
         Queue queue;
@@ -782,7 +877,8 @@ struct Kernel {
                 const auto finish_step = [&](auto pending) {
                     wgmma_wait<pending.value>();
 #pragma unroll
-                    for (int i = 0; i < kStepSlots; ++i) free_slot(s.latent_empty[done.slot + i], lane);
+                    for (int i = 0; i < kStepSlots; ++i)
+                        free_slot(s.latent_empty[done.slot + i], lane);
                     done.advance(kStepSlots);
                 };
 #pragma unroll
@@ -792,12 +888,15 @@ struct Kernel {
                         finish_step(std::integral_constant<int, 0>());
                         RopeRing next = said;
                         next.advance(1);
-                        // That of a piece's first block is not waited for. But this one's barrier has had its use before, since that block's
-                        // probabilities came, and cannot have its next one, which needs a rope slot that is given back below.
-                        if (block + 1 < end) barrier_wait(at(s.scores_issued[next.slot]), next.phase);
+                        // That of a piece's first block is not waited for. But this one's barrier
+                        // has had its use before, since that block's probabilities came, and cannot
+                        // have its next one, which needs a rope slot that is given back below.
+                        if (block + 1 < end)
+                            barrier_wait(at(s.scores_issued[next.slot]), next.phase);
                     }
 #pragma unroll
-                    for (int i = 0; i < kStepSlots; ++i) barrier_wait(at(s.latent_full[tile.slot + i]), tile.phase);
+                    for (int i = 0; i < kStepSlots; ++i)
+                        barrier_wait(at(s.latent_full[tile.slot + i]), tile.phase);
                     wgmma_fence();
                     sums.add(step, probabilities, latent_slot(tile.slot) + group * kTileBytes);
                     wgmma_commit();
@@ -826,14 +925,17 @@ struct Kernel {
     }
 
     __device__ OutputRows<T> output_rows(const Piece& piece) const {
-        return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads, p.inverse_heads, piece.q_begin, first_row(piece), rows(piece)};
+        return {static_cast<T*>(p.out), p.out_token_stride, p.out_head_stride, p.heads,
+                p.inverse_heads,        piece.q_begin,      first_row(piece),  rows(piece)};
     }
 
     // What the output of a row with this sum is multiplied by at the end.
-    __device__ float inverse_of(float sum) const { return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f; }
+    __device__ float inverse_of(float sum) const {
+        return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f;
+    }
 
-    // A partial's place in the workspace. A team has at most two unfinished tiles: one that begins in its range and one that
-    // began before it.
+    // A partial's place in the workspace. A team has at most two unfinished tiles: one that begins
+    // in its range and one that began before it.
     __device__ char* partial(int of_team, bool begins) const {
         return p.partials + (begins * gridDim.x + of_team * pair + half) * PartialLayout<N>::kBytes;
     }
@@ -845,11 +947,13 @@ struct Kernel {
 
     // What a sharer keeps of its part.
     __device__ Share kept(const Piece& piece) const {
-        return piece.last && piece.parts <= kFewParts ? Share::of(M::kUnits, piece.part, piece.sharers) : Share{0, 0};
+        return piece.last && piece.parts <= kFewParts
+                   ? Share::of(M::kUnits, piece.part, piece.sharers)
+                   : Share{0, 0};
     }
 
-    // Puts a part of a tile into the workspace, except for what this block merges itself: that stays in shared memory. Says so, and notes
-    // what the block owes to the tile.
+    // Puts a part of a tile into the workspace, except for what this block merges itself: that
+    // stays in shared memory. Says so, and notes what the block owes to the tile.
     template <typename AnySums>
     __device__ void deliver(const Piece& piece, AnySums& sums, int thread) {
         using Partial = PartialLayout<N>;
@@ -876,7 +980,8 @@ struct Kernel {
         }
         if (thread < N) {
             const int row = Fragments::row_of_tile(thread);
-            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) = row_lse(s.maximum[row], s.sum[row]);
+            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) =
+                row_lse(s.maximum[row], s.sum[row]);
             *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
         }
         barrier_arrive(at(s.stats_empty));
@@ -901,25 +1006,31 @@ struct Kernel {
     // 2^x, of which a float has to be the inverse, too.
     __device__ static float power_of_two(int x) { return __int_as_float((127 + x) << 23); }
 
-    // Returns the power of two that brings the largest finite value of a part to 2^14 or more, and below 2^15, given this thread's largest. In a
-    // row with others, finite values may become infinite. All products have been done when a thread returns.
+    // Returns the power of two that brings the largest finite value of a part to 2^14 or more, and
+    // below 2^15, given this thread's largest. In a row with others, finite values may become
+    // infinite. All products have been done when a thread returns.
     __device__ int scale_of_part(float top, int thread) const {
         const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
         if ((thread & 31) == 0) s.part_top[thread >> 5] = __uint_as_float(of_warp);
         named_barrier(kOutputBarrier, kOutputThreads);
-        const float4 a = *reinterpret_cast<const float4*>(s.part_top), b = *reinterpret_cast<const float4*>(s.part_top + 4);
-        top = fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w)));
+        const float4 a = *reinterpret_cast<const float4*>(s.part_top),
+                     b = *reinterpret_cast<const float4*>(s.part_top + 4);
+        top =
+            fmaxf(fmaxf(fmaxf(a.x, a.y), fmaxf(a.z, a.w)), fmaxf(fmaxf(b.x, b.y), fmaxf(b.z, b.w)));
         return min(127 + 14 - int(__float_as_uint(top) >> 23), 100);
     }
 
-    __device__ MergeCounters* counters_of(const Piece& piece) const { return p.counters + piece.first_team * pair + half; }
+    __device__ MergeCounters* counters_of(const Piece& piece) const {
+        return p.counters + piece.first_team * pair + half;
+    }
 
     // Called once by each part's block, when it no longer looks at the counters.
     __device__ void leave(const Piece& piece) const {
         if (counters_of(piece)->leave() == piece.parts) counters_of(piece)->reset();
     }
 
-    // Waits until this block may merge its share. If that takes too long, writes what it kept of its part to the workspace, too.
+    // Waits until this block may merge its share. If that takes too long, writes what it kept of
+    // its part to the workspace, too.
     __device__ bool await(const Piece& piece, int thread) {
         // Not the thread that arrives, which is still at that.
         if (thread == kOutputThreads / 2) s.merge_role = counters_of(piece)->await(piece.parts);
@@ -938,7 +1049,8 @@ struct Kernel {
         return false;
     }
 
-    // Merges what this block owes: a share of its last tile, or whole tiles that the others gave up.
+    // Merges what this block owes: a share of its last tile, or whole tiles that the others gave
+    // up.
     template <typename MergedFragments>
     __device__ void merge(const Queue& queue, int thread) {
         // The last piece is still where it was.
@@ -963,19 +1075,25 @@ struct Kernel {
             };
             const char* partials = p.partials;
             using Source = PartialSource<pair * PartialLayout<N>::kBytes>;
-            const Source source{partials, uint32_t(partial(piece.first_team, true) - partials), uint32_t(partial(piece.first_team, false) - partials),
-                                piece.parts};
+            const Source source{partials, uint32_t(partial(piece.first_team, true) - partials),
+                                uint32_t(partial(piece.first_team, false) - partials), piece.parts};
 #pragma unroll 1
-            for (int share = own ? piece.part : 0, end = own ? share + 1 : piece.sharers; share < end; ++share) {
+            for (int share = own ? piece.part : 0, end = own ? share + 1 : piece.sharers;
+                 share < end; ++share) {
                 const Share units = Share::of(M::kUnits, share, piece.sharers);
-                ShareMerge<T, N, MergedFragments, Source> merge(p, source, output_rows(piece), units, share, base, L::kSmallOffset, thread);
+                ShareMerge<T, N, MergedFragments, Source> merge(
+                    p, source, output_rows(piece), units, share, base, L::kSmallOffset, thread);
                 if (!ready()) break;
                 if (piece.parts <= kFewParts) {
                     merge.run(own);
                 } else {
-                    static_assert(8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset, "sums of eight units");
-                    MergeState* scratch = reinterpret_cast<MergeState*>(reinterpret_cast<char*>(&s) - L::kSmallOffset);
-                    merge_many<T, N, MergedFragments>(p, source, output_rows(piece), units, scratch, thread);
+                    static_assert(
+                        8 * M::kWorkers * M::kUnit * sizeof(MergeState) <= L::kSmallOffset,
+                        "sums of eight units");
+                    MergeState* scratch = reinterpret_cast<MergeState*>(
+                        reinterpret_cast<char*>(&s) - L::kSmallOffset);
+                    merge_many<T, N, MergedFragments>(p, source, output_rows(piece), units, scratch,
+                                                      thread);
                 }
             }
             if (left == piece.parts) counters_of(piece)->reset();
@@ -985,7 +1103,9 @@ struct Kernel {
 
 // K is what a thread block does: a Kernel, or what quantised.cuh makes of it.
 template <class K>
-__global__ __launch_bounds__(K::kThreads, 1) void decode_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ TensorMaps maps) {
+__global__ __launch_bounds__(K::kThreads,
+                             1) void decode_kernel(const __grid_constant__ KernelParams p,
+                                                   const __grid_constant__ TensorMaps maps) {
     using L = typename K::L;
     extern __shared__ __align__(1024) char shared[];
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
@@ -994,9 +1114,11 @@ __global__ __launch_bounds__(K::kThreads, 1) void decode_kernel(const __grid_con
     K kernel{p, shared_address(shared), s, int(blockIdx.x) % K::kPair, team};
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool rehearses = warp == 1;
-    Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, K::kTileRows, team, gridDim.x / K::kPair);
-    // The launch allows programmatic dependence. What follows this kernel may start where its blocks have ended; and until the kernel
-    // before has ended, only shared memory and the launch's own parameters are touched. Behind the barrier two warps have waited for all.
+    Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, K::kTileRows,
+                      team, gridDim.x / K::kPair);
+    // The launch allows programmatic dependence. What follows this kernel may start where its
+    // blocks have ended; and until the kernel before has ended, only shared memory and the launch's
+    // own parameters are touched. Behind the barrier two warps have waited for all.
     let_the_next_kernel_start();
     if (warp == 2) {
         wait_for_earlier_kernels();
@@ -1024,8 +1146,9 @@ __global__ __launch_bounds__(K::kThreads, 1) void decode_kernel(const __grid_con
     if (warpgroup == 0) {
         if constexpr (uneven) registers_shrink<K::kLoadRegisters>();
         if (warp == 2) kernel.finish_lengths();
-        // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait for the queue. Warp 1, which waits for pieces,
-        // divides an imaginary batch before: code is slow when it is run for the first time, and the lengths are still under way.
+        // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait
+        // for the queue. Warp 1, which waits for pieces, divides an imaginary batch before: code is
+        // slow when it is run for the first time, and the lengths are still under way.
         if (warp != 3) {
             if (!rehearses) barrier_wait(K::at(s.lens_full), 0);
             schedule.divide();

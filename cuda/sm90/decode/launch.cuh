@@ -14,8 +14,8 @@ namespace mla::sm90::decode {
 
 // How a launch divides the device, chosen from what the host knows.
 struct Shape {
-    int rows;    // N
-    int pair;    // blocks that do different rows of the same tiles
+    int rows;  // N
+    int pair;  // blocks that do different rows of the same tiles
     bool quantised;
 };
 
@@ -27,14 +27,17 @@ struct Launch {
 };
 
 // Teams of a launch: a team is `pair` blocks, of which each multiprocessor has one.
-inline int teams_of(int multiprocessors, int pair) { return std::min(multiprocessors, kCounters) / pair; }
+inline int teams_of(int multiprocessors, int pair) {
+    return std::min(multiprocessors, kCounters) / pair;
+}
 
 template <class K>
 cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
     // On which devices the kernel was allowed its shared memory. Setting it twice does no harm.
     static std::atomic<bool> prepared[kMaxDevices];
     if (!prepared[l.device].load(std::memory_order_relaxed)) {
-        const cudaError_t e = cudaFuncSetAttribute(&decode_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::L::kBytes);
+        const cudaError_t e = cudaFuncSetAttribute(
+            &decode_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, K::L::kBytes);
         if (e != cudaSuccess) return e;
         prepared[l.device].store(true, std::memory_order_relaxed);
     }
@@ -70,7 +73,9 @@ cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMap
     }
 }
 
-extern template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&, const TensorMaps&);
-extern template cudaError_t launch_dtype<__half>(const Launch&, const KernelParams&, const TensorMaps&);
+extern template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&,
+                                                        const TensorMaps&);
+extern template cudaError_t launch_dtype<__half>(const Launch&, const KernelParams&,
+                                                 const TensorMaps&);
 
 }  // namespace mla::sm90::decode

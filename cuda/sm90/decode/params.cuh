@@ -16,8 +16,8 @@ constexpr int kMaxRequests = 1024;
 // Most thread blocks of a launch, one per multiprocessor.
 constexpr int kCounters = 160;
 
-// What a block that has delivered a part of a tile does next: nothing, its share of the merge, all of it, or put its share into the
-// workspace because the others took too long.
+// What a block that has delivered a part of a tile does next: nothing, its share of the merge, all
+// of it, or put its share into the workspace because the others took too long.
 enum class MergeRole { none, share, all, give_up };
 
 // Counts the parts of one tile; zero between launches.
@@ -33,14 +33,15 @@ struct MergeCounters {
     __device__ MergeRole await(int parts);
     // Says that the share is in the workspace, too.
     __device__ MergeRole give_up(int parts, int sharers);
-    // Every part's block calls this once, when it has its role. Answers how many have; the last one resets the counters.
+    // Every part's block calls this once, when it has its role. Answers how many have; the last one
+    // resets the counters.
     __device__ int leave();
     __device__ void reset();
 #endif
 };
 
-// What the host knows of where teams begin, as if all requests had as many query tokens (Schedule::likely_start, divide_alike), and the inverses that
-// spare the device its divisions.
+// What the host knows of where teams begin, as if all requests had as many query tokens
+// (Schedule::likely_start, divide_alike), and the inverses that spare the device its divisions.
 struct Guess {
     // Of a request, and of all.
     int tiles_of_request, tiles;
@@ -52,15 +53,15 @@ struct Guess {
 };
 
 struct KernelParams {
-    const void* q_latent;      // [tokens, heads, 512]
-    const void* q_rope;        // [tokens, heads, 64]
-    void* out;                 // [tokens, heads, 512]
-    float* lse;                // [heads, tokens], or null
-    const int* block_table;    // [requests, pages of the longest]
-    const int* kv_lens;        // [requests]
-    const int* cu_q_lens;      // [requests + 1], or null
-    MergeCounters* counters;   // [kCounters], zero before and after
-    char* partials;            // [2 * thread blocks][PartialLayout]
+    const void* q_latent;     // [tokens, heads, 512]
+    const void* q_rope;       // [tokens, heads, 64]
+    void* out;                // [tokens, heads, 512]
+    float* lse;               // [heads, tokens], or null
+    const int* block_table;   // [requests, pages of the longest]
+    const int* kv_lens;       // [requests]
+    const int* cu_q_lens;     // [requests + 1], or null
+    MergeCounters* counters;  // [kCounters], zero before and after
+    char* partials;           // [2 * thread blocks][PartialLayout]
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
     int64_t out_token_stride, out_head_stride;
@@ -87,13 +88,14 @@ struct KernelParams {
 };
 
 struct TensorMaps {
-    CUtensorMap cache;     // [pages][page_size][576], boxes of 64 values by a run of tokens
-    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by a run of
-    // tokens by both of one pair, or of two, which are as many tiles. Of an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all
-    // groups, or by 16 tokens of one.
+    CUtensorMap cache;  // [pages][page_size][576], boxes of 64 values by a run of tokens
+    // The latent values: [pages][4][2][page_size][64], where value i = x + 64 odd + 128 pair. Boxes
+    // of 64 values by a run of tokens by both of one pair, or of two, which are as many tiles. Of
+    // an e4m3 cache: [pages][4][page_size][128], boxes of 128 values by 64 tokens by all groups, or
+    // by 16 tokens of one.
     CUtensorMap cache_pairs;
-    // [4][2][tokens * heads][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by N rows, by both or one of a pair, by all pairs.
-    // Unused unless even_query.
+    // [4][2][tokens * heads][64], where value i = x + 64 odd + 128 pair. Boxes of 64 values by N
+    // rows, by both or one of a pair, by all pairs. Unused unless even_query.
     CUtensorMap q_latent;
     CUtensorMap q_rope;  // [1][1][tokens * heads][64]
 };
@@ -101,9 +103,10 @@ struct TensorMaps {
 // Values of f16 that lie together in a partial result.
 constexpr int kVectorValues = 8;
 
-// A partial result in the workspace: the normalised output, multiplied by a power of two that brings its largest value to 2^14 or more, so
-// that f16 holds all but what is below 2^-28 of it to 11 bits. First the vectors of the 256 output threads, then of every two rows their
-// log-sum-exps (base 2), what the values have to be multiplied by, and nothing.
+// A partial result in the workspace: the normalised output, multiplied by a power of two that
+// brings its largest value to 2^14 or more, so that f16 holds all but what is below 2^-28 of it to
+// 11 bits. First the vectors of the 256 output threads, then of every two rows their log-sum-exps
+// (base 2), what the values have to be multiplied by, and nothing.
 template <int N>
 struct PartialLayout {
     // Of a thread, of each eight rows.
@@ -111,8 +114,12 @@ struct PartialLayout {
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;
     static constexpr size_t kBytes = size_t(kVectors) * 16 + N / 2 * 16;
 
-    __host__ __device__ static constexpr size_t lse_offset(int row) { return size_t(kVectors) * 16 + row / 2 * 16 + row % 2 * 4; }
-    __host__ __device__ static constexpr size_t scale_offset(int row) { return lse_offset(row) + 8; }
+    __host__ __device__ static constexpr size_t lse_offset(int row) {
+        return size_t(kVectors) * 16 + row / 2 * 16 + row % 2 * 4;
+    }
+    __host__ __device__ static constexpr size_t scale_offset(int row) {
+        return lse_offset(row) + 8;
+    }
 };
 
 }  // namespace mla::sm90::decode

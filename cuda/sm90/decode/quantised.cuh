@@ -1,22 +1,25 @@
 // Dense absorbed MLA decode for Hopper over an e4m3 cache.
 //
-// The cache stays as it is in shared memory, and each warp converts in registers what it multiplies next: both products take the
-// cache as the operand A, which may come from registers.
+// The cache stays as it is in shared memory, and each warp converts in registers what it multiplies
+// next: both products take the cache as the operand A, which may come from registers.
 //
 //   load     as in kernel.cuh, but for warp 1, which only divides the imaginary batch: those who need the queries fetch them;
 //   scores   S^T = K Q^T (64 tokens x N): a warp has sixteen tokens, softmax, P to shared memory;
 //   output   two warpgroups, each 256 of the 512 latent values: O^T = O^T + V^T P^T.
 //
-// With 32 rows and fewer, two warpgroups take turns with the scores, block by block: one computes products during the other's softmax. A block's
-// reference maxima follow from those of the block before, which the other group has. So a group decides what its block raises when the other
-// has decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a piece of four blocks:
+// With 32 rows and fewer, two warpgroups take turns with the scores, block by block: one computes
+// products during the other's softmax. A block's reference maxima follow from those of the block
+// before, which the other group has. So a group decides what its block raises when the other has
+// decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a piece
+// of four blocks:
 //
 //   scores 0   [fetch Q][Q K0 ][decide 0, softmax 0][Q K2 ]   [decide 2, softmax 2]   [sums]
 //   scores 1            [Q K1 ]        [decide 1, softmax 1][Q K3 ]    [decide 3, softmax 3]
 //   output                                 [V0 P0 ] [V1 P1 ]      [V2 P2 ]    [V3 P3 ]
 //
-// Blocks are counted through all pieces. Even ones are the first group's and have the first slot of the probabilities, odd ones the second's.
-// The barriers are those of kernel.cuh, less those of queries and of the rope tile, and:
+// Blocks are counted through all pieces. Even ones are the first group's and have the first slot of
+// the probabilities, odd ones the second's. The barriers are those of kernel.cuh, less those of
+// queries and of the rope tile, and:
 //
 //   latent_full[i], latent_empty[i]   a block: the copy engine; a lane of each output warp, as soon as it has read it
 //   scores_full[i], scores_empty[i]   a block's probabilities: four lanes of each warp of its group; all of the output
@@ -27,28 +30,32 @@
 //   sums_ready                        all of the second group, for each piece: also that it needs neither the queries nor the reference maxima
 //                                     any longer
 //
-// e4m3 is exact in f16, so both products are of f16 whatever the queries' type. Queries of bf16 are multiplied by a power of two that
-// brings the largest of a tile below 2^15, which the scale of the scores takes back: what f16 cannot hold of the others is
-// less than 2^-39 of the largest, and f32 sums do not hold that either.
+// e4m3 is exact in f16, so both products are of f16 whatever the queries' type. Queries of bf16 are
+// multiplied by a power of two that brings the largest of a tile below 2^15, which the scale of the
+// scores takes back: what f16 cannot hold of the others is less than 2^-39 of the largest, and f32
+// sums do not hold that either.
 //
-// Which values of the summed dimension an instruction takes together is free, as long as both operands agree. So a lane reads 16
-// bytes of a token at a time, and the queries are permuted to fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and
-// instruction i takes values 4 i .. 4 i + 3 of each lane. For the output a lane reads 8 latent values of four tokens, of which
-// each instruction takes two: then it has eight neighbouring values of an output row.
+// Which values of the summed dimension an instruction takes together is free, as long as both
+// operands agree. So a lane reads 16 bytes of a token at a time, and the queries are permuted to
+// fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values 4 i ..
+// 4 i + 3 of each lane. For the output a lane reads 8 latent values of four tokens, of which each
+// instruction takes two: then it has eight neighbouring values of an output row.
 //
-// The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits in f16: they reach 2^7, and 2^15 before
-// the reference is raised. Whether it has to be is decided by all warps together, and only then are maxima compared between
-// lanes and warps.
+// The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits
+// in f16: they reach 2^7, and 2^15 before the reference is raised. Whether it has to be is decided
+// by all warps together, and only then are maxima compared between lanes and warps.
 #pragma once
 
 #include "kernel.cuh"
 
 namespace mla::sm90::decode {
 
-// The reference maximum of a row is this much below its true maximum when it is set, in units of log2.
+// The reference maximum of a row is this much below its true maximum when it is set, in units of
+// log2.
 constexpr float kHeadroom = 7.f;
 
-// Vectors of the output of an e4m3 cache: as those of the transposed output, but a float4 is of two neighbouring rows at one latent value, and at the next.
+// Vectors of the output of an e4m3 cache: as those of the transposed output, but a float4 is of two
+// neighbouring rows at one latent value, and at the next.
 struct QuantisedFragments : GroupsOfEight {
     template <typename T>
     __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
@@ -56,9 +63,11 @@ struct QuantisedFragments : GroupsOfEight {
         return {out, row, row + 1, (thread >> 5) * 64 + (thread >> 2 & 7) * 8};
     }
     template <typename T>
-    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector, bool own, const Vector& v) {
+    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector,
+                                 bool own, const Vector& v) {
 #pragma unroll
-        for (int i = 0; i < kVectorTiles; ++i) to.write(2 * (vector * kVectorTiles + i), own, v.tile(i));
+        for (int i = 0; i < kVectorTiles; ++i)
+            to.write(2 * (vector * kVectorTiles + i), own, v.tile(i));
     }
 };
 
@@ -66,16 +75,18 @@ template <typename T, int N, int pair>
 struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     using L = QuantisedLayout<N>;
     using Base = Kernel<T, N, pair, L>;
-    using typename Base::Queue;
     using Base::at, Base::base, Base::p, Base::s, Base::latent_slot;
+    using typename Base::Queue;
     using Slots = Ring<L::kLatentSlots>;
 
     static constexpr int kScoreGroups = L::kScoreGroups, kScoreThreads = 128 * kScoreGroups;
     static constexpr int kThreads = 384 + kScoreThreads;
     static constexpr int kEvenRegisters = even_registers(kThreads);
-    static constexpr int kLoadRegisters = kScoreGroups == 2 ? 48 : 40, kScoreRegisters = kScoreGroups == 2 ? 88 : 120;
+    static constexpr int kLoadRegisters = kScoreGroups == 2 ? 48 : 40,
+                         kScoreRegisters = kScoreGroups == 2 ? 88 : 120;
     static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 176;
-    static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + 2 * kOutputRegisters <= (3 + kScoreGroups) * kEvenRegisters);
+    static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + 2 * kOutputRegisters <=
+                  (3 + kScoreGroups) * kEvenRegisters);
 
     // Barriers of one group of the scores. Their numbers are constants of the instructions.
     static constexpr int kSecondScoresBarrier = kScoresBarrier + 1;
@@ -86,13 +97,17 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             named_barrier(kSecondScoresBarrier, 128);
     }
     __device__ static bool meet_any(int group, bool own) {
-        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own) : named_barrier_any(kSecondScoresBarrier, 128, own);
+        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own)
+                          : named_barrier_any(kSecondScoresBarrier, 128, own);
     }
 
-    __device__ QuantisedKernel(const KernelParams& params, uint32_t address, typename L::Small& small, int rank, int of_team)
+    __device__ QuantisedKernel(const KernelParams& params, uint32_t address,
+                               typename L::Small& small, int rank, int of_team)
         : Base{params, address, small, rank, of_team} {}
 
-    __device__ uint32_t probabilities(int slot) const { return base + L::kProbabilityOffset + slot * L::kProbabilityBytes; }
+    __device__ uint32_t probabilities(int slot) const {
+        return base + L::kProbabilityOffset + slot * L::kProbabilityBytes;
+    }
 
     __device__ void initialise() const {
 #pragma unroll
@@ -126,45 +141,59 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         if (lane == 1) tma_prefetch_descriptor(&maps.cache_pairs);
     }
 
-    // ---------------------------------------------------------------------------------------------------- load
+    // ----------------------------------------------------------------------------------------------------
+    // load
 
-    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule, const Piece& first_piece) const {
+    __device__ void load_cache(const TensorMaps& maps, const Schedule& schedule,
+                               const Piece& first_piece) const {
         Slots ring;
-        this->load_blocks(schedule, first_piece, [&](auto whole, bool, int tokens, const int(&page)[4], const int(&first)[4]) {
-            const L2Policy policy = this->cache_policy();
-            const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot), rope = slot + L::kLatentBytes;
-            barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
-            this->wait_for_copies(ring);
-            barrier_expect(full, tokens * (kLatent + kRope));
-            if constexpr (whole.value) {
-                tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, page[0]);
-                tma_load(&maps.cache, rope, full, policy, kLatent, first[0], page[0]);
-            } else {
+        this->load_blocks(
+            schedule, first_piece,
+            [&](auto whole, bool, int tokens, const int (&page)[4], const int (&first)[4]) {
+                const L2Policy policy = this->cache_policy();
+                const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot),
+                               rope = slot + L::kLatentBytes;
+                barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
+                this->wait_for_copies(ring);
+                barrier_expect(full, tokens * (kLatent + kRope));
+                if constexpr (whole.value) {
+                    tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, page[0]);
+                    tma_load(&maps.cache, rope, full, policy, kLatent, first[0], page[0]);
+                } else {
 #pragma unroll 1
-                for (int i = 0; i < 4; ++i) {
-                    if (i * 16 >= tokens) break;
-                    const int f = i == 0 ? first[0] : i == 1 ? first[1] : i == 2 ? first[2] : first[3];
-                    const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
+                    for (int i = 0; i < 4; ++i) {
+                        if (i * 16 >= tokens) break;
+                        const int f = i == 0   ? first[0]
+                                      : i == 1 ? first[1]
+                                      : i == 2 ? first[2]
+                                               : first[3];
+                        const int z = i == 0   ? page[0]
+                                      : i == 1 ? page[1]
+                                      : i == 2 ? page[2]
+                                               : page[3];
 #pragma unroll 1
-                    for (int group = 0; group < 4; ++group)
-                        tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048, full, policy, 0, f, group, z);
-                    tma_load(&maps.cache, rope + i * 1024, full, policy, kLatent, f, z);
+                        for (int group = 0; group < 4; ++group)
+                            tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048,
+                                     full, policy, 0, f, group, z);
+                        tma_load(&maps.cache, rope + i * 1024, full, policy, kLatent, f, z);
+                    }
                 }
-            }
-            ring.advance(1);
-        });
+                ring.advance(1);
+            });
     }
 
     __device__ void prefetch_block(const TensorMaps& maps, typename Base::Place block) const {
         const L2Policy policy = evict_first();
         if (this->half == 0) tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, block.page);
-        if (this->half == pair - 1) tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
+        if (this->half == pair - 1)
+            tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
     }
 
     // Queries are fetched by those who need them.
     __device__ void load_queries(const TensorMaps&) const {}
 
-    // -------------------------------------------------------------------------------------------------- scores
+    // --------------------------------------------------------------------------------------------------
+    // scores
 
     // The larger of `top` and the magnitudes of two finite values of bf16, as bits.
     __device__ static uint32_t raise_magnitude(uint32_t top, uint32_t two) {
@@ -174,7 +203,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         return top;
     }
 
-    // Fetches the queries of a piece, as f16. Called by the first group of the scores, when all products with the last piece's queries are done.
+    // Fetches the queries of a piece, as f16. Called by the first group of the scores, when all
+    // products with the last piece's queries are done.
     __device__ void fetch_queries(const Piece& piece, int thread) const {
         const int warp = thread >> 5, lane = thread & 31;
         const int first = this->first_row(piece), valid = this->rows(piece);
@@ -182,17 +212,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         // Two values at a time, to where the instructions look for them.
 #pragma unroll 1
         for (int r = warp; r < N; r += 4) {
-            const int row = first + r, token = token_of(row, p.inverse_heads), head = row - token * p.heads;
+            const int row = first + r, token = token_of(row, p.inverse_heads),
+                      head = row - token * p.heads;
             const char* latent = static_cast<const char*>(p.q_latent) +
-                                 ((piece.q_begin + token) * p.q_latent_token_stride + head * p.q_latent_head_stride) * 2 + lane * 4;
-            const char* rope = static_cast<const char*>(p.q_rope) +
-                               ((piece.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) * 2 + lane * 4;
+                                 ((piece.q_begin + token) * p.q_latent_token_stride +
+                                  head * p.q_latent_head_stride) *
+                                     2 +
+                                 lane * 4;
+            const char* rope =
+                static_cast<const char*>(p.q_rope) +
+                ((piece.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) *
+                    2 +
+                lane * 4;
             const uint32_t to = base + r * 128 + (((lane & 7) ^ (r & 7)) << 4);
             const uint32_t latent_to = to + (lane >> 3 & 1) * L::kQueryTileBytes + (lane >> 4) * 4;
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                copy_async4(latent_to + (i >> 1) * (2 * L::kQueryTileBytes) + (i & 1) * 8, r < valid ? latent + i * 128 : p.q_latent, r < valid);
-            copy_async4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4, r < valid ? rope : p.q_rope, r < valid);
+                copy_async4(latent_to + (i >> 1) * (2 * L::kQueryTileBytes) + (i & 1) * 8,
+                            r < valid ? latent + i * 128 : p.q_latent, r < valid);
+            copy_async4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4, r < valid ? rope : p.q_rope,
+                        r < valid);
         }
         copy_async_wait();
         if constexpr (kScaled) {
@@ -201,7 +240,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
                 const uint4 v = load_shared16(base + i * 16);
-                top = raise_magnitude(raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
+                top = raise_magnitude(
+                    raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
             }
             top = __reduce_max_sync(~0u, top);
             if (lane == 0) s.query_top[warp] = top;
@@ -210,7 +250,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
                 const uint4 v = load_shared16(base + i * 16);
-                store_shared16(base + i * 16, make_uint4(scaled(v.x, factor), scaled(v.y, factor), scaled(v.z, factor), scaled(v.w, factor)));
+                store_shared16(base + i * 16, make_uint4(scaled(v.x, factor), scaled(v.y, factor),
+                                                         scaled(v.z, factor), scaled(v.w, factor)));
             }
         }
         fence_async_proxy();
@@ -219,7 +260,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     // The power of two that brings the largest query below 2^15; 2^100 for the smallest of all.
     __device__ int query_shift() const {
-        const uint32_t top = max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
+        const uint32_t top =
+            max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
         return top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
     }
     // What scores must be multiplied by, in units of log2, when the queries are there.
@@ -230,15 +272,18 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     // Two values of bf16, multiplied, as f16.
     __device__ static uint32_t scaled(uint32_t two, float factor) {
-        return pack<__half>(__uint_as_float(two << 16) * factor, __uint_as_float(two & 0xffff0000) * factor);
+        return pack<__half>(__uint_as_float(two << 16) * factor,
+                            __uint_as_float(two & 0xffff0000) * factor);
     }
 
     static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
 
     __device__ void scores() {
         const int group = kScoreGroups == 2 ? __shfl_sync(~0u, (threadIdx.x >> 7) - 1, 0) : 0;
-        const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31, quad = lane & 3;
-        // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the next.
+        const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31,
+                  quad = lane & 3;
+        // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the
+        // next.
         const int token = warp * 16 + (lane >> 2);
         const uint32_t latent_from = token * 128 + (((2 * quad) ^ (token & 7)) << 4);
         const uint32_t rope_from = L::kLatentBytes + token * 64 + ((quad ^ (token >> 1 & 3)) << 4);
@@ -265,11 +310,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 maximum[i] = -INFINITY;
                 sum[i] = 0.f;
             }
-            for (int block = begin + (kScoreGroups == 2 ? (blocks ^ group) & 1 : 0); block < end; block += kScoreGroups) {
+            for (int block = begin + (kScoreGroups == 2 ? (blocks ^ group) & 1 : 0); block < end;
+                 block += kScoreGroups) {
                 const uint32_t number = blocks + block - begin;
                 float d[N / 2];
-                // Of five slots a group waits for every second use. The use before this one was five blocks ago, and over: the other group decided about
-                // a block after that, the third one before this, which has been waited for.
+                // Of five slots a group waits for every second use. The use before this one was
+                // five blocks ago, and over: the other group decided about a block after that, the
+                // third one before this, which has been waited for.
                 barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 multiply(d, latent_slot(slots.slot), latent_from, rope_from);
                 if ((block + 1) * kBlock > no_mask_before) {
@@ -278,19 +325,23 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     for (int i = 0; i < N / 4; ++i) {
                         const int row = first + 8 * (i >> 1) + 2 * quad + (i & 1);
                         int limit = piece.kv_len;
-                        if (p.causal) limit = min(limit, piece.kv_len - piece.q_len + token_of(row, p.inverse_heads) + 1);
+                        if (p.causal)
+                            limit = min(limit, piece.kv_len - piece.q_len +
+                                                   token_of(row, p.inverse_heads) + 1);
                         if (column >= limit) d[at_column(i)] = -INFINITY;
                         if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
                     }
                 }
-                // The slots of the probabilities take turns, as the groups do. The wait for one below is the group's own, for every use of it.
+                // The slots of the probabilities take turns, as the groups do. The wait for one
+                // below is the group's own, for every use of it.
                 static_assert(L::kProbabilitySlots == 2);
                 const int slot = number & 1;
                 if (block > begin) follow_the_other(maximum, sum, number - 1, quad);
                 bool raise = false;
 #pragma unroll
                 for (int i = 0; i < N / 4; ++i)
-                    raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale > maximum[i] + (kHeadroom + kLazyMaximum);
+                    raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale >
+                             maximum[i] + (kHeadroom + kLazyMaximum);
                 // All warps have read the block's tokens, too.
                 raise = meet_any(group, raise);
 
@@ -319,10 +370,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 slots.advance(kScoreGroups);
             }
             blocks += end - begin;
-            // The last block's decision, too, is waited for: no phase is left out, and the sums are all relative to the same maxima.
-            if (begin < end && ((blocks ^ group) & 1) == 0) follow_the_other(maximum, sum, blocks - 1, quad);
+            // The last block's decision, too, is waited for: no phase is left out, and the sums are
+            // all relative to the same maxima.
+            if (begin < end && ((blocks ^ group) & 1) == 0)
+                follow_the_other(maximum, sum, blocks - 1, quad);
 
-            combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane, [](float x, float y) { return x + y; });
+            combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane,
+                            [](float x, float y) { return x + y; });
             if (group == 1) {
                 barrier_arrive(at(s.sums_ready));
                 continue;
@@ -345,21 +399,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
     }
 
-    // Waits until the other group of the scores has decided about its block of this number, and takes over what that raised.
-    __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number, int quad) const {
+    // Waits until the other group of the scores has decided about its block of this number, and
+    // takes over what that raised.
+    __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number,
+                                     int quad) const {
         if constexpr (kScoreGroups == 2) {
             barrier_wait(at(s.decided[number & 1]), number >> 1 & 1);
             if (s.any_factor[number & 1]) take_raised(maximum, sum, 2 * quad, nullptr);
         }
     }
 
-    // Takes over the reference maxima of this lane's columns, and multiplies their sums by what the last rise says; writes that to `factor`, too,
-    // unless it is null.
-    __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column, float* factor) const {
+    // Takes over the reference maxima of this lane's columns, and multiplies their sums by what the
+    // last rise says; writes that to `factor`, too, unless it is null.
+    __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column,
+                                float* factor) const {
 #pragma unroll
         for (int i = 0; i < N / 4; i += 2) {
-            const float2 by = *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
-            const float2 raised = *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
+            const float2 by =
+                *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
+            const float2 raised =
+                *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
             maximum[i] = raised.x;
             maximum[i + 1] = raised.y;
             sum[i] *= by.x;
@@ -368,20 +427,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
     }
 
-    // The first of the two accumulators that lie in a lane's i-th column; the other, of the eighth token after it, is two further.
+    // The first of the two accumulators that lie in a lane's i-th column; the other, of the eighth
+    // token after it, is two further.
     __device__ static constexpr int at_column(int i) { return 4 * (i >> 1) + (i & 1); }
 
-    // d = K Q^T for a block of tokens. A step takes 64 values: 16 bytes of each of the lane's two tokens.
-    __device__ void multiply(float (&d)[N / 2], uint32_t slot, uint32_t latent_from, uint32_t rope_from) const {
+    // d = K Q^T for a block of tokens. A step takes 64 values: 16 bytes of each of the lane's two
+    // tokens.
+    __device__ void multiply(float (&d)[N / 2], uint32_t slot, uint32_t latent_from,
+                             uint32_t rope_from) const {
         struct Words {
             uint4 low, high;
         };
         const auto load = [&](int step) -> Words {
-            if (step == 8) return {load_shared16(slot + rope_from), load_shared16(slot + rope_from + 512)};
-            const uint32_t from = slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
+            if (step == 8)
+                return {load_shared16(slot + rope_from), load_shared16(slot + rope_from + 512)};
+            const uint32_t from =
+                slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
             return {load_shared16(from), load_shared16(from + 1024)};
         };
-        // Each product's operand is converted while those before are under way: a warp that issues one waits until they are nearly done.
+        // Each product's operand is converted while those before are under way: a warp that issues
+        // one waits until they are nearly done.
         constexpr int buffers = 3;
         uint32_t a[buffers][4];
         Words words = load(0);
@@ -411,19 +476,23 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         wgmma_wait<0>();
     }
 
-    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is NaN.
+    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
+    // NaN.
     __device__ void clear_tail(uint32_t slot, int tokens, int thread) const {
 #pragma unroll 1
         for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
 #pragma unroll
-            for (int group = 0; group < 4; ++group) store_shared16(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
+            for (int group = 0; group < 4; ++group)
+                store_shared16(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
         }
     }
 
-    // Combines what the eight lanes of the same columns have of them, and writes the results to where `to` has these columns. At each step two lanes
-    // share the columns out; where there is one left, both have it.
+    // Combines what the eight lanes of the same columns have of them, and writes the results to
+    // where `to` has these columns. At each step two lanes share the columns out; where there is
+    // one left, both have it.
     template <int distance = 4, int count, typename Combine>
-    __device__ static void combine_columns(const float (&value)[count], float* to, int lane, Combine combine) {
+    __device__ static void combine_columns(const float (&value)[count], float* to, int lane,
+                                           Combine combine) {
         if constexpr (distance < 32) {
             constexpr int kept = count > 1 ? count / 2 : 1;
             const bool upper = count > 1 && lane & distance;
@@ -431,9 +500,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
             for (int i = 0; i < kept; ++i) {
                 const float sent = count == 1 || upper ? value[i] : value[i + count / 2];
-                some[i] = combine(upper ? value[i + count / 2] : value[i], __shfl_xor_sync(~0u, sent, distance));
+                some[i] = combine(upper ? value[i + count / 2] : value[i],
+                                  __shfl_xor_sync(~0u, sent, distance));
             }
-            combine_columns<2 * distance>(some, upper ? to + columns_before(kept) : to, lane, combine);
+            combine_columns<2 * distance>(some, upper ? to + columns_before(kept) : to, lane,
+                                          combine);
         } else if constexpr (count == 2) {
             *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
         } else {
@@ -444,21 +515,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     // How far the column of a lane's i-th value lies from that of its first.
     __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
 
-    // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums by what the maxima rose. Called by
-    // all four warps of a group. A thread computes a row's, for all lanes.
-    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4], float (&sum)[N / 4], float scale, int slot, int group,
-                                 int warp, int lane) const {
+    // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums
+    // by what the maxima rose. Called by all four warps of a group. A thread computes a row's, for
+    // all lanes.
+    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4],
+                                 float (&sum)[N / 4], float scale, int slot, int group, int warp,
+                                 int lane) const {
         const int thread = warp * 32 + lane;
-        // Were it known to be what the output warpgroups have, too, it would be computed before the roles part, and spilled.
+        // Were it known to be what the output warpgroups have, too, it would be computed before the
+        // roles part, and spilled.
         int column = 2 * (lane & 3);
         asm volatile("" : "+r"(column));
         float top[N / 4];
 #pragma unroll
         for (int i = 0; i < N / 4; ++i) top[i] = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
-        combine_columns(top, &s.top_of_warp[warp][column], lane, [](float x, float y) { return fmaxf(x, y); });
+        combine_columns(top, &s.top_of_warp[warp][column], lane,
+                        [](float x, float y) { return fmaxf(x, y); });
         meet(group);
         if (thread < N) {
-            const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]), y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
+            const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]),
+                        y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
             const float of_row = fmaxf(x, y) * scale;
             const float reference = s.reference[thread];
             const bool rises = of_row > reference + (kHeadroom + kLazyMaximum);
@@ -467,26 +543,32 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         }
         meet(group);
         // To the output, by those who then say that it is there.
-        take_raised(maximum, sum, column, warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
+        take_raised(maximum, sum, column,
+                    warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
     }
 
-    // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are tokens.
-    __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp, int lane) {
+    // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are
+    // tokens.
+    __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp,
+                                               int lane) {
         const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
 #pragma unroll
         for (int i = 0; i < N / 16; ++i)
-            store_matrices_transposed(tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4), pack<__half>(d[8 * i], d[8 * i + 1]),
-                                      pack<__half>(d[8 * i + 2], d[8 * i + 3]), pack<__half>(d[8 * i + 4], d[8 * i + 5]),
-                                      pack<__half>(d[8 * i + 6], d[8 * i + 7]));
+            store_matrices_transposed(
+                tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4),
+                pack<__half>(d[8 * i], d[8 * i + 1]), pack<__half>(d[8 * i + 2], d[8 * i + 3]),
+                pack<__half>(d[8 * i + 4], d[8 * i + 5]), pack<__half>(d[8 * i + 6], d[8 * i + 7]));
     }
 
-    // -------------------------------------------------------------------------------------------------- output
+    // --------------------------------------------------------------------------------------------------
+    // output
 
     __device__ void output() {
         const int thread = threadIdx.x - 128 - kScoreThreads, lane = thread & 31, quad = lane & 3;
         // This lane's eight latent values, at token 2 quad.
         const int latent = (thread >> 5) * 64 + (lane >> 2) * 8;
-        const uint32_t group = (latent >> 7) * L::kGroupBytes, chunk = latent >> 4 & 7, low = latent & 8;
+        const uint32_t group = (latent >> 7) * L::kGroupBytes, chunk = latent >> 4 & 7,
+                       low = latent & 8;
         const uint32_t even = group + quad * 256 + ((chunk ^ (2 * quad)) << 4) + low;
         const uint32_t odd = group + quad * 256 + 128 + ((chunk ^ (2 * quad + 1)) << 4) + low;
         Slots slots;
@@ -507,8 +589,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                     tails ^= 1 << slot;
                 }
                 if (block > begin && s.any_factor[slot]) sums.rescale(s.factor[slot], quad);
-                accumulate(sums.acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd, probabilities(__shfl_sync(~0u, slot, 0)),
-                           s.latent_empty[slots.slot], lane);
+                accumulate(sums.acc, latent_slot(slots.slot) + even, latent_slot(slots.slot) + odd,
+                           probabilities(__shfl_sync(~0u, slot, 0)), s.latent_empty[slots.slot],
+                           lane);
                 // Each lane for what it has read itself: the factors, too.
                 barrier_arrive(at(s.scores_empty[slot]));
                 slots.advance(1);
@@ -523,15 +606,17 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         this->template merge<QuantisedFragments>(queue, thread);
     }
 
-    // acc += V^T P^T for a block of tokens. A step takes 16 tokens: two that lie together at `even` and `odd`, and two that lie eight
-    // further on.
-    __device__ void accumulate(float (&acc)[4][N / 2], uint32_t even, uint32_t odd, uint32_t tile, const uint64_t& empty, int lane) const {
+    // acc += V^T P^T for a block of tokens. A step takes 16 tokens: two that lie together at `even`
+    // and `odd`, and two that lie eight further on.
+    __device__ void accumulate(float (&acc)[4][N / 2], uint32_t even, uint32_t odd, uint32_t tile,
+                               const uint64_t& empty, int lane) const {
         struct Words {
             uint2 even, odd, even8, odd8;
         };
         const auto load = [&](int step) -> Words {
             const uint32_t offset = step * 2048;
-            return {load_shared8(even + offset), load_shared8(odd + offset), load_shared8(even + offset + 1024), load_shared8(odd + offset + 1024)};
+            return {load_shared8(even + offset), load_shared8(odd + offset),
+                    load_shared8(even + offset + 1024), load_shared8(odd + offset + 1024)};
         };
         const uint64_t b = wgmma_descriptor(tile);
         uint32_t a[2][8];
@@ -544,13 +629,16 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             for (int half = 0; half < 2; ++half) {
                 if (step > 0) wgmma_wait<1>();
                 // Four latent values of four tokens: pairs of tokens for each value.
-                const uint32_t x = half ? words.even.y : words.even.x, y = half ? words.odd.y : words.odd.x;
-                const uint32_t x8 = half ? words.even8.y : words.even8.x, y8 = half ? words.odd8.y : words.odd8.x;
+                const uint32_t x = half ? words.even.y : words.even.x,
+                               y = half ? words.odd.y : words.odd.x;
+                const uint32_t x8 = half ? words.even8.y : words.even8.x,
+                               y8 = half ? words.odd8.y : words.odd8.x;
                 uint32_t* own = a[half];
 #pragma unroll
                 for (int t = 0; t < 2; ++t) {
                     const uint32_t selector = t ? 0x7362 : 0x5140;
-                    const uint2 v = half_from_e4m3(__byte_perm(x, y, selector)), v8 = half_from_e4m3(__byte_perm(x8, y8, selector));
+                    const uint2 v = half_from_e4m3(__byte_perm(x, y, selector)),
+                                v8 = half_from_e4m3(__byte_perm(x8, y8, selector));
                     own[4 * t] = v.x;
                     own[4 * t + 1] = v.y;
                     own[4 * t + 2] = v8.x;
@@ -558,7 +646,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 }
                 wgmma_fence();
 #pragma unroll
-                for (int t = 0; t < 2; ++t) WgmmaFromRegisters<__half, N>::run(acc[2 * half + t], own + 4 * t, b + 2 * step, 1);
+                for (int t = 0; t < 2; ++t)
+                    WgmmaFromRegisters<__half, N>::run(acc[2 * half + t], own + 4 * t, b + 2 * step,
+                                                       1);
                 wgmma_commit();
             }
             words = following;
@@ -569,7 +659,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         wgmma_wait<0>();
     }
 
-    __device__ void write_whole(const Piece& piece, const float (&acc)[4][N / 2], int latent, int quad) const {
+    __device__ void write_whole(const Piece& piece, const float (&acc)[4][N / 2], int latent,
+                                int quad) const {
         const OutputRows<T> out = this->output_rows(piece);
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
@@ -580,8 +671,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 const float factor = e ? f.y : f.x;
                 uint32_t v[4];
 #pragma unroll
-                for (int t = 0; t < 4; ++t) v[t] = pack<T>(acc[t][4 * j + e] * factor, acc[t][4 * j + 2 + e] * factor);
-                if (column + e < out.rows) *reinterpret_cast<uint4*>(out.row(column + e) + latent) = make_uint4(v[0], v[1], v[2], v[3]);
+                for (int t = 0; t < 4; ++t)
+                    v[t] = pack<T>(acc[t][4 * j + e] * factor, acc[t][4 * j + 2 + e] * factor);
+                if (column + e < out.rows)
+                    *reinterpret_cast<uint4*>(out.row(column + e) + latent) =
+                        make_uint4(v[0], v[1], v[2], v[3]);
             }
         }
         barrier_arrive(at(s.stats_empty));

@@ -1,8 +1,9 @@
-// Which part of the batch each team works on, derived on the device from the lengths alone. A team is `pair` neighbouring
-// blocks, which do different rows of the same tiles.
+// Which part of the batch each team works on, derived on the device from the lengths alone. A team
+// is `pair` neighbouring blocks, which do different rows of the same tiles.
 //
-// A tile is up to N * pair query rows of one request (rows count query tokens and heads together). Its cost is its
-// number of 64-token blocks (at least one) plus a constant. There are two ways to divide tiles among teams:
+// A tile is up to N * pair query rows of one request (rows count query tokens and heads together).
+// Its cost is its number of 64-token blocks (at least one) plus a constant. There are two ways to
+// divide tiles among teams:
 //
 //   in line   All tiles of all requests, in order, form one line of cost units, which is cut into equal ranges, one per team. A
 //             team walks its range tile by tile; a tile that a cut crosses is done in parts, which are merged afterwards.
@@ -13,9 +14,11 @@
 //
 // Apart is preferred unless it takes noticeably longer: it makes fewer parts, and no second pieces.
 //
-// Two warps of every block do this, each for itself: the one that copies the cache, which then begins, and one that hands the pieces to
-// the others through a queue in shared memory. A third one divides an imaginary batch before the lengths are there, since instructions are
-// slow to come the first time. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be tested.
+// Two warps of every block do this, each for itself: the one that copies the cache, which then
+// begins, and one that hands the pieces to the others through a queue in shared memory. A third one
+// divides an imaginary batch before the lengths are there, since instructions are slow to come the
+// first time. On the host one thread does the same (mla_decode_sm90_pieces), so that it can be
+// tested.
 #pragma once
 
 #include "params.cuh"
@@ -32,7 +35,8 @@ struct Piece {
     int block_begin, block_end;
     // This is part `part` of `parts`; part i was given to team first_team + i.
     int part, parts, first_team;
-    // How many teams share in merging the tile, those that have no piece after it: their parts are the first ones.
+    // How many teams share in merging the tile, those that have no piece after it: their parts are
+    // the first ones.
     int16_t sharers;
     // The team has no piece after this one.
     bool last;
@@ -98,16 +102,24 @@ struct Lanes {
 // Its functions are called by one whole warp, or on the host.
 class Schedule {
   public:
-    // `lens`: the lengths of all requests, once they are there, one after the other or, if `lens_step` is 0, all in the same place.
-    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int lens_step, int tile_rows, int team, int teams)
-        : p_(p), lens_(lens), lens_step_(lens_step), tile_rows_(tile_rows), team_(team), teams_(teams) {}
+    // `lens`: the lengths of all requests, once they are there, one after the other or, if
+    // `lens_step` is 0, all in the same place.
+    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int lens_step,
+                                 int tile_rows, int team, int teams)
+        : p_(p),
+          lens_(lens),
+          lens_step_(lens_step),
+          tile_rows_(tile_rows),
+          team_(team),
+          teams_(teams) {}
 
     // Divides the batch among the teams.
     __host__ __device__ void divide() {
         if (divide_alike()) return;
         const int requests = p_.requests;
         // Each lane has neighbouring requests.
-        const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount), first = Lanes::own() * own;
+        const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount),
+                  first = Lanes::own() * own;
         const int last = first + own < requests ? first + own : requests;
         int tiles = 0, low = INT32_MAX, high = 0;
         share_ = parts_ = 0;
@@ -158,15 +170,17 @@ class Schedule {
     }
 
 #ifdef __CUDACC__
-    // Where the team begins if all requests have as many blocks, found in a fraction of the time that `divide` takes. Otherwise some block of
-    // the batch; a negative request where there is none.
+    // Where the team begins if all requests have as many blocks, found in a fraction of the time
+    // that `divide` takes. Otherwise some block of the batch; a negative request where there is
+    // none.
     __device__ Start likely_start() const {
         const Guess& g = p_.guess;
         const Start none = {-1, 0};
         // Exact for quotients that a float holds.
         if (g.teams_of_tile == 0) {
             const int tile = team_ * g.tiles_of_team;
-            return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0} : none;
+            return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0}
+                                  : none;
         }
         // As if the first request were like all others.
         const int blocks = blocks_of(0);
@@ -196,7 +210,8 @@ class Schedule {
             piece.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
             piece.kv_len = lens_[request_ * lens_step_];
             if (share_ > 0) {
-                const int parts = parts_of(request_), tile = offset < parts ? 0 : unsigned(offset) / unsigned(parts);
+                const int parts = parts_of(request_),
+                          tile = offset < parts ? 0 : unsigned(offset) / unsigned(parts);
                 piece.first_row = tile * tile_rows_;
                 piece.part = offset - tile * parts;
                 piece.parts = parts;
@@ -207,7 +222,8 @@ class Schedule {
                 if (parts > 1) {
                     const float inverse = inverse_of(parts);
                     piece.block_begin = begin_of_part(blocks, piece.part, inverse);
-                    if (piece.part + 1 < parts) piece.block_end = begin_of_part(blocks, piece.part + 1, inverse);
+                    if (piece.part + 1 < parts)
+                        piece.block_end = begin_of_part(blocks, piece.part + 1, inverse);
                 }
                 piece.last = true;
                 position_ = end_;
@@ -224,13 +240,15 @@ class Schedule {
             piece.first_row = tile * tile_rows_;
             piece.block_begin = begin > 0 ? begin : 0;
             piece.block_end = finish > 0 ? finish : 0;
-            const int2 team = Lanes::both([&](int unit) { return team_of(unit); }, tile_begin + idle, tile_end - 1);
+            const int2 team = Lanes::both([&](int unit) { return team_of(unit); },
+                                          tile_begin + idle, tile_end - 1);
             piece.first_team = empty ? team_ : team.x;
             piece.parts = empty ? 1 : team.y - team.x + 1;
             piece.part = team_ - piece.first_team;
             piece.last = position_ >= end_;
             // Every part but the last one ends where its team's range ends.
-            piece.sharers = int16_t(piece.parts - (boundary(piece.first_team + piece.parts) != tile_end));
+            piece.sharers =
+                int16_t(piece.parts - (boundary(piece.first_team + piece.parts) != tile_end));
             return piece;
         }
         piece.request = -1;
@@ -244,7 +262,9 @@ class Schedule {
     __host__ __device__ int tiles_of(int request) const {
         return unsigned(query_len(request) * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_);
     }
-    __host__ __device__ int blocks_of(int request) const { return (lens_[request * lens_step_] + kBlock - 1) / kBlock; }
+    __host__ __device__ int blocks_of(int request) const {
+        return (lens_[request * lens_step_] + kBlock - 1) / kBlock;
+    }
     __host__ __device__ int cost_of(int request) const {
         const int blocks = blocks_of(request);
         return (blocks > 0 ? blocks : 1) + p_.tile_cost;
@@ -253,11 +273,19 @@ class Schedule {
     __host__ __device__ static int parts_of(int blocks, int share) {
         return blocks <= share ? 1 : unsigned(blocks + share - 1) / unsigned(share);
     }
-    // Where a part but the first one begins: in order, and none is empty, though of a very long tile some may be a block longer than others.
-    __host__ __device__ static int begin_of_part(int blocks, int part, float inverse_parts) { return int((float(blocks) * part + 0.5f) * inverse_parts); }
-    __host__ __device__ int parts_of(int request) const { return parts_ > 0 ? parts_ : parts_of(blocks_of(request), share_); }
-    // How much of the line a request's tiles take: their cost, or, apart, as many teams as they have parts.
-    __host__ __device__ int units_of(int request) const { return tiles_of(request) * (share_ > 0 ? parts_of(request) : cost_of(request)); }
+    // Where a part but the first one begins: in order, and none is empty, though of a very long
+    // tile some may be a block longer than others.
+    __host__ __device__ static int begin_of_part(int blocks, int part, float inverse_parts) {
+        return int((float(blocks) * part + 0.5f) * inverse_parts);
+    }
+    __host__ __device__ int parts_of(int request) const {
+        return parts_ > 0 ? parts_ : parts_of(blocks_of(request), share_);
+    }
+    // How much of the line a request's tiles take: their cost, or, apart, as many teams as they
+    // have parts.
+    __host__ __device__ int units_of(int request) const {
+        return tiles_of(request) * (share_ > 0 ? parts_of(request) : cost_of(request));
+    }
 
     // How a tile of so many blocks is cut among the teams that it has of its own.
     struct Cut {
@@ -271,8 +299,9 @@ class Schedule {
         return {share, parts, inverse_of(parts)};
     }
 
-    // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept apart and have teams of their own. Says
-    // whether that is so. A single tile is always cut, unless it has hardly more blocks than a merge takes time.
+    // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept
+    // apart and have teams of their own. Says whether that is so. A single tile is always cut,
+    // unless it has hardly more blocks than a merge takes time.
     __host__ __device__ bool divide_alike() {
         const Guess& g = p_.guess;
         const int blocks = blocks_of(0);
@@ -280,7 +309,8 @@ class Schedule {
         bool alike = g.teams_of_tile > 0 && blocks > 0 && blocks < 1 << 18;
 #pragma unroll 1
         for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
-            alike = alike && blocks_of(request) == blocks && (!p_.cu_q_lens || tiles_of(request) == g.tiles_of_request);
+            alike = alike && blocks_of(request) == blocks &&
+                    (!p_.cu_q_lens || tiles_of(request) == g.tiles_of_request);
         if (!Lanes::all(alike)) return false;
         const int cost = blocks + p_.tile_cost;
         step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_teams) : 0;
@@ -320,14 +350,16 @@ class Schedule {
         end_ = boundary(team_ + 1);
     }
 
-    // The smallest number of blocks for which the teams suffice when no part has more. `low` and `high` bound the tiles' costs.
+    // The smallest number of blocks for which the teams suffice when no part has more. `low` and
+    // `high` bound the tiles' costs.
     __host__ __device__ int smallest_share(int tiles, int low, int high) const {
         const int longest = high - p_.tile_cost;
         if (low == high) {
             const int parts = unsigned(teams_) / unsigned(tiles);
             return unsigned(longest + parts - 1) / unsigned(parts);
         }
-        // No fewer teams than that many blocks need; and parts that fill their share but for one of each tile are enough.
+        // No fewer teams than that many blocks need; and parts that fill their share but for one of
+        // each tile are enough.
         int least = unsigned(blocks_ + teams_ - 1) / unsigned(teams_);
         int most = longest;
         if (tiles < teams_) {
@@ -349,9 +381,10 @@ class Schedule {
         return least;
     }
 
-    // Whether to keep tiles apart when the longest team then has `cost`. Cut in line, all have step_, and at the end parts
-    // are written and merged, for as long as three to six blocks take. Up to 64 rows, a block also takes less time while
-    // some multiprocessors leave the memory to the others, with 64 rows not by as much.
+    // Whether to keep tiles apart when the longest team then has `cost`. Cut in line, all have
+    // step_, and at the end parts are written and merged, for as long as three to six blocks take.
+    // Up to 64 rows, a block also takes less time while some multiprocessors leave the memory to
+    // the others, with 64 rows not by as much.
     __host__ __device__ bool worth(int cost) const {
         // 17/16 of a step and 6 blocks; 4/3 and 2 2/3; 5/3 and 5 1/3.
         if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 96;
@@ -367,7 +400,8 @@ class Schedule {
     __host__ __device__ int team_of(int unit) const {
         const int in_longer = longer_ * (step_ + 1);
         const bool longer = unit < in_longer;
-        return (longer ? 0 : longer_) + unsigned(longer ? unit : unit - in_longer) / unsigned(longer ? step_ + 1 : step_);
+        return (longer ? 0 : longer_) +
+               unsigned(longer ? unit : unit - in_longer) / unsigned(longer ? step_ + 1 : step_);
     }
 
     const KernelParams& p_;
@@ -379,7 +413,8 @@ class Schedule {
     int parts_;
     // Blocks of all tiles, without the tiles' constant.
     int blocks_;
-    // Of the line: what all tiles take, and where the request of the next piece, request_, begins and ends.
+    // Of the line: what all tiles take, and where the request of the next piece, request_, begins
+    // and ends.
     int total_, begins_, ends_;
     // See `boundary`.
     int step_, longer_;

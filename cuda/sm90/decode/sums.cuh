@@ -1,10 +1,12 @@
-// What the output warpgroups sum in registers: of N query rows, and of 256 of the 512 latent values each. There are two forms.
+// What the output warpgroups sum in registers: of N query rows, and of 256 of the 512 latent values
+// each. There are two forms.
 //
 //   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no padding.
 //   by rows      O = O + P V: 64 query rows on M, 128 latent values on N. An instruction reads 6 KiB of shared memory, where the other form
 //                reads 4 KiB for half as many products.
 //
-// A block is added in steps, each of which is a group of products and needs its own slots of the ring.
+// A block is added in steps, each of which is a group of products and needs its own slots of the
+// ring.
 #pragma once
 
 #include "../../common/instructions.cuh"
@@ -14,7 +16,9 @@
 
 namespace mla::sm90::decode {
 
-__device__ __forceinline__ float larger_finite(float top, float x) { return x < INFINITY ? fmaxf(top, x) : top; }
+__device__ __forceinline__ float larger_finite(float top, float x) {
+    return x < INFINITY ? fmaxf(top, x) : top;
+}
 
 template <typename T, int N>
 struct TransposedSums {
@@ -22,7 +26,8 @@ struct TransposedSums {
 
     float acc[4][N / 2];
 
-    // Were the first product left to overwrite them, the compiler would keep these registers during the merge before.
+    // Were the first product left to overwrite them, the compiler would keep these registers during
+    // the merge before.
     __device__ void clear() {
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -30,8 +35,8 @@ struct TransposedSums {
             for (int i = 0; i < N / 2; ++i) acc[t][i] = 0.f;
     }
 
-    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad` has two in every eight. `any` says of each
-    // 16 rows whether a factor is not 1.
+    // Multiplies what has been summed by the factor of each row, of which a lane of quarter `quad`
+    // has two in every eight. `any` says of each 16 rows whether a factor is not 1.
     __device__ void rescale(const float* factor, const int4& any, int thread) {
         if (any.x | any.y | any.z | any.w) rescale(factor, thread & 3);
     }
@@ -53,10 +58,12 @@ struct TransposedSums {
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
         const uint64_t a = wgmma_descriptor(tile), b = wgmma_descriptor(probabilities);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Wgmma<T, N, Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
+        for (int k = 0; k < 4; ++k)
+            Wgmma<T, N, Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
     }
 
-    // The largest finite magnitude that this thread has of a part. A row with others may make finite values infinite.
+    // The largest finite magnitude that this thread has of a part. A row with others may make
+    // finite values infinite.
     __device__ float largest(const float* inverse, int thread) const {
         float top = 0.f;
 #pragma unroll
@@ -73,11 +80,13 @@ struct TransposedSums {
         return top;
     }
 
-    // What this thread has of a part, as f16 and multiplied by `scale`, in vectors that lie at first_vector(thread) + vector(i) (merge.cuh).
+    // What this thread has of a part, as f16 and multiplied by `scale`, in vectors that lie at
+    // first_vector(thread) + vector(i) (merge.cuh).
     static constexpr int kVectors = N / 8 * PartialLayout<N>::kGroupVectors;
     __device__ static int first_vector(int thread) { return thread; }
     __device__ static constexpr int vector(int i) { return i * kOutputThreads; }
-    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float scale, int thread) {
+    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float scale,
+                              int thread) {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
@@ -85,8 +94,9 @@ struct TransposedSums {
 #pragma unroll
             for (int t = 0; t < 4; t += 2) {
                 const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
-                packed[2 * j + t / 2] = make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
-                                                   pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
+                packed[2 * j + t / 2] =
+                    make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
+                               pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
             }
         }
     }
@@ -102,7 +112,8 @@ struct TransposedSums {
 #pragma unroll
             for (int t = 0; t < 4; ++t)
                 out.write(row, valid, thread, t,
-                          make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y, acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
+                          make_float4(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y,
+                                      acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
         }
     }
 };
@@ -125,7 +136,8 @@ struct RowSums {
 
     __device__ void rescale(const float* factor, const int4& any, int thread) {
         const int warp = thread >> 5 & 3;
-        if (warp < 2 ? (warp == 0 ? any.x : any.y) : (warp == 2 ? any.z : any.w)) scale(factor[row_of(thread)], factor[row_of(thread) + 8]);
+        if (warp < 2 ? (warp == 0 ? any.x : any.y) : (warp == 2 ? any.z : any.w))
+            scale(factor[row_of(thread)], factor[row_of(thread) + 8]);
     }
     __device__ void scale(float f0, float f1) {
 #pragma unroll
@@ -140,7 +152,8 @@ struct RowSums {
     }
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
-        const uint64_t a = wgmma_descriptor(probabilities), b = wgmma_descriptor(tile, kSameOutput * kTileBytes);
+        const uint64_t a = wgmma_descriptor(probabilities),
+                       b = wgmma_descriptor(tile, kSameOutput * kTileBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k) WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
     }
@@ -154,21 +167,25 @@ struct RowSums {
                 x = fmaxf(fmaxf(x, fabsf(acc[h][i])), fabsf(acc[h][i + 1]));
                 y = fmaxf(fmaxf(y, fabsf(acc[h][i + 2])), fabsf(acc[h][i + 3]));
             }
-        return larger_finite(larger_finite(0.f, x * inverse[row_of(thread)]), y * inverse[row_of(thread) + 8]);
+        return larger_finite(larger_finite(0.f, x * inverse[row_of(thread)]),
+                             y * inverse[row_of(thread) + 8]);
     }
 
     static constexpr int kVectors = 8 * PartialLayout<64>::kGroupVectors;
     __device__ static int first_vector(int thread) {
-        return (thread >> 5 & 3) * MergeLayout<64, RowFragments::kGroupRows>::kGroupVectors + (thread >> 7) * 32 + (thread & 31);
+        return (thread >> 5 & 3) * MergeLayout<64, RowFragments::kGroupRows>::kGroupVectors +
+               (thread >> 7) * 32 + (thread & 31);
     }
     __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 64; }
-    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float factor, int thread) {
+    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float factor,
+                              int thread) {
         const float x = inverse[row_of(thread)] * factor, y = inverse[row_of(thread) + 8] * factor;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const float* v = &acc[i / 8][8 * (i % 8)];
-            packed[i] = make_uint4(pack<__half>(v[0] * x, v[2] * y), pack<__half>(v[1] * x, v[3] * y), pack<__half>(v[4] * x, v[6] * y),
-                                   pack<__half>(v[5] * x, v[7] * y));
+            packed[i] =
+                make_uint4(pack<__half>(v[0] * x, v[2] * y), pack<__half>(v[1] * x, v[3] * y),
+                           pack<__half>(v[4] * x, v[6] * y), pack<__half>(v[5] * x, v[7] * y));
         }
     }
 
@@ -185,7 +202,8 @@ struct RowSums {
 #pragma unroll
                     for (int i = 0; i < 16; ++i)
                         *reinterpret_cast<uint32_t*>(row + h * 256 + i / 8 * 128 + i % 8 * 8) =
-                            pack<T>(acc[h][4 * i + 2 * eighth] * f, acc[h][4 * i + 1 + 2 * eighth] * f);
+                            pack<T>(acc[h][4 * i + 2 * eighth] * f,
+                                    acc[h][4 * i + 1 + 2 * eighth] * f);
             }
         }
     }

@@ -1,4 +1,5 @@
-// The C interface of this kernel: checks every argument, describes the operands to the copy engine, launches.
+// The C interface of this kernel: checks every argument, describes the operands to the copy engine,
+// launches.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -29,22 +30,26 @@ MlaStatus check(const MlaPrefillParams& p) {
         int64_t head_stride;
         const char* head_name;
         bool may_be_shared;
-    } tensors[] = {
-        {p.query, "query", p.query_token_stride, "query_token_stride", p.query_head_stride, "query_head_stride", false},
-        {p.key_nope, "key_nope", p.key_nope_token_stride, "key_nope_token_stride", p.key_nope_head_stride,
-         "key_nope_head_stride", false},
-        {p.key_rope, "key_rope", p.key_rope_token_stride, "key_rope_token_stride", p.key_rope_head_stride,
-         "key_rope_head_stride", true},
-        {p.value, "value", p.value_token_stride, "value_token_stride", p.value_head_stride, "value_head_stride", false},
-        {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride, "out_head_stride", false}};
+    } tensors[] = {{p.query, "query", p.query_token_stride, "query_token_stride",
+                    p.query_head_stride, "query_head_stride", false},
+                   {p.key_nope, "key_nope", p.key_nope_token_stride, "key_nope_token_stride",
+                    p.key_nope_head_stride, "key_nope_head_stride", false},
+                   {p.key_rope, "key_rope", p.key_rope_token_stride, "key_rope_token_stride",
+                    p.key_rope_head_stride, "key_rope_head_stride", true},
+                   {p.value, "value", p.value_token_stride, "value_token_stride",
+                    p.value_head_stride, "value_head_stride", false},
+                   {p.out, "out", p.out_token_stride, "out_token_stride", p.out_head_stride,
+                    "out_head_stride", false}};
     for (const auto& t : tensors) {
         if (!t.pointer) return refuse(t.name, 0, "a device pointer");
-        if (!is_aligned(t.pointer, 16)) return refuse(t.name, address(t.pointer), "a pointer aligned to 16 bytes");
+        if (!is_aligned(t.pointer, 16))
+            return refuse(t.name, address(t.pointer), "a pointer aligned to 16 bytes");
         const struct {
             int64_t stride;
             const char* name;
             bool zero;
-        } strides[] = {{t.token_stride, t.token_name, false}, {t.head_stride, t.head_name, t.may_be_shared}};
+        } strides[] = {{t.token_stride, t.token_name, false},
+                       {t.head_stride, t.head_name, t.may_be_shared}};
         for (const auto& s : strides) {
             // The copy engine's strides are multiples of 16 bytes below 2^40.
             if (s.stride % 8) return refuse(s.name, s.stride, "a multiple of 8 elements");
@@ -53,10 +58,12 @@ MlaStatus check(const MlaPrefillParams& p) {
         }
     }
     if (!p.cu_query_lens || !is_aligned(p.cu_query_lens, 4))
-        return refuse("cu_query_lens", address(p.cu_query_lens), "a device pointer aligned to 4 bytes");
+        return refuse("cu_query_lens", address(p.cu_query_lens),
+                      "a device pointer aligned to 4 bytes");
     if (!p.cu_key_lens || !is_aligned(p.cu_key_lens, 4))
         return refuse("cu_key_lens", address(p.cu_key_lens), "a device pointer aligned to 4 bytes");
-    if (!is_aligned(p.lse, 4)) return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
+    if (!is_aligned(p.lse, 4))
+        return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.heads > 1 && p.lse_head_stride < p.query_tokens)
         return refuse("lse_head_stride", p.lse_head_stride, "at least query_tokens");
     // Also refuses NaN.
@@ -65,7 +72,8 @@ MlaStatus check(const MlaPrefillParams& p) {
     if (!p.workspace || !is_aligned(p.workspace, 256))
         return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
     if (p.workspace_bytes < MLA_PREFILL_WORKSPACE_BYTES)
-        return refuse("workspace_bytes", int64_t(p.workspace_bytes), "at least MLA_PREFILL_WORKSPACE_BYTES (256)");
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least MLA_PREFILL_WORKSPACE_BYTES (256)");
     return ok();
 }
 
@@ -79,52 +87,63 @@ struct Operand {
 };
 
 MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap& map) {
-    const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const auto type = dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const int64_t base = address(o.pointer) - int64_t(o.max_len) * o.token_stride * 2;
-    if (base < 0) return refuse(o.bound, o.max_len, "a bound whose rows take no more bytes than the tensor's address");
+    if (base < 0)
+        return refuse(o.bound, o.max_len,
+                      "a bound whose rows take no more bytes than the tensor's address");
     // A dimension of one head still needs a stride.
-    const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2, token_bytes = cuuint64_t(o.token_stride) * 2;
-    const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len), cuuint64_t(o.tokens) + 1};
+    const cuuint64_t head_bytes = cuuint64_t(o.head_stride ? o.head_stride : 8) * 2,
+                     token_bytes = cuuint64_t(o.token_stride) * 2;
+    const cuuint64_t sizes[4] = {cuuint64_t(o.columns), cuuint64_t(o.heads), cuuint64_t(o.max_len),
+                                 cuuint64_t(o.tokens) + 1};
     const cuuint64_t strides[3] = {head_bytes, token_bytes, token_bytes};
     const cuuint32_t box[4] = {kPanel, 1, cuuint32_t(o.rows), 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    const CUresult r = encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult r =
+        encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     // The driver's codes and the runtime's agree on what can come here.
     return cuda_status("cuTensorMapEncodeTiled", cudaError_t(r));
 }
 
-const void* columns_from(const void* p, int column) { return static_cast<const uint16_t*>(p) + column; }
+const void* columns_from(const void* p, int column) {
+    return static_cast<const uint16_t*>(p) + column;
+}
 
 // How many requests and heads to take together (schedule.cuh).
 struct Together {
     int section, group;
 };
 
-// All requests, and as many heads as keep their keys and values in half of the L2 cache. Under causal attention there is more to
-// it.
+// All requests, and as many heads as keep their keys and values in half of the L2 cache. Under
+// causal attention there is more to it.
 Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const double head_bytes = 2.0 * p.key_tokens * (p.nope_dim + p.rope_dim + p.value_dim) + 1;
     // Tiles of the longest request and head, and how many such requests the query rows make up.
-    const double levels = (p.max_query_len + kQueries - 1) / kQueries, longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
+    const double levels = (p.max_query_len + kQueries - 1) / kQueries,
+                 longest_requests = (p.query_tokens + 1.0) / p.max_query_len;
     // Where all levels fit on the device for many heads at the same time.
     const bool is_short = p.causal && levels <= 4;
     double wanted = 0.5 * facts.l2_bytes / head_bytes;
     if (is_short) {
-        // The highest level brings most of the keys from device memory, and the others none: so few heads that all levels run at
-        // the same time, and the load is even.
+        // The highest level brings most of the keys from device memory, and the others none: so few
+        // heads that all levels run at the same time, and the load is even.
         wanted = facts.multiprocessors / levels;
     } else if (p.causal) {
-        // So many that eight levels of one head run at the same time: they begin at different keys, and more of them spread too
-        // far to share what the cache holds; but no more than eight heads if they exceed the cache by half.
+        // So many that eight levels of one head run at the same time: they begin at different keys,
+        // and more of them spread too far to share what the cache holds; but no more than eight
+        // heads if they exceed the cache by half.
         const double spread = facts.multiprocessors / 8.0 / longest_requests;
         wanted = fmax(wanted, fmin(spread, fmax(8.0, 1.5 * facts.l2_bytes / head_bytes)));
     }
     const int most = int(fmin(fmax(wanted, 1.0), p.heads)), groups = (p.heads + most - 1) / most;
     const int group = (p.heads + groups - 1) / groups;
     if (!is_short) return {p.requests, group};
-    // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than keep all blocks busy.
+    // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than
+    // keep all blocks busy.
     const double request_tiles = levels * longest_requests / p.requests * group;
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
@@ -161,19 +180,24 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     const struct {
         Operand operand;
         CUtensorMap& map;
-    } operands[] = {
-        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens, query_len, kRows, query_bound}, maps.query},
-        {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride, Tile::kRope, p.heads, p.query_tokens,
-          query_len, kRows, query_bound},
-         maps.query_rope},
-        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
-         maps.key},
-        {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope, k.rope_per_head ? p.heads : 1, p.key_tokens,
-          key_len, Tile::kKeys, key_bound},
-         maps.key_rope},
-        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
-         maps.value},
-        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens, query_len, kWarpRows, query_bound}, maps.out}};
+    } operands[] = {{{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads,
+                      p.query_tokens, query_len, kRows, query_bound},
+                     maps.query},
+                    {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride,
+                      Tile::kRope, p.heads, p.query_tokens, query_len, kRows, query_bound},
+                     maps.query_rope},
+                    {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope,
+                      p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
+                     maps.key},
+                    {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope,
+                      k.rope_per_head ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys, key_bound},
+                     maps.key_rope},
+                    {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads,
+                      p.key_tokens, key_len, Tile::kKeys, key_bound},
+                     maps.value},
+                    {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads,
+                      p.query_tokens, query_len, kWarpRows, query_bound},
+                     maps.out}};
     for (const auto& o : operands) {
         s = describe(encode, p.dtype, o.operand, o.map);
         if (s.code != MLA_OK) return s;
@@ -182,7 +206,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     const int64_t tiles = (int64_t(p.query_tokens) / kQueries + p.requests) * p.heads;
     // Each block counts one tile further than there are.
     if (tiles > INT32_MAX - facts.multiprocessors)
-        return refuse("query_tokens", p.query_tokens, "fewer than 2^31 tiles of 128 rows over all requests and heads");
+        return refuse("query_tokens", p.query_tokens,
+                      "fewer than 2^31 tiles of 128 rows over all requests and heads");
     const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), stream};
     const cudaError_t e = launch<Tile>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
@@ -196,12 +221,14 @@ MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStr
     if (is(128, 64, 128)) return run<Tile_128_64_128<T>>(p, facts, stream);
     if (is(192, 64, 256)) return run<Tile_192_64_256<T>>(p, facts, stream);
     if (is(64, 32, 64)) return run<Tile_64_32_64<T>>(p, facts, stream);
-    return refuse("nope_dim", p.nope_dim, "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
+    return refuse("nope_dim", p.nope_dim,
+                  "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
 }
 
 template <typename T>
 MlaStatus load_dtype() {
-    for (const cudaError_t e : {load<Tile_128_64_128<T>>(), load<Tile_192_64_256<T>>(), load<Tile_64_32_64<T>>()}) {
+    for (const cudaError_t e :
+         {load<Tile_128_64_128<T>>(), load<Tile_192_64_256<T>>(), load<Tile_64_32_64<T>>()}) {
         if (e != cudaSuccess) return cuda_status("load of mla_prefill_sm90", e);
     }
     return ok();
@@ -220,8 +247,9 @@ extern "C" MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stre
     if (s.code != MLA_OK) return s;
     if (params->query_tokens == 0 || params->max_query_len == 0) return ok();
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return params->dtype == MLA_DTYPE_BF16 ? sm90::prefill::run_dtype<__nv_bfloat16>(*params, facts, cuda_stream)
-                                           : sm90::prefill::run_dtype<__half>(*params, facts, cuda_stream);
+    return params->dtype == MLA_DTYPE_BF16
+               ? sm90::prefill::run_dtype<__nv_bfloat16>(*params, facts, cuda_stream)
+               : sm90::prefill::run_dtype<__half>(*params, facts, cuda_stream);
 }
 
 extern "C" MlaStatus mla_load_prefill_sm90(void) {

@@ -1,8 +1,9 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
-// One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles with the copy engine and one
-// warp works out which tile comes next; the other two warpgroups compute, 64 query rows each, and go on from tile to tile without
-// a stop. Each has the upper rows of one tile and the lower ones of the next, since where keys are hidden the upper ones have less
+// One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles
+// with the copy engine and one warp works out which tile comes next; the other two warpgroups
+// compute, 64 query rows each, and go on from tile to tile without a stop. Each has the upper rows
+// of one tile and the lower ones of the next, since where keys are hidden the upper ones have less
 // to do (tile a of three key blocks, then b):
 //
 //     scheduler        claims b ...                     claims c ...
@@ -11,11 +12,12 @@
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
 //     consumer 1      the same, half a step later
 //
-// that is, in each step: enqueue the scores of a key block and the output of the block before; then, while the tensor cores
-// work on the output and on the other consumer's products, the softmax of the scores. Between the two consumers, named
-// barriers let one enqueue its products while the other computes exponentials. Key blocks are taken from the last to the
-// first, so that the ones that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A tile's
-// output is stored behind the second scores of the next tile, through shared memory.
+// that is, in each step: enqueue the scores of a key block and the output of the block before;
+// then, while the tensor cores work on the output and on the other consumer's products, the softmax
+// of the scores. Between the two consumers, named barriers let one enqueue its products while the
+// other computes exponentials. Key blocks are taken from the last to the first, so that the ones
+// that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A
+// tile's output is stored behind the second scores of the next tile, through shared memory.
 //
 // What waits for what, each barrier with one phase per use of what it guards:
 //
@@ -25,8 +27,9 @@
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
 //     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
 //
-// Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier that goes on while a warp
-// has yet to wait for it is a phase missed, and the parity that the warp then waits for may never come.
+// Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
+// that goes on while a warp has yet to wait for it is a phase missed, and the parity that the warp
+// then waits for may never come.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -59,7 +62,8 @@ struct Slot {
     int index;
     uint32_t phase;
 
-    __device__ explicit Slot(int number) : index(number % kAnnounced), phase(number / kAnnounced & 1) {}
+    __device__ explicit Slot(int number)
+        : index(number % kAnnounced), phase(number / kAnnounced & 1) {}
 };
 
 // One warp works out which tile comes next, ahead of those that bring and compute it.
@@ -84,8 +88,10 @@ struct Scheduler {
             }
         }
         announce(Work{}, announced);
-        // The last block to finish leaves the counters as it found them. Every block has taken its last tile by then.
-        if (lane == 0 && atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) == gridDim.x - 1) {
+        // The last block to finish leaves the counters as it found them. Every block has taken its
+        // last tile by then.
+        if (lane == 0 && atomicInc(reinterpret_cast<unsigned*>(&p.counters[1]), gridDim.x - 1) ==
+                             gridDim.x - 1) {
             atomicExch(&p.counters[0], 0);
         }
     }
@@ -98,7 +104,8 @@ struct Scheduler {
 
     __device__ int blocks_of(const Work& work) const {
         const int offset = work.key_len - work.query_len;
-        const int visible = p.causal ? min(work.key_len, work.query + kQueries + offset) : work.key_len;
+        const int visible =
+            p.causal ? min(work.key_len, work.query + kQueries + offset) : work.key_len;
         return visible <= 0 ? 0 : (visible + Tile::kKeys - 1) / Tile::kKeys;
     }
 
@@ -118,8 +125,8 @@ struct Scheduler {
         const int64_t token = int64_t(work.query_start) + work.query;
 #pragma unroll 1
         for (int row = 0; row < rows; row++) {
-            auto* out = static_cast<typename Tile::Element*>(p.out) + (token + row) * p.out_token_stride +
-                        work.head * p.out_head_stride;
+            auto* out = static_cast<typename Tile::Element*>(p.out) +
+                        (token + row) * p.out_token_stride + work.head * p.out_head_stride;
 #pragma unroll 1
             for (int column = lane * 8; column < Tile::kValue; column += 32 * 8) {
                 *reinterpret_cast<uint4*>(out + column) = make_uint4(0, 0, 0, 0);
@@ -129,8 +136,8 @@ struct Scheduler {
     }
 };
 
-// Two threads bring what the announced tiles need: one the query rows, whose places become free late and are needed soon, one
-// keys and values, in the order in which they are needed.
+// Two threads bring what the announced tiles need: one the query rows, whose places become free
+// late and are needed soon, one keys and values, in the order in which they are needed.
 template <typename Tile>
 struct Producer {
     const KernelParams& p;
@@ -151,7 +158,8 @@ struct Producer {
         }
     }
 
-    __device__ static void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column, int head, int row, int end) {
+    __device__ static void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column,
+                                 int head, int row, int end) {
         tma_load(&map, shared_address(to), shared_address(&full), column, head, row, end);
     }
 
@@ -166,15 +174,18 @@ struct Producer {
     }
 
     __device__ void bring_query(const Work& work, int consumer, int half) const {
-        // Never a box that lies behind the last row altogether: with bounds far apart the copy engine faults on it. Rows that
-        // do not exist are computed with whatever comes, and not stored.
+        // Never a box that lies behind the last row altogether: with bounds far apart the copy
+        // engine faults on it. Rows that do not exist are computed with whatever comes, and not
+        // stored.
         const int query = min(work.query + half * kRows, work.query_len - 1);
-        const int row = query + p.max_query_len - work.query_len, end = work.query_start + work.query_len;
+        const int row = query + p.max_query_len - work.query_len,
+                  end = work.query_start + work.query_len;
         uint64_t& full = shared.query_full[consumer];
         barrier_expect(shared_address(&full), Tile::kQueryBytes);
         for (int panel = 0; panel < Tile::kQkPanels; panel++) {
             const bool rope = panel == Tile::kNopePanels;
-            bring(rope ? maps.query_rope : maps.query, shared.query[consumer] + panel * Tile::kQueryPanelBytes, full,
+            bring(rope ? maps.query_rope : maps.query,
+                  shared.query[consumer] + panel * Tile::kQueryPanelBytes, full,
                   rope ? 0 : panel * kPanel, work.head, row, end);
         }
     }
@@ -186,7 +197,8 @@ struct Producer {
 #pragma unroll 1
             for (int block = last; block >= 0; block--) {
                 bring_key(work, block, key);
-                if (block == min(last, kClaimBlock)) barrier_arrive(shared_address(&shared.work_wanted));
+                if (block == min(last, kClaimBlock))
+                    barrier_arrive(shared_address(&shared.work_wanted));
                 if (block < last) bring_value(work, block + 1, value);
             }
             bring_value(work, 0, value);
@@ -200,8 +212,10 @@ struct Producer {
         barrier_expect(shared_address(&full), Tile::kKeyBytes);
         for (int panel = 0; panel < Tile::kQkPanels; panel++) {
             const bool rope = panel == Tile::kNopePanels;
-            bring(rope ? maps.key_rope : maps.key, shared.key[at.stage] + panel * Tile::kKeyPanelBytes, full,
-                  rope ? 0 : panel * kPanel, rope && !p.rope_per_head ? 0 : work.head, row, work.key_end);
+            bring(rope ? maps.key_rope : maps.key,
+                  shared.key[at.stage] + panel * Tile::kKeyPanelBytes, full,
+                  rope ? 0 : panel * kPanel, rope && !p.rope_per_head ? 0 : work.head, row,
+                  work.key_end);
         }
         at.advance();
     }
@@ -212,8 +226,8 @@ struct Producer {
         uint64_t& full = shared.value_full[at.stage];
         barrier_expect(shared_address(&full), Tile::kValueBytes);
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
-            bring(maps.value, shared.value[at.stage] + panel * Tile::kKeyPanelBytes, full, panel * kPanel, work.head, row,
-                  work.key_end);
+            bring(maps.value, shared.value[at.stage] + panel * Tile::kKeyPanelBytes, full,
+                  panel * kPanel, work.head, row, work.key_end);
         }
         at.advance();
     }
@@ -224,23 +238,28 @@ template <typename Tile>
 struct Rows {
     float out[Tile::kValue / 2];
     uint32_t weights[Tile::kKeySteps][4];
-    // Weights are 2^(score - reference), scores in units of log2. The reference is near the largest score so far: it rises
-    // only when a weight, or a thread's sum of weights, would pass kRise. Weights up to that do no harm, and the output
-    // hardly ever needs a correction.
+    // Weights are 2^(score - reference), scores in units of log2. The reference is near the largest
+    // score so far: it rises only when a weight, or a thread's sum of weights, would pass kRise.
+    // Weights up to that do no harm, and the output hardly ever needs a correction.
     float reference[2], sum[2];
-    // What the output so far has to be multiplied by before the next weights count, and whether any lane's is not 1.
+    // What the output so far has to be multiplied by before the next weights count, and whether any
+    // lane's is not 1.
     float correction[2];
     bool corrected;
 
     static constexpr float kRise = 256.f, kRiseLog2 = 8.f;
-    // Sums from here on are not to be trusted: their weights may have overflowed, and 1 over them would be flushed to 0.
+    // Sums from here on are not to be trusted: their weights may have overflowed, and 1 over them
+    // would be flushed to 0.
     static constexpr float kLost = 1e30f;
 
-    // Takes the scores of one block and leaves the weights in their place: 0 behind the first `chunks`, whose scores are not
-    // looked at. What was there before the tile's first block does not count.
+    // Takes the scores of one block and leaves the weights in their place: 0 behind the first
+    // `chunks`, whose scores are not looked at. What was there before the tile's first block does
+    // not count.
     template <bool first>
-    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2, int chunks) {
-        // Both rows side by side, and four maxima of each, so that no chain of instructions is long. The first chunk sets all four.
+    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2,
+                                           int chunks) {
+        // Both rows side by side, and four maxima of each, so that no chain of instructions is
+        // long. The first chunk sets all four.
         static_assert(kChunkOctets >= 4);
         float largest[2][4];
 #pragma unroll
@@ -258,12 +277,14 @@ struct Rows {
         float top[2], shift[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            top[row] = fmaxf(fmaxf(largest[row][0], largest[row][1]), fmaxf(largest[row][2], largest[row][3]));
+            top[row] = fmaxf(fmaxf(largest[row][0], largest[row][1]),
+                             fmaxf(largest[row][2], largest[row][3]));
         }
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2) {
 #pragma unroll
-            for (int row = 0; row < 2; row++) top[row] = fmaxf(top[row], __shfl_xor_sync(~0u, top[row], distance));
+            for (int row = 0; row < 2; row++)
+                top[row] = fmaxf(top[row], __shfl_xor_sync(~0u, top[row], distance));
         }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -271,7 +292,8 @@ struct Rows {
             float now = fmaxf(before, top[row] * scale_log2);
             if (!first && now - before <= kRiseLog2) now = before;
             reference[row] = now;
-            // A row that has seen nothing yet keeps -inf: subtracting it from itself would give NaN.
+            // A row that has seen nothing yet keeps -inf: subtracting it from itself would give
+            // NaN.
             shift[row] = now == -INFINITY ? 0.f : now;
             if (!first) correction[row] = exp2_approx(before - shift[row]);
         }
@@ -282,23 +304,30 @@ struct Rows {
             if (chunk == 0 || chunk < chunks) {
 #pragma unroll
                 for (int row = 0; row < 2; row++) {
-                    weigh(scores, chunk * kChunkOctets, chunk * kChunkOctets + kChunkOctets, row, scale_log2, shift[row], total[row]);
+                    weigh(scores, chunk * kChunkOctets, chunk * kChunkOctets + kChunkOctets, row,
+                          scale_log2, shift[row], total[row]);
                 }
             } else {
 #pragma unroll
-                for (int i = 4 * chunk * kChunkOctets; i < 4 * chunk * kChunkOctets + 4 * kChunkOctets; i++) scores[i] = 0.f;
+                for (int i = 4 * chunk * kChunkOctets;
+                     i < 4 * chunk * kChunkOctets + 4 * kChunkOctets; i++)
+                    scores[i] = 0.f;
             }
         }
 #pragma unroll
-        for (int row = 0; row < 2; row++) sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
+        for (int row = 0; row < 2; row++)
+            sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
     }
 
-    // The same without looking for the largest score first: the sums of the weights tell afterwards whether the reference
-    // has to rise. False if they are too large for that, as for a row without a reference; then the scores are lost.
-    __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2], float scale_log2) {
+    // The same without looking for the largest score first: the sums of the weights tell afterwards
+    // whether the reference has to rise. False if they are too large for that, as for a row without
+    // a reference; then the scores are lost.
+    __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2],
+                                                  float scale_log2) {
         float total[2] = {};
 #pragma unroll
-        for (int row = 0; row < 2; row++) weigh(scores, 0, Tile::kKeys / 8, row, scale_log2, reference[row], total[row]);
+        for (int row = 0; row < 2; row++)
+            weigh(scores, 0, Tile::kKeys / 8, row, scale_log2, reference[row], total[row]);
         corrected = __any_sync(~0u, !(total[0] <= kRise && total[1] <= kRise));
         if (corrected) {
             if (__any_sync(~0u, !(total[0] < kLost && total[1] < kLost))) return false;
@@ -323,9 +352,11 @@ struct Rows {
         return true;
     }
 
-    // Turns a row's scores of the octets of keys from `begin` to `end` into weights and adds these to `total`.
-    __device__ __forceinline__ static void weigh(float (&scores)[Tile::kKeys / 2], int begin, int end, int row, float scale_log2,
-                                                 float shift, float& total) {
+    // Turns a row's scores of the octets of keys from `begin` to `end` into weights and adds these
+    // to `total`.
+    __device__ __forceinline__ static void weigh(float (&scores)[Tile::kKeys / 2], int begin,
+                                                 int end, int row, float scale_log2, float shift,
+                                                 float& total) {
 #pragma unroll
         for (int i = begin; i < end; i++) {
 #pragma unroll
@@ -343,7 +374,8 @@ struct Rows {
         for (int step = 0; step < Tile::kKeySteps; step++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                weights[step][i] = pack<typename Tile::Element>(scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
+                weights[step][i] = pack<typename Tile::Element>(scores[8 * step + 2 * i],
+                                                                scores[8 * step + 2 * i + 1]);
             }
         }
     }
@@ -362,15 +394,20 @@ struct Consumer {
     Shared<Tile>& shared;
     int warpgroup, thread;
     Position key, value;
-    // Which half of the tile's rows is its own: 0, the upper one, or 1. It changes with each tile, as in Producer::bring_queries.
+    // Which half of the tile's rows is its own: 0, the upper one, or 1. It changes with each tile,
+    // as in Producer::bring_queries.
     int half = warpgroup;
 
-    // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform registers.
+    // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform
+    // registers.
     __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
 
-    __device__ int row_in_tile() const { return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4; }
+    __device__ int row_in_tile() const {
+        return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4;
+    }
 
-    // Keeps the compiler from moving a use of registers that a product reads or writes across this place.
+    // Keeps the compiler from moving a use of registers that a product reads or writes across this
+    // place.
     template <int registers>
     __device__ __forceinline__ static void settle(float (&d)[registers]) {
 #pragma unroll
@@ -378,12 +415,14 @@ struct Consumer {
     }
     __device__ __forceinline__ static void settle(uint32_t (&weights)[Tile::kKeySteps][4]) {
 #pragma unroll
-        for (int i = 0; i < Tile::kKeySteps * 4; i++) cute::warpgroup_fence_operand(weights[i / 4][i % 4]);
+        for (int i = 0; i < Tile::kKeySteps * 4; i++)
+            cute::warpgroup_fence_operand(weights[i / 4][i % 4]);
     }
 
-    // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials belong before the wait for the
-    // products that hide them; ptxas would sink them behind it, but not across a loop that needs their sum. The barrier is
-    // one that nobody arrives at: a warp may come here long after another of its warpgroup has released what it read.
+    // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials
+    // belong before the wait for the products that hide them; ptxas would sink them behind it, but
+    // not across a loop that needs their sum. The barrier is one that nobody arrives at: a warp may
+    // come here long after another of its warpgroup has released what it read.
     __device__ __forceinline__ void hold(float sum) const {
         barrier_wait(shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }
@@ -403,20 +442,25 @@ struct Consumer {
 
     // How many keys of its request a query row sees.
     __device__ __forceinline__ int visible_keys(const Work& work, int query) const {
-        return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1) : work.key_len;
+        return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1)
+                        : work.key_len;
     }
 
     // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
     __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
-        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) / kChunkKeys;
+        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) /
+               kChunkKeys;
     }
 
-    // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look at few of these chunks.
-    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work, int block, int chunks) const {
+    // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look
+    // at few of these chunks.
+    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
+                                         int block, int chunks) const {
         const int query = work.query + row_in_tile(), before = block * Tile::kKeys;
         const int least = visible_keys(work, same(query)) - before;
-        const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2, visible_keys(work, query + 8) - before - thread % 4 * 2};
+        const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2,
+                            visible_keys(work, query + 8) - before - thread % 4 * 2};
 #pragma unroll
         for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
             if (least >= kChunkKeys * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
@@ -440,23 +484,26 @@ struct Consumer {
     __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
         settle(scores);
         cute::warpgroup_arrive();
-        multiply_query_key<Tile>(scores, shared_address(shared.query[warpgroup]), shared_address(shared.key[key.stage]));
+        multiply_query_key<Tile>(scores, shared_address(shared.query[warpgroup]),
+                                 shared_address(shared.key[key.stage]));
         cute::warpgroup_commit_batch();
     }
 
-    // Enqueues the output of the value block at hand. The output so far is corrected as late as that: behind scores in
-    // flight, where it costs nothing.
+    // Enqueues the output of the value block at hand. The output so far is corrected as late as
+    // that: behind scores in flight, where it costs nothing.
     __device__ __forceinline__ void begin_output(Rows<Tile>& rows, bool first) const {
         if (!first) rows.rescale();
         settle(rows.weights);
         settle(rows.out);
         barrier_wait(shared_address(&shared.value_full[value.stage]), value.phase);
         cute::warpgroup_arrive();
-        multiply_weight_value<Tile>(rows.out, rows.weights, shared_address(shared.value[value.stage]), !first);
+        multiply_weight_value<Tile>(rows.out, rows.weights,
+                                    shared_address(shared.value[value.stage]), !first);
         cute::warpgroup_commit_batch();
     }
 
-    __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2], Rows<Tile>& rows) const {
+    __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2],
+                                               Rows<Tile>& rows) const {
         barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
         take_turn();
         settle(rows.out);
@@ -479,11 +526,12 @@ struct Consumer {
         value.advance();
     }
 
-    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that was enqueued after them. Of a
-    // tile's first block, what no row of a warp sees is left out.
+    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that
+    // was enqueued after them. Of a tile's first block, what no row of a warp sees is left out.
     template <bool first>
-    __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work, int block, int unmasked,
-                                             Rows<Tile>& rows, int chunks = Tile::kChunks) {
+    __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
+                                             int block, int unmasked, Rows<Tile>& rows,
+                                             int chunks = Tile::kChunks) {
         cute::warpgroup_wait<1>();
         settle(scores);
         release_scores(block);
@@ -495,14 +543,16 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // The same for a block that every row sees whole. It keeps the key block until the softmax is done: if a score lies so
-    // far above the reference that its weight overflows, each warp computes its scores once more.
-    __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2], Rows<Tile>& rows) {
+    // The same for a block that every row sees whole. It keeps the key block until the softmax is
+    // done: if a score lies so far above the reference that its weight overflows, each warp
+    // computes its scores once more.
+    __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
+                                                      Rows<Tile>& rows) {
         cute::warpgroup_wait<1>();
         settle(scores);
         if (!rows.absorb_by_sum(scores, p.scale_log2)) {
-            multiply_query_key_by_warp<Tile>(scores, shared_address(shared.query[warpgroup]), shared_address(shared.key[key.stage]),
-                                             thread);
+            multiply_query_key_by_warp<Tile>(scores, shared_address(shared.query[warpgroup]),
+                                             shared_address(shared.key[key.stage]), thread);
             rows.template absorb<false>(scores, p.scale_log2, Tile::kChunks);
         }
         __syncwarp();
@@ -512,21 +562,27 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // What the store of a tile needs beside its output. Another tile's softmax comes before the store.
+    // What the store of a tile needs beside its output. Another tile's softmax comes before the
+    // store.
     struct Finished {
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
 
     // Once the last weights of a tile are there. Gives its description back.
-    __device__ __forceinline__ Finished finish(const Work& work, int number, const Rows<Tile>& rows) const {
+    __device__ __forceinline__ Finished finish(const Work& work, int number,
+                                               const Rows<Tile>& rows) const {
         release(shared.work_empty[Slot(number).index]);
-        return {work.head, work.query + half * kRows, work.query_start, work.query_len, {rows.reference[0], rows.reference[1]},
+        return {work.head,
+                work.query + half * kRows,
+                work.query_start,
+                work.query_len,
+                {rows.reference[0], rows.reference[1]},
                 {rows.sum[0], rows.sum[1]}};
     }
 
-    // Writes the warp's rows, one panel of columns after the other: rounded into shared memory, and from there by the copy engine,
-    // which leaves out rows that the request does not have.
+    // Writes the warp's rows, one panel of columns after the other: rounded into shared memory, and
+    // from there by the copy engine, which leaves out rows that the request does not have.
     __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
         const int warp = thread / 32, lane = thread % 32;
         const int first = finished.query + warp * kWarpRows;
@@ -543,11 +599,14 @@ struct Consumer {
             const int query = first + lane / 4 + 8 * row;
             if (lane % 4 == 0 && p.lse && query < finished.query_len) {
                 p.lse[finished.head * p.lse_head_stride + finished.query_start + query] =
-                    sum[row] > 0.f ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f : -INFINITY;
+                    sum[row] > 0.f
+                        ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f
+                        : -INFINITY;
             }
         }
         const uint32_t staged = shared_address(shared.out[warpgroup * (kRows / kWarpRows) + warp]);
-        // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight columns, then of the next eight.
+        // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight
+        // columns, then of the next eight.
         const int row = lane % 16, chunk = lane / 16;
 #pragma unroll
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
@@ -559,22 +618,26 @@ struct Consumer {
                 uint32_t words[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    words[j] = pack<typename Tile::Element>(out[2 * j] * factor[j % 2], out[2 * j + 1] * factor[j % 2]);
+                    words[j] = pack<typename Tile::Element>(out[2 * j] * factor[j % 2],
+                                                            out[2 * j + 1] * factor[j % 2]);
                 }
-                store_matrices(staged + row * 128 + ((chunk + i) ^ row % 8) * 16, words[0], words[1], words[2], words[3]);
+                store_matrices(staged + row * 128 + ((chunk + i) ^ row % 8) * 16, words[0],
+                               words[1], words[2], words[3]);
             }
             fence_async_proxy();
             __syncwarp();
             // Never a box that lies behind the last row altogether, as for queries.
             if (lane == 0 && first < finished.query_len) {
-                tma_store(&maps.out, staged, panel * kPanel, finished.head, first + p.max_query_len - finished.query_len,
+                tma_store(&maps.out, staged, panel * kPanel, finished.head,
+                          first + p.max_query_len - finished.query_len,
                           finished.query_start + finished.query_len);
             }
         }
     }
 
-    // A tile's description stays in shared memory: its registers are needed for the products. Only the first lane reads it, the
-    // one that gives it back, and told that all lanes have the same, the compiler keeps it in uniform registers.
+    // A tile's description stays in shared memory: its registers are needed for the products. Only
+    // the first lane reads it, the one that gives it back, and told that all lanes have the same,
+    // the compiler keeps it in uniform registers.
     __device__ __forceinline__ Work work_at(int number) const {
         const uint32_t address = shared_address(&shared.work[Slot(number).index]);
         int words[sizeof(Work) / 4];
@@ -584,7 +647,8 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < sizeof(Work) / 16; i++) {
                 const uint4 four = load_shared16(address + 16 * i);
-                words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+                words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z,
+                          words[4 * i + 3] = four.w;
             }
         }
 #pragma unroll
@@ -597,8 +661,8 @@ struct Consumer {
         barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
     }
 
-    // Steps go on across tiles: the first scores of a tile are in flight with the last output of the one before, and that
-    // output is stored behind the second scores.
+    // Steps go on across tiles: the first scores of a tile are in flight with the last output of
+    // the one before, and that output is stored behind the second scores.
     __device__ void run() {
         if (warpgroup == kConsumers - 1) pass_turn();
         await_work(0);
@@ -632,7 +696,8 @@ struct Consumer {
                     begin_scores(scores);
                     pass_turn();
                     if (number > 0) store(before, rows);
-                    // Without its turn, which would come late: the other consumer's softmax of its first block takes long.
+                    // Without its turn, which would come late: the other consumer's softmax of its
+                    // first block takes long.
                     begin_output(rows, true);
                     end_step<false>(scores, work, blocks - 2, unmasked, rows);
                 }
@@ -642,13 +707,15 @@ struct Consumer {
                         begin_step(scores, rows);
                         end_step_unmasked(scores, rows);
                     }
-                    // The last block gives its keys and the query rows back early, for the next tile.
+                    // The last block gives its keys and the query rows back early, for the next
+                    // tile.
                     float scores[Tile::kKeys / 2];
                     begin_step(scores, rows);
                     end_step<false>(scores, work, block, unmasked, rows);
                 }
             }
-            // Of a tile of one block the output has not begun, and that of the tile before has not been stored.
+            // Of a tile of one block the output has not begun, and that of the tile before has not
+            // been stored.
             older = before;
             before = finish(work, number, rows);
             await_work(number + 1);
@@ -686,7 +753,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ KernelParams p, const __grid_constant__ Maps maps) {
     extern __shared__ uint8_t memory[];
     // The panels' swizzle counts from multiples of 1024 bytes.
-    auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) & ~uintptr_t(1023));
+    auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
+                                                    ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
 
     if (threadIdx.x == 0) {

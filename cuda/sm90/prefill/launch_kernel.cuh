@@ -12,7 +12,8 @@ template <typename Tile>
 cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps) {
     auto* kernel = &prefill_kernel<Tile>;
     static_assert(kSharedBytes<Tile> <= kMaxSharedBytes);
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<Tile>);
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         kSharedBytes<Tile>);
     if (e != cudaSuccess) return e;
     cudaLaunchConfig_t config = {};
     config.gridDim = l.blocks;

@@ -8,11 +8,12 @@
 namespace mla::sm90::prefill {
 
 struct KernelParams {
-    void* out;            // [query tokens, heads, V]
-    float* lse;           // [heads, query tokens], or null
-    const int* cu_q;      // [requests + 1]
-    const int* cu_k;      // [requests + 1]
-    int* counters;        // two: tiles handed out beyond the first of each block, and blocks that are done
+    void* out;        // [query tokens, heads, V]
+    float* lse;       // [heads, query tokens], or null
+    const int* cu_q;  // [requests + 1]
+    const int* cu_k;  // [requests + 1]
+    int*
+        counters;  // two: tiles handed out beyond the first of each block, and blocks that are done
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.
@@ -26,10 +27,11 @@ struct KernelParams {
     float scale_log2;   // softmax scale times log2(e)
 };
 
-// Each map has four dimensions: columns, heads, rows of a request, end of the request. The third counts from
-// `max_len - len`, so that its bound falls on the request's last row: what lies behind it is read as zeros, whatever the
-// next request has there. The fourth is where the request ends in the tensor, and the base address lies `max_len` rows
-// before the tensor. Rows of the output behind it are not written.
+// Each map has four dimensions: columns, heads, rows of a request, end of the request. The third
+// counts from `max_len - len`, so that its bound falls on the request's last row: what lies behind
+// it is read as zeros, whatever the next request has there. The fourth is where the request ends in
+// the tensor, and the base address lies `max_len` rows before the tensor. Rows of the output behind
+// it are not written.
 struct Maps {
     CUtensorMap query, query_rope, key, key_rope, value, out;
 };

@@ -29,30 +29,36 @@ struct Operand<__half> {
 };
 
 template <typename Op, int registers, size_t... i>
-__device__ __forceinline__ void multiply(float (&d)[registers], uint64_t a, uint64_t b, bool accumulate,
-                                         std::index_sequence<i...>) {
+__device__ __forceinline__ void multiply(float (&d)[registers], uint64_t a, uint64_t b,
+                                         bool accumulate, std::index_sequence<i...>) {
     Op::fma(a, b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
 }
 
 template <typename Op, int registers, size_t... i>
-__device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (&a)[4], uint64_t b, bool accumulate,
-                                         std::index_sequence<i...>) {
-    Op::fma(a[0], a[1], a[2], a[3], b, d[i]..., accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
+__device__ __forceinline__ void multiply(float (&d)[registers], const uint32_t (&a)[4], uint64_t b,
+                                         bool accumulate, std::index_sequence<i...>) {
+    Op::fma(a[0], a[1], a[2], a[3], b, d[i]...,
+            accumulate ? cute::GMMA::ScaleOut::One : cute::GMMA::ScaleOut::Zero);
 }
 
-// All lanes have the same address. Told so, the compiler keeps the descriptors made of it in uniform registers.
-__device__ __forceinline__ uint32_t uniform(uint32_t address) { return __shfl_sync(~0u, address, 0); }
+// All lanes have the same address. Told so, the compiler keeps the descriptors made of it in
+// uniform registers.
+__device__ __forceinline__ uint32_t uniform(uint32_t address) {
+    return __shfl_sync(~0u, address, 0);
+}
 
 }  // namespace detail
 
 // scores = query (64 x P+R) key^T (keys x P+R), both with the summed dimension along their rows.
 template <typename Tile>
-__device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query, uint32_t key) {
+__device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys / 2], uint32_t query,
+                                                   uint32_t key) {
     using T = typename detail::Operand<typename Tile::Element>::Type;
-    using Op = decltype(cute::GMMA::ss_op_selector<T, T, float,
-                                                   cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
+    using Op = decltype(cute::GMMA::ss_op_selector<
+                        T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
     // Adding bytes / 16 moves a descriptor's start.
-    const uint64_t query_start = wgmma_descriptor(detail::uniform(query)), key_start = wgmma_descriptor(detail::uniform(key));
+    const uint64_t query_start = wgmma_descriptor(detail::uniform(query)),
+                   key_start = wgmma_descriptor(detail::uniform(key));
 #pragma unroll
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, column = step % 4 * 32;
@@ -64,11 +70,13 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys /
 
 // The same for the 16 rows of one warp, without the warpgroup's others; slower.
 template <typename Tile>
-__device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile::kKeys / 2], uint32_t query, uint32_t key,
+__device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile::kKeys / 2],
+                                                           uint32_t query, uint32_t key,
                                                            int thread) {
     const int lane = thread % 32;
-    // Lane 8 i + j gives the address of row j of matrix i. Of the queries: rows 0..7 and 8..15 of the first 8 columns, then
-    // of the next 8; of the keys: keys 0..7 in the first 8 columns and the next 8, then keys 8..15.
+    // Lane 8 i + j gives the address of row j of matrix i. Of the queries: rows 0..7 and 8..15 of
+    // the first 8 columns, then of the next 8; of the keys: keys 0..7 in the first 8 columns and
+    // the next 8, then keys 8..15.
     const int query_row = thread / 32 * 16 + lane % 16, query_chunk = lane / 16;
     const int key_row = lane / 16 * 8 + lane % 8, key_chunk = lane / 8 % 2;
 #pragma unroll
@@ -77,12 +85,14 @@ __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile:
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, chunk = step % 4 * 2;
         uint32_t a[4];
-        load_matrices(a, query + panel * Tile::kQueryPanelBytes + query_row * 128 + ((chunk + query_chunk) ^ query_row % 8) * 16);
+        load_matrices(a, query + panel * Tile::kQueryPanelBytes + query_row * 128 +
+                             ((chunk + query_chunk) ^ query_row % 8) * 16);
 #pragma unroll
         for (int i = 0; i < Tile::kKeys / 16; i++) {
             const int row = 16 * i + key_row;
             uint32_t b[4];
-            load_matrices(b, key + panel * Tile::kKeyPanelBytes + row * 128 + ((chunk + key_chunk) ^ row % 8) * 16);
+            load_matrices(b, key + panel * Tile::kKeyPanelBytes + row * 128 +
+                                 ((chunk + key_chunk) ^ row % 8) * 16);
             multiply_16x8<typename Tile::Element>(&scores[8 * i], a, b[0], b[1]);
             multiply_16x8<typename Tile::Element>(&scores[8 * i + 4], a, b[2], b[3]);
         }
@@ -92,12 +102,12 @@ __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile:
 // out += weights (64 x keys, in registers) value (keys x V, the summed dimension across its rows).
 template <typename Tile>
 __device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue / 2],
-                                                      const uint32_t (&weights)[Tile::kKeySteps][4], uint32_t value,
-                                                      bool accumulate) {
+                                                      const uint32_t (&weights)[Tile::kKeySteps][4],
+                                                      uint32_t value, bool accumulate) {
     using T = typename detail::Operand<typename Tile::Element>::Type;
-    using Op = decltype(cute::GMMA::rs_op_selector<T, T, float,
-                                                   cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
-                                                   cute::GMMA::Major::K, cute::GMMA::Major::MN>());
+    using Op = decltype(cute::GMMA::rs_op_selector<
+                        T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
+                        cute::GMMA::Major::K, cute::GMMA::Major::MN>());
     const uint64_t start = wgmma_descriptor(detail::uniform(value), Tile::kKeyPanelBytes);
 #pragma unroll
     for (int step = 0; step < Tile::kKeySteps; step++) {

@@ -1,19 +1,22 @@
 // In which order tiles are worked through.
 //
-// A tile is (request, head, level): level l is the l-th block of 128 query rows. Under causal attention its cost grows
-// with the level, so tiles are handed out from the highest level of any request down to level 0: the longest come first
-// and the last ones are short, whatever the mix of lengths, without sorting anything. A counter hands them out, because
-// blocks run at different speeds.
+// A tile is (request, head, level): level l is the l-th block of 128 query rows. Under causal
+// attention its cost grows with the level, so tiles are handed out from the highest level of any
+// request down to level 0: the longest come first and the last ones are short, whatever the mix of
+// lengths, without sorting anything. A counter hands them out, because blocks run at different
+// speeds.
 //
-// All heads at once would touch the keys of all heads between two tiles of one head. So heads are taken in groups, small
-// enough that a group's keys stay in the L2 cache from level to level, or that several levels of a head run at the same
-// time. Short requests, too, are taken in sections, few at a time, so that what runs at the same time lies close together
-// in memory; all others are one section. The host says how many heads and requests (`together` in api.cu):
+// All heads at once would touch the keys of all heads between two tiles of one head. So heads are
+// taken in groups, small enough that a group's keys stay in the L2 cache from level to level, or
+// that several levels of a head run at the same time. Short requests, too, are taken in sections,
+// few at a time, so that what runs at the same time lies close together in memory; all others are
+// one section. The host says how many heads and requests (`together` in api.cu):
 //
 //     for section of requests: for group of heads: for level from high to low: for request with that level: for head in group
 //
-// Everything here is done by one warp, from the lengths on the device. It claims tiles in this order, so it walks along with
-// them: from each run of levels that the same requests reach to the next lower one.
+// Everything here is done by one warp, from the lengths on the device. It claims tiles in this
+// order, so it walks along with them: from each run of levels that the same requests reach to the
+// next lower one.
 #pragma once
 
 #include "params.cuh"
@@ -24,15 +27,20 @@ namespace mla::sm90::prefill {
 struct Schedule {
     const KernelParams& p;
     int lane;
-    // The section at hand: its first request, the one behind its last, the tiles before it, and its tiles of one head.
+    // The section at hand: its first request, the one behind its last, the tiles before it, and its
+    // tiles of one head.
     int first = 0, end = 0, start = 0, per_head = 0;
-    // The group of heads at hand within it and the run of levels within that, from `top` down to `bottom`: `requests` requests
-    // reach each of them, and a head has `before` tiles at the levels above.
+    // The group of heads at hand within it and the run of levels within that, from `top` down to
+    // `bottom`: `requests` requests reach each of them, and a head has `before` tiles at the levels
+    // above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) { enter_section(0); }
+    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
+        enter_section(0);
+    }
 
-    // The tile at `index`, all but its blocks; request -1 past the end. From call to call the index rises.
+    // The tile at `index`, all but its blocks; request -1 past the end. From call to call the index
+    // rises.
     __device__ Work find(int index) {
         Work work = {};
         work.request = -1;
@@ -68,9 +76,12 @@ struct Schedule {
         }
     }
 
-private:
+  private:
     __device__ int tiles_of(int request) const {
-        return request < end ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries, p.levels) : 0;
+        return request < end
+                   ? min((p.cu_q[request + 1] - p.cu_q[request] + kQueries - 1) / kQueries,
+                         p.levels)
+                   : 0;
     }
 
     // Goes to the section that begins with a request.
@@ -84,7 +95,8 @@ private:
         per_head = __reduce_add_sync(~0u, tiles);
     }
 
-    // Goes to the run that begins with a level: it ends at the first level that another request reaches.
+    // Goes to the run that begins with a level: it ends at the first level that another request
+    // reaches.
     __device__ void enter(int level) {
         int reach = 0, next = 0;
 #pragma unroll 1

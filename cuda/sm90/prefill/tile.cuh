@@ -1,9 +1,9 @@
 // The sizes of a tile and how it lies in shared memory.
 //
-// Everything that the copy engine brings is cut into panels of 64 columns, 128 bytes wide with 128-byte swizzle, which is
-// what the tensor cores read. A query or key row is its panels without rotary embedding, then one panel that holds the
-// rotary part; where that part is narrower than 64 columns the copy engine fills up with zeros, and the product stops
-// before them.
+// Everything that the copy engine brings is cut into panels of 64 columns, 128 bytes wide with
+// 128-byte swizzle, which is what the tensor cores read. A query or key row is its panels without
+// rotary embedding, then one panel that holds the rotary part; where that part is narrower than 64
+// columns the copy engine fills up with zeros, and the product stops before them.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,20 @@ constexpr int kQueries = kConsumers * kRows;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
-// Tiles that are announced and not yet finished: the one that is being computed and the one that is being brought.
+// Tiles that are announced and not yet finished: the one that is being computed and the one that is
+// being brought.
 constexpr int kAnnounced = 2;
-// A block claims its next tile when it brings this key block of the one at hand: late, since one that claims early may be outrun
-// by others and end after all of them; but early enough to know the tile before it can be brought.
+// A block claims its next tile when it brings this key block of the one at hand: late, since one
+// that claims early may be outrun by others and end after all of them; but early enough to know the
+// tile before it can be brought.
 constexpr int kClaimBlock = 1;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
-// A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in octets.
+// A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in
+// octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// Registers of a thread. All start with 168, which is what a multiprocessor has for each of kThreads, in eights.
+// Registers of a thread. All start with 168, which is what a multiprocessor has for each of
+// kThreads, in eights.
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 
@@ -35,7 +39,8 @@ struct Tile {
     using Element = Element_;
     static constexpr int kNope = nope_, kRope = rope_, kValue = value_;
     static constexpr int kKeys = keys_;
-    static_assert(nope_ % kPanel == 0 && value_ % kPanel == 0 && rope_ % 16 == 0 && rope_ <= kPanel);
+    static_assert(nope_ % kPanel == 0 && value_ % kPanel == 0 && rope_ % 16 == 0 &&
+                  rope_ <= kPanel);
 
     static constexpr int kNopePanels = nope_ / kPanel;
     static constexpr int kQkPanels = kNopePanels + 1;

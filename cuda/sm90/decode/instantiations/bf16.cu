@@ -1,5 +1,6 @@
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {
-template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&, const TensorMaps&);
+template cudaError_t launch_dtype<__nv_bfloat16>(const Launch&, const KernelParams&,
+                                                 const TensorMaps&);
 }
