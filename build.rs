@@ -1,16 +1,21 @@
-//! Compiles the kernels of the enabled architectures. Without one there is nothing to do, and nothing
-//! of CUDA is needed.
+//! Compiles the kernels of the families that are turned on. Without one there is nothing to do, and
+//! nothing of CUDA is needed.
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Where documentation is built there is no CUDA, and nothing is linked: the declarations that a test holds
-    // to the header will do.
     println!("cargo::rerun-if-env-changed=DOCS_RS");
-    if std::env::var_os("DOCS_RS").is_some() {
+    let documentation = std::env::var_os("DOCS_RS").is_some();
+    let without_kernels = mla_build::Architecture::from_features()?.is_empty();
+    if documentation || without_kernels {
+        // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
         let output =
             std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-        std::fs::copy("cuda/include/mla.rs", output.join("mla.rs"))?;
+        let mut declarations = std::fs::read_to_string("cuda/include/mla.rs")?;
+        if without_kernels {
+            declarations = refusing(&declarations);
+        }
+        std::fs::write(output.join("mla.rs"), declarations)?;
         return Ok(());
     }
     mla_build::Kernels::new()
@@ -23,7 +28,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+/// The declarations with a body for each function, by which it refuses: so that the device alone links.
+#[cfg(feature = "gpu")]
+fn refusing(declarations: &str) -> String {
+    declarations
+        .replace("unsafe extern \"C\" {\n    pub fn ", "pub unsafe fn ")
+        .replace(
+            ") -> MlaStatus;\n}",
+            ") -> MlaStatus {\n    super::left_out()\n}",
+        )
+}
+
+#[cfg(not(feature = "gpu"))]
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }

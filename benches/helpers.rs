@@ -6,26 +6,26 @@
 //! cargo bench --features sm90 --bench helpers -- --out target/bench
 //! ```
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 mod protocol;
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     gpu::main()
 }
 
-#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+#[cfg(not(feature = "gpu"))]
 fn main() {
     eprintln!("nothing to time: build with --features sm90");
 }
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 mod gpu {
     use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
-    use mla_kernels::cuda::cudarc::driver::result::memcpy_dtod_async;
-    use mla_kernels::cuda::{Buffer, Rotary, RotaryQuery, RotaryStyle};
+    use mla_kernels::device::cudarc::driver::result::memcpy_dtod_async;
+    use mla_kernels::device::{Buffer, Rotary, RotaryQuery, RotaryStyle};
     use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
     use mla_runtime::device::{Device, GatherRows};
     use mla_runtime::dims::MlaDims;

@@ -25,9 +25,9 @@ mod gpu {
     use clap::Parser as _;
     use half::bf16;
     use mla_kernels::Cuda;
-    use mla_kernels::cuda::Buffer;
-    use mla_kernels::flash_attn::FlashAttn;
-    use mla_kernels::flash_mla::FlashMla;
+    use mla_kernels::backends::sm90::FlashAttn;
+    use mla_kernels::backends::sm90::FlashMla;
+    use mla_kernels::device::Buffer;
     use mla_kernels::raw;
     use mla_runtime::backend::{LayerConfig, StepLimits};
     use mla_runtime::batch::Request;

@@ -12,10 +12,10 @@ use std::error::Error;
 use std::time::Instant;
 
 use half::bf16;
-use mla_kernels::cuda::cudarc::driver::{CudaContext, CudaSlice};
+use mla_kernels::backends::sm90::FlashAttn;
+use mla_kernels::backends::sm90::FlashMla;
 use mla_kernels::decode_graph::DecodeGraphs;
-use mla_kernels::flash_attn::FlashAttn;
-use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice};
 use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;

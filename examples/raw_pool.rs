@@ -12,7 +12,7 @@ use std::error::Error;
 use std::mem::zeroed;
 
 use half::bf16;
-use mla_kernels::cuda::cudarc::driver::{CudaContext, result};
+use mla_kernels::device::cudarc::driver::{CudaContext, result};
 use mla_kernels::{present_gpu, raw};
 
 const HEADS: usize = 16;

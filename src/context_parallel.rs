@@ -29,7 +29,7 @@ use mla_runtime::lse::{LseLayout, LseMut, LseRef};
 use mla_runtime::problem::Problem;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
-use crate::cuda::{Buffer, Bytes, BytesMut, Cuda};
+use crate::device::{Buffer, Bytes, BytesMut, Cuda};
 use crate::library;
 
 /// What the ranks of a group have in common: made by one of them, and carried to the others by whatever

@@ -20,7 +20,7 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::layer::{MlaLayer, StepBatch, Workspace, WorkspaceId};
 use mla_runtime::plan::slots::{BlockTables, SKIPPED};
 
-use crate::cuda::{Cuda, Graph};
+use crate::device::{Cuda, Graph};
 
 /// What a graph is captured for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -42,10 +42,10 @@ pub fn present_gpu() -> Result<Gpu, Cause> {
     imp::gpu(0)
 }
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 pub(crate) use imp::gpu;
 
-#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+#[cfg(not(feature = "gpu"))]
 mod imp {
     use super::{Cause, Gpu};
 
@@ -54,7 +54,7 @@ mod imp {
     }
 }
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 mod imp {
     use cudarc::driver::result::{self, DriverError};
     use cudarc::driver::sys::{
@@ -125,7 +125,7 @@ mod tests {
                 assert!(gpu.capability.major > 0);
                 assert_eq!(gpu.target().capability, Some(gpu.capability));
             }
-            Err(cause) if cfg!(any(feature = "sm90", feature = "sm100")) => {
+            Err(cause) if cfg!(feature = "gpu") => {
                 assert!(
                     matches!(cause, Cause::NoDriver | Cause::NoDevice),
                     "{cause}"

@@ -1,5 +1,5 @@
 //! No kernel spills, and none uses more than `cuda/budget.toml` allows.
-#![cfg(any(feature = "sm90", feature = "sm100"))]
+#![cfg(feature = "gpu")]
 
 use std::path::Path;
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use mla_kernels::Cuda;
-use mla_kernels::cuda::Buffer;
-use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use mla_kernels::device::Buffer;
+use mla_kernels::device::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use mla_runtime::device::Device as _;
 use mla_runtime::dtype::DType;
 use mla_runtime::tensor::{Layout, TensorMut};

@@ -91,7 +91,7 @@ impl DeviceName {
     }
 }
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
     let gpu = mla_kernels::present_gpu().map_err(refused)?;
     let device = mla_kernels::Cuda::new(gpu.ordinal)?;
@@ -102,7 +102,7 @@ fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
     job.run(&device, &about)
 }
 
-#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+#[cfg(not(feature = "gpu"))]
 fn run_on_gpu<J: Job>(_: J) -> Result<J::Output, CliError> {
     Err(refused(mla_runtime::availability::Cause::FeatureOff(
         "sm90",

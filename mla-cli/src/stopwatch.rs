@@ -139,15 +139,15 @@ mod cpu {
     }
 }
 
-#[cfg(any(feature = "sm90", feature = "sm100"))]
+#[cfg(feature = "gpu")]
 mod cuda {
     use std::fmt::Write as _;
     use std::sync::LazyLock;
 
     use mla_kernels::Cuda;
-    use mla_kernels::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
-    use mla_kernels::cuda::cudarc::driver::sys::CUuuid;
-    use mla_kernels::cuda::cudarc::driver::{DriverError, result};
+    use mla_kernels::device::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+    use mla_kernels::device::cudarc::driver::sys::CUuuid;
+    use mla_kernels::device::cudarc::driver::{DriverError, result};
     use mla_runtime::error::Error;
     use nvml_wrapper::Nvml;
     use nvml_wrapper::bitmasks::device::ThrottleReasons;

@@ -526,7 +526,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
 
 // A program that succeeds at everything stands for a Python with torch.
 #[test]
-#[cfg(all(unix, not(any(feature = "sm90", feature = "sm100"))))]
+#[cfg(all(unix, not(feature = "gpu")))]
 fn peers_are_refused_without_a_kernel_feature_before_they_are_loaded() {
     let output = mla("bench peers --python true");
     let stderr = String::from_utf8(output.stderr).unwrap();

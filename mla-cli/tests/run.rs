@@ -223,7 +223,7 @@ fn bad_input_is_refused_in_one_line() {
 }
 
 #[test]
-#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+#[cfg(not(feature = "gpu"))]
 fn without_a_kernel_feature_the_gpu_is_refused_with_the_feature() {
     let output = mla("cuda", "--batch q4 --device cuda");
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -1,7 +1,7 @@
 //! The built-in GPU backends do what their specs say.
 
 mod flash_mla {
-    use mla_kernels::flash_mla::FlashMla;
+    use mla_kernels::backends::sm90::FlashMla;
 
     use crate::common::gpu;
 
@@ -13,7 +13,7 @@ mod flash_mla {
 }
 
 mod flash_attn {
-    use mla_kernels::flash_attn::FlashAttn;
+    use mla_kernels::backends::sm90::FlashAttn;
 
     use crate::common::gpu;
 

@@ -5,8 +5,8 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use mla_kernels::cuda::Buffer;
-use mla_kernels::flash_attn::FlashAttn;
+use mla_kernels::backends::sm90::FlashAttn;
+use mla_kernels::device::Buffer;
 use mla_kernels::{Cuda, raw};
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,

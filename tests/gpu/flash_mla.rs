@@ -3,8 +3,8 @@
 
 use half::{bf16, f16};
 use mla_kernels::Cuda;
-use mla_kernels::cuda::Buffer;
-use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::backends::sm90::FlashMla;
+use mla_kernels::device::Buffer;
 use mla_kernels::raw;
 use mla_runtime::Result;
 use mla_runtime::backend::{

@@ -4,7 +4,7 @@
 //! Each operation is a function over any device, run on both with the same bytes. Inputs lie among NaN,
 //! outputs are compared with everything around them.
 
-use mla_kernels::cuda::{Rotary, RotaryQuery, RotaryStyle};
+use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};

@@ -2,7 +2,7 @@
 //! conformance suite and the layer over them. A filter runs one of them:
 //! `cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla`.
 
-#![cfg(any(feature = "sm90", feature = "sm100"))]
+#![cfg(feature = "gpu")]
 
 mod common;
 mod helpers;

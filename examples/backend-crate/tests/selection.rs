@@ -4,7 +4,7 @@ use std::any::TypeId;
 use std::process::Command;
 
 use backend_crate::Naive;
-use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::backends::sm90::FlashMla;
 use mla_kernels::{Cuda, DecodeBackends, PrefillBackends};
 use mla_runtime::backend::{DecodeBackend, Entry};
 use mla_runtime::capability::{Capability, Target};
@@ -34,7 +34,7 @@ fn the_compiler_chooses_among_built_in_and_foreign_backends() {
     assert_eq!(TypeId::of::<ForManyHeads>(), TypeId::of::<Naive>());
     assert_eq!(
         TypeId::of::<Prefill>(),
-        TypeId::of::<mla_kernels::flash_attn::FlashAttn>()
+        TypeId::of::<mla_kernels::backends::sm90::FlashAttn>()
     );
 }
 
@@ -80,7 +80,7 @@ fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
         ("FLASHMLA", "backend-crate")
     );
     assert_eq!(registry.reset(Phase::Decode, "FLASHMLA"), Ok(true));
-    assert_eq!(origin(&registry), Ok("mla_kernels::flash_mla::FlashMla"));
+    assert_eq!(origin(&registry), Ok("mla_kernels::backends::sm90::FlashMla"));
     assert_eq!(registry.select(&asked).unwrap().decode.provider, "native");
 }
 

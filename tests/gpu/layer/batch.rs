@@ -398,7 +398,7 @@ impl Outcome {
 
 /// A layer on the GPU with this build's own backends.
 pub(crate) type GpuLayer =
-    MlaLayer<mla_kernels::flash_attn::FlashAttn, mla_kernels::flash_mla::FlashMla>;
+    MlaLayer<mla_kernels::backends::sm90::FlashAttn, mla_kernels::backends::sm90::FlashMla>;
 
 pub(crate) fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
     MlaLayer::of(device, &case.config()).unwrap()

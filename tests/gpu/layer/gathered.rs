@@ -2,7 +2,7 @@
 //! has nothing to do.
 
 use mla_kernels::Cuda;
-use mla_kernels::flash_attn::FlashAttn;
+use mla_kernels::backends::sm90::FlashAttn;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::capability::Platform;

@@ -15,8 +15,8 @@ mod rotation;
 mod two_gpus;
 
 use mla_kernels::Cuda;
-use mla_kernels::flash_attn::FlashAttn;
-use mla_kernels::flash_mla::FlashMla;
+use mla_kernels::backends::sm90::FlashAttn;
+use mla_kernels::backends::sm90::FlashMla;
 use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;

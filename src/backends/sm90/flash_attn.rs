@@ -11,8 +11,8 @@ use mla_runtime::device::Device;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::mla_backend;
 
-use crate::cuda::argument::{dtype_code, narrow, unit_columns, wide};
-use crate::cuda::{Buffer, Cuda};
+use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::device::{Buffer, Cuda};
 use crate::raw;
 
 const WORKSPACE_BYTES: usize = raw::MLA_PREFILL_WORKSPACE_BYTES as usize;

@@ -13,8 +13,8 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::tensor::TensorRef;
 
-use crate::cuda::argument::{dtype_code, narrow, unit_columns, wide};
-use crate::cuda::{Buffer, Cuda};
+use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::device::{Buffer, Cuda};
 use crate::raw;
 
 /// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 8 query tokens per

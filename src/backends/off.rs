@@ -83,8 +83,8 @@ mod entries {
 mod tests {
     use mla_runtime::backend::{DecodeBackend, PrefillBackend};
 
-    use crate::flash_attn::FlashAttn;
-    use crate::flash_mla::FlashMla;
+    use crate::backends::sm90::FlashAttn;
+    use crate::backends::sm90::FlashMla;
 
     #[test]
     fn specs_are_those_of_the_backends() {
