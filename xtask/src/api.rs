@@ -12,10 +12,13 @@ pub(crate) struct Arguments {
     /// Write the lists anew instead of comparing them; then read what changed.
     #[arg(long)]
     bless: bool,
+    /// Only these packages.
+    #[arg(long, value_name = "PACKAGE")]
+    package: Vec<String>,
 }
 
 /// The packages, and the features with which their documentation is built.
-const PACKAGES: &[(&str, &str)] = &[
+const PACKAGES: [(&str, &str); 5] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
     ("mla-build", "bindings"),
@@ -42,7 +45,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     );
     let folder = workspace.root.join("xtask/api");
     let mut stale = Vec::new();
-    for (package, features) in PACKAGES {
+    for wanted in &arguments.package {
+        ensure!(
+            PACKAGES.iter().any(|(package, _)| package == wanted),
+            "package: given {wanted}, accepted {}",
+            PACKAGES.map(|(package, _)| package).join(", ")
+        );
+    }
+    let chosen = |package: &str| {
+        arguments.package.is_empty() || arguments.package.iter().any(|wanted| wanted == package)
+    };
+    for (package, features) in PACKAGES.iter().filter(|(package, _)| chosen(package)) {
         let list = list(&workspace, package, features)?;
         let path = folder.join(format!("{package}.txt"));
         if arguments.bless {

@@ -36,6 +36,10 @@ pub enum DecodeTopic {
     Strides,
     /// No request, no query token, no context.
     EmptyBatches,
+    /// A NaN in a query: in its row's output, and in no other.
+    NanQueries,
+    /// A NaN in a cache row: in the outputs of those that see the row, and in no other.
+    NanRows,
     /// Lists of slots, where the spec has them.
     SlotLists,
     /// Quantised outputs, where the spec has them.
@@ -68,6 +72,12 @@ pub enum PrefillTopic {
     Strides,
     /// No request, no token, no key.
     EmptyBatches,
+    /// A NaN in a query: in its row's output, and in no other.
+    NanQueries,
+    /// A NaN in a key: in the outputs of the rows that see it, and in no other.
+    NanKeys,
+    /// A NaN in a value: in its column of the rows that see it, and nowhere else.
+    NanValues,
     /// Quantised outputs, where the spec has them.
     QuantisedOutputs,
     /// The same call again, where the spec says that it is deterministic.
@@ -246,6 +256,54 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
             check(DecodeCase::new(plain, &[0]))?;
             check(DecodeCase::new(plain, &[0, 5, 0]))
         }
+        DecodeTopic::NanQueries => {
+            let last = plain.dims.row() as usize - 1;
+            check(DecodeCase {
+                nan_queries: vec![[1, 0, 0], [3, plain.heads as usize - 1, last]],
+                ..DecodeCase::new(plain, &[6, 6, page + 1, 150])
+            })?;
+            // Rows beside it in the same request, which see fewer keys or more.
+            let several = vec![QueryLen::Uniform, QueryLen::Ragged];
+            accepted
+                .with(several, |p, level| p.query_len = level)
+                .into_iter()
+                .try_for_each(|problem| {
+                    check(DecodeCase {
+                        query_lens: vec![3; 2],
+                        nan_queries: vec![[2, 0, 0], [4, 0, 0]],
+                        ..DecodeCase::new(problem, &[3, 70])
+                    })
+                })
+        }
+        DecodeTopic::NanRows => {
+            let formats = accepted.with(spec.kv_formats.to_vec(), |p, kv| p.kv_format = kv);
+            let rope = plain.dims.latent as usize;
+            let rope = rope.min(plain.dims.row() as usize - 1);
+            for problem in formats {
+                // The last row of one request, the first of the next, and a rotary part.
+                check(DecodeCase {
+                    nan_rows: vec![[1, 5, 0], [2, 0, 130], [4, 40, rope]],
+                    ..DecodeCase::new(problem, &[6, 6, page + 1, 150, 70])
+                })?;
+            }
+            // In one split of several.
+            check(DecodeCase {
+                nan_rows: vec![[0, 700, 3]],
+                ..DecodeCase::new(plain, &[2100, 900])
+            })?;
+            // A later token's row, which the tokens before it do not see.
+            let several = vec![QueryLen::Uniform, QueryLen::Ragged];
+            accepted
+                .with(several, |p, level| p.query_len = level)
+                .into_iter()
+                .try_for_each(|problem| {
+                    check(DecodeCase {
+                        query_lens: vec![3; 3],
+                        nan_rows: vec![[0, 2, 1], [1, 68, 511.min(rope)], [2, 299, rope]],
+                        ..DecodeCase::new(problem, &[3, 70, 300])
+                    })
+                })
+        }
         DecodeTopic::SlotLists => accepted
             .with(vec![true], |p, sparse| p.sparse = sparse)
             .into_iter()
@@ -286,6 +344,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
     let plain = accepted.plainest;
     let check = |case: PrefillCase| case.check::<B>(device).map(drop);
     let lens = [70, 0, 1, 33];
+    let qk = plain.dims.head.qk() as usize;
     match topic {
         PrefillTopic::NewTokens => check(PrefillCase::new(plain, &lens)),
         PrefillTopic::MoreOrFewerKeys => check(PrefillCase {
@@ -329,6 +388,39 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
                 key_lens: vec![0, 4],
                 ..PrefillCase::new(plain, &[3, 4])
             })
+        }
+        PrefillTopic::NanQueries => {
+            let heads = plain.heads as usize;
+            check(PrefillCase {
+                nan_queries: vec![[2, 0, 0]],
+                ..PrefillCase::new(plain, &[6])
+            })?;
+            check(PrefillCase {
+                nan_queries: vec![[0, 0, 0], [69, heads - 1, qk - 1], [70, 0, 1]],
+                ..PrefillCase::new(plain, &lens)
+            })
+        }
+        PrefillTopic::NanKeys | PrefillTopic::NanValues => {
+            // In the middle of a prompt, at its end, and at the beginning of the next.
+            let places =
+                |last: usize| vec![[40, 0, 0], [69, plain.heads as usize - 1, last], [71, 0, 1]];
+            let with_nans = |case: PrefillCase| match topic {
+                PrefillTopic::NanKeys => PrefillCase {
+                    nan_keys: places(qk - 1),
+                    ..case
+                },
+                _ => PrefillCase {
+                    nan_values: places(plain.dims.head.v as usize - 1),
+                    ..case
+                },
+            };
+            check(with_nans(PrefillCase::new(plain, &lens)))?;
+            check(with_nans(PrefillCase::new(plain, &[6, 300])))?;
+            check(with_nans(PrefillCase {
+                key_lens: vec![30, 5, 300, 0],
+                causal: false,
+                ..PrefillCase::new(plain, &lens)
+            }))
         }
         PrefillTopic::QuantisedOutputs => accepted
             .with(vec![true], |p, quantised| p.quant_output = quantised)

@@ -27,6 +27,10 @@ pub struct DecodeCase {
     pub gap: usize,
     /// Whether the log-sum-exp is asked for.
     pub lse: bool,
+    /// Where queries are NaN: `[token, head, column]`.
+    pub nan_queries: Vec<[usize; 3]>,
+    /// Where rows of the cache are NaN: `[request, position, column]`.
+    pub nan_rows: Vec<[usize; 3]>,
     /// How the queries are given; `None`: as the backend asks for them.
     pub query_format: Option<QueryFormat>,
     /// What the random numbers are made from.
@@ -46,6 +50,8 @@ impl DecodeCase {
             list_width: 37,
             gap: 0,
             lse: true,
+            nan_queries: Vec::new(),
+            nan_rows: Vec::new(),
             query_format: None,
             seed: 1,
         }
@@ -135,9 +141,14 @@ impl Step {
                     *entry = free.next().unwrap_or(0);
                 }
                 let slot = *entry as usize * page_size + token % page_size;
-                let row: Vec<f64> = (0..dims.row())
+                let mut row: Vec<f64> = (0..dims.row())
                     .map(|_| f64::from(random.next() as f32))
                     .collect();
+                for nan in &case.nan_rows {
+                    if nan[..2] == [request, token] {
+                        row[nan[2]] = f64::NAN;
+                    }
+                }
                 let scale = f64::from(layout.scale);
                 let bytes = reference::encode_row(format, dims.latent as usize, &row, scale);
                 cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
@@ -147,7 +158,10 @@ impl Step {
         }
         let tokens: usize = case.query_lens.iter().sum();
         let shape = [tokens, problem.heads as usize, dims.row() as usize];
-        let query = Tensor::random(&mut random, problem.dtype, shape, 0);
+        let mut query = Tensor::random(&mut random, problem.dtype, shape, 0);
+        for nan in &case.nan_queries {
+            query.set(*nan, f64::NAN);
+        }
         let all: Vec<usize> = slots.iter().flatten().copied().collect();
         let lists = problem.sparse.then(|| {
             (0..tokens * case.list_width)

@@ -23,7 +23,7 @@
 //! than the implementation keeps is found, and the [`Failure`] says which key to narrow. What memory
 //! may hold besides numbers is hostile: NaN in every slot without a token and between rows, nonsense in
 //! unused entries of the block table, and outputs that begin as NaN and may not be touched beside
-//! their rows.
+//! their rows. A NaN in what a row attends to is NaN in its output, and in no other row's.
 //!
 //! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
 
@@ -72,6 +72,8 @@ macro_rules! decode_conformance {
             long_contexts => LongContexts,
             strides => Strides,
             empty_batches => EmptyBatches,
+            nan_queries => NanQueries,
+            nan_rows => NanRows,
             slot_lists => SlotLists,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
@@ -102,6 +104,9 @@ macro_rules! prefill_conformance {
             long_prompts => LongPrompts,
             strides => Strides,
             empty_batches => EmptyBatches,
+            nan_queries => NanQueries,
+            nan_keys => NanKeys,
+            nan_values => NanValues,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
             through_the_registry => ThroughTheRegistry,

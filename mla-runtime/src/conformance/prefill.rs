@@ -25,6 +25,13 @@ pub struct PrefillCase {
     pub gap: usize,
     /// Whether the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,
+    /// Where queries are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
+    pub nan_queries: Vec<[usize; 3]>,
+    /// Where keys are NaN: `[token, head, column]` of `[Tk, H, P+R]`. From column P on all heads
+    /// share a token's key.
+    pub nan_keys: Vec<[usize; 3]>,
+    /// Where values are NaN: `[token, head, column]` of `[Tk, H, V]`.
+    pub nan_values: Vec<[usize; 3]>,
     /// How the keys are given; `None`: as the backend asks for them.
     pub key_layout: Option<KeyLayout>,
     /// What the random numbers are made from.
@@ -41,6 +48,9 @@ impl PrefillCase {
             causal: true,
             gap: 0,
             lse: true,
+            nan_queries: Vec::new(),
+            nan_keys: Vec::new(),
+            nan_values: Vec::new(),
             key_layout: None,
             seed: 1,
         }
@@ -111,14 +121,27 @@ impl Numbers {
             case.key_lens.iter().sum::<usize>(),
         );
         let mut tensor = |shape| Tensor::random(&mut random, dtype, shape, case.gap);
-        Self {
+        let mut numbers = Self {
             query: tensor([queries, heads, p + r]),
             nope: tensor([keys, heads, p]),
             rope: tensor([keys, 1, r]),
             values: tensor([keys, heads, v]),
             query_starts: starts(&case.query_lens),
             key_starts: starts(&case.key_lens),
+        };
+        for nan in &case.nan_queries {
+            numbers.query.set(*nan, f64::NAN);
         }
+        for [token, head, column] in case.nan_keys.iter().copied() {
+            match column.checked_sub(p) {
+                None => numbers.nope.set([token, head, column], f64::NAN),
+                Some(column) => numbers.rope.set([token, 0, column], f64::NAN),
+            }
+        }
+        for nan in &case.nan_values {
+            numbers.values.set(*nan, f64::NAN);
+        }
+        numbers
     }
 
     fn key(&self, t: usize, h: usize, k: usize) -> f64 {

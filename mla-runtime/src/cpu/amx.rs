@@ -16,11 +16,12 @@
 
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::attention::{Engine, KEYS, Widths, rescale};
+use super::attention::{Engine, KEYS, Seen, Widths, rescale};
 use super::buffer::Scratch;
 use super::softmax::{LANES, POLYNOMIAL, Running};
 use crate::error::Result;
@@ -352,16 +353,15 @@ impl Engine for AmxEngine {
     fn block(
         &mut self,
         block: usize,
-        keys: usize,
-        limits: &[[u32; LANES]],
+        seen: Seen<'_>,
         scale: f32,
         running: &mut [Running],
         out: &mut [f32],
     ) {
-        let groups = limits.len();
+        let (keys, groups) = (seen.by_some, seen.limits.len());
         let padded = keys.next_multiple_of(2 * LANES);
         self.score(block, groups, padded);
-        for (group, (limits, running)) in limits.iter().zip(running).enumerate() {
+        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
             // SAFETY: `amx` proves the instructions that the function is compiled for.
             let alpha = unsafe {
                 softmax(
@@ -376,7 +376,21 @@ impl Engine for AmxEngine {
             let rows = group * LANES * self.value_width;
             rescale(&alpha, &mut out[rows..], self.value_width);
         }
+        // The product goes on to the end of the last keys that are multiplied together.
+        let partly = seen.by_all..padded;
+        let aside = !self.is_finite(partly.clone());
+        if aside {
+            self.each_not_finite(partly.clone(), |place, _, _, _, _| *place = bf16::ZERO);
+        }
         self.accumulate(groups, padded, out);
+        if aside {
+            let pitch = self.value_width;
+            self.each_not_finite(partly, |place, weights, key, column, value| {
+                let weight = |row: usize| weights[row * KEYS + key].to_f32();
+                seen.add_value(key, value.to_f32(), weight, &mut out[column..], pitch);
+                *place = value;
+            });
+        }
     }
 
     fn end(&mut self) {
@@ -385,6 +399,48 @@ impl Engine for AmxEngine {
 }
 
 impl AmxEngine {
+    // The values as they were loaded, and from one row of them to the next.
+    fn value_rows(&self) -> (&[bf16], usize) {
+        match self.shared {
+            true => (&self.keys, self.key_width),
+            false => (&self.value_rows, self.value_width),
+        }
+    }
+
+    // Whether all values of some keys are.
+    fn is_finite(&self, keys: Range<usize>) -> bool {
+        let (rows, pitch) = self.value_rows();
+        let largest = |row: &[bf16]| {
+            let magnitudes = row.iter().map(|value| value.to_bits() & 0x7fff);
+            magnitudes.fold(0, u16::max)
+        };
+        keys.into_iter()
+            .all(|key| largest(&rows[key * pitch..][..self.value_width]) < bf16::INFINITY.to_bits())
+    }
+
+    // Calls `work` for each value of some keys that is not finite: with its place among the paired
+    // values, the weights, its key, its column, and the value as it was loaded.
+    fn each_not_finite(
+        &mut self,
+        keys: Range<usize>,
+        mut work: impl FnMut(&mut bf16, &[bf16], usize, usize, bf16),
+    ) {
+        // Spelled out, for the places are borrowed at the same time.
+        let (rows, pitch) = match self.shared {
+            true => (&self.keys, self.key_width),
+            false => (&self.value_rows, self.value_width),
+        };
+        for key in keys {
+            let row = &rows[key * pitch..][..self.value_width];
+            for (column, value) in row.iter().enumerate() {
+                if !value.is_finite() {
+                    let place = &mut self.values[paired_value(key, column)];
+                    work(place, &self.weights, key, column, *value);
+                }
+            }
+        }
+    }
+
     // scores[..keys, ..] = keys · queriesᵀ of a block.
     fn score(&mut self, block: usize, groups: usize, keys: usize) {
         let steps = self.key_width / DEPTH;
@@ -534,6 +590,11 @@ fn pair_values(rows: &[bf16], pitch: usize, width: usize, to: &mut [bf16]) {
     }
 }
 
+// Where `pair_values` puts a value.
+fn paired_value(key: usize, column: usize) -> usize {
+    column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
+}
+
 // As `softmax::exp2`, with fused multiply-adds, and the power of two applied by an instruction.
 #[target_feature(enable = "avx512f")]
 fn exp2(x: __m512) -> __m512 {
@@ -588,13 +649,13 @@ fn softmax(
         if key >= seen {
             score = _mm512_mask_mov_ps(infinite, sees(key), score);
         }
-        // Operands in this order keep a NaN in the score.
-        max[key % 4] = _mm512_max_ps(max[key % 4], score);
+        // Operands in this order pass over a NaN in the score: it shows in the sum.
+        max[key % 4] = _mm512_max_ps(score, max[key % 4]);
     }
     let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
     let max = _mm512_mul_ps(_mm512_max_ps(max[0], max[1]), factor);
     let max = _mm512_max_ps(before, max);
-    // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
     let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(max, infinite);
     let base = _mm512_mask_mov_ps(max, nothing, _mm512_setzero_ps());
     let alpha = exp2(_mm512_sub_ps(before, base));
@@ -667,6 +728,53 @@ mod tests {
         for (i, row) in transposed.iter().enumerate() {
             for (j, element) in row.iter().enumerate() {
                 assert_eq!(*element, matrix[j][i]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_nan_shows_in_its_own_row_and_only_if_the_row_sees_it() {
+        if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        // Row 0 sees a NaN alone, row 1 a NaN and a number, row 2 a number and no NaN.
+        let (mut limits, mut scores) = ([2; LANES], [0.5; 32 * BLOCK]);
+        limits[..3].copy_from_slice(&[1, 2, 1]);
+        scores[0] = f32::NAN;
+        scores[BLOCK + 1] = f32::NAN;
+        scores[BLOCK + 2] = f32::NAN;
+        let mut running = Running::EMPTY;
+        let mut weights = vec![bf16::ZERO; LANES * KEYS];
+        // SAFETY: the instruction sets are there.
+        let factors = unsafe { softmax(&scores, 2, &limits, 1.0, &mut running, &mut weights) };
+        for (row, is_nan) in [true, true, false, false].into_iter().enumerate() {
+            let weights = &weights[row * KEYS..][..2 * LANES];
+            assert_eq!(running.sum[row].is_nan(), is_nan, "row {row}");
+            assert_eq!(weights.iter().any(|weight| weight.is_nan()), is_nan);
+            assert!(!running.max[row].is_nan() && !factors[row].is_nan());
+        }
+        assert_eq!(running.sum[2..4], [1.0, 2.0]);
+        assert_eq!(running.max[0], f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn values_are_found_where_they_were_paired() {
+        if !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        let (keys, width) = (34, 64);
+        let rows: Vec<bf16> = (0..keys * width)
+            .map(|i| bf16::from_bits(i as u16))
+            .collect();
+        let mut paired = vec![bf16::ZERO; KEYS * width];
+        // SAFETY: the instruction sets are there.
+        unsafe { pair_values(&rows, width, width, &mut paired) };
+        for key in 0..keys {
+            for column in 0..width {
+                assert_eq!(
+                    paired[paired_value(key, column)],
+                    rows[key * width + column]
+                );
             }
         }
     }

@@ -12,7 +12,9 @@
 //! ```
 //!
 //! Tiles begin at fixed multiples of 256 from the range's first key and every row is computed by
-//! itself, so a row's result depends neither on the rows around it nor on the thread.
+//! itself, so a row's result depends neither on the rows around it nor on the thread. A NaN among
+//! what a row sees makes its result NaN. What it does not see never reaches it, although a block is
+//! multiplied as a whole (see [`Seen`]).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,6 +66,40 @@ pub(super) struct Widths {
     pub(super) shared: bool,
 }
 
+/// What the rows of a block see of a tile.
+///
+/// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. So an engine takes
+/// values that are not finite out of the product if some row of the block does not see their key,
+/// and adds them to the rows that do ([`add_value`](Self::add_value)).
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    /// How many keys of the tile each row sees, sixteen rows by sixteen; 0 for rows that fill up
+    /// the last sixteen.
+    pub(super) limits: &'a [[u32; LANES]],
+    /// The keys that every row of the unit sees; of these no value needs a second look.
+    pub(super) by_all: usize,
+    /// The keys that some row sees.
+    pub(super) by_some: usize,
+}
+
+impl Seen<'_> {
+    // Adds weight · value to an output of each row that sees the key; `out` begins at row 0's.
+    pub(super) fn add_value(
+        &self,
+        key: usize,
+        value: f32,
+        weight: impl Fn(usize) -> f32,
+        out: &mut [f32],
+        pitch: usize,
+    ) {
+        for (row, limit) in self.limits.as_flattened().iter().enumerate() {
+            if key < *limit as usize {
+                out[row * pitch] += weight(row) * value;
+            }
+        }
+    }
+}
+
 /// The two products and the softmax between them, for one kind of arithmetic.
 pub(super) trait Engine: Sized + Send {
     /// What it multiplies.
@@ -99,13 +135,12 @@ pub(super) trait Engine: Sized + Send {
     /// Takes the first `keys` keys and values.
     fn tile(&mut self, keys: usize);
 
-    /// Attends the rows of block `block` to the tile. `limits` says how many keys of it each of the
-    /// block's rows sees, the most of which is `keys`; there is one `running` per sixteen rows.
+    /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
+    /// sixteen rows.
     fn block(
         &mut self,
         block: usize,
-        keys: usize,
-        limits: &[[u32; LANES]],
+        seen: Seen<'_>,
         scale: f32,
         running: &mut [Running],
         out: &mut [f32],
@@ -122,6 +157,9 @@ pub(super) struct F32Engine {
     keys: Scratch<f32>,
     values: Scratch<f32>,
     scores: Scratch<f32>,
+    // Values that are taken out of a product, while it is computed: those of the keys that only
+    // some rows see, which are fewer than there are rows.
+    aside: Scratch<f32>,
 }
 
 impl Engine for F32Engine {
@@ -142,6 +180,7 @@ impl Engine for F32Engine {
                 KEYS * widths.value
             })?,
             scores: Scratch::new(KEYS * Self::BLOCK)?,
+            aside: Scratch::new(Self::BLOCK * widths.value)?,
         })
     }
 
@@ -172,14 +211,13 @@ impl Engine for F32Engine {
     fn block(
         &mut self,
         block: usize,
-        keys: usize,
-        limits: &[[u32; LANES]],
+        seen: Seen<'_>,
         scale: f32,
         running: &mut [Running],
         out: &mut [f32],
     ) {
         let Widths { key, value, shared } = self.widths;
-        let rows = limits.len() * LANES;
+        let (keys, rows) = (seen.by_some, seen.limits.len() * LANES);
         product_f32(
             [keys, rows, key],
             &mut self.scores,
@@ -190,16 +228,28 @@ impl Engine for F32Engine {
             &self.queries[block * Self::BLOCK * key..],
             (key, 1),
         );
-        for (group, (limits, running)) in limits.iter().zip(running).enumerate() {
+        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
             let scores = &mut self.scores[group * LANES..];
             let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
             rescale(&alpha, &mut out[group * LANES * value..], value);
         }
         let (values, pitch) = if shared {
-            (&*self.keys, key)
+            (&mut *self.keys, key)
         } else {
-            (&*self.values, value)
+            (&mut *self.values, value)
         };
+        let partly = seen.by_all..keys;
+        let finite = |key: usize| all_finite(&values[key * pitch..][..value]);
+        let aside = !partly.clone().all(finite);
+        if aside {
+            for (index, key) in partly.clone().enumerate() {
+                let row = &mut values[key * pitch..][..value];
+                self.aside[index * value..][..value].copy_from_slice(row);
+                row.iter_mut()
+                    .filter(|value| !value.is_finite())
+                    .for_each(|value| *value = 0.0);
+            }
+        }
         product_f32(
             [rows, value, keys],
             out,
@@ -210,7 +260,23 @@ impl Engine for F32Engine {
             values,
             (1, pitch),
         );
+        if aside {
+            for (index, key) in partly.enumerate() {
+                let row = &self.aside[index * value..][..value];
+                for (column, x) in row.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                    let weight = |row: usize| self.scores[key * Self::BLOCK + row];
+                    seen.add_value(key, *x, weight, &mut out[column..], value);
+                }
+                values[key * pitch..][..value].copy_from_slice(row);
+            }
+        }
     }
+}
+
+// Compared as integers, which a vector unit does without an order of additions to keep.
+fn all_finite(values: &[f32]) -> bool {
+    let bits = values.iter().map(|value| value.abs().to_bits());
+    bits.fold(0, u32::max) < f32::INFINITY.to_bits()
 }
 
 /// Multiplies each of sixteen rows by its factor.
@@ -249,7 +315,7 @@ impl Partial<'_> {
         for (group, (a, b)) in pairs {
             for lane in 0..LANES {
                 let max = a.max[lane].max(b.max[lane]);
-                if b.max[lane] == f32::NEG_INFINITY {
+                if b.sum[lane] == 0.0 {
                     continue;
                 }
                 let weight = |part: f32| {
@@ -276,7 +342,7 @@ impl Partial<'_> {
         let running = &self.running[row / LANES];
         let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
         let out = &mut self.out[row * self.pitch..(row + 1) * self.pitch];
-        if max == f32::NEG_INFINITY {
+        if sum == 0.0 {
             out.fill(0.0);
             return (f32::NEG_INFINITY, out);
         }
@@ -402,19 +468,23 @@ pub(super) fn attend<E: Engine, S: Source<E::Lane>>(
             let first = block * E::BLOCK;
             let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
             let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
-            let mut most = 0;
+            let (mut most, mut least) = (0, keys);
             for row in first..rows.min(first + E::BLOCK) {
                 let seen = source.limit(row).saturating_sub(start).min(keys);
                 limits[(row - first) / LANES][row % LANES] = seen as u32;
                 most = most.max(seen);
+                least = least.min(seen);
             }
             if most == 0 {
                 continue;
             }
             engine.block(
                 block,
-                most,
-                &limits[..groups],
+                Seen {
+                    limits: &limits[..groups],
+                    by_all: least,
+                    by_some: most,
+                },
                 scale,
                 &mut part.running[first / LANES..first / LANES + groups],
                 &mut part.out[first * value_pitch..(first + groups * LANES) * value_pitch],

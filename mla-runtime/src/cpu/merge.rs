@@ -35,20 +35,22 @@ pub(super) fn merge(
                     // SAFETY: each (token, head) is visited once, and the elements of the
                     // log-sum-exp and of the output are distinct.
                     let a = unsafe { lse.read(place) };
-                    let merged = Weights::of(a, other_lse.get(head, token));
+                    let b = other_lse.get(head, token);
+                    let merged = Weights::of(a, b);
                     // SAFETY: as above.
                     unsafe { lse.write(place, merged.lse) };
-                    // A part that weighs nothing is not read: it may hold anything.
-                    if merged.a == 1.0 && merged.b == 0.0 {
+                    // A part that attended to nothing is not read: it may hold anything.
+                    let (has_a, has_b) = (!is_empty(a), !is_empty(b));
+                    if merged.a == 1.0 && !has_b {
                         return;
                     }
                     row.fill(0.0);
-                    if merged.a != 0.0 {
+                    if has_a {
                         // SAFETY: as above.
                         unsafe { out.read_row(token, head, row) };
                     }
                     addend.fill(0.0);
-                    if merged.b != 0.0 {
+                    if has_b {
                         other.read_row(token, head, addend);
                     }
                     for (value, other) in row.iter_mut().zip(&*addend) {
@@ -63,6 +65,11 @@ pub(super) fn merge(
     Ok(())
 }
 
+// Whether a part attended to nothing.
+fn is_empty(lse: f32) -> bool {
+    lse.is_infinite()
+}
+
 // The log-sum-exp of two parts, and what each part's output counts.
 struct Weights {
     lse: f32,
@@ -72,22 +79,22 @@ struct Weights {
 
 impl Weights {
     fn of(a: f32, b: f32) -> Self {
-        let finite = |lse: f32| {
-            if lse == f32::INFINITY {
+        let [a, b] = [a, b].map(|lse| {
+            if is_empty(lse) {
                 f32::NEG_INFINITY
             } else {
                 lse
             }
-        };
-        let (a, b) = (finite(a), finite(b));
-        let most = a.max(b);
-        if most == f32::NEG_INFINITY {
+        });
+        if is_empty(a) && is_empty(b) {
             return Self {
-                lse: most,
+                lse: f32::NEG_INFINITY,
                 a: 0.0,
                 b: 0.0,
             };
         }
+        // The number, if one is NaN: the other then makes everything NaN.
+        let most = a.max(b);
         let (a, b) = ((a - most).exp(), (b - most).exp());
         let sum = a + b;
         Self {

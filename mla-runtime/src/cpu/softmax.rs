@@ -32,10 +32,10 @@ pub(super) fn exp2(x: f32) -> f32 {
     if x < -126.0 { 0.0 } else { power * scale }
 }
 
-// Written so that NaN wins: it has to show in the result.
+// `a` if `b` is NaN: a maximum is never NaN. A NaN score shows in the sum instead.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
-    if b <= a { a } else { b }
+    if b > a { b } else { a }
 }
 
 /// The coefficients of 2^f, lowest first.
@@ -50,12 +50,15 @@ pub(super) const POLYNOMIAL: [f32; 7] = [
 ];
 
 /// The running softmax of sixteen rows, in units of log2.
+///
+/// A NaN among a row's scores makes its sum NaN, and so its output and its log-sum-exp. A row has
+/// seen nothing if its sum is 0; its maximum does not say so, which is −inf for NaN scores, too.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Running {
-    /// The largest score so far.
+    /// The largest score so far; never NaN.
     pub(super) max: [f32; LANES],
-    /// The sum of 2^(score − max).
+    /// The sum of 2^(score − max); NaN if a score is.
     pub(super) sum: [f32; LANES],
 }
 
@@ -117,7 +120,7 @@ pub(super) fn softmax(
         *max = larger(*before, *max * scale);
     }
 
-    // A row that has seen nothing is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
     let mut base = [0.0; LANES];
     let mut alpha = [0.0; LANES];
     for lane in 0..LANES {

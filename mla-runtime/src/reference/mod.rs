@@ -69,14 +69,16 @@ pub struct Attended {
 }
 
 /// Attention of one query to some keys: Σ e^(scale·q·k) v / Σ e^(scale·q·k), and the logarithm of
-/// the denominator. Of no keys: 0 and −inf.
+/// the denominator. Of no keys: 0 and −inf. NaN anywhere in the query or the keys gives NaN; NaN in
+/// a value gives NaN in its column.
 pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> (Vec<f64>, f64) {
     let width = values.first().map_or(0, |value| value.len());
     let scores: Vec<f64> = keys.iter().map(|key| scale * dot(query, key)).collect();
-    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    if most == f64::NEG_INFINITY {
+    if scores.iter().all(|score| *score == f64::NEG_INFINITY) {
         return (vec![0.0; width], f64::NEG_INFINITY);
     }
+    // The largest number: a NaN comes through by its weight.
+    let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     // The largest score is taken out of the exponents, which changes nothing but their range.
     let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
     let sum: f64 = weights.iter().sum();
@@ -155,17 +157,19 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
         let empty = lse == f64::INFINITY;
         (out, if empty { f64::NEG_INFINITY } else { lse })
     });
-    let most = parts[0].1.max(parts[1].1);
     let mut out = vec![0.0; a.0.len()];
-    if most == f64::NEG_INFINITY {
-        return (out, most);
+    if parts.iter().all(|(_, lse)| *lse == f64::NEG_INFINITY) {
+        return (out, f64::NEG_INFINITY);
     }
+    // The number, if one is NaN.
+    let most = parts[0].1.max(parts[1].1);
     let sum: f64 = parts.iter().map(|(_, lse)| (lse - most).exp()).sum();
     for (part, lse) in parts {
-        let weight = (lse - most).exp() / sum;
-        if weight == 0.0 {
+        // A part that attended to nothing may hold anything.
+        if lse == f64::NEG_INFINITY {
             continue;
         }
+        let weight = (lse - most).exp() / sum;
         for (out, part) in out.iter_mut().zip(part) {
             *out += weight * part;
         }

@@ -1,6 +1,7 @@
 //! The layer on the CPU device, against an oracle that shares nothing with it.
 
 mod backends;
+mod nan;
 mod oracle;
 mod world;
 

@@ -139,6 +139,14 @@ impl Owned {
         }
     }
 
+    pub(crate) fn set(&mut self, index: Shape, value: f64) {
+        let at = |axis: usize| index[axis] * self.layout.strides[axis];
+        self.values[at(0) + at(1) + at(2)] = value;
+        TensorMut::<Cpu>::new(Cpu::bytes_mut(&mut self.buffer), self.layout)
+            .unwrap()
+            .set(index, value as f32);
+    }
+
     pub(crate) fn view(&self) -> TensorRef<'_, Cpu> {
         TensorRef::new(Cpu::bytes(&self.buffer), self.layout).unwrap()
     }

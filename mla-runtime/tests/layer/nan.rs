@@ -1,0 +1,95 @@
+//! A NaN among a step's inputs: in the outputs of the tokens that see it, and in no other's.
+
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+
+use crate::world::{Case, Outcome, Owned, World, floats};
+use crate::{MIXED, cpu_layer};
+
+/// Which token of a case gets a NaN, and in which of its tensors.
+fn spoil(world: &mut World, tensor: &str, token: usize) {
+    let of = |tensor: &mut Owned| tensor.set([token, 0, 0], f64::NAN);
+    match tensor {
+        "query" => of(&mut world.query),
+        "latent" => of(&mut world.latent),
+        "rope" => of(&mut world.rope),
+        other => panic!("no tensor {other}"),
+    }
+}
+
+/// The new tokens that see a NaN of `token`: itself, and if it is in the cache those after it.
+fn seeing(world: &World, tensor: &str, token: usize) -> std::ops::Range<usize> {
+    let mut end = 0;
+    for request in &world.requests {
+        end += request.q as usize;
+        if token < end {
+            break;
+        }
+    }
+    match tensor {
+        "query" => token..token + 1,
+        _ => token..end,
+    }
+}
+
+// A query's NaN is one head's; a row's is every head's.
+fn check(world: &World, clean: &Outcome, spoilt: &Outcome, tensor: &str, token: usize) {
+    let case = &world.case;
+    let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
+    let tokens = world.slots.len();
+    let sees = seeing(world, tensor, token);
+    let [out, out_clean] = [spoilt, clean].map(|outcome| floats(case.dtype, &outcome.out));
+    let [lse, lse_clean] = [spoilt, clean].map(|outcome| floats(DType::F32, &outcome.lse));
+    for t in 0..tokens {
+        for h in 0..heads {
+            let what = || format!("token {t}, head {h}; NaN in {tensor} of token {token}");
+            let row = (t * heads + h) * v..(t * heads + h + 1) * v;
+            let at = h * tokens + t;
+            if sees.contains(&t) && (tensor != "query" || h == 0) {
+                assert!(out[row].iter().all(|x| x.is_nan()), "{}", what());
+                assert!(lse[at].is_nan(), "{}", what());
+            } else {
+                assert_eq!(out[row.clone()], out_clean[row], "{}", what());
+                assert_eq!(lse[at], lse_clean[at], "{}", what());
+            }
+        }
+    }
+}
+
+fn check_case(case: &Case) {
+    let layer = cpu_layer(case);
+    let clean = World::new(case).run(&layer);
+    let tokens = World::new(case).slots.len();
+    for tensor in ["query", "latent", "rope"] {
+        for token in [0, 2, tokens / 2, tokens - 1] {
+            let mut world = World::new(case);
+            spoil(&mut world, tensor, token);
+            check(&world, &clean, &world.run(&layer), tensor, token);
+        }
+    }
+}
+
+#[test]
+fn a_nan_stays_among_those_that_see_it() {
+    // All six tokens on the absorbed path, then on the expanded one.
+    for threshold in [100, 0] {
+        check_case(&Case {
+            threshold,
+            ..Case::small(&[(6, 6)])
+        });
+    }
+    for (dtype, kv_format) in [
+        (DType::F32, KvFormat::F32),
+        (DType::BF16, KvFormat::BF16),
+        (DType::BF16, KvFormat::Fp8),
+    ] {
+        for threshold in [0, 4, 100] {
+            check_case(&Case {
+                dtype,
+                kv_format,
+                threshold,
+                ..Case::small(MIXED)
+            });
+        }
+    }
+}
