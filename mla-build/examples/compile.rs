@@ -1,11 +1,11 @@
 //! Compiles the kernels below a folder without Cargo: the library is not bound to build scripts.
 //!
-//! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --architecture sm90`
+//! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --family sm90`
 
 use std::path::PathBuf;
 
 use clap::Parser;
-use mla_build::{Architecture, Kernels, report};
+use mla_build::{Kernels, report};
 
 /// Compile the CUDA kernels below a folder into a static library.
 #[derive(Parser)]
@@ -17,9 +17,9 @@ struct Arguments {
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
     sources: Vec<String>,
-    /// Architectures, by the name of their feature.
+    /// Families of kernels, by the name of their feature.
     #[arg(long, default_value = "sm90")]
-    architecture: Vec<Architecture>,
+    family: Vec<String>,
     /// Include roots.
     #[arg(long)]
     include: Vec<PathBuf>,
@@ -45,8 +45,8 @@ fn main() -> Result<(), mla_build::Error> {
     for glob in arguments.sources {
         kernels = kernels.sources(glob);
     }
-    for architecture in arguments.architecture {
-        kernels = kernels.architecture(architecture);
+    for family in arguments.family {
+        kernels = kernels.enable(family);
     }
     for folder in arguments.include {
         kernels = kernels.include(folder);

@@ -124,9 +124,9 @@ impl Compiler {
         .map(str::to_owned)
         .into();
         arguments.extend(
-            unit.architectures
+            unit.targets
                 .iter()
-                .map(|a| format!("-gencode={}", a.gencode())),
+                .map(|target| format!("-gencode={}", target.gencode())),
         );
         arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
         arguments.extend(self.flags.iter().cloned());
@@ -207,7 +207,7 @@ pub(crate) fn check_flag(flag: &str) -> Result<(), Error> {
     .iter()
     .any(|own| name == *own || name.starts_with(&format!("{own}=")))
     {
-        "Kernels::architecture, or a feature such as sm90"
+        "Kernels::family, or a feature such as sm90"
     } else if flag.starts_with("-I")
         || ["isystem", "include-path", "system-include"]
             .iter()
@@ -243,9 +243,9 @@ mod tests {
     #[test]
     fn flags_that_the_tool_sets_are_refused_with_what_to_call() {
         for (flag, word) in [
-            ("-arch=sm_90a", "Kernels::architecture"),
-            ("-gencode", "Kernels::architecture"),
-            ("--gpu-architecture=sm_90", "Kernels::architecture"),
+            ("-arch=sm_90a", "Kernels::family"),
+            ("-gencode", "Kernels::family"),
+            ("--gpu-architecture=sm_90", "Kernels::family"),
             ("-I/usr/include", "Kernels::include"),
             ("-DX=1", "Kernels::define"),
             ("-ccbin=g++-11", "NVCC_CCBIN"),

@@ -3,7 +3,6 @@
 use std::{fmt, io, path::PathBuf};
 
 use crate::{
-    Architecture,
     diagnostic::Failures,
     toolkit::{NotFound, Version},
 };
@@ -16,22 +15,26 @@ use crate::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A feature, folder or argument names an architecture that does not exist here.
-    #[error("architecture: given {given:?}, accepted: {}", names())]
-    UnknownArchitecture {
+    /// A feature or an argument names a family of kernels that the build does not declare.
+    #[error("family: given {given:?}, accepted: {accepted}")]
+    UnknownFamily {
         /// As it was spelled.
         given: String,
+        /// Every family of this build.
+        accepted: String,
     },
 
-    /// No architecture was turned on, neither by a feature nor by a call.
+    /// No family of kernels was turned on, neither by a feature nor by a call.
     #[error(
-        "architecture: none is turned on; enable a feature of this package named one of {} \
-         (cargo build --features sm90), or call Kernels::architecture",
-        names()
+        "family: none is turned on; enable a feature of this package named one of {accepted} \
+         (cargo build --features sm90), or call Kernels::enable"
     )]
-    NoArchitecture,
+    NoFamily {
+        /// Every family of this build.
+        accepted: String,
+    },
 
-    /// A source lies where its architecture cannot be told, or where no source belongs.
+    /// A source lies where its family cannot be told, or where no source belongs.
     #[error("{}: {problem}", source_file.display())]
     SourcePlace {
         /// The source, relative to the package.
@@ -40,16 +43,17 @@ pub enum Error {
         problem: String,
     },
 
-    /// A part of the toolkit is too old for the architectures that are turned on together.
+    /// A part of the toolkit is too old for the targets that are compiled for.
     #[error(
-        "{} {} {part} {needed} or newer; given {part} {found}, {}",
-        targets(architectures),
-        if architectures.len() > 1 { "together need" } else { "needs" },
+        "target{} {} {} {part} {needed} or newer; given {part} {found}, {}",
+        if targets.len() > 1 { "s" } else { "" },
+        targets.join(" and "),
+        if targets.len() > 1 { "together need" } else { "needs" },
         path.display()
     )]
     ToolkitTooOld {
-        /// Every architecture that is turned on and for which this release is too old.
-        architectures: Vec<Architecture>,
+        /// Every target for which this release is too old, under nvcc's name.
+        targets: Vec<String>,
         /// What is too old: `CUDA` or `CUTLASS`.
         part: &'static str,
         /// The first release that would do for all of them.
@@ -76,11 +80,11 @@ pub enum Error {
     },
 
     /// The globs given to [`Kernels::sources`](crate::Kernels::sources) match nothing that is compiled
-    /// for the enabled architectures.
-    #[error("sources: no source for {architectures} among {globs}, in {}", root.display())]
+    /// for the families that are turned on.
+    #[error("sources: no source for {families} among {globs}, in {}", root.display())]
     NoSources {
-        /// The enabled architectures.
-        architectures: String,
+        /// The families that are turned on.
+        families: String,
         /// The globs, as given.
         globs: String,
         /// The folder that they are relative to.
@@ -140,26 +144,6 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-fn names() -> String {
-    Architecture::ALL
-        .iter()
-        .map(|a| a.name())
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-fn targets(architectures: &[Architecture]) -> String {
-    let named: Vec<_> = architectures
-        .iter()
-        .map(|a| format!("{} ({})", a.name(), a.target()))
-        .collect();
-    format!(
-        "architecture{} {}",
-        if named.len() > 1 { "s" } else { "" },
-        named.join(" and ")
-    )
 }
 
 fn full(error: &io::Error) -> &'static str {

@@ -1,17 +1,26 @@
-//! How much of an object is code for the GPU, for each architecture.
+//! How much of an object is code for the GPU, for each target.
 
 use std::collections::BTreeMap;
 
 use object::{Object as _, ObjectSection as _};
 
-/// The bytes of GPU code in an object, by the number of its architecture (90, 100).
+/// What an entry of a fat binary is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Code {
+    /// The compute capability as nvcc writes it: 90, 100.
+    pub(crate) number: u32,
+    pub(crate) is_ptx: bool,
+}
+
+/// The bytes of GPU code in an object, by target.
 ///
 /// The section `.nv_fatbin` is a row of fat binaries. Each has a head of 16 bytes (a magic number, a
 /// version, the head's length, the body's length) and a body of entries; an entry has a head of its own
-/// that tells its length at 4, its payload's length at 8, and its architecture at 28, all little-endian.
+/// that tells its kind at 0 (1 is PTX), its length at 4, its payload's length at 8, and its capability at
+/// 28, all little-endian.
 /// An object of another form counts as having none: the numbers are for the report, and nothing is
 /// built from them.
-pub(crate) fn code_by_architecture(object: &[u8]) -> BTreeMap<u32, u64> {
+pub(crate) fn code_by_target(object: &[u8]) -> BTreeMap<Code, u64> {
     let mut bytes = BTreeMap::new();
     let Ok(file) = object::File::parse(object) else {
         return bytes;
@@ -27,7 +36,7 @@ pub(crate) fn code_by_architecture(object: &[u8]) -> BTreeMap<u32, u64> {
     bytes
 }
 
-fn count(data: &[u8], bytes: &mut BTreeMap<u32, u64>) -> Option<()> {
+fn count(data: &[u8], bytes: &mut BTreeMap<Code, u64>) -> Option<()> {
     const MAGIC: u32 = 0xba55_ed50;
     let mut at = 0;
     while at < data.len() {
@@ -41,7 +50,11 @@ fn count(data: &[u8], bytes: &mut BTreeMap<u32, u64>) -> Option<()> {
         while entry < end {
             let head = data.get(entry..)?;
             let length = word(head, 4)?.checked_add(word(head, 8)?)?;
-            *bytes.entry(word(head, 28)?).or_default() += u64::from(length);
+            let code = Code {
+                number: word(head, 28)?,
+                is_ptx: half_word(head, 0)? == 1,
+            };
+            *bytes.entry(code).or_default() += u64::from(length);
             // An entry without a length would be read for ever.
             entry =
                 entry.checked_add(usize::try_from(length).ok().filter(|&length| length > 0)?)?;
@@ -63,11 +76,12 @@ fn half_word(data: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
 
-    fn entry(architecture: u32, payload: u32) -> Vec<u8> {
+    fn entry(kind: u16, number: u32, payload: u32) -> Vec<u8> {
         let mut bytes = vec![0; 64 + payload as usize];
+        bytes[..2].copy_from_slice(&kind.to_le_bytes());
         bytes[4..8].copy_from_slice(&64_u32.to_le_bytes());
         bytes[8..12].copy_from_slice(&payload.to_le_bytes());
-        bytes[28..32].copy_from_slice(&architecture.to_le_bytes());
+        bytes[28..32].copy_from_slice(&number.to_le_bytes());
         bytes
     }
 
@@ -81,18 +95,20 @@ mod tests {
     }
 
     #[test]
-    fn each_entry_counts_for_its_architecture() {
-        let mut data = binary(&[entry(90, 100), entry(100, 30)]);
+    fn each_entry_counts_for_its_target() {
+        let mut data = binary(&[entry(2, 90, 100), entry(1, 90, 30)]);
         data.resize(data.len().next_multiple_of(8), 0);
-        data.extend(binary(&[entry(90, 8)]));
+        data.extend(binary(&[entry(2, 90, 8)]));
         let mut bytes = BTreeMap::new();
         assert_eq!(count(&data, &mut bytes), Some(()));
-        assert_eq!(bytes, BTreeMap::from([(90, 164 + 72), (100, 94)]));
+        let code = |is_ptx| Code { number: 90, is_ptx };
+        let expected = [(code(false), 164 + 72), (code(true), 94)];
+        assert_eq!(bytes, BTreeMap::from(expected));
     }
 
     #[test]
     fn no_cut_and_no_nonsense_panics_or_loops() {
-        let data = binary(&[entry(90, 100), entry(100, 30)]);
+        let data = binary(&[entry(2, 90, 100), entry(1, 90, 30)]);
         for length in 0..data.len() {
             count(&data[..length], &mut BTreeMap::new());
         }
@@ -103,6 +119,6 @@ mod tests {
             damaged[at] = 0;
             count(&damaged, &mut BTreeMap::new());
         }
-        assert!(code_by_architecture(b"no object").is_empty());
+        assert!(code_by_target(b"no object").is_empty());
     }
 }

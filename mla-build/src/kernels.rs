@@ -1,8 +1,15 @@
 //! The description of a build: one chain in a build script.
 
-use std::{collections::BTreeSet, env, path::PathBuf, time::Instant};
+use std::{env, path::PathBuf, time::Instant};
 
-use crate::{Architecture, Error, build::Plan, report::Report, schedule::Limits};
+use crate::{
+    Error, Family,
+    build::{Plan, output_folder},
+    compiled,
+    family::Families,
+    report::Report,
+    schedule::Limits,
+};
 
 /// A library of CUDA kernels, described in one chain and compiled at its end.
 ///
@@ -16,9 +23,10 @@ use crate::{Architecture, Error, build::Plan, report::Report, schedule::Limits};
 /// }
 /// ```
 ///
-/// All paths are relative to the package. A source below a folder `sm90` or `sm100` is compiled for that
-/// architecture when it is turned on; any other (by habit below `all`) for every one that is, into one
-/// object. `common` is for headers, and a source there is an error.
+/// All paths are relative to the package. A source below a folder with a [family](Family)'s name is
+/// compiled for its targets if the family is turned on; any other (by habit below `all`) for everything
+/// that any family is compiled for, into one object. `common` is for headers, and a source there is an
+/// error.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is built before `compile`"]
 pub struct Kernels {
@@ -27,7 +35,8 @@ pub struct Kernels {
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
-    pub(crate) architectures: BTreeSet<Architecture>,
+    pub(crate) families: Vec<Family>,
+    pub(crate) enabled: Vec<String>,
     pub(crate) cutlass: bool,
     pub(crate) compile_commands: Option<PathBuf>,
     pub(crate) install_command: Option<String>,
@@ -48,6 +57,10 @@ pub struct Built {
     /// The Rust declarations of the header, to be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
     pub bindings: Option<PathBuf>,
+    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets, and
+    /// `ALL` for sources in no family's folder. To be included with
+    /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
+    pub compiled: PathBuf,
     /// What was done.
     pub report: Report,
 }
@@ -83,8 +96,8 @@ impl Kernels {
         self
     }
 
-    /// Adds a flag of nvcc, with its value in the same text. Architectures, include roots, macros and
-    /// outputs have their own setters, and are refused here.
+    /// Adds a flag of nvcc, with its value in the same text. Targets, include roots, macros and outputs
+    /// have their own setters, and are refused here.
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
@@ -96,9 +109,16 @@ impl Kernels {
         self
     }
 
-    /// Turns an architecture on. Without a call, the package's features of the same name do.
-    pub fn architecture(mut self, architecture: Architecture) -> Self {
-        self.architectures.insert(architecture);
+    /// Declares a family of the package's own, or other targets for a built-in one (`sm80`, `sm90`,
+    /// `sm100`). The environment variable `MLA_BUILD_TARGETS_<FAMILY>` changes them again.
+    pub fn family(mut self, family: Family) -> Self {
+        self.families.push(family);
+        self
+    }
+
+    /// Turns a family on. Without a call, the package's features of the same name do.
+    pub fn enable(mut self, family: impl Into<String>) -> Self {
+        self.enabled.push(family.into());
         self
     }
 
@@ -150,6 +170,34 @@ impl Kernels {
     pub fn jobs(mut self, jobs: usize) -> Self {
         self.jobs = Some(jobs);
         self
+    }
+
+    /// The names of the families that are turned on.
+    ///
+    /// # Errors
+    ///
+    /// A family, target or feature that does not exist.
+    pub fn enabled(&self) -> Result<Vec<String>, Error> {
+        let families = self.resolve()?;
+        let enabled = families.declared.into_iter().filter(|f| f.enabled);
+        Ok(enabled.map(|family| family.name).collect())
+    }
+
+    /// Writes the constants of [`Built::compiled`] and nothing else, for a build that compiles no
+    /// kernels: they list what it would compile. Returns the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`enabled`](Self::enabled), or the file cannot be written.
+    pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
+        let folder = output_folder(self.out_dir.clone())?;
+        let path = folder.join(format!("{library}_compiled.rs"));
+        compiled::write(&self.resolve()?, &path)?;
+        Ok(path)
+    }
+
+    pub(crate) fn resolve(&self) -> Result<Families, Error> {
+        Families::new(&self.families, &self.enabled, |name| env::var(name).ok())
     }
 
     /// Compiles what the cache does not hold, makes `lib<library>.a`, wraps the header, writes the

@@ -12,16 +12,17 @@
 //! never of where or when. Another checkout, another profile, another target folder find it there.
 //! `docs/kernel-build.md` tells how it works; [`Kernels`] is where to start.
 
-mod architecture;
 #[cfg(feature = "bindings")]
 mod bindings;
 pub mod budget;
 mod build;
 mod cache;
+mod compiled;
 mod compiler;
 mod depfile;
 mod diagnostic;
 mod error;
+mod family;
 mod fatbin;
 mod hasher;
 mod kernels;
@@ -32,10 +33,11 @@ mod ptxas;
 pub mod report;
 mod roles;
 mod schedule;
+mod target;
 pub mod toolkit;
 mod unit;
 
-pub use architecture::Architecture::{self, Sm90, Sm100};
 pub use diagnostic::{Failure, Failures};
 pub use error::Error;
+pub use family::Family;
 pub use kernels::{Built, Kernels};

@@ -1,22 +1,26 @@
-//! Translation units: which sources there are, and for which architectures each is compiled.
+//! Translation units: which sources there are, and for which targets each is compiled.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     path::{Component, Path, PathBuf},
 };
 
 use globset::GlobBuilder;
 
-use crate::{Architecture, Error, architecture};
+use crate::{
+    Error,
+    family::{self, Families},
+    target::{self, Target},
+};
 
-/// A source and the architectures that it is compiled for, into one object.
+/// A source and the targets that it is compiled for, into one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     /// Relative to the package, with `/` between its parts.
     pub(crate) source: String,
-    /// Not empty, ascending.
-    pub(crate) architectures: Vec<Architecture>,
+    /// Not empty.
+    pub(crate) targets: Vec<Target>,
 }
 
 impl Unit {
@@ -31,11 +35,9 @@ impl Unit {
         format!("{stem}-{}", &hash[..8])
     }
 
+    /// The names of its targets.
     pub(crate) fn targets(&self) -> Vec<String> {
-        self.architectures
-            .iter()
-            .map(|a| a.target().to_owned())
-            .collect()
+        target::names(&self.targets)
     }
 }
 
@@ -49,7 +51,7 @@ impl fmt::Display for Unit {
 pub(crate) fn discover(
     root: &Path,
     globs: &[String],
-    enabled: &BTreeSet<Architecture>,
+    families: &Families,
 ) -> Result<Vec<Unit>, Error> {
     let mut sources = BTreeMap::new();
     for glob in globs {
@@ -87,26 +89,22 @@ pub(crate) fn discover(
                 continue;
             };
             if entry.file_type().is_file() && matcher.is_match(relative) {
-                let architectures = of_path(relative, enabled)?;
-                sources.insert(relative.to_string_lossy().replace('\\', "/"), architectures);
+                let targets = of_path(relative, families)?;
+                sources.insert(relative.to_string_lossy().replace('\\', "/"), targets);
             }
         }
     }
     let units: Vec<_> = sources
         .into_iter()
-        .filter(|(_, architectures)| !architectures.is_empty())
-        .map(|(source, architectures)| Unit {
+        .filter(|(_, targets)| !targets.is_empty())
+        .map(|(source, targets)| Unit {
             source,
-            architectures: architectures.into_iter().collect(),
+            targets: targets.to_vec(),
         })
         .collect();
     if units.is_empty() {
         return Err(Error::NoSources {
-            architectures: enabled
-                .iter()
-                .map(|a| a.name())
-                .collect::<Vec<_>>()
-                .join(", "),
+            families: families.enabled(),
             globs: globs.join(", "),
             root: root.to_owned(),
         });
@@ -133,12 +131,9 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
-/// What the folders of a source say about it: `sm90` and the like mean that architecture, `all` means
-/// every enabled one, and a source in neither means the same. `common` is for headers.
-fn of_path(
-    source: &Path,
-    enabled: &BTreeSet<Architecture>,
-) -> Result<BTreeSet<Architecture>, Error> {
+/// What the folders of a source say about it: a family's name means that family, `all` means everything
+/// that any family is compiled for, and a source in neither means the same. `common` is for headers.
+fn of_path<'a>(source: &Path, families: &'a Families) -> Result<&'a [Target], Error> {
     let place = |problem: String| Error::SourcePlace {
         source_file: source.to_owned(),
         problem,
@@ -150,28 +145,23 @@ fn of_path(
         let name = name.to_string_lossy();
         if name == "common" {
             return Err(place(
-                "common/ holds headers; a source that every architecture compiles goes into all/"
-                    .into(),
+                "common/ holds headers; a source of every family goes into all/".into(),
             ));
         }
         if name == "all" {
-            return Ok(enabled.clone());
+            return Ok(&families.of_all);
         }
-        if architecture::looks_like_one(&name) {
-            let architecture: Architecture = name.parse().map_err(|_| {
-                let accepted: Vec<_> = Architecture::ALL.iter().map(|a| a.name()).collect();
-                place(format!(
-                    "given the architecture folder {name:?}, accepted: {}, all",
-                    accepted.join(", ")
-                ))
-            })?;
-            return Ok(enabled
-                .intersection(&[architecture].into())
-                .copied()
-                .collect());
+        if let Some(family) = families.declared.iter().find(|family| family.name == name) {
+            return Ok(family.compiled());
+        }
+        if family::looks_like_one(&name) {
+            return Err(place(format!(
+                "given the family's folder {name:?}, accepted: {}, all",
+                families.names()
+            )));
         }
     }
-    Ok(enabled.clone())
+    Ok(&families.of_all)
 }
 
 #[cfg(test)]
@@ -179,7 +169,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use Architecture::{Sm90, Sm100};
 
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -191,25 +180,18 @@ mod tests {
         folder
     }
 
-    fn found(
-        root: &Path,
-        enabled: &[Architecture],
-    ) -> Result<Vec<(String, Vec<Architecture>)>, Error> {
-        discover(
-            root,
-            &["cuda/**/*.cu".into()],
-            &enabled.iter().copied().collect(),
-        )
-        .map(|units| {
-            units
-                .into_iter()
-                .map(|unit| (unit.source, unit.architectures))
-                .collect()
-        })
+    fn families(on: &[&str]) -> Families {
+        let on: Vec<_> = on.iter().map(|&name| name.to_owned()).collect();
+        Families::new(&[], &on, |_| None).unwrap()
+    }
+
+    fn found(root: &Path, on: &[&str]) -> Result<Vec<String>, Error> {
+        discover(root, &["cuda/**/*.cu".into()], &families(on))
+            .map(|units| units.iter().map(ToString::to_string).collect())
     }
 
     #[test]
-    fn folders_say_which_architectures_compile_a_source() {
+    fn folders_say_what_a_source_is_compiled_for() {
         let tree = tree(&[
             "cuda/sm90/decode/a.cu",
             "cuda/sm100/decode/a.cu",
@@ -218,28 +200,28 @@ mod tests {
             "cuda/plain.cu",
         ]);
         assert_eq!(
-            found(tree.path(), &[Sm90]).unwrap(),
+            found(tree.path(), &["sm90"]).unwrap(),
             [
-                ("cuda/all/merge.cu".to_owned(), vec![Sm90]),
-                ("cuda/plain.cu".to_owned(), vec![Sm90]),
-                ("cuda/sm90/decode/a.cu".to_owned(), vec![Sm90]),
+                "cuda/all/merge.cu (sm_90a)",
+                "cuda/plain.cu (sm_90a)",
+                "cuda/sm90/decode/a.cu (sm_90a)",
             ]
         );
-        let both = found(tree.path(), &[Sm90, Sm100]).unwrap();
+        let both = found(tree.path(), &["sm90", "sm100"]).unwrap();
         assert_eq!(both.len(), 4);
-        assert_eq!(both[0], ("cuda/all/merge.cu".to_owned(), vec![Sm90, Sm100]));
+        assert_eq!(both[0], "cuda/all/merge.cu (sm_90a, sm_100f)");
     }
 
     #[test]
     fn a_source_in_a_wrong_place_is_an_error_that_names_it() {
-        let message = found(tree(&["cuda/sm91/a.cu"]).path(), &[Sm90])
+        let message = found(tree(&["cuda/sm91/a.cu"]).path(), &["sm90"])
             .unwrap_err()
             .to_string();
         assert_eq!(
             message,
-            "cuda/sm91/a.cu: given the architecture folder \"sm91\", accepted: sm90, sm100, all"
+            "cuda/sm91/a.cu: given the family's folder \"sm91\", accepted: sm80, sm90, sm100, all"
         );
-        let message = found(tree(&["cuda/common/a.cu"]).path(), &[Sm90])
+        let message = found(tree(&["cuda/common/a.cu"]).path(), &["sm90"])
             .unwrap_err()
             .to_string();
         assert!(
@@ -251,13 +233,15 @@ mod tests {
     #[test]
     fn globs_that_match_nothing_are_an_error() {
         for files in [&["src/lib.rs"][..], &["cuda/sm100/a.cu"][..]] {
-            let message = found(tree(files).path(), &[Sm90]).unwrap_err().to_string();
+            let message = found(tree(files).path(), &["sm90"])
+                .unwrap_err()
+                .to_string();
             assert!(
                 message.contains("no source for sm90 among cuda/**/*.cu"),
                 "{message}"
             );
         }
-        let bad = discover(Path::new("/"), &["cuda/[".into()], &[Sm90].into())
+        let bad = discover(Path::new("/"), &["cuda/[".into()], &families(&["sm90"]))
             .unwrap_err()
             .to_string();
         assert!(bad.starts_with("sources: given \"cuda/[\""), "{bad}");
@@ -274,7 +258,7 @@ mod tests {
     fn units_of_one_name_have_files_of_their_own() {
         let unit = |source: &str| Unit {
             source: source.into(),
-            architectures: vec![Sm90],
+            targets: vec!["sm_90a".parse().unwrap()],
         };
         assert_ne!(
             unit("cuda/sm90/decode/bf16.cu").file_stem(),

@@ -4,21 +4,23 @@ mod compile;
 mod output;
 
 use std::{
-    collections::BTreeSet,
     env, fs, io,
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use crate::{
-    Architecture, Built, Error, Kernels,
+    Built, Error, Kernels,
     cache::{Cache, Entry, PACKAGE},
+    compiled,
     compiler::{self, Compiler, Host},
     diagnostic::{Failure, Failures},
+    family::Families,
     progress::{Event, Progress},
     report::{self, Outcome},
     roles::Roles,
     schedule::Limits,
+    target::{self, Target},
     toolkit::{self, Found, Pins, Search, Version},
     unit::{self, Unit},
 };
@@ -34,7 +36,7 @@ pub(crate) struct Plan {
     for_cargo: bool,
     globs: Vec<String>,
     header: Option<PathBuf>,
-    architectures: BTreeSet<Architecture>,
+    families: Families,
     units: Vec<Unit>,
     compiler: Compiler,
     found: Vec<Found>,
@@ -80,33 +82,20 @@ impl Plan {
         for flag in &kernels.flags {
             compiler::check_flag(flag)?;
         }
-        let folder = |given: Option<PathBuf>, variable: &str| {
-            given.or_else(|| env::var_os(variable).map(PathBuf::from)).ok_or_else(|| Error::Setting {
-                field: variable.to_owned(),
-                given: "nothing".into(),
-                accepted: "a folder: Cargo sets it for build scripts, elsewhere call the setter of Kernels".into(),
-            })
-        };
+        let families = kernels.resolve()?;
         let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
         let root = root
             .canonicalize()
             .map_err(Error::file("open the package's folder", &root))?;
         let for_cargo = kernels.out_dir.is_none();
-        let out_dir = folder(kernels.out_dir, "OUT_DIR")?;
-        fs::create_dir_all(&out_dir).map_err(Error::file("make", &out_dir))?;
-        let out_dir = out_dir
-            .canonicalize()
-            .map_err(Error::file("open", &out_dir))?;
+        let out_dir = output_folder(kernels.out_dir)?;
 
-        let architectures = if kernels.architectures.is_empty() {
-            Architecture::from_features()?
-        } else {
-            kernels.architectures
-        };
-        if architectures.is_empty() {
-            return Err(Error::NoArchitecture);
+        if families.of_all.is_empty() {
+            return Err(Error::NoFamily {
+                accepted: families.names(),
+            });
         }
-        let units = unit::discover(&root, &kernels.sources, &architectures)?;
+        let units = unit::discover(&root, &kernels.sources, &families)?;
 
         let install_command = kernels
             .install_command
@@ -117,8 +106,8 @@ impl Plan {
             None => toolkit::cuda(&search, &install_command)?,
         };
         new_enough(
-            &architectures,
-            Architecture::needs_toolkit,
+            &families.targets(),
+            Target::needs_toolkit,
             "CUDA",
             cuda.version,
             &cuda.nvcc,
@@ -164,8 +153,9 @@ impl Plan {
             let cutlass = toolkit::cutlass(&search, &install_command)?;
             // Headers that do not tell their version are left to the compiler.
             if let Some(version) = cutlass.version.as_deref().and_then(Version::from_start) {
-                let needs = Architecture::needs_cutlass;
-                new_enough(&architectures, needs, "CUTLASS", version, &cutlass.path)?;
+                let needs = Target::needs_cutlass;
+                let targets = families.targets();
+                new_enough(&targets, needs, "CUTLASS", version, &cutlass.path)?;
             }
             includes.push(("cutlass".to_owned(), cutlass.path.clone()));
             roles.push(("cutlass".to_owned(), cutlass.path.clone()));
@@ -219,7 +209,7 @@ impl Plan {
             for_cargo,
             globs: kernels.sources,
             header,
-            architectures,
+            families,
             units,
             compiler: Compiler {
                 cuda,
@@ -247,6 +237,8 @@ impl Plan {
             // Before anything can fail: a build that failed must run again when its cause is gone.
             self.watch_settings();
         }
+        let constants = self.out_dir.join(format!("{}_compiled.rs", self.library));
+        compiled::write(&self.families, &constants)?;
         let mut watched = Vec::new();
         let bindings = self.bind(&mut watched)?;
         if let Some(path) = &self.compile_commands {
@@ -304,6 +296,7 @@ impl Plan {
         Ok(Built {
             library,
             bindings,
+            compiled: constants,
             report,
         })
     }
@@ -336,27 +329,42 @@ impl Plan {
     }
 }
 
-/// Whether a release serves all of `architectures`.
+fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
+    given
+        .or_else(|| env::var_os(variable).map(PathBuf::from))
+        .ok_or_else(|| Error::Setting {
+            field: variable.to_owned(),
+            given: "nothing".into(),
+            accepted:
+                "a folder: Cargo sets it for build scripts, elsewhere call the setter of Kernels"
+                    .into(),
+        })
+}
+
+/// The folder that a build writes to: as given, or Cargo's.
+pub(crate) fn output_folder(given: Option<PathBuf>) -> Result<PathBuf, Error> {
+    let folder = folder(given, "OUT_DIR")?;
+    fs::create_dir_all(&folder).map_err(Error::file("make", &folder))?;
+    folder.canonicalize().map_err(Error::file("open", &folder))
+}
+
+/// Whether a release serves all of `targets`.
 fn new_enough(
-    architectures: &BTreeSet<Architecture>,
-    needs: impl Fn(Architecture) -> Version,
+    targets: &[Target],
+    needs: impl Fn(Target) -> Version,
     part: &'static str,
     found: Version,
     path: &Path,
 ) -> Result<(), Error> {
-    let unserved: Vec<_> = architectures
+    let unserved: Vec<_> = targets
         .iter()
         .copied()
-        .filter(|&architecture| found < needs(architecture))
+        .filter(|&target| found < needs(target))
         .collect();
-    match unserved
-        .iter()
-        .map(|&architecture| needs(architecture))
-        .max()
-    {
+    match unserved.iter().map(|&target| needs(target)).max() {
         None => Ok(()),
         Some(needed) => Err(Error::ToolkitTooOld {
-            architectures: unserved,
+            targets: target::names(&unserved),
             part,
             needed,
             found,

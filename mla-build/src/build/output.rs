@@ -9,10 +9,11 @@ use std::{
 
 use super::{Done, Plan};
 use crate::{
-    Architecture, Error,
+    Error,
     cache::{Entry, Meta},
     compiler, fatbin, process, ptxas,
     report::{self, Report},
+    target::{self, Target},
     toolkit,
     unit::{self, Unit},
 };
@@ -85,11 +86,7 @@ impl Plan {
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .unwrap_or_default()
                 .as_secs_f64(),
-            targets: self
-                .architectures
-                .iter()
-                .map(|a| a.target().to_owned())
-                .collect(),
+            targets: target::names(&self.families.targets()),
             toolkit: self.found.clone(),
             host_compiler: (
                 self.compiler.host.path.clone(),
@@ -119,13 +116,16 @@ impl Plan {
                 ]
                 .map(str::to_owned)
                 .into();
-                let architecture = unit
-                    .architectures
-                    .iter()
-                    .next_back()
-                    .map(|a| a.target())
-                    .unwrap_or_default();
-                arguments.push(format!("--cuda-gpu-arch={architecture}"));
+                // It compiles for one target, and knows none that is shared by a family.
+                if let Some(target) = unit.targets.first() {
+                    let number = target.number();
+                    let exact = if target.to_string() == "sm_90a" {
+                        "a"
+                    } else {
+                        ""
+                    };
+                    arguments.push(format!("--cuda-gpu-arch=sm_{number}{exact}"));
+                }
                 arguments.push(format!(
                     "--cuda-path={}",
                     self.compiler.cuda.found.path.display()
@@ -165,6 +165,9 @@ impl Plan {
             .chain(&build)
         {
             println!("cargo::rerun-if-env-changed={name}");
+        }
+        for family in &self.families.declared {
+            println!("cargo::rerun-if-env-changed={}", family.variable());
         }
         if self.found.iter().any(|found| found.place == "PATH") {
             println!("cargo::rerun-if-env-changed=PATH");
@@ -216,18 +219,23 @@ impl Plan {
 
 /// The bytes of GPU code in an object, by target.
 fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
-    let by_number = fatbin::code_by_architecture(object);
-    let target = |number: u32| {
-        let names = |a: &&Architecture| {
-            a.target().trim_matches(|c: char| !c.is_ascii_digit()) == number.to_string()
-        };
-        unit.architectures
-            .iter()
-            .find(names)
-            .map_or_else(|| format!("sm_{number}"), |a| a.target().to_owned())
+    let target = |code: fatbin::Code| {
+        let names =
+            |target: &&Target| target.number() == code.number && target.is_ptx() == code.is_ptx;
+        unit.targets.iter().find(names).map_or_else(
+            || {
+                format!(
+                    "{}_{}",
+                    if code.is_ptx { "compute" } else { "sm" },
+                    code.number
+                )
+            },
+            ToString::to_string,
+        )
     };
-    by_number
-        .into_iter()
-        .map(|(number, bytes)| (target(number), bytes))
-        .collect()
+    let mut bytes = BTreeMap::new();
+    for (code, length) in fatbin::code_by_target(object) {
+        *bytes.entry(target(code)).or_default() += length;
+    }
+    bytes
 }

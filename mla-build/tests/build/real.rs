@@ -9,7 +9,7 @@ use std::{
 };
 
 use mla_build::{
-    Built, Error, Kernels, Sm90, Sm100,
+    Built, Error, Kernels,
     report::{Outcome, Report},
 };
 
@@ -59,7 +59,7 @@ impl Package {
         Kernels::new()
             .sources("cuda/**/*.cu")
             .include("cuda/common")
-            .architecture(Sm90)
+            .enable("sm90")
             .root(self.at(package))
             .out_dir(self.at(out))
             .cache(self.at("cache"))
@@ -198,11 +198,11 @@ fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
-fn both_architectures_make_one_object_of_a_shared_source() {
+fn two_families_make_one_object_of_a_shared_source() {
     let package = Package::new();
     let built = package
         .kernels("package", "out")
-        .architecture(Sm100)
+        .enable("sm100")
         .compile("kernels")
         .unwrap();
     let targets: Vec<_> = built.report.units[0]
@@ -211,10 +211,10 @@ fn both_architectures_make_one_object_of_a_shared_source() {
         .map(|kernel| kernel.target.as_str())
         .collect();
     assert_eq!(built.report.units[0].source, "cuda/all/c.cu");
-    assert_eq!(targets, ["sm_90a", "sm_100a"]);
+    assert_eq!(targets, ["sm_90a", "sm_100f"]);
     assert_eq!(built.report.units[1].kernels.len(), 1);
     let code = built.report.device_bytes();
-    assert_eq!(code.keys().collect::<Vec<_>>(), ["sm_100a", "sm_90a"]);
+    assert_eq!(code.keys().collect::<Vec<_>>(), ["sm_100f", "sm_90a"]);
     assert!(code.values().all(|&bytes| bytes > 1000), "{code:?}");
 }
 
@@ -303,13 +303,13 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     assert!(!mistyped.status.success());
     let stderr = String::from_utf8_lossy(&mistyped.stderr);
     assert!(
-        stderr.contains("architecture: given \"sm91\", accepted: sm90, sm100"),
+        stderr.contains("family: given \"sm91\", accepted: sm80, sm90, sm100"),
         "{stderr}"
     );
     let none = cargo(&["build", "--no-default-features"]);
     let stderr = String::from_utf8_lossy(&none.stderr);
     assert!(
-        !none.status.success() && stderr.contains("architecture: none is turned on"),
+        !none.status.success() && stderr.contains("family: none is turned on"),
         "{stderr}"
     );
 }

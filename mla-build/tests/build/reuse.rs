@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::stub::{ALL, World, version};
-use mla_build::{Sm100, report::Outcome};
+use mla_build::report::Outcome;
 
 const NONE: [&str; 0] = [];
 
@@ -264,11 +264,11 @@ fn another_flag_or_macro_compiles_all() {
 }
 
 #[test]
-fn another_architecture_compiles_only_what_it_concerns() {
+fn another_family_compiles_only_what_it_concerns() {
     let world = World::new();
     world.write("package/cuda/sm100/d.cu", "body-d\n");
     assert_eq!(world.compiled(), ALL);
-    let both = || world.kernels().architecture(Sm100);
+    let both = || world.kernels().enable("sm100");
     assert_eq!(
         world.compiled_by(both()),
         ["cuda/all/c.cu", "cuda/sm100/d.cu"]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::stub::{ALL, World, version};
-use mla_build::{Error, Kernels, Sm100, progress::Event};
+use mla_build::{Error, Kernels, progress::Event};
 
 const NONE: [&str; 0] = [];
 
@@ -90,17 +90,17 @@ fn a_compiler_that_is_killed_is_told_from_one_that_refuses() {
 }
 
 #[test]
-fn an_architecture_that_the_toolkit_does_not_know_says_which_release_does() {
+fn a_target_that_the_toolkit_does_not_know_says_which_release_does() {
     let world = World::new();
     world.write("toolkit/version", &version("12.4"));
     let message = world
         .kernels()
-        .architecture(Sm100)
+        .enable("sm100")
         .compile("kernels")
         .unwrap_err()
         .to_string();
     for part in [
-        "sm100 (sm_100a) needs CUDA 12.8",
+        "target sm_100f needs CUDA 12.9",
         "given CUDA 12.4",
         "toolkit/bin/nvcc",
     ] {
@@ -110,35 +110,37 @@ fn an_architecture_that_the_toolkit_does_not_know_says_which_release_does() {
     world.write("toolkit/version", &version("11.8"));
     let message = world.build().unwrap_err().to_string();
     assert!(
-        message.contains("architecture sm90 (sm_90a) needs CUDA 12.0"),
+        message.contains("target sm_90a needs CUDA 12.0"),
         "{message}"
     );
 }
 
 #[test]
-fn architectures_that_a_toolkit_cannot_serve_together_say_which_release_can() {
+fn targets_that_a_toolkit_cannot_serve_together_say_which_release_can() {
     let world = World::new();
     let message = |release| {
         world.write("toolkit/version", &version(release));
-        let kernels = world.kernels().architecture(Sm100);
+        let kernels = world.kernels().enable("sm100");
         kernels.compile("kernels").unwrap_err().to_string()
     };
     // What would do for one of them is not enough for both.
     let both = message("11.8");
     assert!(
-        both.starts_with("architectures sm90 (sm_90a) and sm100 (sm_100a) together need CUDA 12.8 or newer; given CUDA 11.8"),
+        both.starts_with(
+            "targets sm_90a and sm_100f together need CUDA 12.9 or newer; given CUDA 11.8"
+        ),
         "{both}"
     );
     let one = message("12.0");
     assert!(
-        one.starts_with("architecture sm100 (sm_100a) needs CUDA 12.8 or newer; given CUDA 12.0"),
+        one.starts_with("target sm_100f needs CUDA 12.9 or newer; given CUDA 12.0"),
         "{one}"
     );
     assert_eq!(world.calls(), NONE);
 }
 
 #[test]
-fn a_cutlass_that_does_not_know_an_architecture_says_which_release_does() {
+fn a_cutlass_that_does_not_know_a_target_says_which_release_does() {
     let world = World::new();
     world.write("cutlass/include/cutlass/cutlass.h", "");
     let build = |minor: u32| {
@@ -152,7 +154,7 @@ fn a_cutlass_that_does_not_know_an_architecture_says_which_release_does() {
         world.write("cutlass/include/cutlass/version.h", &defines);
         let output = world
             .command("out")
-            .args(["--cutlass", "--architecture=sm90", "--architecture=sm100"])
+            .args(["--cutlass", "--family=sm90", "--family=sm100"])
             .env("MLA_CUTLASS", world.at("cutlass"))
             .output()
             .unwrap();
@@ -164,7 +166,7 @@ fn a_cutlass_that_does_not_know_an_architecture_says_which_release_does() {
     let (built, message) = build(5);
     assert!(!built, "{message}");
     for part in [
-        "architecture sm100 (sm_100a) needs CUTLASS 3.8 or newer; given CUTLASS 3.5",
+        "target sm_100f needs CUTLASS 3.8 or newer; given CUTLASS 3.5",
         "cutlass/include",
     ] {
         assert!(message.contains(part), "{message}");
@@ -183,7 +185,7 @@ fn wrong_settings_are_named() {
     };
     says(
         world.kernels().flag("-arch=sm_80"),
-        "flag: given \"-arch=sm_80\", accepted: Kernels::architecture",
+        "flag: given \"-arch=sm_80\", accepted: Kernels::family",
     );
     says(
         world.kernels().include("no/such"),
@@ -198,7 +200,7 @@ fn wrong_settings_are_named() {
     world.write("package/cuda/sm91/x.cu", "");
     says(
         world.kernels(),
-        "given the architecture folder \"sm91\", accepted: sm90, sm100, all",
+        "given the family's folder \"sm91\", accepted: sm80, sm90, sm100, all",
     );
 }
 

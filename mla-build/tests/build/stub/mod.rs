@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use mla_build::{Built, Error, Kernels, Sm90, report::Outcome};
+use mla_build::{Built, Error, Kernels, report::Outcome};
 
 pub(crate) struct World {
     folder: tempfile::TempDir,
@@ -71,7 +71,7 @@ impl World {
         Kernels::new()
             .sources("cuda/**/*.cu")
             .include("cuda")
-            .architecture(Sm90)
+            .enable("sm90")
             .root(self.at(package))
             .out_dir(self.at(out))
             .cache(self.at("cache"))

@@ -1,0 +1,322 @@
+//! What nvcc compiles for: machine code of one compute capability, or PTX.
+
+use std::{fmt, str::FromStr};
+
+use crate::toolkit::Version;
+
+/// A target under nvcc's own name: `sm_90a`, `sm_100f`, `compute_80`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Target {
+    code: Code,
+    /// The compute capability as nvcc writes it: 90 is 9.0, 103 is 10.3.
+    number: u32,
+    variant: Variant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Code {
+    /// Machine code, which runs on its own capability and later minor ones.
+    Real,
+    /// PTX, which the driver compiles for any later capability.
+    Ptx,
+}
+
+/// Which instructions beyond the common ones a target has, and so where else its code runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Variant {
+    Plain,
+    /// `a`: all instructions of this capability, and no other runs it.
+    Exact,
+    /// `f`: those that this capability shares with later minor ones.
+    Family,
+}
+
+/// A capability, and the first CUDA that has it plain, with `a` and with `f`.
+struct Known {
+    number: u32,
+    plain: (u32, u32),
+    exact: Option<(u32, u32)>,
+    family: Option<(u32, u32)>,
+}
+
+const fn known(number: u32, plain: (u32, u32)) -> Known {
+    Known {
+        number,
+        plain,
+        exact: None,
+        family: None,
+    }
+}
+
+/// From the release notes of CUDA and `nvcc --list-gpu-code`.
+const KNOWN: &[Known] = &[
+    known(75, (10, 0)),
+    known(80, (11, 0)),
+    known(86, (11, 1)),
+    known(87, (11, 4)),
+    known(88, (13, 0)),
+    known(89, (11, 8)),
+    Known {
+        exact: Some((12, 0)),
+        ..known(90, (11, 8))
+    },
+    Known {
+        exact: Some((12, 8)),
+        family: Some((12, 9)),
+        ..known(100, (12, 8))
+    },
+    Known {
+        exact: Some((12, 9)),
+        family: Some((12, 9)),
+        ..known(103, (12, 9))
+    },
+    Known {
+        exact: Some((13, 0)),
+        family: Some((13, 0)),
+        ..known(110, (13, 0))
+    },
+    Known {
+        exact: Some((12, 8)),
+        family: Some((12, 9)),
+        ..known(120, (12, 8))
+    },
+    Known {
+        exact: Some((12, 9)),
+        family: Some((12, 9)),
+        ..known(121, (12, 9))
+    },
+];
+
+impl Known {
+    fn since(&self, variant: Variant) -> Option<Version> {
+        let (major, minor) = match variant {
+            Variant::Plain => Some(self.plain),
+            Variant::Exact => self.exact,
+            Variant::Family => self.family,
+        }?;
+        Some(Version { major, minor })
+    }
+}
+
+impl Target {
+    /// The value of `-gencode` that adds this target and nothing else.
+    pub(crate) fn gencode(self) -> String {
+        let (number, suffix) = (self.number, self.variant.suffix());
+        format!("arch=compute_{number}{suffix},code={self}")
+    }
+
+    /// The first CUDA whose nvcc has it.
+    pub(crate) fn needs_toolkit(self) -> Version {
+        let oldest = Version { major: 0, minor: 0 };
+        let known = KNOWN.iter().find(|known| known.number == self.number);
+        known
+            .and_then(|known| known.since(self.variant))
+            .unwrap_or(oldest)
+    }
+
+    /// The first release of CUTLASS whose headers know its instructions.
+    pub(crate) fn needs_cutlass(self) -> Version {
+        let (major, minor) = match self.number {
+            120.. => (3, 9),
+            100.. => (3, 8),
+            _ => (3, 0),
+        };
+        Version { major, minor }
+    }
+
+    pub(crate) fn is_ptx(self) -> bool {
+        self.code == Code::Ptx
+    }
+
+    /// The number in its name.
+    pub(crate) fn number(self) -> u32 {
+        self.number
+    }
+
+    /// Whether beside this target in one object the other would never be chosen.
+    fn makes_useless(self, other: Self) -> bool {
+        let alike =
+            self.number == other.number && self.code == Code::Real && other.code == Code::Real;
+        alike
+            && other.variant == Variant::Plain
+            && match self.variant {
+                Variant::Plain => false,
+                Variant::Family => true,
+                // There is no 9.1 that the plain one could serve.
+                Variant::Exact => self.number == 90,
+            }
+    }
+}
+
+/// The targets without repetitions, and without those that another makes useless.
+pub(crate) fn distinct(targets: impl IntoIterator<Item = Target>) -> Vec<Target> {
+    let mut all: Vec<Target> = Vec::new();
+    for target in targets {
+        if !all.contains(&target) {
+            all.push(target);
+        }
+    }
+    let kept = |target: &Target| !all.iter().any(|other| other.makes_useless(*target));
+    all.iter().copied().filter(kept).collect()
+}
+
+/// The names of targets.
+pub(crate) fn names(targets: &[Target]) -> Vec<String> {
+    targets.iter().map(ToString::to_string).collect()
+}
+
+/// Every name that is accepted, for messages.
+pub(crate) fn accepted() -> String {
+    let variants = [Variant::Plain, Variant::Exact, Variant::Family];
+    let names: Vec<_> = KNOWN
+        .iter()
+        .flat_map(|known| {
+            let has = variants
+                .iter()
+                .filter(|&&variant| known.since(variant).is_some());
+            has.map(|variant| format!("sm_{}{}", known.number, variant.suffix()))
+        })
+        .collect();
+    format!(
+        "{}; for PTX the same with compute_ in place of sm_",
+        names.join(", ")
+    )
+}
+
+impl Variant {
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Exact => "a",
+            Self::Family => "f",
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = match self.code {
+            Code::Real => "sm",
+            Code::Ptx => "compute",
+        };
+        write!(f, "{code}_{}{}", self.number, self.variant.suffix())
+    }
+}
+
+/// A text that names no target; [`accepted`] says what does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NoTarget;
+
+impl FromStr for Target {
+    type Err = NoTarget;
+
+    fn from_str(text: &str) -> Result<Self, NoTarget> {
+        let (code, rest) = match text.split_once('_').ok_or(NoTarget)? {
+            ("sm", rest) => (Code::Real, rest),
+            ("compute", rest) => (Code::Ptx, rest),
+            _ => return Err(NoTarget),
+        };
+        let (number, variant) = match rest.as_bytes().last() {
+            Some(b'a') => (&rest[..rest.len() - 1], Variant::Exact),
+            Some(b'f') => (&rest[..rest.len() - 1], Variant::Family),
+            _ => (rest, Variant::Plain),
+        };
+        let known = KNOWN
+            .iter()
+            .find(|known| known.number.to_string() == number)
+            .filter(|known| known.since(variant).is_some())
+            .ok_or(NoTarget)?;
+        Ok(Self {
+            code,
+            number: known.number,
+            variant,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn targets(names: &[&str]) -> Vec<Target> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_name_is_read_and_written_alike_and_a_typo_is_none() {
+        for name in [
+            "sm_80",
+            "sm_89",
+            "sm_90",
+            "sm_90a",
+            "sm_100a",
+            "sm_100f",
+            "sm_121",
+            "compute_80",
+            "compute_90a",
+        ] {
+            assert_eq!(name.parse::<Target>().unwrap().to_string(), name);
+        }
+        for typo in [
+            "sm_91", "sm80", "sm_80a", "sm_90f", "SM_90", "sm_", "sm_090", "ptx_80", "compute_",
+            "", "sm_90ä",
+        ] {
+            assert_eq!(typo.parse::<Target>(), Err(NoTarget), "{typo}");
+        }
+        assert!(accepted().contains("sm_90, sm_90a, sm_100, sm_100a, sm_100f, sm_103"));
+    }
+
+    #[test]
+    fn nvcc_is_asked_for_one_kind_of_code_at_a_time() {
+        let spelled: Vec<_> = targets(&["sm_90a", "sm_100f", "sm_80", "compute_80"])
+            .into_iter()
+            .map(Target::gencode)
+            .collect();
+        assert_eq!(
+            spelled,
+            [
+                "arch=compute_90a,code=sm_90a",
+                "arch=compute_100f,code=sm_100f",
+                "arch=compute_80,code=sm_80",
+                "arch=compute_80,code=compute_80"
+            ]
+        );
+    }
+
+    #[test]
+    fn each_needs_the_release_that_brought_it() {
+        let needs = |name: &str| {
+            let target: Target = name.parse().unwrap();
+            format!("{} {}", target.needs_toolkit(), target.needs_cutlass())
+        };
+        assert_eq!(needs("sm_90"), "11.8 3.0");
+        assert_eq!(needs("sm_90a"), "12.0 3.0");
+        assert_eq!(needs("sm_100f"), "12.9 3.8");
+        assert_eq!(needs("compute_120"), "12.8 3.9");
+    }
+
+    #[test]
+    fn what_would_never_be_chosen_is_left_out() {
+        let distinct = |names: &[&str]| super::names(&super::distinct(targets(names))).join(" ");
+        assert_eq!(
+            distinct(&[
+                "sm_80",
+                "sm_90",
+                "sm_100",
+                "compute_80",
+                "sm_90a",
+                "sm_100f"
+            ]),
+            "sm_80 compute_80 sm_90a sm_100f"
+        );
+        assert_eq!(
+            distinct(&["sm_100", "sm_100a", "sm_100"]),
+            "sm_100 sm_100a",
+            "the plain one runs on 10.3 as well"
+        );
+        assert_eq!(
+            distinct(&["sm_80", "sm_86", "compute_90"]),
+            "sm_80 sm_86 compute_90"
+        );
+    }
+}
