@@ -5,7 +5,13 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-env-changed=DOCS_RS");
     let documentation = std::env::var_os("DOCS_RS").is_some();
-    let without_kernels = mla_build::Architecture::from_features()?.is_empty();
+    let kernels = mla_build::Kernels::new()
+        .sources("cuda/**/*.cu")
+        .header("cuda/include/mla.h")
+        .include("cuda")
+        .cutlass()
+        .install_command("cargo xtask toolkit");
+    let without_kernels = kernels.enabled()?.is_empty();
     if documentation || without_kernels {
         // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
@@ -16,15 +22,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             declarations = refusing(&declarations);
         }
         std::fs::write(output.join("mla.rs"), declarations)?;
+        kernels.constants("mla")?;
         return Ok(());
     }
-    mla_build::Kernels::new()
-        .sources("cuda/**/*.cu")
-        .header("cuda/include/mla.h")
-        .include("cuda")
-        .cutlass()
-        .install_command("cargo xtask toolkit")
-        .compile("mla")?;
+    kernels.compile("mla")?;
     Ok(())
 }
 

@@ -35,6 +35,12 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/mla.rs"));
 }
 
+/// What the kernels were compiled for: the targets of each family, empty if its feature is off, and
+/// those of the device's helpers.
+pub mod compiled {
+    include!(concat!(env!("OUT_DIR"), "/mla_compiled.rs"));
+}
+
 /// The code of the status of every function in a build without kernels, with the feature `gpu` alone.
 pub const LEFT_OUT: i32 = -1;
 
