@@ -116,14 +116,20 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     const int rows = p.rows - first < block_rows ? p.rows - first : block_rows;
     const char* cache = static_cast<const char*>(p.cache);
     const uint32_t bar = shared_address(&arrived);
+#if __CUDA_ARCH__ >= 900
+    constexpr bool bulk = Wide;
+#else
+    // Without bulk copies all threads stage the rows.
+    constexpr bool bulk = false;
+#endif
 
     if (warp == 0) {
-        if (Wide && lane == 0) {
+        if (bulk && lane == 0) {
             barrier_init(bar, 1);
             fence_barrier_init();
         }
         const int64_t offset = find_row(p, first, rows, lane);
-        if constexpr (Wide) {
+        if constexpr (bulk) {
             const int64_t start = __shfl_sync(~0u, offset, 0);
             const int there = __popc(__ballot_sync(~0u, offset >= 0));
             const bool neighbours =
@@ -148,7 +154,18 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
         }
     }
     __syncthreads();
-    if constexpr (Wide) barrier_wait(bar, 0);
+    if constexpr (bulk) {
+        barrier_wait(bar, 0);
+    } else if constexpr (Wide) {
+        const int units = row_bytes / 16;
+        for (int i = threadIdx.x; i < rows * units; i += kGatherThreads) {
+            const int r = i / units, at = (i - r * units) * 16;
+            uint4 x = {~0u, ~0u, ~0u, ~0u};
+            if (offsets[r] >= 0) x = *reinterpret_cast<const uint4*>(cache + offsets[r] + at);
+            *reinterpret_cast<uint4*>(staged + r * row_bytes + at) = x;
+        }
+        __syncthreads();
+    }
 
     const int latent_dim = R1 ? kR1Latent : p.latent_dim, rope_dim = R1 ? kR1Rope : p.rope_dim;
     const int latent_octets = (latent_dim + kOctet - 1) / kOctet;

@@ -23,6 +23,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "../common/device.cuh"
 #include "../common/instructions.cuh"
 #include "../common/mbarrier.cuh"
 #include "../common/status.cuh"
@@ -206,24 +207,54 @@ MlaStatus plan_product(const MlaHeadProductParams& p, ProductLaunch& launch);
 // Launches what was planned, on its own.
 MlaStatus launch_product(const MlaHeadProductParams& p, const ProductLaunch& launch, void* stream);
 
+// Whether a kernel's code for the current device has programmatic dependence: a cubin for 9.0 or
+// later has, PTX of compute_80 has not, whichever device the driver compiles it for. The answer is
+// that of the first kernel asked about: all helpers are compiled for the same targets.
+inline MlaStatus can_start_early(const void* kernel, bool& can) {
+    // 0: not asked yet.
+    static std::atomic<int> ptx_version[kMaxDevices];
+    int device;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e != cudaSuccess) return cuda_status("cudaGetDevice", e);
+    int version =
+        device < kMaxDevices ? ptx_version[device].load(std::memory_order_relaxed) : 0;
+    if (version == 0) {
+        cudaFuncAttributes attributes;
+        if ((e = cudaFuncGetAttributes(&attributes, kernel)) != cudaSuccess)
+            return cuda_status("cudaFuncGetAttributes", e);
+        version = attributes.ptxVersion;
+        if (device < kMaxDevices) ptx_version[device].store(version, std::memory_order_relaxed);
+    }
+    can = version >= 90;
+    return ok();
+}
+
 // Launches a kernel that may start while the one before it in the stream is ending.
 template <typename... Parameters, typename... Arguments>
 MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 grid, bool few,
                        void* stream, Arguments&&... arguments) {
+    bool early = false;
+    const MlaStatus status = can_start_early(reinterpret_cast<const void*>(kernel), early);
+    if (status.code != MLA_OK) return status;
     cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    int count = 0;
+    if (early) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     // A multiprocessor can only hold blocks of the kernel before and of this one together if both
     // divide its memory the same way. Asked for with few heads alone: where there are more blocks
     // than fit at once, the driver's own choice was faster.
-    attributes[1].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attributes[1].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    if (few) {
+        attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        attributes[count++].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(kProductThreads);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    config.numAttrs = few ? 2 : 1;
+    config.numAttrs = count;
     return cuda_status(name,
                        cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }

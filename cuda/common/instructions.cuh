@@ -196,15 +196,19 @@ __device__ __forceinline__ void prefetch_line(const void* address) {
 }
 
 // From here on the next kernel of the stream may start, if its launch allows programmatic
-// dependence.
+// dependence. Code for less than 9.0 has none, and is launched without (launch_early).
 __device__ __forceinline__ void let_the_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 // In a kernel that was launched so: until here nothing may be read that an earlier kernel of the
 // stream writes, and nothing written that one accesses.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 __device__ __forceinline__ float exp2_approx(float x) {

@@ -22,7 +22,7 @@ const PACKAGES: [(&str, &str); 5] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
     ("mla-build", "bindings"),
-    ("mla-kernels", "sm90,sm100"),
+    ("mla-kernels", "sm80,sm90,sm100"),
     ("mla-cli", ""),
 ];
 
