@@ -25,8 +25,15 @@ fn bench(name: &str, line: &str) -> (String, Value) {
     let json = temporary(&format!("{name}.json"));
     let output = mla(&format!("bench {line} --json {}", json.display()));
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &*stderr), (Some(0), ""), "{line}");
-    let report = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{line}: {stderr}");
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    // Into a pipe goes a line for each row when it begins, and nothing else.
+    let rows = report["rows"].as_array().unwrap().len();
+    assert_eq!(stderr.lines().count(), rows, "{line}: {stderr}");
+    for (index, told) in stderr.lines().enumerate() {
+        let begin = format!("row {} of {rows}: ", index + 1);
+        assert!(told.starts_with(&begin), "{line}: {told}");
+    }
     (String::from_utf8(output.stdout).unwrap(), report)
 }
 

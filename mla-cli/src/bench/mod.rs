@@ -92,7 +92,7 @@ struct OutputArgs {
     /// Where to write a line per row.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Where to draw: roofline, time by kv length, crossover, whichever apply.
+    /// Where to draw: roofline, time by what varies, crossover, whichever apply.
     #[arg(long, value_name = "FILE.svg|FILE.png")]
     plot: Option<PathBuf>,
 }
@@ -322,8 +322,13 @@ impl Job for Bench<'_> {
             false => size_of::<f32>(),
         })?;
         let mut rows = Vec::with_capacity(jobs.len());
-        for job in &jobs {
-            let at_work = || bar.set_message(format!("{} runs {}", job.contender, job.case));
+        for (index, job) in jobs.iter().enumerate() {
+            let message = format!("{} runs {}", job.contender, job.case);
+            // Where there is no terminal to draw a bar on, a log still shows that it goes on.
+            if bar.is_hidden() {
+                eprintln!("row {} of {}: {message}", index + 1, jobs.len());
+            }
+            let at_work = || bar.set_message(message.clone());
             at_work();
             let mut sampling = Sampling {
                 protocol: &protocol,
@@ -355,7 +360,7 @@ impl Job for Bench<'_> {
     }
 }
 
-/// Rows done and the time left, on a terminal only.
+/// Rows done and the time left, drawn if standard error is a terminal.
 fn progress() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     let style = ProgressStyle::with_template("{bar:24} {pos}/{len} rows, {eta} left, {msg}");

@@ -1,0 +1,124 @@
+//! Logarithmic axes with labels that can be read.
+
+use std::ops::Range;
+
+/// Labels closer than this fraction of an axis would run into each other.
+const CLOSEST: f64 = 0.055;
+
+/// One axis: its name with its unit, its range, and the values that get a label.
+pub(super) struct Axis {
+    pub(super) name: String,
+    pub(super) range: Range<f64>,
+    pub(super) ticks: Vec<f64>,
+}
+
+impl Axis {
+    /// An axis for values that were chosen: each of them gets a label if there is room. `within` are further
+    /// values that the axis must hold.
+    pub(super) fn chosen(name: &str, values: &[f64], within: &[f64]) -> Self {
+        let range = span(values.iter().chain(within));
+        let mut ticks: Vec<f64> = values.to_vec();
+        ticks.sort_by(f64::total_cmp);
+        ticks.dedup();
+        Self {
+            name: name.to_owned(),
+            ticks: apart(&range, ticks),
+            range,
+        }
+    }
+
+    /// An axis for values that were found: labels at 1, 2 and 5 times powers of ten.
+    pub(super) fn found(name: &str, values: &[f64]) -> Self {
+        let range = span(values.iter());
+        Self {
+            name: name.to_owned(),
+            ticks: apart(&range, round(&range)),
+            range,
+        }
+    }
+}
+
+/// The unit in which such times, given in microseconds, have few digits, and its microseconds.
+pub(super) fn time_unit(microseconds: &[f64]) -> (&'static str, f64) {
+    match microseconds.iter().copied().fold(0.0, f64::max) {
+        most if most >= 1e7 => ("s", 1e6),
+        most if most >= 1e4 => ("ms", 1e3),
+        _ => ("µs", 1.0),
+    }
+}
+
+/// The least and the most of some numbers above 0, with room around them.
+fn span<'a>(numbers: impl Iterator<Item = &'a f64> + Clone) -> Range<f64> {
+    let least = numbers.clone().copied().fold(f64::INFINITY, f64::min);
+    let most = numbers.copied().fold(0.0, f64::max);
+    least / 1.5..most * 1.5
+}
+
+/// 1, 2 and 5 times powers of ten within a range.
+fn round(range: &Range<f64>) -> Vec<f64> {
+    let exponents = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
+    let values = exponents.flat_map(|exponent| [1.0, 2.0, 5.0].map(|n| n * 10f64.powi(exponent)));
+    values.filter(|value| range.contains(value)).collect()
+}
+
+/// Those of rising values whose labels do not run into each other, the first always among them.
+fn apart(range: &Range<f64>, values: Vec<f64>) -> Vec<f64> {
+    let least = CLOSEST * (range.end / range.start).ln();
+    let mut kept: Vec<f64> = Vec::new();
+    for value in values {
+        if kept.last().is_none_or(|last| (value / last).ln() >= least) {
+            kept.push(value);
+        }
+    }
+    kept
+}
+
+/// A number on an axis, as short as it can be.
+pub(super) fn tick(value: &f64) -> String {
+    let value = (value * 1e4).round() / 1e4;
+    match value {
+        // Powers of two are how people name lengths.
+        v if v >= 1024.0 && v % 1024.0 == 0.0 => format!("{}k", v / 1024.0),
+        v if v >= 1e6 => format!("{}M", v / 1e6),
+        v => format!("{v}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measured_values_have_labels() {
+        let axis = Axis::chosen("kv tokens", &[4096.0, 1024.0, 1024.0, 16384.0], &[]);
+        assert_eq!(axis.ticks, [1024.0, 4096.0, 16384.0]);
+        assert!(axis.range.start < 1024.0 && axis.range.end > 16384.0);
+        assert_eq!(
+            axis.ticks.iter().map(tick).collect::<Vec<_>>(),
+            ["1k", "4k", "16k"]
+        );
+    }
+
+    #[test]
+    fn labels_that_would_run_into_each_other_are_left_out() {
+        let many: Vec<f64> = (1..=512).map(f64::from).collect();
+        let ticks = Axis::chosen("query tokens", &many, &[]).ticks;
+        assert_eq!(ticks[0], 1.0);
+        assert!(ticks.len() < 20, "{ticks:?}");
+    }
+
+    #[test]
+    fn an_axis_of_times_has_more_than_one_label() {
+        for (least, most) in [(30.0, 90.0), (210.0, 240.0), (1.0, 1e6)] {
+            let ticks = Axis::found("µs", &[least, most]).ticks;
+            assert!(ticks.len() >= 2, "{least} to {most}: {ticks:?}");
+        }
+    }
+
+    #[test]
+    fn long_times_are_given_in_longer_units() {
+        assert_eq!(time_unit(&[3.0, 900.0]), ("µs", 1.0));
+        assert_eq!(time_unit(&[3.0, 2e6]), ("ms", 1e3));
+        assert_eq!(time_unit(&[2e7]), ("s", 1e6));
+    }
+}

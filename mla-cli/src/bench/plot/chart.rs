@@ -1,0 +1,175 @@
+//! One chart: curves over two axes, and a legend beside them that covers nothing.
+
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::axis::{Axis, tick};
+use super::{Area, Drawn};
+
+/// Pixels of a chart at least, and of a line of its legend.
+const HEIGHT: u32 = 560;
+const LINE: u32 = 20;
+
+/// Pixels of the legend, and what is above its first line.
+const LEGEND: u32 = 330;
+const ABOVE_LEGEND: u32 = 50;
+
+/// Okabe and Ito's colours, which people with any colour vision tell apart.
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(80, 80, 80),
+];
+
+pub(super) struct Chart {
+    pub(super) caption: String,
+    pub(super) x: Axis,
+    pub(super) y: Axis,
+    pub(super) curves: Vec<Curve>,
+    /// Words beside points.
+    pub(super) names: Vec<((f64, f64), String)>,
+}
+
+pub(super) struct Curve {
+    pub(super) name: String,
+    pub(super) points: Vec<(f64, f64)>,
+    pub(super) form: Form,
+}
+
+/// What of a curve is drawn.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Form {
+    /// A line without points: nothing was measured at its ends.
+    Line,
+    /// Points without a line between them.
+    Points,
+    /// Measured points and a line through them.
+    Both,
+}
+
+impl Chart {
+    /// Its height in pixels: a long legend makes it higher.
+    pub(super) fn height(&self) -> u32 {
+        HEIGHT.max(ABOVE_LEGEND + LINE * (self.curves.len() as u32 + 1))
+    }
+
+    pub(super) fn draw<B: DrawingBackend>(&self, area: &Area<'_, B>) -> Drawn
+    where
+        B::ErrorType: 'static,
+    {
+        let (width, _) = area.dim_in_pixel();
+        let (left, legend) = area.split_horizontally(width.saturating_sub(LEGEND));
+        let [x, y] = [&self.x, &self.y].map(|axis| {
+            axis.range
+                .clone()
+                .log_scale()
+                .with_key_points(axis.ticks.clone())
+        });
+        let mut chart = ChartBuilder::on(&left)
+            .caption(&self.caption, ("sans-serif", 22))
+            .margin(14)
+            .x_label_area_size(44)
+            .y_label_area_size(64)
+            .build_cartesian_2d(x, y)?;
+        chart
+            .configure_mesh()
+            .x_desc(&self.x.name)
+            .y_desc(&self.y.name)
+            .x_label_formatter(&tick)
+            .y_label_formatter(&tick)
+            .label_style(("sans-serif", 15))
+            .draw()?;
+        let base = left.get_base_pixel();
+        let pixel = |point: &(f64, f64)| {
+            let (x, y) = chart.backend_coord(point);
+            (x - base.0, y - base.1)
+        };
+        for (index, curve) in self.curves.iter().enumerate() {
+            let look = Look(index);
+            look.draw(&left, curve.form, curve.points.iter().map(pixel).collect())?;
+            look.explain(&legend, curve)?;
+        }
+        for (point, name) in &self.names {
+            let (x, y) = pixel(point);
+            left.draw(&Text::new(
+                name.as_str(),
+                (x + 6, y - 5),
+                ("sans-serif", 12),
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// How the curve of a number looks: its colour and, if these are used up, the shape of its points.
+#[derive(Clone, Copy)]
+struct Look(usize);
+
+impl Look {
+    fn colour(self) -> RGBColor {
+        COLOURS[self.0 % COLOURS.len()]
+    }
+
+    fn draw<B: DrawingBackend>(
+        self,
+        area: &Area<'_, B>,
+        form: Form,
+        points: Vec<(i32, i32)>,
+    ) -> Drawn
+    where
+        B::ErrorType: 'static,
+    {
+        if form != Form::Line {
+            for &point in &points {
+                self.point(area, point)?;
+            }
+        }
+        if form != Form::Points {
+            area.draw(&PathElement::new(points, self.colour().stroke_width(2)))?;
+        }
+        Ok(())
+    }
+
+    fn point<B: DrawingBackend>(self, area: &Area<'_, B>, at: (i32, i32)) -> Drawn
+    where
+        B::ErrorType: 'static,
+    {
+        let (filled, line) = (self.colour().filled(), self.colour().stroke_width(2));
+        match self.0 / COLOURS.len() % 4 {
+            0 => area.draw(&Circle::new(at, 4, filled))?,
+            1 => area.draw(&TriangleMarker::new(at, 6, filled))?,
+            2 => area.draw(&Cross::new(at, 4, line))?,
+            _ => area.draw(&Circle::new(at, 5, line))?,
+        }
+        Ok(())
+    }
+
+    /// The curve's line of the legend.
+    fn explain<B: DrawingBackend>(self, legend: &Area<'_, B>, curve: &Curve) -> Drawn
+    where
+        B::ErrorType: 'static,
+    {
+        let y = (ABOVE_LEGEND + LINE * self.0 as u32) as i32;
+        let sample = match curve.form {
+            Form::Points => vec![(19, y)],
+            Form::Line => vec![(10, y), (28, y)],
+            Form::Both => vec![(10, y), (19, y), (28, y)],
+        };
+        let (point, line) = match curve.form {
+            Form::Both => (vec![sample[1]], Form::Line),
+            form => (Vec::new(), form),
+        };
+        self.draw(legend, line, sample)?;
+        self.draw(legend, Form::Points, point)?;
+        let style = ("sans-serif", 14)
+            .into_text_style(legend)
+            .pos(Pos::new(HPos::Left, VPos::Center));
+        legend.draw(&Text::new(curve.name.as_str(), (36, y), style))?;
+        Ok(())
+    }
+}

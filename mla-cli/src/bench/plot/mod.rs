@@ -1,0 +1,77 @@
+//! Drawings of a result: roofline, time by what varies, crossover; whichever it has the figures for.
+
+mod axis;
+mod chart;
+mod panels;
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Once;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::{FontStyle, register_font};
+
+use self::chart::Chart;
+use super::report::Report;
+use crate::error::CliError;
+
+const WIDTH: u32 = 1200;
+
+type Area<'a, B> = DrawingArea<B, Shift>;
+type Drawn = Result<(), Box<dyn Error + Send + Sync>>;
+
+fn refused(path: &Path, message: impl ToString) -> CliError {
+    CliError::File {
+        argument: "--plot",
+        path: path.to_owned(),
+        message: message.to_string(),
+    }
+}
+
+/// Whether the path names a format that can be drawn, before anything is measured.
+pub(super) fn check(path: &Path) -> Result<(), CliError> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg" | "png") => Ok(()),
+        _ => Err(refused(
+            path,
+            "accepted: a name that ends with .svg or .png",
+        )),
+    }
+}
+
+/// Writes the drawing.
+pub(super) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
+    static FONT: Once = Once::new();
+    FONT.call_once(|| {
+        // The font is whole; if it were not, drawing text would say so.
+        let _ = register_font(
+            "sans-serif",
+            FontStyle::Normal,
+            epaint_default_fonts::UBUNTU_LIGHT,
+        );
+    });
+    let charts = panels::of(report);
+    let size = (WIDTH, charts.iter().map(Chart::height).sum());
+    let drawn = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), &charts),
+        _ => draw_on(SVGBackend::new(path, size).into_drawing_area(), &charts),
+    };
+    drawn.map_err(|error| refused(path, error))
+}
+
+/// The charts, one below the other.
+fn draw_on<B: DrawingBackend>(root: Area<'_, B>, charts: &[Chart]) -> Drawn
+where
+    B::ErrorType: 'static,
+{
+    root.fill(&WHITE)?;
+    let mut rest = root.clone();
+    for chart in charts {
+        let (area, below) = rest.split_vertically(chart.height());
+        chart.draw(&area)?;
+        rest = below;
+    }
+    root.present()?;
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! What a report has the figures for, as charts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::axis::{Axis, time_unit};
+use super::chart::{Chart, Curve, Form};
+use crate::bench::ceilings::Ceilings;
+use crate::bench::crossover::Crossover;
+use crate::bench::report::{Report, Row};
+use crate::figures::{counted, number};
+
+/// More names than that would cover the points.
+const MOST_NAMES: usize = 30;
+
+/// The charts of a report, in the order in which they are drawn.
+pub(super) fn of(report: &Report) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    if let Some(ceilings) = &report.ceilings
+        && !report.rows.is_empty()
+    {
+        charts.push(roofline(ceilings, &report.rows));
+    }
+    // Single points are worth drawing only if there is nothing else.
+    if report.crossovers.is_empty() {
+        let times = times(&report.rows);
+        let any_curve = times.curves.iter().any(|curve| curve.points.len() > 1);
+        if any_curve || charts.is_empty() {
+            charts.push(times);
+        }
+    }
+    charts.extend(report.crossovers.iter().map(crossover));
+    charts
+}
+
+fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {
+    let point = |row: &Row| (row.cost.flop / row.cost.bytes, row.tflops);
+    let flop = ceilings.flop_per_second / 1e12;
+    let bytes = ceilings.bytes_per_second / 1e12;
+    let balance = flop / bytes;
+    let intensities: Vec<f64> = rows
+        .iter()
+        .map(|row| point(row).0)
+        .chain([balance])
+        .collect();
+    let reached: Vec<f64> = rows.iter().map(|row| point(row).1).collect();
+    let x = Axis::found("FLOP per byte", &intensities);
+    let y = Axis::found("TFLOP/s", &[&reached[..], &[flop, flop / 4.0]].concat());
+    let ends = [x.range.start, balance, x.range.end];
+    let mut curves = vec![Curve {
+        name: format!("{} TFLOP/s, {} GB/s", number(flop), number(1e3 * bytes)),
+        points: ends
+            .map(|at| (at, flop.min(at * bytes).max(y.range.start)))
+            .to_vec(),
+        form: Form::Line,
+    }];
+    let contenders: BTreeSet<&str> = rows.iter().map(|row| row.contender.as_str()).collect();
+    curves.extend(contenders.into_iter().map(|contender| {
+        Curve {
+            name: contender.to_owned(),
+            points: rows
+                .iter()
+                .filter(|row| row.contender == contender)
+                .map(point)
+                .collect(),
+            form: Form::Points,
+        }
+    }));
+    let named = rows.iter().filter(|_| rows.len() <= MOST_NAMES);
+    Chart {
+        caption: format!("Roofline: {}", ceilings.device),
+        x,
+        y,
+        curves,
+        names: named.map(|row| (point(row), row.id.clone())).collect(),
+    }
+}
+
+/// What a batch is described by, each a candidate for the x axis.
+#[derive(Clone, Copy, PartialEq)]
+enum Size {
+    KvLen,
+    QueryLen,
+    Requests,
+}
+
+impl Size {
+    /// The first is the axis if several take as many values.
+    const ALL: [Self; 3] = [Self::KvLen, Self::QueryLen, Self::Requests];
+
+    fn of(self, row: &Row) -> usize {
+        match self {
+            Self::KvLen => row.max_kv_len as usize,
+            Self::QueryLen => row.max_query_len as usize,
+            Self::Requests => row.requests,
+        }
+    }
+
+    fn axis(self) -> &'static str {
+        match self {
+            Self::KvLen => "kv tokens per request",
+            Self::QueryLen => "query tokens per request",
+            Self::Requests => "requests",
+        }
+    }
+
+    fn caption(self) -> &'static str {
+        match self {
+            Self::KvLen => "Time by kv length",
+            Self::QueryLen => "Time by query length",
+            Self::Requests => "Time by number of requests",
+        }
+    }
+
+    fn name(self, row: &Row) -> String {
+        match self {
+            Self::KvLen => format!("kv {}", self.of(row)),
+            Self::QueryLen => format!("q {}", self.of(row)),
+            Self::Requests => counted(self.of(row) as u64, "request"),
+        }
+    }
+}
+
+/// Time over the size that takes the most values, a curve for everything else that varies.
+fn times(rows: &[Row]) -> Chart {
+    let values = |size: Size| {
+        rows.iter()
+            .map(|row| size.of(row))
+            .collect::<BTreeSet<_>>()
+            .len()
+    };
+    // `max_by_key` would take the last of equals.
+    let x = Size::ALL.into_iter().rev().max_by_key(|size| values(*size));
+    let x = x.unwrap_or(Size::KvLen);
+    let others: Vec<Size> = Size::ALL
+        .into_iter()
+        .filter(|size| *size != x && values(*size) > 1)
+        .collect();
+    let parameters: BTreeSet<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
+    let varying: Vec<&String> = parameters
+        .into_iter()
+        .filter(|name| {
+            let of = |row: &Row| row.parameters.get(*name).cloned();
+            rows.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]))
+        })
+        .collect();
+    let name = |row: &Row| {
+        let mut parts = vec![row.contender.clone()];
+        parts.extend(others.iter().map(|size| size.name(row)));
+        for name in &varying {
+            parts.extend(
+                row.parameters
+                    .get(*name)
+                    .map(|value| format!("{name} {value}")),
+            );
+        }
+        parts.join(", ")
+    };
+    let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
+    let (unit, microseconds) = time_unit(&medians);
+    let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for row in rows {
+        let point = (x.of(row) as f64, row.us.median / microseconds);
+        series.entry(name(row)).or_default().push(point);
+    }
+    let mut curves: Vec<Curve> = series
+        .into_iter()
+        .map(|(name, mut points)| {
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            Curve {
+                name,
+                points,
+                form: Form::Both,
+            }
+        })
+        .collect();
+    curves.sort_by_key(|curve| std::cmp::Reverse(curve.points.len()));
+    let xs: Vec<f64> = rows.iter().map(|row| x.of(row) as f64).collect();
+    let ys: Vec<f64> = medians.iter().map(|us| us / microseconds).collect();
+    Chart {
+        caption: x.caption().to_owned(),
+        x: Axis::chosen(x.axis(), &xs, &[]),
+        y: Axis::found(unit, &ys),
+        curves,
+        names: Vec::new(),
+    }
+}
+
+fn crossover(crossover: &Crossover) -> Chart {
+    let points = &crossover.points;
+    let times: Vec<f64> = points.iter().flat_map(|point| [point.1, point.2]).collect();
+    let (unit, microseconds) = time_unit(&times);
+    let marks = [
+        ("measured", crossover.measured),
+        ("predicted", crossover.predicted),
+    ];
+    let marks: Vec<(&str, f64)> = marks
+        .into_iter()
+        .filter_map(|(name, mark)| Some((name, mark?)))
+        .collect();
+    let lengths: Vec<f64> = points.iter().map(|point| point.0.into()).collect();
+    let met: Vec<f64> = marks.iter().map(|mark| mark.1).collect();
+    let x = Axis::chosen(Size::QueryLen.axis(), &lengths, &met);
+    let times: Vec<f64> = times.iter().map(|us| us / microseconds).collect();
+    let y = Axis::found(unit, &times);
+    let path = |name: &str, time: fn(&(u32, f64, f64)) -> f64| Curve {
+        name: name.to_owned(),
+        points: points
+            .iter()
+            .map(|point| (point.0.into(), time(point) / microseconds))
+            .collect(),
+        form: Form::Both,
+    };
+    let mut curves = vec![
+        path("absorbed", |point| point.1),
+        path("expanded", |point| point.2),
+    ];
+    curves.extend(marks.into_iter().map(|(name, length)| Curve {
+        name: format!("{name}: {}", number(length)),
+        points: vec![(length, y.range.start), (length, y.range.end)],
+        form: Form::Line,
+    }));
+    Chart {
+        caption: format!("Crossover: {}", crossover.series),
+        x,
+        y,
+        curves,
+        names: Vec::new(),
+    }
+}
