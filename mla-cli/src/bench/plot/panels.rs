@@ -147,11 +147,9 @@ fn times(rows: &[Row]) -> Chart {
         let mut parts = vec![row.contender.clone()];
         parts.extend(others.iter().map(|size| size.name(row)));
         for name in &varying {
-            parts.extend(
-                row.parameters
-                    .get(*name)
-                    .map(|value| format!("{name} {value}")),
-            );
+            let value = row.parameters.get(*name);
+            let value = value.filter(|value| !row.contender.contains(&format!("{name}={value}")));
+            parts.extend(value.map(|value| format!("{name} {value}")));
         }
         parts.join(", ")
     };
