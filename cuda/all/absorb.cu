@@ -32,11 +32,11 @@ __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
     absorb_kernel(const __grid_constant__ HeadPlan product,
                   const __grid_constant__ MlaCacheWriteParams write,
                   const __grid_constant__ WriteBlocks blocks) {
-    let_the_next_kernel_start();
+    ptx::griddepcontrol_launch_dependents();
     if (blockIdx.y < blocks.rows) {
         const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
         if (block >= blocks.count || blockIdx.z) return;
-        wait_for_earlier_kernels();
+        ptx::griddepcontrol_wait();
         write_block<T, Format, true, Turned, true, kProductThreads>(write, blocks.plan, block);
         return;
     }

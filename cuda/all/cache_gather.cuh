@@ -12,9 +12,8 @@
 // itself, element by element.
 #pragma once
 
-#include "../common/bulk.cuh"
-#include "../common/mbarrier.cuh"
 #include "../common/status.cuh"
+#include "../ptx/sm90.cuh"
 #include "cache_row.cuh"
 
 namespace mla {
@@ -115,7 +114,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     const int first = int(blockIdx.x) * block_rows;
     const int rows = p.rows - first < block_rows ? p.rows - first : block_rows;
     const char* cache = static_cast<const char*>(p.cache);
-    const uint32_t bar = shared_address(&arrived);
+    const uint32_t bar = ptx::shared_address(&arrived);
 #if __CUDA_ARCH__ >= 900
     constexpr bool bulk = Wide;
 #else
@@ -125,8 +124,8 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
 
     if (warp == 0) {
         if (bulk && lane == 0) {
-            barrier_init(bar, 1);
-            fence_barrier_init();
+            ptx::mbarrier_init(bar, 1);
+            ptx::fence_mbarrier_init();
         }
         const int64_t offset = find_row(p, first, rows, lane);
         if constexpr (bulk) {
@@ -135,14 +134,15 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
             const bool neighbours =
                 there == rows &&
                 __all_sync(~0u, lane >= rows || offset == start + lane * row_bytes);
-            if (lane == 0) barrier_expect(bar, there * row_bytes);
+            if (lane == 0) ptx::mbarrier_arrive_expect_tx(bar, there * row_bytes);
             __syncwarp();
             if (neighbours) {
                 if (lane == 0)
-                    bulk_load(shared_address(staged), cache + start, rows * row_bytes, bar);
+                    ptx::cp_async_bulk(ptx::shared_address(staged), cache + start, rows * row_bytes,
+                                       bar);
             } else if (offset >= 0) {
-                bulk_load(shared_address(staged) + lane * row_bytes, cache + offset, row_bytes,
-                          bar);
+                ptx::cp_async_bulk(ptx::shared_address(staged) + lane * row_bytes, cache + offset,
+                                   row_bytes, bar);
             } else if (lane < rows) {
                 // All ones are not a number in any format.
 #pragma unroll 1
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     }
     __syncthreads();
     if constexpr (bulk) {
-        barrier_wait(bar, 0);
+        ptx::mbarrier_wait(bar, 0);
     } else if constexpr (Wide) {
         const int units = row_bytes / 16;
         for (int i = threadIdx.x; i < rows * units; i += kGatherThreads) {

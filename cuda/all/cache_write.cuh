@@ -12,8 +12,8 @@
 // faster: docs/kernels/helpers.md.
 #pragma once
 
-#include "../common/instructions.cuh"
 #include "../common/status.cuh"
+#include "../ptx/sm80.cuh"
 #include "cache_row.cuh"
 #include "rotary.cuh"
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turn
     cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                        const __grid_constant__ WritePlan plan) {
     // What follows in a layer may be a product that need not wait to bring in its weights.
-    let_the_next_kernel_start();
+    ptx::griddepcontrol_launch_dependents();
     write_block<Source, Format, Wide, Turned, R1, kWriteThreads>(p, plan, blockIdx.x);
 }
 

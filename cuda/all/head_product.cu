@@ -11,7 +11,7 @@ constexpr int kLatent = 512;
 
 template <typename T, int Tiles, int K, bool Sparing>
 __global__ void __launch_bounds__(kProductThreads) rows_kernel(const __grid_constant__ HeadPlan p) {
-    let_the_next_kernel_start();
+    ptx::griddepcontrol_launch_dependents();
     rows_product<T, Tiles, K, Sparing>(p, blockIdx.x, blockIdx.y, blockIdx.z * Tiles * kTile);
 }
 
@@ -25,9 +25,9 @@ __global__ void __launch_bounds__(kProductThreads)
     // Each warp's k of the weights and, after them, of the input: rows of 8 units. Its sums follow
     // in the same place.
     __shared__ __align__(128) char slices[kProductWarps][(kN + kTokens) * kSlice * 2];
-    let_the_next_kernel_start();
+    ptx::griddepcontrol_launch_dependents();
     const uint32_t head = blockIdx.y, first_token = blockIdx.z * kTokens, k = K ? K : p.k;
-    if (!p.constant_weights) wait_for_earlier_kernels();
+    if (!p.constant_weights) ptx::griddepcontrol_wait();
 
     float c[Tiles][2][4] = {};
     const uint32_t chunks = kWhole ? K / kChunk : (k + kChunk - 1) / kChunk;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kProductThreads)
         const uint32_t base = chunk * kChunk + threadIdx.x / 32 * kSlice;
         {
             const uint32_t row = threadIdx.x % 32 / 8, unit = threadIdx.x % 8,
-                           to = shared_address(slices[threadIdx.x / 32]);
+                           to = ptx::shared_address(slices[threadIdx.x / 32]);
             const uint4* from = p.weights_at(head, blockIdx.x * kN + row) + (base / 8 + unit);
 #pragma unroll
             for (uint32_t i = 0; i < kN; i += 4)
@@ -46,36 +46,38 @@ __global__ void __launch_bounds__(kProductThreads)
                                           from + uint64_t(i) * p.weights_stride);
         }
         const uint32_t thread = thread_again(), lane = thread % 32;
-        const uint32_t weights = shared_address(slices[thread / 32]),
+        const uint32_t weights = ptx::shared_address(slices[thread / 32]),
                        input = weights + kN * kSlice * 2;
         // What the kernel before may still be writing is fetched into L2 already, which sees what
         // is written: a line per token.
         if (lane < kTokens && first_token + lane < p.tokens && (kWhole || base < k))
-            prefetch_line(p.input_at(first_token + lane, head) + base / 8);
-        wait_for_earlier_kernels();
+            ptx::prefetch_global_l2(p.input_at(first_token + lane, head) + base / 8);
+        ptx::griddepcontrol_wait();
         {
             const uint32_t row = lane / 8, unit = lane % 8;
             const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
 #pragma unroll
             for (uint32_t i = 0; i < kTokens; i += 4)
                 if (kWhole || base + unit * 8 < k)
-                    copy_async16(input + place<8>(row + i, unit),
-                                 from + uint64_t(i) * p.input_token_stride,
-                                 first_token + row + i < p.tokens);
+                    ptx::cp_async_16(input + place<8>(row + i, unit),
+                                     from + uint64_t(i) * p.input_token_stride,
+                                     first_token + row + i < p.tokens);
         }
-        copy_async_wait();
+        ptx::cp_async_wait_all();
         __syncwarp();
 #pragma unroll
         for (uint32_t step = 0; step < kSlice / 16; ++step) {
             if (!kWhole && base + step * 16 >= k) break;
             uint32_t w[4];
-            load_matrices(w, weights + place<8>(lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+            ptx::ldmatrix_x4(w,
+                             weights + place<8>(lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
 #pragma unroll
             for (uint32_t tile = 0; tile < Tiles; ++tile) {
                 uint32_t x[4];
-                load_matrices(x, input + place<8>(tile * kTile + lane % 16, step * 2 + lane / 16));
-                multiply_16x8<T>(c[tile][0], x, w[0], w[1]);
-                multiply_16x8<T>(c[tile][1], x, w[2], w[3]);
+                ptx::ldmatrix_x4(x,
+                                 input + place<8>(tile * kTile + lane % 16, step * 2 + lane / 16));
+                ptx::mma_m16n8k16<T>(c[tile][0], x, w[0], w[1]);
+                ptx::mma_m16n8k16<T>(c[tile][1], x, w[2], w[3]);
             }
         }
     }

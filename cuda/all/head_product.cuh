@@ -24,9 +24,9 @@
 #include <cuda_fp16.h>
 
 #include "../common/device.cuh"
-#include "../common/instructions.cuh"
-#include "../common/mbarrier.cuh"
 #include "../common/status.cuh"
+#include "../ptx/sm80.cuh"
+#include "../ptx/sm90.cuh"
 
 namespace mla {
 
@@ -73,8 +73,8 @@ struct HeadPlan {
         uint32_t* to = reinterpret_cast<uint32_t*>(out + (uint64_t(row) * out_token_stride +
                                                           uint64_t(head) * out_head_stride)) +
                        (n / 2 + lane % 4);
-        if (row < tokens) *to = pack<T>(c.x, c.y);
-        if (row + 8 < tokens) to[uint64_t(8 * 4) * out_token_stride] = pack<T>(c.z, c.w);
+        if (row < tokens) *to = ptx::cvt_rn_x2<T>(c.x, c.y);
+        if (row + 8 < tokens) to[uint64_t(8 * 4) * out_token_stride] = ptx::cvt_rn_x2<T>(c.z, c.w);
     }
 };
 
@@ -92,9 +92,9 @@ __device__ __forceinline__ uint32_t thread_again() {
 template <bool Sparing>
 __device__ __forceinline__ void copy_weights(uint32_t to, const uint4* from) {
     if constexpr (Sparing)
-        copy_async16(to, from, true, evict_first());
+        ptx::cp_async_16(to, from, true, ptx::createpolicy_evict_first());
     else
-        copy_async16(to, from, true);
+        ptx::cp_async_16(to, from, true);
 }
 
 // Where a unit of 16 bytes lies in shared memory, of rows of `Units`. It is moved by its row's
@@ -114,7 +114,7 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
     // Rows of 8 and of 16 units.
     __shared__ __align__(128) char weights[kChunk * kN * 2], input[kTokens * kChunk * 2];
     const uint32_t k = K ? K : p.k;
-    if (!p.constant_weights) wait_for_earlier_kernels();
+    if (!p.constant_weights) ptx::griddepcontrol_wait();
 
     // Two sums, so that a step need not wait for the one before.
     float c[2][Tiles][4] = {};
@@ -124,41 +124,42 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
         {
             const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8;
             const uint4* from = p.weights_at(head, base + row) + (block * 8 + unit);
-            const uint32_t to = shared_address(weights) + place<8>(row, unit);
+            const uint32_t to = ptx::shared_address(weights) + place<8>(row, unit);
 #pragma unroll
             for (uint32_t i = 0; i < kChunk; i += kProductThreads / 8)
                 if (kWhole || base + row + i < k)
                     copy_weights<Sparing>(to + i * 128, from + uint64_t(i) * p.weights_stride);
         }
-        wait_for_earlier_kernels();
+        ptx::griddepcontrol_wait();
         const uint32_t thread = thread_again(), lane = thread % 32, warp = thread / 32;
         {
             const uint32_t row = thread / 16, unit = thread % 16;
             const uint4* from = p.input_at(first_token + row, head) + (base / 8 + unit);
-            const uint32_t to = shared_address(input) + place<16>(row, unit);
+            const uint32_t to = ptx::shared_address(input) + place<16>(row, unit);
 #pragma unroll
             for (uint32_t i = 0; i < kTokens; i += kProductThreads / 16)
                 if (kWhole || base + unit * 8 < k)
-                    copy_async16(to + i * 256, from + uint64_t(i) * p.input_token_stride,
-                                 first_token + row + i < p.tokens);
+                    ptx::cp_async_16(to + i * 256, from + uint64_t(i) * p.input_token_stride,
+                                     first_token + row + i < p.tokens);
         }
-        copy_async_wait();
+        ptx::cp_async_wait_all();
         __syncthreads();
 #pragma unroll
         for (uint32_t step = 0; step < kChunk / 16; step += 2) {
             if (!kWhole && base + step * 16 >= k) break;
             uint32_t w[4];
-            load_matrices_transposed(w, shared_address(weights) + place<8>(step * 16 + lane, warp));
+            ptx::ldmatrix_x4_trans(w,
+                                   ptx::shared_address(weights) + place<8>(step * 16 + lane, warp));
 #pragma unroll
             for (uint32_t half = 0; half < 2; ++half) {
                 if (!kWhole && base + (step + half) * 16 >= k) break;
 #pragma unroll
                 for (uint32_t tile = 0; tile < Tiles; ++tile) {
                     uint32_t x[4];
-                    load_matrices(
-                        x, shared_address(input) +
+                    ptx::ldmatrix_x4(
+                        x, ptx::shared_address(input) +
                                place<16>(tile * kTile + lane % 16, (step + half) * 2 + lane / 16));
-                    multiply_16x8<T>(c[half][tile], x, w[2 * half], w[2 * half + 1]);
+                    ptx::mma_m16n8k16<T>(c[half][tile], x, w[2 * half], w[2 * half + 1]);
                 }
             }
         }
@@ -171,20 +172,21 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
         // Through shared memory, where the weights were, so that whole lines are written.
         __syncthreads();
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32,
-                       staged = shared_address(weights);
+                       staged = ptx::shared_address(weights);
 #pragma unroll
         for (uint32_t tile = 0; tile < Tiles; ++tile) {
             const float (&a)[4] = c[0][tile], (&b)[4] = c[1][tile];
             const uint32_t row = tile * kTile + lane / 4, to = staged + lane % 4 * 4;
-            store_shared4(to + place<8>(row, warp), pack<T>(a[0] + b[0], a[1] + b[1]));
-            store_shared4(to + place<8>(row + 8, warp), pack<T>(a[2] + b[2], a[3] + b[3]));
+            ptx::st_shared(to + place<8>(row, warp), ptx::cvt_rn_x2<T>(a[0] + b[0], a[1] + b[1]));
+            ptx::st_shared(to + place<8>(row + 8, warp),
+                           ptx::cvt_rn_x2<T>(a[2] + b[2], a[3] + b[3]));
         }
         __syncthreads();
         static_assert(kTokens * 8 == kProductThreads, "a unit per thread");
         const uint32_t row = threadIdx.x / 8, unit = threadIdx.x % 8, token = first_token + row;
         if (token >= p.tokens) return;
         p.out[uint64_t(token) * p.out_token_stride + uint64_t(head) * p.out_head_stride +
-              (block * 8 + unit)] = load_shared16(staged + place<8>(row, unit));
+              (block * 8 + unit)] = ptx::ld_shared_v4(staged + place<8>(row, unit));
     }
 }
 
@@ -216,8 +218,7 @@ inline MlaStatus can_start_early(const void* kernel, bool& can) {
     int device;
     cudaError_t e = cudaGetDevice(&device);
     if (e != cudaSuccess) return cuda_status("cudaGetDevice", e);
-    int version =
-        device < kMaxDevices ? ptx_version[device].load(std::memory_order_relaxed) : 0;
+    int version = device < kMaxDevices ? ptx_version[device].load(std::memory_order_relaxed) : 0;
     if (version == 0) {
         cudaFuncAttributes attributes;
         if ((e = cudaFuncGetAttributes(&attributes, kernel)) != cudaSuccess)

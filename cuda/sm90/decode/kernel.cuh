@@ -58,10 +58,9 @@
 // something else has to.
 #pragma once
 
-#include "../../common/instructions.cuh"
-#include "../../common/mbarrier.cuh"
-#include "../../common/tma.cuh"
-#include "../../common/wgmma.cuh"
+#include "../../ptx/sm80.cuh"
+#include "../../ptx/sm90.cuh"
+#include "../../ptx/wgmma.cuh"
 #include "layout.cuh"
 #include "merge.cuh"
 #include "params.cuh"
@@ -128,46 +127,46 @@ struct Kernel {
     __device__ uint32_t rope_slot(int slot) const {
         return latent_slot(L::kLatentSlots) + slot * kTileBytes;
     }
-    __device__ static uint32_t at(const uint64_t& bar) { return shared_address(&bar); }
+    __device__ static uint32_t at(const uint64_t& bar) { return ptx::shared_address(&bar); }
 
     // Called by one thread, before the block's first barrier. Every address is a constant: an
     // address that differs from lane to lane would be taken lane by lane.
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), 1);
-            barrier_init(at(s.latent_empty[i]), 8);
+            ptx::mbarrier_init(at(s.latent_full[i]), 1);
+            ptx::mbarrier_init(at(s.latent_empty[i]), 8);
         }
 #pragma unroll
         for (int i = 0; i < L::kRopeSlots; ++i) {
-            barrier_init(at(s.rope_full[i]), 1);
-            barrier_init(at(s.rope_empty[i]), 8);
-            barrier_init(at(s.scores_full[i]), 32);
-            if constexpr (kByRows) barrier_init(at(s.scores_issued[i]), 4);
+            ptx::mbarrier_init(at(s.rope_full[i]), 1);
+            ptx::mbarrier_init(at(s.rope_empty[i]), 8);
+            ptx::mbarrier_init(at(s.scores_full[i]), 32);
+            if constexpr (kByRows) ptx::mbarrier_init(at(s.scores_issued[i]), 4);
             s.any_factor[i] = make_int4(0, 0, 0, 0);
         }
         initialise_queue(kPieceReaders);
         s.owed.last = s.owed.first = false;
-        barrier_init(at(s.query_full), p.even_query ? 1 : 32);
+        ptx::mbarrier_init(at(s.query_full), p.even_query ? 1 : 32);
         if constexpr (kHeldQueries > 0) {
-            barrier_init(at(s.held_query_full), p.even_query ? 1 : 32);
-            barrier_init(at(s.held_query_empty), 1);
-            barrier_init(at(s.held_query_taken), 128);
-            barrier_init(at(s.tail_cleared), 128);
+            ptx::mbarrier_init(at(s.held_query_full), p.even_query ? 1 : 32);
+            ptx::mbarrier_init(at(s.held_query_empty), 1);
+            ptx::mbarrier_init(at(s.held_query_taken), 128);
+            ptx::mbarrier_init(at(s.tail_cleared), 128);
         }
-        barrier_init(at(s.query_empty), 128);
-        barrier_init(at(s.lens_full), 32);
-        barrier_init(at(s.table_full), 32);
-        barrier_init(at(s.stats_full), kStatsWriters);
-        barrier_init(at(s.stats_empty), kOutputThreads);
-        fence_barrier_init();
+        ptx::mbarrier_init(at(s.query_empty), 128);
+        ptx::mbarrier_init(at(s.lens_full), 32);
+        ptx::mbarrier_init(at(s.table_full), 32);
+        ptx::mbarrier_init(at(s.stats_full), kStatsWriters);
+        ptx::mbarrier_init(at(s.stats_empty), kOutputThreads);
+        ptx::fence_mbarrier_init();
     }
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
-        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
-        if (lane == 3) tma_prefetch_descriptor(&maps.cache_pairs);
-        if (lane == 1 && p.even_query) tma_prefetch_descriptor(&maps.q_latent);
-        if (lane == 2 && p.even_query) tma_prefetch_descriptor(&maps.q_rope);
+        if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
+        if (lane == 3) ptx::prefetch_tensormap(&maps.cache_pairs);
+        if (lane == 1 && p.even_query) ptx::prefetch_tensormap(&maps.q_latent);
+        if (lane == 2 && p.even_query) ptx::prefetch_tensormap(&maps.q_rope);
     }
 
     // Where tokens lie in the cache.
@@ -192,28 +191,28 @@ struct Kernel {
     __device__ void initialise_queue(uint32_t readers) const {
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) {
-            barrier_init(at(s.piece_full[i]), 1);
-            barrier_init(at(s.piece_empty[i]), readers);
+            ptx::mbarrier_init(at(s.piece_full[i]), 1);
+            ptx::mbarrier_init(at(s.piece_empty[i]), readers);
         }
     }
 
     __device__ const Piece* take(const Queue& q) const {
-        barrier_wait(at(s.piece_full[q.slot()]), q.phase());
+        ptx::mbarrier_wait(at(s.piece_full[q.slot()]), q.phase());
         const Piece* piece = &s.pieces[q.slot()];
         return piece->request < 0 ? nullptr : piece;
     }
     // Called by every thread that took it.
     __device__ void give_back(Queue& q) const {
-        barrier_arrive(at(s.piece_empty[q.slot()]));
+        ptx::mbarrier_arrive(at(s.piece_empty[q.slot()]));
         ++q.pieces;
     }
 
     __device__ void hand_out(Queue& q, const Piece& piece) const {
-        barrier_wait(at(s.piece_empty[q.slot()]), q.phase() ^ 1);
+        ptx::mbarrier_wait(at(s.piece_empty[q.slot()]), q.phase() ^ 1);
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
             s.pieces[q.slot()] = piece;
-            barrier_arrive(at(s.piece_full[q.slot()]));
+            ptx::mbarrier_arrive(at(s.piece_full[q.slot()]));
         }
         ++q.pieces;
     }
@@ -222,12 +221,12 @@ struct Kernel {
     __device__ void fetch_lengths(int lane) const {
 #pragma unroll 1
         for (int i = lane; i < p.requests; i += 32)
-            copy_async4(shared_address(s.lens + i), p.kv_lens + i);
+            ptx::cp_async_4(ptx::shared_address(s.lens + i), p.kv_lens + i);
     }
     // Says that they are there.
     __device__ void finish_lengths() const {
-        copy_async_wait();
-        barrier_arrive(at(s.lens_full));
+        ptx::cp_async_wait_all();
+        ptx::mbarrier_arrive(at(s.lens_full));
     }
 
     // A small block table is copied to shared memory while the lengths are still under way, into a
@@ -241,15 +240,15 @@ struct Kernel {
             if ((reinterpret_cast<uintptr_t>(p.block_table) & 15) == 0 && (entries & 3) == 0) {
 #pragma unroll 1
                 for (int i = lane * 4; i < entries; i += 128)
-                    copy_async16(table_copy() + i * 4, p.block_table + i, true);
+                    ptx::cp_async_16(table_copy() + i * 4, p.block_table + i, true);
             } else {
 #pragma unroll 1
                 for (int i = lane; i < entries; i += 32)
-                    copy_async4(table_copy() + i * 4, p.block_table + i);
+                    ptx::cp_async_4(table_copy() + i * 4, p.block_table + i);
             }
         } else {
             const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
-            if (entry < entries) prefetch_line(p.block_table + entry);
+            if (entry < entries) ptx::prefetch_global_l2(p.block_table + entry);
         }
     }
 
@@ -257,9 +256,9 @@ struct Kernel {
     // probably begins with; page -1 where that is not known or where its tokens do not lie
     // together.
     __device__ Place finish_table(const Schedule& schedule) const {
-        copy_async_wait();
+        ptx::cp_async_wait_all();
         __syncwarp();
-        barrier_wait(at(s.lens_full), 0);
+        ptx::mbarrier_wait(at(s.lens_full), 0);
         const Start start = schedule.likely_start();
         Place place = {-1, 0};
         if (p.run == kBlock && start.request >= 0) {
@@ -268,13 +267,13 @@ struct Kernel {
             const int token = start.block * kBlock, page = page_of(token);
             const int64_t entry = start.request * p.block_table_stride + page;
             if (entry < p.block_table_entries)
-                place = {table_is_small() ? load_shared(table_copy() + int(entry) * 4)
+                place = {table_is_small() ? ptx::ld_shared_s32(table_copy() + int(entry) * 4)
                                           : p.block_table[entry],
                          token - page * p.page_size};
         }
         // From then on the copy may be overwritten.
         __syncwarp();
-        barrier_arrive(at(s.table_full));
+        ptx::mbarrier_arrive(at(s.table_full));
         return place;
     }
 
@@ -282,11 +281,11 @@ struct Kernel {
     // first copies, which come when the work has been divided; it is slower with all of a block at
     // once.
     __device__ void prefetch_block(const TensorMaps& maps, Place block) const {
-        const L2Policy policy = evict_first();
+        const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
 #pragma unroll 1
         for (int i = half; i < kBlockSlots / 2; i += pair)
-            tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, i * L::kSlotTiles / 2,
-                         block.page);
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, block.token, 0,
+                                               i * L::kSlotTiles / 2, block.page);
     }
 
     // Brings the queries of a small batch into L2, each block some of them, `most` rows at most:
@@ -304,7 +303,7 @@ struct Kernel {
             const char* latent =
                 static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
             const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;
-            if (row < rows) prefetch_line(line < lines - 1 ? latent + line * 128 : rope);
+            if (row < rows) ptx::prefetch_global_l2(line < lines - 1 ? latent + line * 128 : rope);
         }
         __syncwarp();
     }
@@ -327,7 +326,7 @@ struct Kernel {
     __device__ void wait_for_copies(const Slots& next) const {
         if constexpr (L::kSlotsUnderWay < L::kLatentSlots) {
             const Slots before = next.back(L::kSlotsUnderWay);
-            barrier_wait(at(s.latent_full[before.slot]), before.phase);
+            ptx::mbarrier_wait(at(s.latent_full[before.slot]), before.phase);
         }
     }
 
@@ -337,10 +336,10 @@ struct Kernel {
     __device__ __forceinline__ void load_block(const TensorMaps& maps, LatentRing& latent,
                                                RopeRing& rope, int tokens, const int (&page)[4],
                                                const int (&first)[4]) const {
-        const L2Policy policy = cache_policy();
+        const ptx::CachePolicy policy = cache_policy();
         const auto load_tile = [&](uint32_t full, uint32_t slot, int x) {
             if (whole) {
-                tma_load(&maps.cache, slot, full, policy, x, first[0], page[0]);
+                ptx::cp_async_bulk_tensor(&maps.cache, slot, full, policy, x, first[0], page[0]);
             } else {
 #pragma unroll 1
                 for (int i = 0; i * 16 < tokens; ++i) {
@@ -349,18 +348,19 @@ struct Kernel {
                                   : i == 2 ? first[2]
                                            : first[3];
                     const int z = i == 0 ? page[0] : i == 1 ? page[1] : i == 2 ? page[2] : page[3];
-                    tma_load(&maps.cache, slot + i * 2048, full, policy, x, f, z);
+                    ptx::cp_async_bulk_tensor(&maps.cache, slot + i * 2048, full, policy, x, f, z);
                 }
             }
         };
 #pragma unroll 1
         for (int i = 0; i < 8; i += L::kSlotTiles) {
             const uint32_t full = at(s.latent_full[latent.slot]), slot = latent_slot(latent.slot);
-            barrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
+            ptx::mbarrier_wait(at(s.latent_empty[latent.slot]), latent.phase ^ 1);
             wait_for_copies(latent);
-            barrier_expect(full, tokens * 128 * L::kSlotTiles);
+            ptx::mbarrier_arrive_expect_tx(full, tokens * 128 * L::kSlotTiles);
             if (whole) {
-                tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, i / 2, page[0]);
+                ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
+                                          i / 2, page[0]);
             } else {
 #pragma unroll 1
                 for (int j = 0; j < L::kSlotTiles; ++j)
@@ -368,15 +368,17 @@ struct Kernel {
             }
             latent.advance(1);
         }
-        barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
-        barrier_expect(at(s.rope_full[rope.slot]), tokens * 128);
+        ptx::mbarrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+        ptx::mbarrier_arrive_expect_tx(at(s.rope_full[rope.slot]), tokens * 128);
         load_tile(at(s.rope_full[rope.slot]), rope_slot(rope.slot), kLatent);
         rope.advance(1);
     }
 
     // What is read once need not push out what is in L2, least of all lines that were written: that
     // costs writes beside the reads. But a long batch is read faster when it may have all of L2.
-    __device__ L2Policy cache_policy() const { return s.sparing ? evict_first() : L2Policy{}; }
+    __device__ ptx::CachePolicy cache_policy() const {
+        return s.sparing ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};
+    }
 
     // Calls load(whole, begins, tokens, page, first) for each block: as one run, or as up to four
     // that lie apart; `begins` says that it is the piece's first one. One lane does. This warp
@@ -406,11 +408,11 @@ struct Kernel {
                 const int token = run * p.run, page = page_of(token);
                 if (token >= piece.kv_len) return Place{-1, 0};
                 const int64_t entry = piece.request * p.block_table_stride + page;
-                return Place{
-                    copied ? load_shared(table_copy() + int(entry) * 4) : p.block_table[entry],
-                    token - page * p.page_size};
+                return Place{copied ? ptx::ld_shared_s32(table_copy() + int(entry) * 4)
+                                    : p.block_table[entry],
+                             token - page * p.page_size};
             };
-            if (copied) barrier_wait(at(s.table_full), 0);
+            if (copied) ptx::mbarrier_wait(at(s.table_full), 0);
             Place current = place_of_run(begin * runs + lane), following = {};
             int run = 0;
 #pragma unroll 1
@@ -443,7 +445,7 @@ struct Kernel {
                 }
             }
             give_back(queue);
-            barrier_wait(at(s.piece_full[queue.slot()]), queue.phase());
+            ptx::mbarrier_wait(at(s.piece_full[queue.slot()]), queue.phase());
             keep(s.pieces[queue.slot()]);
         }
     }
@@ -485,18 +487,18 @@ struct Kernel {
             // this thread: they may even have been taken by now, and this thread must not wait,
             // either.
             if (held > 0) {
-                barrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
+                ptx::mbarrier_wait(at(s.held_query_taken), (held & 1) ^ 1);
 #pragma unroll
                 for (int i = 0; i < kHeldQuerySlots; ++i)
-                    barrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
-                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
-                barrier_arrive(at(s.held_query_empty));
+                    ptx::mbarrier_wait(at(s.latent_empty[latent.slot + i]), latent.phase ^ 1);
+                ptx::mbarrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                ptx::mbarrier_arrive(at(s.held_query_empty));
             }
             // Nobody waits for these, but they count every use of a slot.
 #pragma unroll
             for (int i = 0; i < kHeldQuerySlots; ++i)
-                barrier_arrive(at(s.latent_full[latent.slot + i]));
-            barrier_arrive(at(s.rope_full[rope.slot]));
+                ptx::mbarrier_arrive(at(s.latent_full[latent.slot + i]));
+            ptx::mbarrier_arrive(at(s.rope_full[rope.slot]));
             skip_held_queries(latent, rope);
         }
     }
@@ -525,9 +527,9 @@ struct Kernel {
                 // No lane may be left behind at a wait while the one that copies goes on.
                 __syncwarp();
                 if (!hold)
-                    barrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
+                    ptx::mbarrier_wait(at(s.query_empty), (queue.pieces & 1) ^ 1);
                 else if (held++ > 0)
-                    barrier_wait(at(s.held_query_empty), held & 1);
+                    ptx::mbarrier_wait(at(s.held_query_empty), held & 1);
                 load(piece, hold ? s.held_query_full : s.query_full,
                      hold ? kHeldQueries : L::kQueryTiles, [&](int tile) {
                          if (hold)
@@ -550,11 +552,11 @@ struct Kernel {
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
         load_query_tiles([&](const Piece& piece, const uint64_t& full, int tiles, auto where) {
             if ((threadIdx.x & 31) != 0) return;
-            barrier_expect(at(full), tiles * L::kQueryTileBytes);
+            ptx::mbarrier_arrive_expect_tx(at(full), tiles * L::kQueryTileBytes);
             const int row = piece.q_begin * p.heads + first_row(piece);
             const int2 first = where(0), last = where(tiles - 1);
-            tma_load(latent, first.x, at(full), 0, row, first.y / 64, 0);
-            if (last.y == kLatent) tma_load(rope, last.x, at(full), 0, row, 0, 0);
+            ptx::cp_async_bulk_tensor(latent, first.x, at(full), 0, row, first.y / 64, 0);
+            if (last.y == kLatent) ptx::cp_async_bulk_tensor(rope, last.x, at(full), 0, row, 0, 0);
         });
     }
 
@@ -582,21 +584,21 @@ struct Kernel {
                     const char* own =
                         source + ((piece.q_begin + token) * token_stride + head * head_stride) * 2 +
                         chunk * 16;
-                    copy_async16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4),
-                                 r < valid ? own : source, r < valid);
+                    ptx::cp_async_16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4),
+                                     r < valid ? own : source, r < valid);
                 }
             }
-            copy_async_wait();
-            fence_async_proxy();
+            ptx::cp_async_wait_all();
+            ptx::fence_proxy_async();
             if (kHeldQueries > 0 && tiles == L::kQueryTiles) {
                 // The next queries to be held may come to where the piece before this one ended:
                 // these did not, the ring is too long. There is no later tail before this piece's
                 // queries are there, so the wait cannot miss its phase.
-                if (tail) barrier_wait(at(s.tail_cleared), tails++ & 1);
+                if (tail) ptx::mbarrier_wait(at(s.tail_cleared), tails++ & 1);
                 tail =
                     piece.block_begin < piece.block_end && piece.block_end * kBlock > piece.kv_len;
             }
-            barrier_arrive(at(full));
+            ptx::mbarrier_arrive(at(full));
         });
     }
 
@@ -632,23 +634,23 @@ struct Kernel {
             if constexpr (kHeldQueries > 0) {
                 if (begin < end) hold_queries(query, latent, rope, held++, warp, lane);
             }
-            barrier_wait(at(s.query_full), queue.pieces & 1);
+            ptx::mbarrier_wait(at(s.query_full), queue.pieces & 1);
             for (int block = begin; block < end; ++block) {
                 float d[32];
                 LatentRing tile = latent.uniform();
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     const int part = i % L::kSlotTiles;
-                    if (part == 0) barrier_wait(at(s.latent_full[tile.slot]), tile.phase);
+                    if (part == 0) ptx::mbarrier_wait(at(s.latent_full[tile.slot]), tile.phase);
                     multiply_tile(d, query, i, latent_slot(tile.slot) + part * kTileBytes, i > 0);
                     if (part == L::kSlotTiles - 1) tile.advance(1);
                 }
-                barrier_wait(at(s.rope_full[rope.slot]), rope.phase);
+                ptx::mbarrier_wait(at(s.rope_full[rope.slot]), rope.phase);
                 multiply_tile(d, query, 8, rope_slot(rope.uniform().slot), 1);
-                wgmma_commit();
-                if (kByRows && lane == 0) barrier_arrive(at(s.scores_issued[said.slot]));
-                wgmma_wait<0>();
-                if (block + 1 == end) barrier_arrive(at(s.query_empty));
+                ptx::wgmma_commit_group();
+                if (kByRows && lane == 0) ptx::mbarrier_arrive(at(s.scores_issued[said.slot]));
+                ptx::wgmma_wait_group<0>();
+                if (block + 1 == end) ptx::mbarrier_arrive(at(s.query_empty));
 
                 float factor0 = 1.f, factor1 = 1.f;
                 if (has_rows) {
@@ -669,18 +671,18 @@ struct Kernel {
                     exponentials(d, 2, max1, sum1, factor1);
                 }
                 // What follows writes to tiles that the other warps' products have to be done with.
-                named_barrier(kScoresBarrier, 128);
+                ptx::bar_sync(kScoresBarrier, 128);
                 const int tokens = kv_len - block * kBlock;
                 if (tokens < kBlock) {
                     clear_tail(latent, tokens, thread);
                     if constexpr (kHeldQueries > 0) {
                         // Behind the zeros of all, as for held queries.
-                        named_barrier(kScoresBarrier, 128);
-                        barrier_arrive(at(s.tail_cleared));
+                        ptx::bar_sync(kScoresBarrier, 128);
+                        ptx::mbarrier_arrive(at(s.tail_cleared));
                     }
                 }
                 // The copy engine waited for the same before it filled the slot.
-                barrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
+                ptx::mbarrier_wait(at(s.rope_empty[rope.slot]), rope.phase ^ 1);
                 if (has_rows) {
                     const bool any = __any_sync(
                         ~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
@@ -691,17 +693,17 @@ struct Kernel {
                     if (lane == 0) reinterpret_cast<int*>(&s.any_factor[said.slot])[warp] = any;
                     store_probabilities(d, rope_slot(rope.slot), warp, lane);
                 }
-                fence_async_proxy();
+                ptx::fence_proxy_async();
                 __syncwarp();
                 // Those who wrote factors; for the others' probabilities, too.
-                if ((lane & 3) == 0) barrier_arrive(at(s.scores_full[said.slot]));
+                if ((lane & 3) == 0) ptx::mbarrier_arrive(at(s.scores_full[said.slot]));
                 latent.advance(kBlockSlots);
                 rope.advance(1);
                 said.advance(1);
             }
-            if (begin == end) barrier_arrive(at(s.query_empty));
+            if (begin == end) ptx::mbarrier_arrive(at(s.query_empty));
 
-            barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
+            ptx::mbarrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
             if (has_rows) {
                 sum0 += __shfl_xor_sync(~0u, sum0, 1);
                 sum0 += __shfl_xor_sync(~0u, sum0, 2);
@@ -714,7 +716,7 @@ struct Kernel {
                     s.sum[row1] = sum1;
                     s.inverse[row0] = inverse_of(sum0);
                     s.inverse[row1] = inverse_of(sum1);
-                    barrier_arrive(at(s.stats_full));
+                    ptx::mbarrier_arrive(at(s.stats_full));
                     if (piece.parts == 1) {
                         const int valid = rows(piece);
 #pragma unroll 1
@@ -734,20 +736,23 @@ struct Kernel {
     template <typename Queries>
     __device__ void multiply_tile(float (&d)[32], const Queries& query, int query_tile,
                                   uint32_t cache_tile, int accumulate) const {
-        const uint64_t b = wgmma_descriptor(cache_tile);
-        wgmma_fence();
+        const uint64_t b = ptx::wgmma_descriptor(cache_tile);
+        ptx::wgmma_fence();
         // By rows, every other tile is in registers.
         constexpr int stride = L::kQueryValues / 64;
         if (query_tile % stride == L::kFirstQueryValue / 64) {
-            const uint64_t a = wgmma_descriptor(base + query_tile / stride * L::kQueryTileBytes);
+            const uint64_t a =
+                ptx::wgmma_descriptor(base + query_tile / stride * L::kQueryTileBytes);
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                Wgmma<T, 64, Major::K>::run(d, a + 2 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+                ptx::Wgmma<T, 64, ptx::Major::K>::run(d, a + 2 * k, b + 2 * k,
+                                                      k > 0 ? 1 : accumulate);
         } else if constexpr (kHeldQueries > 0) {
             const uint32_t* a = query[query_tile / stride];
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, k > 0 ? 1 : accumulate);
+                ptx::WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k,
+                                                    k > 0 ? 1 : accumulate);
         }
     }
 
@@ -755,28 +760,28 @@ struct Kernel {
     template <typename Queries>
     __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
                                  int warp, int lane) const {
-        barrier_wait(at(s.held_query_full), held & 1);
+        ptx::mbarrier_wait(at(s.held_query_full), held & 1);
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
         for (int t = 0; t < kHeldQueries; ++t)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                load_matrices(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
-                              held_query_slot(t, latent, rope) + row * 128 +
-                                  (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+                ptx::ldmatrix_x4(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
+                                 held_query_slot(t, latent, rope) + row * 128 +
+                                     (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
         // The copy engine is going to write where these lanes have read. The arrivals do not wait
         // for what was read to come; the fence does, and behind the barrier of the warpgroup that
         // holds for all (docs/kernels/decode.md, "Correctness").
-        fence_async_proxy();
-        named_barrier(kScoresBarrier, 128);
-        barrier_arrive(at(s.held_query_taken));
+        ptx::fence_proxy_async();
+        ptx::bar_sync(kScoresBarrier, 128);
+        ptx::mbarrier_arrive(at(s.held_query_taken));
         __syncwarp();
         // In the stead of the eight warps that free a block's slots.
         if (lane < 2) {
-            barrier_arrive(at(s.rope_empty[rope.slot]));
+            ptx::mbarrier_arrive(at(s.rope_empty[rope.slot]));
 #pragma unroll
             for (int i = 0; i < kHeldQuerySlots; ++i)
-                barrier_arrive(at(s.latent_empty[latent.slot + i]));
+                ptx::mbarrier_arrive(at(s.latent_empty[latent.slot + i]));
         }
         skip_held_queries(latent, rope);
     }
@@ -789,7 +794,7 @@ struct Kernel {
             for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
 #pragma unroll
                 for (int j = 0; j < L::kSlotTiles; ++j)
-                    store_shared16(slot + j * kTileBytes + i * 16, make_uint4(0, 0, 0, 0));
+                    ptx::st_shared_v4(slot + j * kTileBytes + i * 16, make_uint4(0, 0, 0, 0));
             }
             tile.advance(1);
         }
@@ -812,7 +817,7 @@ struct Kernel {
     // multiplied by.
     __device__ static float raise_maximum(float& maximum, float m) {
         const bool raise = m > maximum + kLazyMaximum;
-        const float factor = raise ? exp2_approx(maximum - m) : 1.f;
+        const float factor = raise ? ptx::ex2_approx(maximum - m) : 1.f;
         maximum = raise ? m : maximum;
         return factor;
     }
@@ -826,7 +831,7 @@ struct Kernel {
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 float& x = d[4 * i + first + j];
-                x = exp2_approx(fmaf(x, p.scale_log2, -offset));
+                x = ptx::ex2_approx(fmaf(x, p.scale_log2, -offset));
                 total[j] += x;
             }
         }
@@ -840,10 +845,11 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             const int chunk = i + (lane >> 4);
-            store_matrices(tile + row * 128 + ((chunk ^ (row & 7)) << 4),
-                           pack<T>(d[4 * i], d[4 * i + 1]), pack<T>(d[4 * i + 2], d[4 * i + 3]),
-                           pack<T>(d[4 * i + 4], d[4 * i + 5]),
-                           pack<T>(d[4 * i + 6], d[4 * i + 7]));
+            ptx::stmatrix_x4(tile + row * 128 + ((chunk ^ (row & 7)) << 4),
+                             ptx::cvt_rn_x2<T>(d[4 * i], d[4 * i + 1]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 2], d[4 * i + 3]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 4], d[4 * i + 5]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 6], d[4 * i + 7]));
         }
     }
 
@@ -851,7 +857,7 @@ struct Kernel {
     // output
 
     __device__ static void free_slot(const uint64_t& bar, int lane) {
-        if (lane == 0) barrier_arrive(at(bar));
+        if (lane == 0) ptx::mbarrier_arrive(at(bar));
     }
 
     __device__ void output() {
@@ -868,14 +874,14 @@ struct Kernel {
             if (begin < end) skip_held_queries(latent, rope);
 #pragma unroll 1
             for (int block = begin; block < end; ++block) {
-                barrier_wait(at(s.scores_full[said.slot]), said.phase);
+                ptx::mbarrier_wait(at(s.scores_full[said.slot]), said.phase);
                 const int4 any = s.any_factor[said.slot];
                 if (block > begin) sums.rescale(s.factor[said.slot], any, thread);
                 const uint32_t probabilities = rope_slot(rope.uniform().slot);
                 // The tiles of a slot belong to both groups in turn.
                 LatentRing tile = latent.uniform(), done = tile;
                 const auto finish_step = [&](auto pending) {
-                    wgmma_wait<pending.value>();
+                    ptx::wgmma_wait_group<pending.value>();
 #pragma unroll
                     for (int i = 0; i < kStepSlots; ++i)
                         free_slot(s.latent_empty[done.slot + i], lane);
@@ -892,14 +898,14 @@ struct Kernel {
                         // has had its use before, since that block's probabilities came, and cannot
                         // have its next one, which needs a rope slot that is given back below.
                         if (block + 1 < end)
-                            barrier_wait(at(s.scores_issued[next.slot]), next.phase);
+                            ptx::mbarrier_wait(at(s.scores_issued[next.slot]), next.phase);
                     }
 #pragma unroll
                     for (int i = 0; i < kStepSlots; ++i)
-                        barrier_wait(at(s.latent_full[tile.slot + i]), tile.phase);
-                    wgmma_fence();
+                        ptx::mbarrier_wait(at(s.latent_full[tile.slot + i]), tile.phase);
+                    ptx::wgmma_fence();
                     sums.add(step, probabilities, latent_slot(tile.slot) + group * kTileBytes);
-                    wgmma_commit();
+                    ptx::wgmma_commit_group();
                     tile.advance(kStepSlots);
                 }
                 if constexpr (Sums::kSteps == 4) {
@@ -913,10 +919,10 @@ struct Kernel {
                 rope.advance(1);
                 said.advance(1);
             }
-            barrier_wait(at(s.stats_full), queue.pieces & 1);
+            ptx::mbarrier_wait(at(s.stats_full), queue.pieces & 1);
             if (piece.parts == 1) {
                 sums.write(output_rows(piece), s.inverse, thread);
-                barrier_arrive(at(s.stats_empty));
+                ptx::mbarrier_arrive(at(s.stats_empty));
             } else {
                 deliver(piece, sums, thread);
             }
@@ -973,7 +979,7 @@ struct Kernel {
             for (int i = 0; i < AnySums::kVectors; ++i) {
                 const unsigned of_share = AnySums::vector(i) + own - first;
                 if (of_share < count)
-                    store_shared16(kept_share() + of_share * 16, packed[i]);
+                    ptx::st_shared_v4(kept_share() + of_share * 16, packed[i]);
                 else
                     to[AnySums::vector(i)] = packed[i];
             }
@@ -984,8 +990,8 @@ struct Kernel {
                 row_lse(s.maximum[row], s.sum[row]);
             *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
         }
-        barrier_arrive(at(s.stats_empty));
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::mbarrier_arrive(at(s.stats_empty));
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         // Until this thread's writes and the others' have arrived, the others prepare to merge.
         if (piece.last) {
             if (thread == 0) counters_of(piece)->arrive_sharer();
@@ -995,11 +1001,11 @@ struct Kernel {
             s.owed.first = counters_of(piece)->arrive(piece.parts, piece.sharers) == MergeRole::all;
             leave(piece);
         }
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         // Only its first piece can be a part of a tile and have others after it.
         if (s.owed.first) {
             if (thread == 0) s.owed.first_piece = piece;
-            named_barrier(kOutputBarrier, kOutputThreads);
+            ptx::bar_sync(kOutputBarrier, kOutputThreads);
         }
     }
 
@@ -1012,7 +1018,7 @@ struct Kernel {
     __device__ int scale_of_part(float top, int thread) const {
         const uint32_t of_warp = __reduce_max_sync(~0u, __float_as_uint(top));
         if ((thread & 31) == 0) s.part_top[thread >> 5] = __uint_as_float(of_warp);
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         const float4 a = *reinterpret_cast<const float4*>(s.part_top),
                      b = *reinterpret_cast<const float4*>(s.part_top + 4);
         top =
@@ -1034,18 +1040,18 @@ struct Kernel {
     __device__ bool await(const Piece& piece, int thread) {
         // Not the thread that arrives, which is still at that.
         if (thread == kOutputThreads / 2) s.merge_role = counters_of(piece)->await(piece.parts);
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         if (s.merge_role == MergeRole::share) return true;
         const Share share = kept(piece);
         uint4* mine = reinterpret_cast<uint4*>(partial(team, piece.part == 0));
         for (int i = share.begin * M::kUnit + thread; i < share.end * M::kUnit; i += kOutputThreads)
-            mine[i] = load_shared16(kept_share() + (i - share.begin * M::kUnit) * 16);
-        named_barrier(kOutputBarrier, kOutputThreads);
+            mine[i] = ptx::ld_shared_v4(kept_share() + (i - share.begin * M::kUnit) * 16);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         if (thread == 0) {
             s.owed.last = counters_of(piece)->give_up(piece.parts, piece.sharers) == MergeRole::all;
             leave(piece);
         }
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         return false;
     }
 
@@ -1065,7 +1071,7 @@ struct Kernel {
             int left = 0;
             const auto ready = [&] {
                 if (!own) {
-                    named_barrier(kOutputBarrier, kOutputThreads);
+                    ptx::bar_sync(kOutputBarrier, kOutputThreads);
                     return true;
                 }
                 if (!await(piece, thread)) return false;
@@ -1111,7 +1117,7 @@ __global__ __launch_bounds__(K::kThreads,
     typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
     const int team = blockIdx.x / K::kPair;
 
-    K kernel{p, shared_address(shared), s, int(blockIdx.x) % K::kPair, team};
+    K kernel{p, ptx::shared_address(shared), s, int(blockIdx.x) % K::kPair, team};
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     const bool rehearses = warp == 1;
     Schedule schedule(p, rehearses ? &s.imaginary_length : s.lens, rehearses ? 0 : 1, K::kTileRows,
@@ -1119,38 +1125,38 @@ __global__ __launch_bounds__(K::kThreads,
     // The launch allows programmatic dependence. What follows this kernel may start where its
     // blocks have ended; and until the kernel before has ended, only shared memory and the launch's
     // own parameters are touched. Behind the barrier two warps have waited for all.
-    let_the_next_kernel_start();
+    ptx::griddepcontrol_launch_dependents();
     if (warp == 2) {
-        wait_for_earlier_kernels();
+        ptx::griddepcontrol_wait();
         kernel.fetch_lengths(lane);
     } else if (warp == 0) {
         if (lane == 0) kernel.initialise();
     } else if (warp == 1) {
         kernel.prefetch_descriptors(maps, lane);
         // To rehearse, these are read, though no lengths are.
-        if (p.cu_q_lens) wait_for_earlier_kernels();
+        if (p.cu_q_lens) ptx::griddepcontrol_wait();
         // Several blocks of tokens, so that tiles are cut.
         if (lane == 0) s.imaginary_length = 4096;
         __syncwarp();
     } else if (warp == 3) {
-        wait_for_earlier_kernels();
+        ptx::griddepcontrol_wait();
         kernel.fetch_table(lane);
     }
     // The warp that rehearses begins at once.
-    if (!rehearses) named_barrier(kStartBarrier, K::kThreads - 32);
-    if (warp == 0) named_barrier_arrive(kRehearsedBarrier, 64);
+    if (!rehearses) ptx::bar_sync(kStartBarrier, K::kThreads - 32);
+    if (warp == 0) ptx::bar_arrive(kRehearsedBarrier, 64);
 
     // Where the even share of the registers is enough, they stay as they are.
     constexpr bool uneven = K::kLoadRegisters != 0;
     const int warpgroup = warp >> 2;
     if (warpgroup == 0) {
-        if constexpr (uneven) registers_shrink<K::kLoadRegisters>();
+        if constexpr (uneven) ptx::setmaxnreg_dec<K::kLoadRegisters>();
         if (warp == 2) kernel.finish_lengths();
         // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait
         // for the queue. Warp 1, which waits for pieces, divides an imaginary batch before: code is
         // slow when it is run for the first time, and the lengths are still under way.
         if (warp != 3) {
-            if (!rehearses) barrier_wait(K::at(s.lens_full), 0);
+            if (!rehearses) ptx::mbarrier_wait(K::at(s.lens_full), 0);
             schedule.divide();
             typename K::Queue queue;
             while (true) {
@@ -1160,7 +1166,7 @@ __global__ __launch_bounds__(K::kThreads,
                     break;
                 }
                 if (rehearses) {
-                    named_barrier(kRehearsedBarrier, 64);
+                    ptx::bar_sync(kRehearsedBarrier, 64);
                     kernel.load_queries(maps);
                     break;
                 }
@@ -1173,13 +1179,13 @@ __global__ __launch_bounds__(K::kThreads,
         }
     } else if (warpgroup <= K::kScoreGroups) {
         if constexpr (uneven && K::kScoreRegisters > K::kEvenRegisters)
-            registers_grow<K::kScoreRegisters>();
+            ptx::setmaxnreg_inc<K::kScoreRegisters>();
         else if constexpr (uneven)
-            registers_shrink<K::kScoreRegisters>();
+            ptx::setmaxnreg_dec<K::kScoreRegisters>();
         if (warp == kFetchingWarp) kernel.prefetch_queries(lane);
         kernel.scores();
     } else {
-        if constexpr (uneven) registers_grow<K::kOutputRegisters>();
+        if constexpr (uneven) ptx::setmaxnreg_inc<K::kOutputRegisters>();
         kernel.output();
     }
 }

@@ -13,8 +13,8 @@
 // output, output by rows, or that of an e4m3 cache (a type of fragments each).
 #pragma once
 
-#include "../../common/instructions.cuh"
-#include "../../common/mbarrier.cuh"
+#include "../../ptx/sm80.cuh"
+#include "../../ptx/sm90.cuh"
 #include "layout.cuh"
 
 namespace mla::sm90::decode {
@@ -49,8 +49,8 @@ struct OutputRows {
         const int lane = thread & 31;
         const int first =
             (thread >> 7) * 64 + tile * 128 + ((thread >> 5) & 3) * 16 + 2 * (lane & 3);
-        const uint32_t low = transpose_matrix(pack<T>(v.x, v.y));
-        const uint32_t high = transpose_matrix(pack<T>(v.z, v.w));
+        const uint32_t low = ptx::movmatrix_trans(ptx::cvt_rn_x2<T>(v.x, v.y));
+        const uint32_t high = ptx::movmatrix_trans(ptx::cvt_rn_x2<T>(v.z, v.w));
         if (valid) {
             *reinterpret_cast<uint32_t*>(row_pointer + first) = low;
             *reinterpret_cast<uint32_t*>(row_pointer + first + 8) = high;
@@ -183,8 +183,10 @@ struct TwoRows {
           valid{first < out.rows, second < out.rows} {}
 
     __device__ void write(int latent, bool own, float4 v) const {
-        if (own && valid[0]) *reinterpret_cast<uint32_t*>(rows[0] + latent) = pack<T>(v.x, v.z);
-        if (own && valid[1]) *reinterpret_cast<uint32_t*>(rows[1] + latent) = pack<T>(v.y, v.w);
+        if (own && valid[0])
+            *reinterpret_cast<uint32_t*>(rows[0] + latent) = ptx::cvt_rn_x2<T>(v.x, v.z);
+        if (own && valid[1])
+            *reinterpret_cast<uint32_t*>(rows[1] + latent) = ptx::cvt_rn_x2<T>(v.y, v.w);
     }
 };
 
@@ -325,8 +327,9 @@ struct ShareMerge {
     __device__ void run(bool there) {
         if (!there)
             for (int u = worker; u < share.end - share.begin; u += M::kWorkers)
-                copy_async16(kept + u * kUnitBytes + place * 16,
-                             slot_source(0) + (share.begin + u) * kUnitBytes + place * 16, true);
+                ptx::cp_async_16(kept + u * kUnitBytes + place * 16,
+                                 slot_source(0) + (share.begin + u) * kUnitBytes + place * 16,
+                                 true);
 #pragma unroll 1
         while (true) {
             // The rows first: they need not wait for the values, which are under way while the
@@ -335,11 +338,11 @@ struct ShareMerge {
             if (first == share.begin) of_row.load(*this);
             fetch();
             if (first == share.begin) weigh(of_row);
-            copy_async_wait();
-            named_barrier(kOutputBarrier, kOutputThreads);
+            ptx::cp_async_wait_all();
+            ptx::bar_sync(kOutputBarrier, kOutputThreads);
             add();
             if (first + units == share.end) break;
-            named_barrier(kOutputBarrier, kOutputThreads);
+            ptx::bar_sync(kOutputBarrier, kOutputThreads);
             plan(first + units);
         }
     }
@@ -349,7 +352,7 @@ struct ShareMerge {
         int s = slot, u = unit;
 #pragma unroll 1
         while (s < source.parts) {
-            copy_async16(to, slot_source(s) + (first + u) * kUnitBytes + place * 16, true);
+            ptx::cp_async_16(to, slot_source(s) + (first + u) * kUnitBytes + place * 16, true);
             to += M::kWorkers * kUnitBytes;
             s += slot_step;
             u += unit_step;
@@ -399,7 +402,7 @@ struct ShareMerge {
         const float offset = offset_of(top);
 #pragma unroll
         for (int i = 0; i < most; ++i) {
-            weight[i] = exp2_approx(lse[i] - offset);
+            weight[i] = ptx::ex2_approx(lse[i] - offset);
             sum += weight[i];
         }
 #pragma unroll
@@ -408,8 +411,8 @@ struct ShareMerge {
         const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
 #pragma unroll
         for (int i = 0; i < most; ++i)
-            store_shared4(weights + ((lane + i * lanes) * rows + row) * 4,
-                          __float_as_uint(weight[i] * inverse * of_row.scale[i]));
+            ptx::st_shared(weights + ((lane + i * lanes) * rows + row) * 4,
+                           __float_as_uint(weight[i] * inverse * of_row.scale[i]));
         const int of_part = Fragments::kGroupRows * first_group + row,
                   of_tile = Fragments::row_of_tile(of_part);
         if (lane == 0 && of_part / Fragments::kGroupRows * M::kGroupUnits >= share.begin &&
@@ -451,10 +454,10 @@ struct ShareMerge {
                     constexpr int slots = 4 / M::kTogether;
 #pragma unroll slots
                     for (int slot = 0; slot < source.parts; ++slot) {
-                        const float2 of_rows = load_shared_float2(weight);
+                        const float2 of_rows = ptx::ld_shared_v2_f32(weight);
 #pragma unroll
                         for (int i = 0; i < M::kTogether; ++i) {
-                            sum[i].add(Vector(load_shared16(x[i])), of_rows);
+                            sum[i].add(Vector(ptx::ld_shared_v4(x[i])), of_rows);
                             x[i] = next[i];
                             next[i] += units * kUnitBytes;
                         }
@@ -481,8 +484,8 @@ struct MergeState {
 
     // Adds a state whose maximum is not above this one's.
     __device__ void add(const MergeState& other) {
-        const float x = exp2_approx(other.maximum.x - offset_of(maximum.x));
-        const float y = exp2_approx(other.maximum.y - offset_of(maximum.y));
+        const float x = ptx::ex2_approx(other.maximum.x - offset_of(maximum.x));
+        const float y = ptx::ex2_approx(other.maximum.y - offset_of(maximum.y));
         value.add(other.value, make_float2(x, y));
         sum = make_float2(fmaf(other.sum.x, x, sum.x), fmaf(other.sum.y, y, sum.y));
     }
@@ -536,8 +539,8 @@ __device__ __forceinline__ void merge_some(MergeState (&states)[count], const So
         for (int i = 0; i < batch; ++i)
             top = make_float2(fmaxf(top.x, rows[i].lse.x), fmaxf(top.y, rows[i].lse.y));
         const float2 offset = {offset_of(top.x), offset_of(top.y)};
-        const float old_x = exp2_approx(state.maximum.x - offset.x),
-                    old_y = exp2_approx(state.maximum.y - offset.y);
+        const float old_x = ptx::ex2_approx(state.maximum.x - offset.x),
+                    old_y = ptx::ex2_approx(state.maximum.y - offset.y);
         state.maximum = top;
 #pragma unroll
         for (int j = 0; j < count; ++j)
@@ -545,8 +548,8 @@ __device__ __forceinline__ void merge_some(MergeState (&states)[count], const So
         state.sum = make_float2(state.sum.x * old_x, state.sum.y * old_y);
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            const float wx = exp2_approx(rows[i].lse.x - offset.x),
-                        wy = exp2_approx(rows[i].lse.y - offset.y);
+            const float wx = ptx::ex2_approx(rows[i].lse.x - offset.x),
+                        wy = ptx::ex2_approx(rows[i].lse.y - offset.y);
             state.sum = make_float2(state.sum.x + wx, state.sum.y + wy);
 #pragma unroll
             for (int j = 0; j < count; ++j)
@@ -591,7 +594,7 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const Source& 
                     scratch[((unit + j - first) * ways + way) * M::kUnit + place] = some[j];
             unit += all ? together : 1;
         }
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
         // A warp adds up a unit, each group of lanes eight of the ways.
         const int unit = first + warp;
         if (unit < last) {
@@ -626,7 +629,7 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const Source& 
                 }
             }
         }
-        named_barrier(kOutputBarrier, kOutputThreads);
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
     }
 }
 
@@ -641,30 +644,31 @@ __device__ inline int all_gave_up(int parts, int sharers) {
 // Releases what all threads wrote before the barrier that this thread came from, and acquires what
 // others released.
 __device__ inline MergeRole MergeCounters::arrive(int parts, int sharers) {
-    return atomic_add(&arrived, 1) + 1 == all_gave_up(parts, sharers) ? MergeRole::all
-                                                                      : MergeRole::none;
+    return ptx::atom_add_acq_rel(&arrived, 1) + 1 == all_gave_up(parts, sharers) ? MergeRole::all
+                                                                                 : MergeRole::none;
 }
 
-__device__ inline void MergeCounters::arrive_sharer() { add_release(&arrived, 1); }
+__device__ inline void MergeCounters::arrive_sharer() { ptx::red_add_release(&arrived, 1); }
 
 __device__ inline MergeRole MergeCounters::await(int parts) {
     constexpr int64_t patience = 100000;  // clocks
     const int64_t start = clock64();
     int seen;
     // Nobody begins to give up once all parts are there.
-    while ((seen = load_acquire(&arrived)) < parts)
+    while ((seen = ptx::ld_acquire(&arrived)) < parts)
         if (clock64() - start > patience && atomicCAS(&arrived, seen, seen + kAbandoned) == seen)
             return MergeRole::give_up;
     return seen == parts ? MergeRole::share : MergeRole::give_up;
 }
 
 __device__ inline MergeRole MergeCounters::give_up(int parts, int sharers) {
-    return atomic_add(&arrived, kGaveUp) + kGaveUp == all_gave_up(parts, sharers) ? MergeRole::all
-                                                                                  : MergeRole::none;
+    return ptx::atom_add_acq_rel(&arrived, kGaveUp) + kGaveUp == all_gave_up(parts, sharers)
+               ? MergeRole::all
+               : MergeRole::none;
 }
 
 // Relaxed is enough: the block's last read of `arrived` has been answered.
-__device__ inline int MergeCounters::leave() { return atomic_increment_relaxed(&left) + 1; }
+__device__ inline int MergeCounters::leave() { return ptx::atom_inc_relaxed(&left) + 1; }
 
 __device__ inline void MergeCounters::reset() {
     arrived = 0;

@@ -92,13 +92,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     static constexpr int kSecondScoresBarrier = kScoresBarrier + 1;
     __device__ static void meet(int group) {
         if (group == 0)
-            named_barrier(kScoresBarrier, 128);
+            ptx::bar_sync(kScoresBarrier, 128);
         else
-            named_barrier(kSecondScoresBarrier, 128);
+            ptx::bar_sync(kSecondScoresBarrier, 128);
     }
     __device__ static bool meet_any(int group, bool own) {
-        return group == 0 ? named_barrier_any(kScoresBarrier, 128, own)
-                          : named_barrier_any(kSecondScoresBarrier, 128, own);
+        return group == 0 ? ptx::bar_red_or(kScoresBarrier, 128, own)
+                          : ptx::bar_red_or(kSecondScoresBarrier, 128, own);
     }
 
     __device__ QuantisedKernel(const KernelParams& params, uint32_t address,
@@ -112,33 +112,33 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     __device__ void initialise() const {
 #pragma unroll
         for (int i = 0; i < L::kLatentSlots; ++i) {
-            barrier_init(at(s.latent_full[i]), 1);
-            barrier_init(at(s.latent_empty[i]), 8);
+            ptx::mbarrier_init(at(s.latent_full[i]), 1);
+            ptx::mbarrier_init(at(s.latent_empty[i]), 8);
         }
 #pragma unroll
         for (int i = 0; i < L::kProbabilitySlots; ++i) {
-            barrier_init(at(s.scores_full[i]), 16);
-            barrier_init(at(s.scores_empty[i]), kOutputThreads);
-            barrier_init(at(s.tail_cleared[i]), 128);
+            ptx::mbarrier_init(at(s.scores_full[i]), 16);
+            ptx::mbarrier_init(at(s.scores_empty[i]), kOutputThreads);
+            ptx::mbarrier_init(at(s.tail_cleared[i]), 128);
         }
         if constexpr (kScoreGroups == 2) {
-            barrier_init(at(s.queries_ready), 128);
-            barrier_init(at(s.sums_ready), 128);
-            barrier_init(at(s.decided[0]), 128);
-            barrier_init(at(s.decided[1]), 128);
+            ptx::mbarrier_init(at(s.queries_ready), 128);
+            ptx::mbarrier_init(at(s.sums_ready), 128);
+            ptx::mbarrier_init(at(s.decided[0]), 128);
+            ptx::mbarrier_init(at(s.decided[1]), 128);
         }
         this->initialise_queue(32 * (1 + 8) + kScoreThreads);  // warp 0, output, scores
-        barrier_init(at(s.lens_full), 32);
+        ptx::mbarrier_init(at(s.lens_full), 32);
         s.owed.last = s.owed.first = false;
-        barrier_init(at(s.table_full), 32);
-        barrier_init(at(s.stats_full), N);
-        barrier_init(at(s.stats_empty), kOutputThreads);
-        fence_barrier_init();
+        ptx::mbarrier_init(at(s.table_full), 32);
+        ptx::mbarrier_init(at(s.stats_full), N);
+        ptx::mbarrier_init(at(s.stats_empty), kOutputThreads);
+        ptx::fence_mbarrier_init();
     }
 
     __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
-        if (lane == 0) tma_prefetch_descriptor(&maps.cache);
-        if (lane == 1) tma_prefetch_descriptor(&maps.cache_pairs);
+        if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
+        if (lane == 1) ptx::prefetch_tensormap(&maps.cache_pairs);
     }
 
     // ----------------------------------------------------------------------------------------------------
@@ -150,15 +150,17 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         this->load_blocks(
             schedule, first_piece,
             [&](auto whole, bool, int tokens, const int (&page)[4], const int (&first)[4]) {
-                const L2Policy policy = this->cache_policy();
+                const ptx::CachePolicy policy = this->cache_policy();
                 const uint32_t full = at(s.latent_full[ring.slot]), slot = latent_slot(ring.slot),
                                rope = slot + L::kLatentBytes;
-                barrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
+                ptx::mbarrier_wait(at(s.latent_empty[ring.slot]), ring.phase ^ 1);
                 this->wait_for_copies(ring);
-                barrier_expect(full, tokens * (kLatent + kRope));
+                ptx::mbarrier_arrive_expect_tx(full, tokens * (kLatent + kRope));
                 if constexpr (whole.value) {
-                    tma_load(&maps.cache_pairs, slot, full, policy, 0, first[0], 0, page[0]);
-                    tma_load(&maps.cache, rope, full, policy, kLatent, first[0], page[0]);
+                    ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
+                                              page[0]);
+                    ptx::cp_async_bulk_tensor(&maps.cache, rope, full, policy, kLatent, first[0],
+                                              page[0]);
                 } else {
 #pragma unroll 1
                     for (int i = 0; i < 4; ++i) {
@@ -173,9 +175,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                                                : page[3];
 #pragma unroll 1
                         for (int group = 0; group < 4; ++group)
-                            tma_load(&maps.cache_pairs, slot + group * L::kGroupBytes + i * 2048,
-                                     full, policy, 0, f, group, z);
-                        tma_load(&maps.cache, rope + i * 1024, full, policy, kLatent, f, z);
+                            ptx::cp_async_bulk_tensor(&maps.cache_pairs,
+                                                      slot + group * L::kGroupBytes + i * 2048,
+                                                      full, policy, 0, f, group, z);
+                        ptx::cp_async_bulk_tensor(&maps.cache, rope + i * 1024, full, policy,
+                                                  kLatent, f, z);
                     }
                 }
                 ring.advance(1);
@@ -183,10 +187,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     }
 
     __device__ void prefetch_block(const TensorMaps& maps, typename Base::Place block) const {
-        const L2Policy policy = evict_first();
-        if (this->half == 0) tma_prefetch(&maps.cache_pairs, policy, 0, block.token, 0, block.page);
+        const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
+        if (this->half == 0)
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, block.token, 0,
+                                               block.page);
         if (this->half == pair - 1)
-            tma_prefetch(&maps.cache, policy, kLatent, block.token, block.page);
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache, policy, kLatent, block.token,
+                                               block.page);
     }
 
     // Queries are fetched by those who need them.
@@ -228,18 +235,18 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const uint32_t latent_to = to + (lane >> 3 & 1) * L::kQueryTileBytes + (lane >> 4) * 4;
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                copy_async4(latent_to + (i >> 1) * (2 * L::kQueryTileBytes) + (i & 1) * 8,
-                            r < valid ? latent + i * 128 : p.q_latent, r < valid);
-            copy_async4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4, r < valid ? rope : p.q_rope,
-                        r < valid);
+                ptx::cp_async_4(latent_to + (i >> 1) * (2 * L::kQueryTileBytes) + (i & 1) * 8,
+                                r < valid ? latent + i * 128 : p.q_latent, r < valid);
+            ptx::cp_async_4(to + 8 * L::kQueryTileBytes + (lane >> 3) * 4,
+                            r < valid ? rope : p.q_rope, r < valid);
         }
-        copy_async_wait();
+        ptx::cp_async_wait_all();
         if constexpr (kScaled) {
             meet(0);
             uint32_t top = 0;
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
-                const uint4 v = load_shared16(base + i * 16);
+                const uint4 v = ptx::ld_shared_v4(base + i * 16);
                 top = raise_magnitude(
                     raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
             }
@@ -249,12 +256,13 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const float factor = __int_as_float((127 + query_shift()) << 23);
 #pragma unroll 4
             for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
-                const uint4 v = load_shared16(base + i * 16);
-                store_shared16(base + i * 16, make_uint4(scaled(v.x, factor), scaled(v.y, factor),
-                                                         scaled(v.z, factor), scaled(v.w, factor)));
+                const uint4 v = ptx::ld_shared_v4(base + i * 16);
+                ptx::st_shared_v4(base + i * 16,
+                                  make_uint4(scaled(v.x, factor), scaled(v.y, factor),
+                                             scaled(v.z, factor), scaled(v.w, factor)));
             }
         }
-        fence_async_proxy();
+        ptx::fence_proxy_async();
         meet(0);
     }
 
@@ -272,8 +280,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 
     // Two values of bf16, multiplied, as f16.
     __device__ static uint32_t scaled(uint32_t two, float factor) {
-        return pack<__half>(__uint_as_float(two << 16) * factor,
-                            __uint_as_float(two & 0xffff0000) * factor);
+        return ptx::cvt_rn_x2<__half>(__uint_as_float(two << 16) * factor,
+                                      __uint_as_float(two & 0xffff0000) * factor);
     }
 
     static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
@@ -299,9 +307,9 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const int no_mask_before = p.causal ? piece.kv_len - piece.q_len + 1 : piece.kv_len;
             if (group == 0) {
                 fetch_queries(piece, thread);
-                if constexpr (kScoreGroups == 2) barrier_arrive(at(s.queries_ready));
+                if constexpr (kScoreGroups == 2) ptx::mbarrier_arrive(at(s.queries_ready));
             } else {
-                barrier_wait(at(s.queries_ready), queue.pieces & 1);
+                ptx::mbarrier_wait(at(s.queries_ready), queue.pieces & 1);
             }
             const float scale = query_scale();
             float maximum[N / 4], sum[N / 4];
@@ -317,7 +325,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 // Of five slots a group waits for every second use. The use before this one was
                 // five blocks ago, and over: the other group decided about a block after that, the
                 // third one before this, which has been waited for.
-                barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
+                ptx::mbarrier_wait(at(s.latent_full[slots.slot]), slots.phase);
                 multiply(d, latent_slot(slots.slot), latent_from, rope_from);
                 if ((block + 1) * kBlock > no_mask_before) {
                     const int column = block * kBlock + token;
@@ -345,28 +353,28 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 // All warps have read the block's tokens, too.
                 raise = meet_any(group, raise);
 
-                barrier_wait(at(s.scores_empty[slot]), (number >> 1 & 1) ^ 1);
+                ptx::mbarrier_wait(at(s.scores_empty[slot]), (number >> 1 & 1) ^ 1);
                 const int tokens = piece.kv_len - block * kBlock;
                 if (tokens < kBlock) {
                     clear_tail(latent_slot(slots.slot), tokens, thread);
-                    barrier_arrive(at(s.tail_cleared[slot]));
+                    ptx::mbarrier_arrive(at(s.tail_cleared[slot]));
                 }
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
                 if (thread == 0) s.any_factor[slot] = raise;
-                if constexpr (kScoreGroups == 2) barrier_arrive(at(s.decided[group]));
+                if constexpr (kScoreGroups == 2) ptx::mbarrier_arrive(at(s.decided[group]));
 #pragma unroll
                 for (int i = 0; i < N / 4; ++i) {
                     const float offset = offset_of(maximum[i]);
                     float &x = d[at_column(i)], &y = d[at_column(i) + 2];
-                    x = exp2_approx(fmaf(x, scale, -offset));
-                    y = exp2_approx(fmaf(y, scale, -offset));
+                    x = ptx::ex2_approx(fmaf(x, scale, -offset));
+                    y = ptx::ex2_approx(fmaf(y, scale, -offset));
                     sum[i] += x + y;
                 }
                 store_probabilities(d, probabilities(slot), warp, lane);
-                fence_async_proxy();
+                ptx::fence_proxy_async();
                 __syncwarp();
                 // Those who write factors; for the others' probabilities, too.
-                if (lane < 4) barrier_arrive(at(s.scores_full[slot]));
+                if (lane < 4) ptx::mbarrier_arrive(at(s.scores_full[slot]));
                 slots.advance(kScoreGroups);
             }
             blocks += end - begin;
@@ -378,12 +386,12 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane,
                             [](float x, float y) { return x + y; });
             if (group == 1) {
-                barrier_arrive(at(s.sums_ready));
+                ptx::mbarrier_arrive(at(s.sums_ready));
                 continue;
             }
             meet(0);
-            if constexpr (kScoreGroups == 2) barrier_wait(at(s.sums_ready), queue.pieces & 1);
-            barrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
+            if constexpr (kScoreGroups == 2) ptx::mbarrier_wait(at(s.sums_ready), queue.pieces & 1);
+            ptx::mbarrier_wait(at(s.stats_empty), (queue.pieces & 1) ^ 1);
             if (thread < N) {
                 float total = 0.f;
 #pragma unroll
@@ -394,7 +402,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 s.inverse[thread] = this->inverse_of(total);
                 if (piece.parts == 1 && thread < this->rows(piece))
                     write_lse(p, first + thread, piece.q_begin, row_lse(reference, total));
-                barrier_arrive(at(s.stats_full));
+                ptx::mbarrier_arrive(at(s.stats_full));
             }
         }
     }
@@ -404,7 +412,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
     __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number,
                                      int quad) const {
         if constexpr (kScoreGroups == 2) {
-            barrier_wait(at(s.decided[number & 1]), number >> 1 & 1);
+            ptx::mbarrier_wait(at(s.decided[number & 1]), number >> 1 & 1);
             if (s.any_factor[number & 1]) take_raised(maximum, sum, 2 * quad, nullptr);
         }
     }
@@ -440,10 +448,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         };
         const auto load = [&](int step) -> Words {
             if (step == 8)
-                return {load_shared16(slot + rope_from), load_shared16(slot + rope_from + 512)};
+                return {ptx::ld_shared_v4(slot + rope_from),
+                        ptx::ld_shared_v4(slot + rope_from + 512)};
             const uint32_t from =
                 slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
-            return {load_shared16(from), load_shared16(from + 1024)};
+            return {ptx::ld_shared_v4(from), ptx::ld_shared_v4(from + 1024)};
         };
         // Each product's operand is converted while those before are under way: a warp that issues
         // one waits until they are nearly done.
@@ -456,24 +465,24 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             if (step < 8) following = load(step + 1);
             const uint32_t low[4] = {words.low.x, words.low.y, words.low.z, words.low.w};
             const uint32_t high[4] = {words.high.x, words.high.y, words.high.z, words.high.w};
-            const uint64_t b = wgmma_descriptor(base + step * L::kQueryTileBytes);
+            const uint64_t b = ptx::wgmma_descriptor(base + step * L::kQueryTileBytes);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int product = 4 * step + i;
-                if (product >= buffers) wgmma_wait<buffers - 1>();
+                if (product >= buffers) ptx::wgmma_wait_group<buffers - 1>();
                 uint32_t* own = a[product % buffers];
-                const uint2 l = half_from_e4m3(low[i]), h = half_from_e4m3(high[i]);
+                const uint2 l = ptx::cvt_f16x4_e4m3x4(low[i]), h = ptx::cvt_f16x4_e4m3x4(high[i]);
                 own[0] = l.x;
                 own[1] = h.x;
                 own[2] = l.y;
                 own[3] = h.y;
-                wgmma_fence();
-                WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, product > 0);
-                wgmma_commit();
+                ptx::wgmma_fence();
+                ptx::WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, product > 0);
+                ptx::wgmma_commit_group();
             }
             words = following;
         }
-        wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
     }
 
     // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
@@ -483,7 +492,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         for (int i = tokens * 8 + thread; i < kBlock * 8; i += 128) {
 #pragma unroll
             for (int group = 0; group < 4; ++group)
-                store_shared16(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
+                ptx::st_shared_v4(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
         }
     }
 
@@ -538,7 +547,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             const float of_row = fmaxf(x, y) * scale;
             const float reference = s.reference[thread];
             const bool rises = of_row > reference + (kHeadroom + kLazyMaximum);
-            s.raised_by[thread] = rises ? exp2_approx(reference - (of_row - kHeadroom)) : 1.f;
+            s.raised_by[thread] = rises ? ptx::ex2_approx(reference - (of_row - kHeadroom)) : 1.f;
             if (rises) s.reference[thread] = of_row - kHeadroom;
         }
         meet(group);
@@ -554,10 +563,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
 #pragma unroll
         for (int i = 0; i < N / 16; ++i)
-            store_matrices_transposed(
-                tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4),
-                pack<__half>(d[8 * i], d[8 * i + 1]), pack<__half>(d[8 * i + 2], d[8 * i + 3]),
-                pack<__half>(d[8 * i + 4], d[8 * i + 5]), pack<__half>(d[8 * i + 6], d[8 * i + 7]));
+            ptx::stmatrix_x4_trans(tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i], d[8 * i + 1]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 2], d[8 * i + 3]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 4], d[8 * i + 5]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 6], d[8 * i + 7]));
     }
 
     // --------------------------------------------------------------------------------------------------
@@ -582,10 +592,10 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             for (int block = begin; block < end; ++block) {
                 // The slots of the probabilities take turns.
                 const int slot = blocks & 1;
-                barrier_wait(at(s.latent_full[slots.slot]), slots.phase);
-                barrier_wait(at(s.scores_full[slot]), blocks >> 1 & 1);
+                ptx::mbarrier_wait(at(s.latent_full[slots.slot]), slots.phase);
+                ptx::mbarrier_wait(at(s.scores_full[slot]), blocks >> 1 & 1);
                 if ((block + 1) * kBlock > piece.kv_len) {
-                    barrier_wait(at(s.tail_cleared[slot]), tails >> slot & 1);
+                    ptx::mbarrier_wait(at(s.tail_cleared[slot]), tails >> slot & 1);
                     tails ^= 1 << slot;
                 }
                 if (block > begin && s.any_factor[slot]) sums.rescale(s.factor[slot], quad);
@@ -593,11 +603,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                            probabilities(__shfl_sync(~0u, slot, 0)), s.latent_empty[slots.slot],
                            lane);
                 // Each lane for what it has read itself: the factors, too.
-                barrier_arrive(at(s.scores_empty[slot]));
+                ptx::mbarrier_arrive(at(s.scores_empty[slot]));
                 slots.advance(1);
                 ++blocks;
             }
-            barrier_wait(at(s.stats_full), queue.pieces & 1);
+            ptx::mbarrier_wait(at(s.stats_full), queue.pieces & 1);
             if (piece.parts == 1)
                 write_whole(piece, sums.acc, latent, quad);
             else
@@ -615,10 +625,11 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         };
         const auto load = [&](int step) -> Words {
             const uint32_t offset = step * 2048;
-            return {load_shared8(even + offset), load_shared8(odd + offset),
-                    load_shared8(even + offset + 1024), load_shared8(odd + offset + 1024)};
+            return {ptx::ld_shared_v2(even + offset), ptx::ld_shared_v2(odd + offset),
+                    ptx::ld_shared_v2(even + offset + 1024),
+                    ptx::ld_shared_v2(odd + offset + 1024)};
         };
-        const uint64_t b = wgmma_descriptor(tile);
+        const uint64_t b = ptx::wgmma_descriptor(tile);
         uint32_t a[2][8];
         Words words = load(0);
 #pragma unroll
@@ -627,7 +638,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
             if (step < 3) following = load(step + 1);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (step > 0) wgmma_wait<1>();
+                if (step > 0) ptx::wgmma_wait_group<1>();
                 // Four latent values of four tokens: pairs of tokens for each value.
                 const uint32_t x = half ? words.even.y : words.even.x,
                                y = half ? words.odd.y : words.odd.x;
@@ -637,26 +648,26 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
 #pragma unroll
                 for (int t = 0; t < 2; ++t) {
                     const uint32_t selector = t ? 0x7362 : 0x5140;
-                    const uint2 v = half_from_e4m3(__byte_perm(x, y, selector)),
-                                v8 = half_from_e4m3(__byte_perm(x8, y8, selector));
+                    const uint2 v = ptx::cvt_f16x4_e4m3x4(__byte_perm(x, y, selector)),
+                                v8 = ptx::cvt_f16x4_e4m3x4(__byte_perm(x8, y8, selector));
                     own[4 * t] = v.x;
                     own[4 * t + 1] = v.y;
                     own[4 * t + 2] = v8.x;
                     own[4 * t + 3] = v8.y;
                 }
-                wgmma_fence();
+                ptx::wgmma_fence();
 #pragma unroll
                 for (int t = 0; t < 2; ++t)
-                    WgmmaFromRegisters<__half, N>::run(acc[2 * half + t], own + 4 * t, b + 2 * step,
-                                                       1);
-                wgmma_commit();
+                    ptx::WgmmaFromRegisters<__half, N>::run(acc[2 * half + t], own + 4 * t,
+                                                            b + 2 * step, 1);
+                ptx::wgmma_commit_group();
             }
             words = following;
         }
         // All that was read is in registers.
         __syncwarp();
         this->free_slot(empty, lane);
-        wgmma_wait<0>();
+        ptx::wgmma_wait_group<0>();
     }
 
     __device__ void write_whole(const Piece& piece, const float (&acc)[4][N / 2], int latent,
@@ -672,13 +683,14 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 uint32_t v[4];
 #pragma unroll
                 for (int t = 0; t < 4; ++t)
-                    v[t] = pack<T>(acc[t][4 * j + e] * factor, acc[t][4 * j + 2 + e] * factor);
+                    v[t] = ptx::cvt_rn_x2<T>(acc[t][4 * j + e] * factor,
+                                             acc[t][4 * j + 2 + e] * factor);
                 if (column + e < out.rows)
                     *reinterpret_cast<uint4*>(out.row(column + e) + latent) =
                         make_uint4(v[0], v[1], v[2], v[3]);
             }
         }
-        barrier_arrive(at(s.stats_empty));
+        ptx::mbarrier_arrive(at(s.stats_empty));
     }
 };
 

@@ -9,8 +9,8 @@
 // ring.
 #pragma once
 
-#include "../../common/instructions.cuh"
-#include "../../common/wgmma.cuh"
+#include "../../ptx/sm80.cuh"
+#include "../../ptx/wgmma.cuh"
 #include "layout.cuh"
 #include "merge.cuh"
 
@@ -56,10 +56,10 @@ struct TransposedSums {
 
     // Adds the step's latent values of a block.
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
-        const uint64_t a = wgmma_descriptor(tile), b = wgmma_descriptor(probabilities);
+        const uint64_t a = ptx::wgmma_descriptor(tile), b = ptx::wgmma_descriptor(probabilities);
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-            Wgmma<T, N, Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
+            ptx::Wgmma<T, N, ptx::Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
     }
 
     // The largest finite magnitude that this thread has of a part. A row with others may make
@@ -94,9 +94,10 @@ struct TransposedSums {
 #pragma unroll
             for (int t = 0; t < 4; t += 2) {
                 const float *v = &acc[t][4 * j], *w = &acc[t + 1][4 * j];
-                packed[2 * j + t / 2] =
-                    make_uint4(pack<__half>(v[0] * x, v[1] * y), pack<__half>(v[2] * x, v[3] * y),
-                               pack<__half>(w[0] * x, w[1] * y), pack<__half>(w[2] * x, w[3] * y));
+                packed[2 * j + t / 2] = make_uint4(ptx::cvt_rn_x2<__half>(v[0] * x, v[1] * y),
+                                                   ptx::cvt_rn_x2<__half>(v[2] * x, v[3] * y),
+                                                   ptx::cvt_rn_x2<__half>(w[0] * x, w[1] * y),
+                                                   ptx::cvt_rn_x2<__half>(w[2] * x, w[3] * y));
             }
         }
     }
@@ -152,10 +153,11 @@ struct RowSums {
     }
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
-        const uint64_t a = wgmma_descriptor(probabilities),
-                       b = wgmma_descriptor(tile, kSameOutput * kTileBytes);
+        const uint64_t a = ptx::wgmma_descriptor(probabilities),
+                       b = ptx::wgmma_descriptor(tile, kSameOutput * kTileBytes);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
+        for (int k = 0; k < 4; ++k)
+            ptx::WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
     }
 
     __device__ float largest(const float* inverse, int thread) const {
@@ -183,9 +185,10 @@ struct RowSums {
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
             const float* v = &acc[i / 8][8 * (i % 8)];
-            packed[i] =
-                make_uint4(pack<__half>(v[0] * x, v[2] * y), pack<__half>(v[1] * x, v[3] * y),
-                           pack<__half>(v[4] * x, v[6] * y), pack<__half>(v[5] * x, v[7] * y));
+            packed[i] = make_uint4(ptx::cvt_rn_x2<__half>(v[0] * x, v[2] * y),
+                                   ptx::cvt_rn_x2<__half>(v[1] * x, v[3] * y),
+                                   ptx::cvt_rn_x2<__half>(v[4] * x, v[6] * y),
+                                   ptx::cvt_rn_x2<__half>(v[5] * x, v[7] * y));
         }
     }
 
@@ -202,8 +205,8 @@ struct RowSums {
 #pragma unroll
                     for (int i = 0; i < 16; ++i)
                         *reinterpret_cast<uint32_t*>(row + h * 256 + i / 8 * 128 + i % 8 * 8) =
-                            pack<T>(acc[h][4 * i + 2 * eighth] * f,
-                                    acc[h][4 * i + 1 + 2 * eighth] * f);
+                            ptx::cvt_rn_x2<T>(acc[h][4 * i + 2 * eighth] * f,
+                                              acc[h][4 * i + 1 + 2 * eighth] * f);
             }
         }
     }

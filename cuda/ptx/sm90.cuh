@@ -1,0 +1,248 @@
+// What Hopper and Blackwell add to sm80.cuh, under the names that PTX gives it. The matrix products
+// of warpgroups have a file of their own, wgmma.cuh.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "sm80.cuh"
+
+namespace mla::ptx {
+
+// --------------------------------------------------------------------------------------- mbarrier
+//
+// A barrier in shared memory that counts arrivals and bytes, named by its address. A wait names the
+// parity of the phase that it waits for: the first phase is 0, and a wait for parity 1 on a fresh
+// barrier returns at once.
+
+__device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to TMA.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// Arrives and announces `bytes` that TMA will deliver in this phase.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra finished;\n"
+        "bra again;\n"
+        "finished:\n"
+        "}\n" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+
+// Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and
+// the tensor cores.
+__device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// -------------------------------------------------------------------------------------------- TMA
+
+// Copies `bytes` bytes of device memory to `destination` and adds them to `bar`: addresses and
+// count are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
+                                              uint32_t bytes, uint32_t bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(destination),
+        "l"(source), "r"(bytes), "r"(bar)
+        : "memory");
+}
+
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// The text of a copy with a policy or without: the number of dimensions, and the names of the
+// coordinates.
+#define MLA_TMA_LOAD_TEXT(rank, coordinates)                                              \
+    "{\n"                                                                                 \
+    ".reg .pred named;\n"                                                                 \
+    "setp.ne.b64 named, %3, 0;\n"                                                         \
+    "@named cp.async.bulk.tensor." #rank                                                  \
+    "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "    \
+    "[%1, {" coordinates                                                                  \
+    "}], [%2], %3;\n"                                                                     \
+    "@!named cp.async.bulk.tensor." #rank                                                 \
+    "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {" coordinates \
+    "}], [%2];\n"                                                                         \
+    "}\n"
+
+// Copies the box at (x, y, z) to `destination` and adds its bytes to `bar`.
+__device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
+                                                     uint32_t bar, CachePolicy policy, int x, int y,
+                                                     int z) {
+    asm volatile(MLA_TMA_LOAD_TEXT(3, "%4, %5, %6")::"r"(destination), "l"(map), "r"(bar),
+                 "l"(policy.bits), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+// As above, in a tensor of four dimensions.
+__device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
+                                                     uint32_t bar, CachePolicy policy, int x, int y,
+                                                     int z, int w) {
+    asm volatile(MLA_TMA_LOAD_TEXT(4, "%4, %5, %6, %7")::"r"(destination), "l"(map), "r"(bar),
+                 "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+
+// As above, of five.
+__device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
+                                                     uint32_t bar, CachePolicy policy, int x, int y,
+                                                     int z, int w, int v) {
+    asm volatile(MLA_TMA_LOAD_TEXT(5, "%4, %5, %6, %7, %8")::"r"(destination), "l"(map), "r"(bar),
+                 "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+                 : "memory");
+}
+
+#undef MLA_TMA_LOAD_TEXT
+
+// Brings the box at (x, y, z) into L2.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
+                                                              CachePolicy policy, int x, int y,
+                                                              int z) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.3d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4}], %1;" ::
+            "l"(map),
+        "l"(policy.bits), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// As above, in a tensor of four dimensions.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
+                                                              CachePolicy policy, int x, int y,
+                                                              int z, int w) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.4d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4, %5}], "
+        "%1;" ::"l"(map),
+        "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
+// As above, of five.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
+                                                              CachePolicy policy, int x, int y,
+                                                              int z, int w, int v) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.5d.L2.global.tile.L2::cache_hint [%0, {%2, %3, %4, %5, "
+        "%6}], %1;" ::"l"(map),
+        "l"(policy.bits), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+        : "memory");
+}
+
+// In a tensor of four dimensions, without a policy.
+__device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uint32_t destination,
+                                                     uint32_t bar, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
+// Copies the box at (x, y, z, w) from `source` to device memory, all but what lies outside of the
+// tensor. What was written to `source` before has to be ordered by fence_proxy_async().
+__device__ __forceinline__ void cp_async_bulk_tensor_store(const CUtensorMap* map, uint32_t source,
+                                                           int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], "
+        "[%1];" ::"l"(map),
+        "r"(source), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until this thread's stores have read what they copy.
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Waits until this thread's stores are done.
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// ------------------------------------------------------------------------------ matrices of a warp
+
+// Stores four 8x8 matrices of 16-bit values; lane 8 i + j gives the address of row j of matrix i.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                            uint32_t d) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+}
+
+// The same with rows and columns exchanged: row j of a matrix in memory is its column j.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
+                                                  uint32_t c, uint32_t d) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+            address),
+        "r"(a), "r"(b), "r"(c), "r"(d)
+        : "memory");
+}
+
+// The four values of a word of e4m3, which f16 holds exactly.
+__device__ __forceinline__ uint2 cvt_f16x4_e4m3x4(uint32_t word) {
+    uint2 r;
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}\n"
+        : "=r"(r.x), "=r"(r.y)
+        : "r"(word));
+    return r;
+}
+
+// ------------------------------------------------------------------- registers and launches
+
+// Changes what each thread of this warpgroup has of the registers.
+template <int registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Programmatic dependent launch: from here on the next kernel of the stream may start, if its
+// launch allows it. Before sm_90 nothing of the kind exists, and kernels follow each other whole.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// In a kernel that was launched so: until here nothing may be read that an earlier kernel of the
+// stream writes, and nothing written that one accesses.
+__device__ __forceinline__ void griddepcontrol_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace mla::ptx
