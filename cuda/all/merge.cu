@@ -6,6 +6,7 @@
 // thread.
 
 #include "../common/octet.cuh"
+#include "../common/softmax.cuh"
 #include "helpers.cuh"
 
 namespace mla {
@@ -16,23 +17,22 @@ constexpr int kWarps = 8;
 // element, addresses take the registers.
 constexpr int rows_at_once(int64_t bytes, bool wide) { return wide ? 16 / int(bytes) : 4; }
 
-// The weights of two parts in their merge, and the merged log-sum-exp.
+// The weights of two partial results in their merge, and the merged log-sum-exp.
 struct Weights {
-    float a, b, lse;
+    float a = 0.f, b = 0.f, lse = -INFINITY;
 
-    __device__ Weights(float x, float y) {
-        if (x == INFINITY) x = -INFINITY;
-        if (y == INFINITY) y = -INFINITY;
-        const float most = fmaxf(x, y);
-        if (most == -INFINITY) {
-            a = b = 0.f;
-            lse = most;
-            return;
-        }
-        const float ex = expf(x - most), ey = expf(y - most), sum = ex + ey;
-        a = ex / sum;
-        b = ey / sum;
-        lse = most + logf(sum);
+    __device__ Weights(float lse_a, float lse_b) {
+        using State = SoftmaxState<BaseE>;
+        const State x{lse_a == INFINITY ? -INFINITY : lse_a, 1.f};
+        const State y{lse_b == INFINITY ? -INFINITY : lse_b, 1.f};
+        const float maximum = fmaxf(x.maximum, y.maximum);
+        if (maximum == -INFINITY) return;
+        a = x.factor(maximum);
+        b = y.factor(maximum);
+        const State merged{maximum, a + b};
+        a /= merged.sum;
+        b /= merged.sum;
+        lse = merged.log_sum_exp();
     }
 };
 

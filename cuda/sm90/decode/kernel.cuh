@@ -58,6 +58,7 @@
 // something else has to.
 #pragma once
 
+#include "../../common/swizzle.cuh"
 #include "../../ptx/sm80.cuh"
 #include "../../ptx/sm90.cuh"
 #include "../../ptx/wgmma.cuh"
@@ -78,9 +79,6 @@ constexpr int kStartBarrier = 0, kScoresBarrier = 2, kRehearsedBarrier = 4;
 constexpr int kFetchingWarp = 5;
 // Copies of a batch whose cached tokens have no more bytes than this spare L2 (`cache_policy`).
 constexpr int kSparingBytes = 192 << 20;
-// A row's reference maximum is raised when the true one exceeds it by this much (units of log2).
-constexpr float kLazyMaximum = 8.f;
-
 // What each thread of a block has of the 65 536 registers of a multiprocessor, which are allotted
 // in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
@@ -584,8 +582,8 @@ struct Kernel {
                     const char* own =
                         source + ((piece.q_begin + token) * token_stride + head * head_stride) * 2 +
                         chunk * 16;
-                    ptx::cp_async_16(to.x + r * 128 + ((chunk ^ (r & 7)) << 4),
-                                     r < valid ? own : source, r < valid);
+                    ptx::cp_async_16(to.x + swizzled<128>(r, chunk), r < valid ? own : source,
+                                     r < valid);
                 }
             }
             ptx::cp_async_wait_all();
@@ -665,8 +663,8 @@ struct Kernel {
                         }
                     }
                     const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
-                    factor0 = raise_maximum(max0, top0);
-                    factor1 = raise_maximum(max1, top1);
+                    factor0 = raise_lazily(max0, top0);
+                    factor1 = raise_lazily(max1, top1);
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
                 }
@@ -724,7 +722,7 @@ struct Kernel {
                             const int row = i ? row1 : row0;
                             if (row < valid)
                                 write_lse(p, first + row, piece.q_begin,
-                                          row_lse(i ? max1 : max0, i ? sum1 : sum0));
+                                          log2_sum_exp2(i ? max1 : max0, i ? sum1 : sum0));
                         }
                     }
                 }
@@ -766,9 +764,9 @@ struct Kernel {
         for (int t = 0; t < kHeldQueries; ++t)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                ptx::ldmatrix_x4(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
-                                 held_query_slot(t, latent, rope) + row * 128 +
-                                     (((2 * k + (lane >> 4)) ^ (row & 7)) << 4));
+                ptx::ldmatrix_x4(
+                    *reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
+                    held_query_slot(t, latent, rope) + swizzled<128>(row, 2 * k + (lane >> 4)));
         // The copy engine is going to write where these lanes have read. The arrivals do not wait
         // for what was read to come; the fence does, and behind the barrier of the warpgroup that
         // holds for all (docs/kernels/decode.md, "Correctness").
@@ -813,15 +811,6 @@ struct Kernel {
         return fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
     }
 
-    // Raises a row's reference maximum if its scores demand it; returns what older sums must be
-    // multiplied by.
-    __device__ static float raise_maximum(float& maximum, float m) {
-        const bool raise = m > maximum + kLazyMaximum;
-        const float factor = raise ? ptx::ex2_approx(maximum - m) : 1.f;
-        maximum = raise ? m : maximum;
-        return factor;
-    }
-
     __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum,
                                  float factor) const {
         const float offset = offset_of(maximum);
@@ -845,7 +834,7 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
             const int chunk = i + (lane >> 4);
-            ptx::stmatrix_x4(tile + row * 128 + ((chunk ^ (row & 7)) << 4),
+            ptx::stmatrix_x4(tile + swizzled<128>(row, chunk),
                              ptx::cvt_rn_x2<T>(d[4 * i], d[4 * i + 1]),
                              ptx::cvt_rn_x2<T>(d[4 * i + 2], d[4 * i + 3]),
                              ptx::cvt_rn_x2<T>(d[4 * i + 4], d[4 * i + 5]),
@@ -987,7 +976,7 @@ struct Kernel {
         if (thread < N) {
             const int row = Fragments::row_of_tile(thread);
             *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) =
-                row_lse(s.maximum[row], s.sum[row]);
+                log2_sum_exp2(s.maximum[row], s.sum[row]);
             *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
         }
         ptx::mbarrier_arrive(at(s.stats_empty));

@@ -10,6 +10,7 @@
 // as early as possible, and what a copy reads of a token lies together.
 #pragma once
 
+#include "../../common/pipeline.cuh"
 #include "params.cuh"
 #include "schedule.cuh"
 
@@ -174,42 +175,6 @@ struct QuantisedLayout {
     static_assert(kRingOffset % 1024 == 0 && kLatentSlotBytes % 1024 == 0,
                   "a swizzled tile starts on 1024 bytes");
     static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
-};
-
-// Walks a ring of `count` slots.
-template <int count>
-struct Ring {
-    int slot = 0;
-    uint32_t phase = 0;
-
-    // The use of a slot `n` uses ago, fewer than there are slots.
-    __device__ Ring back(int n) const {
-        Ring r;
-        r.slot = slot < n ? slot - n + count : slot - n;
-        r.phase = slot < n ? phase ^ 1 : phase;
-        return r;
-    }
-    __device__ void advance(int n) {
-        slot += n;
-        if (slot >= count) {
-            slot -= count;
-            phase ^= 1;
-        }
-    }
-    // As `advance`, for any number.
-    __device__ void skip(int n) {
-        const int to = slot + n, rounds = unsigned(to) / unsigned(count);
-        slot = to - rounds * count;
-        phase ^= rounds & 1;
-    }
-    // The same, in a form whose slot the compiler knows to be one for all lanes: what is computed
-    // from it stays in uniform registers, where descriptors of products have to be.
-    __device__ Ring uniform() const {
-        Ring r = *this;
-        r.slot = __shfl_sync(~0u, slot, 0);
-        r.phase = __shfl_sync(~0u, phase, 0);
-        return r;
-    }
 };
 
 }  // namespace mla::sm90::decode

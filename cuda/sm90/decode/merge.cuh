@@ -13,6 +13,7 @@
 // output, output by rows, or that of an e4m3 cache (a type of fragments each).
 #pragma once
 
+#include "../../common/softmax.cuh"
 #include "../../ptx/sm80.cuh"
 #include "../../ptx/sm90.cuh"
 #include "layout.cuh"
@@ -64,18 +65,6 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
     const int token = token_of(row, p.inverse_heads);
     constexpr float ln2 = 0.69314718055994531f;
     p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
-}
-
-// Base 2 log-sum-exp of a row from its reference maximum and its sum; minus infinity for a row
-// without tokens.
-__device__ __forceinline__ float row_lse(float maximum, float sum) {
-    return sum > 0.f ? maximum + log2f(sum) : -INFINITY;
-}
-
-// What the exponents of terms under this maximum are taken relative to: without any term, infinity
-// less infinity would be no number.
-__device__ __forceinline__ float offset_of(float maximum) {
-    return maximum == -INFINITY ? 0.f : maximum;
 }
 
 // The parts of a tile in the workspace. `step`, in bytes, is constant, so that the places of parts
@@ -417,7 +406,7 @@ struct ShareMerge {
                   of_tile = Fragments::row_of_tile(of_part);
         if (lane == 0 && of_part / Fragments::kGroupRows * M::kGroupUnits >= share.begin &&
             of_tile < out.rows)
-            write_lse(p, out.first_row + of_tile, out.q_begin, row_lse(top, sum));
+            write_lse(p, out.first_row + of_tile, out.q_begin, log2_sum_exp2(top, sum));
     }
 
     // Adds the slots and writes the output, each warp its vectors of a group one after the other.
@@ -624,8 +613,8 @@ __device__ __forceinline__ void merge_many(const KernelParams& p, const Source& 
                                                            2 * Fragments::rows_of(index) + i);
                     if (row < out.rows)
                         write_lse(p, out.first_row + row, out.q_begin,
-                                  row_lse(i ? total.maximum.y : total.maximum.x,
-                                          i ? total.sum.y : total.sum.x));
+                                  log2_sum_exp2(i ? total.maximum.y : total.maximum.x,
+                                                i ? total.sum.y : total.sum.x));
                 }
             }
         }

@@ -231,7 +231,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 ((piece.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) *
                     2 +
                 lane * 4;
-            const uint32_t to = base + r * 128 + (((lane & 7) ^ (r & 7)) << 4);
+            const uint32_t to = base + swizzled<128>(r, lane & 7);
             const uint32_t latent_to = to + (lane >> 3 & 1) * L::kQueryTileBytes + (lane >> 4) * 4;
 #pragma unroll
             for (int i = 0; i < 8; ++i)
@@ -293,8 +293,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the
         // next.
         const int token = warp * 16 + (lane >> 2);
-        const uint32_t latent_from = token * 128 + (((2 * quad) ^ (token & 7)) << 4);
-        const uint32_t rope_from = L::kLatentBytes + token * 64 + ((quad ^ (token >> 1 & 3)) << 4);
+        const uint32_t latent_from = swizzled<128>(token, 2 * quad);
+        const uint32_t rope_from = L::kLatentBytes + swizzled<64>(token, quad);
         // A group's blocks are every second one, of all pieces together.
         Slots slots;
         slots.advance(group);
@@ -401,7 +401,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
                 s.sum[thread] = total;
                 s.inverse[thread] = this->inverse_of(total);
                 if (piece.parts == 1 && thread < this->rows(piece))
-                    write_lse(p, first + thread, piece.q_begin, row_lse(reference, total));
+                    write_lse(p, first + thread, piece.q_begin, log2_sum_exp2(reference, total));
                 ptx::mbarrier_arrive(at(s.stats_full));
             }
         }
@@ -563,7 +563,7 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
 #pragma unroll
         for (int i = 0; i < N / 16; ++i)
-            ptx::stmatrix_x4_trans(tile + (16 * i + row) * 128 + ((chunk ^ (row & 7)) << 4),
+            ptx::stmatrix_x4_trans(tile + swizzled<128>(16 * i + row, chunk),
                                    ptx::cvt_rn_x2<__half>(d[8 * i], d[8 * i + 1]),
                                    ptx::cvt_rn_x2<__half>(d[8 * i + 2], d[8 * i + 3]),
                                    ptx::cvt_rn_x2<__half>(d[8 * i + 4], d[8 * i + 5]),
@@ -579,8 +579,8 @@ struct QuantisedKernel : Kernel<T, N, pair, QuantisedLayout<N>> {
         const int latent = (thread >> 5) * 64 + (lane >> 2) * 8;
         const uint32_t group = (latent >> 7) * L::kGroupBytes, chunk = latent >> 4 & 7,
                        low = latent & 8;
-        const uint32_t even = group + quad * 256 + ((chunk ^ (2 * quad)) << 4) + low;
-        const uint32_t odd = group + quad * 256 + 128 + ((chunk ^ (2 * quad + 1)) << 4) + low;
+        const uint32_t even = group + swizzled<128>(2 * quad, chunk) + low;
+        const uint32_t odd = group + swizzled<128>(2 * quad + 1, chunk) + low;
         Slots slots;
         uint32_t blocks = 0, tails = 0;  // of `tails`, a bit is the phase of a slot's barrier
         Queue queue;

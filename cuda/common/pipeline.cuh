@@ -1,0 +1,70 @@
+// A position in a ring of stages, and barriers that know how many arrivals complete a phase.
+#pragma once
+
+#include "../ptx/sm90.cuh"
+
+namespace mla {
+
+// Walks a ring of `count` stages. `phase` is the parity that a consumer waits for at this stage; a
+// producer that waits until the stage is free waits for the other one.
+template <int count>
+struct Ring {
+    int slot = 0;
+    uint32_t phase = 0;
+
+    // The use of a stage `n` uses ago, fewer than there are stages.
+    __device__ Ring back(int n) const {
+        Ring r;
+        r.slot = slot < n ? slot - n + count : slot - n;
+        r.phase = slot < n ? phase ^ 1 : phase;
+        return r;
+    }
+    // Goes on by `n`, at most `count`.
+    __device__ void advance(int n) {
+        slot += n;
+        if (slot >= count) {
+            slot -= count;
+            phase ^= 1;
+        }
+    }
+    // As `advance`, for any number.
+    __device__ void skip(int n) {
+        const int to = slot + n, rounds = unsigned(to) / unsigned(count);
+        slot = to - rounds * count;
+        phase ^= rounds & 1;
+    }
+    // The same position, in a form that the compiler knows to be the same in all lanes: what is
+    // computed from it stays in uniform registers, where descriptors of wgmma have to be.
+    __device__ Ring uniform() const {
+        Ring r = *this;
+        r.slot = __shfl_sync(~0u, slot, 0);
+        r.phase = __shfl_sync(~0u, phase, 0);
+        return r;
+    }
+};
+
+// An mbarrier in shared memory whose phases are complete after `arrivals` arrivals, and after the
+// bytes that were announced; 0 if the number is known at run time alone.
+template <uint32_t arrivals>
+struct Barrier {
+    uint64_t bits;
+
+    __device__ uint32_t address() const { return ptx::shared_address(&bits); }
+    // Called by one thread; ptx::fence_mbarrier_init() and a barrier of the CTA follow.
+    __device__ void init() const {
+        static_assert(arrivals > 0, "the number is given at run time");
+        ptx::mbarrier_init(address(), arrivals);
+    }
+    __device__ void init(uint32_t count) const {
+        static_assert(arrivals == 0, "the type has the number");
+        ptx::mbarrier_init(address(), count);
+    }
+    __device__ void arrive() const { ptx::mbarrier_arrive(address()); }
+    // Arrives, and announces bytes that TMA will deliver.
+    __device__ void expect(uint32_t bytes) const {
+        ptx::mbarrier_arrive_expect_tx(address(), bytes);
+    }
+    __device__ void wait(uint32_t parity) const { ptx::mbarrier_wait(address(), parity); }
+};
+
+}  // namespace mla

@@ -1,0 +1,83 @@
+// The algebra of split softmax: what is known of a row after some of its keys, and how two such
+// states become one.
+//
+//   state (m, l, o)   m  the reference maximum that exponents are taken relative to
+//                     l  the sum of base^(score - m)
+//                     o  the sum of base^(score - m) * value
+//   merge             m = max(m1, m2);  f1 = base^(m1 - m), f2 = base^(m2 - m)
+//                     l = f1 l1 + f2 l2;  o = f1 o1 + f2 o2
+//   result            o / l, and the log-sum-exp m + log(l)
+//
+// A row that has seen no key has m = -inf and l = 0: its log-sum-exp is -inf and its output 0. A
+// result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging changes
+// roundings only; who needs the same bits each time merges in a fixed order.
+//
+// o lies in registers, spread over lanes in many ways, so it is not a member: whoever holds it
+// multiplies it by `factor`.
+#pragma once
+
+#include "../ptx/sm80.cuh"
+
+namespace mla {
+
+// Attention kernels: scores in units of log2, by the special-function unit.
+struct Base2 {
+    __device__ static __forceinline__ float exp(float x) { return ptx::ex2_approx(x); }
+    __device__ static __forceinline__ float log(float x) { return log2f(x); }
+};
+
+// What crosses the interface: natural logarithms, correctly rounded or nearly so.
+struct BaseE {
+    __device__ static __forceinline__ float exp(float x) { return expf(x); }
+    __device__ static __forceinline__ float log(float x) { return logf(x); }
+};
+
+// What exponents under this maximum are taken relative to: -inf less -inf would be no number.
+__device__ __forceinline__ float offset_of(float maximum) {
+    return maximum == -INFINITY ? 0.f : maximum;
+}
+
+template <typename Base>
+struct SoftmaxState {
+    float maximum = -INFINITY, sum = 0.f;
+
+    // What sums relative to this state's maximum are multiplied by in one with maximum `to`.
+    __device__ __forceinline__ float factor(float to) const {
+        return Base::exp(maximum - offset_of(to));
+    }
+    // Adds a state whose maximum is not above this one's, and that state's factor.
+    __device__ __forceinline__ void add(const SoftmaxState& other, float factor) {
+        sum = fmaf(other.sum, factor, sum);
+    }
+    // Raises the maximum to `to`, and returns what sums of before are multiplied by.
+    __device__ __forceinline__ float raise(float to) {
+        const float by = factor(to);
+        maximum = to;
+        sum *= by;
+        return by;
+    }
+
+    __device__ __forceinline__ float log_sum_exp() const {
+        return sum > 0.f ? maximum + Base::log(sum) : -INFINITY;
+    }
+};
+
+// Base 2 log-sum-exp of a row.
+__device__ __forceinline__ float log2_sum_exp2(float maximum, float sum) {
+    return SoftmaxState<Base2>{maximum, sum}.log_sum_exp();
+}
+
+// Lazy rescale: the reference maximum follows a row's true one only when that exceeds it by more
+// than this (in units of log2). Nearly every factor is then 1, and nothing is lost: l and o carry
+// the same scale, and a term is at most 2^8.
+constexpr float kLazyMaximum = 8.f;
+
+// Raises a reference maximum if `top` demands it; returns what sums of before are multiplied by.
+__device__ __forceinline__ float raise_lazily(float& maximum, float top) {
+    const bool raise = top > maximum + kLazyMaximum;
+    const float factor = raise ? ptx::ex2_approx(maximum - top) : 1.f;
+    maximum = raise ? top : maximum;
+    return factor;
+}
+
+}  // namespace mla
