@@ -24,6 +24,7 @@ use half::bf16;
 use super::attention::{Engine, KEYS, Seen, Widths, rescale};
 use super::buffer::Scratch;
 use super::softmax::{LANES, POLYNOMIAL, Running};
+use super::transpose::exchange;
 use crate::error::Result;
 
 // Query rows that one kernel multiplies.
@@ -504,35 +505,6 @@ impl AmxEngine {
     }
 }
 
-// Exchanges rows and columns of 16 × 16 elements of 32 bits, by pairs, fours, and quarters of a
-// register.
-#[target_feature(enable = "avx512f")]
-fn transpose(rows: &mut [__m512i; 16]) {
-    let mut t = *rows;
-    for i in (0..16).step_by(2) {
-        t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    let mut u = t;
-    for i in (0..16).step_by(4) {
-        u[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        u[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        u[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        u[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    // Now quarter q of u[4g + j] holds rows 4g .. 4g + 4 of column 4q + j.
-    for i in 0..4 {
-        let a = _mm512_shuffle_i32x4::<0x88>(u[i], u[4 + i]);
-        let b = _mm512_shuffle_i32x4::<0xdd>(u[i], u[4 + i]);
-        let c = _mm512_shuffle_i32x4::<0x88>(u[8 + i], u[12 + i]);
-        let d = _mm512_shuffle_i32x4::<0xdd>(u[8 + i], u[12 + i]);
-        rows[i] = _mm512_shuffle_i32x4::<0x88>(a, c);
-        rows[8 + i] = _mm512_shuffle_i32x4::<0xdd>(a, c);
-        rows[4 + i] = _mm512_shuffle_i32x4::<0x88>(b, d);
-        rows[12 + i] = _mm512_shuffle_i32x4::<0xdd>(b, d);
-    }
-}
-
 // Thirty-two elements as a register.
 #[target_feature(enable = "avx512f")]
 fn load(from: &[bf16]) -> __m512i {
@@ -556,7 +528,7 @@ fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
         for (row, block) in block.iter_mut().enumerate() {
             *block = load(&rows[row * width + k..]);
         }
-        transpose(&mut block);
+        exchange(&mut block);
         for (pair, block) in block.into_iter().enumerate() {
             store(block, &mut to[(k / 2 + pair) * 2 * LANES..]);
         }
@@ -682,7 +654,7 @@ fn softmax(
             let high = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(b)));
             *to = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
         }
-        transpose(&mut pairs);
+        exchange(&mut pairs);
         for (row, pairs) in pairs.into_iter().enumerate() {
             store(pairs, &mut weights[row * KEYS + key..]);
         }
@@ -706,31 +678,6 @@ fn bits(value: __m256bh) -> __m256i {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn transposing_exchanges_rows_and_columns() {
-        if !is_x86_feature_detected!("avx512f") {
-            return;
-        }
-        let mut matrix = [[0u32; 16]; 16];
-        for (i, row) in matrix.iter_mut().enumerate() {
-            for (j, element) in row.iter_mut().enumerate() {
-                *element = (16 * i + j) as u32;
-            }
-        }
-        // SAFETY: both are 1024 bytes without padding, and every bit pattern is valid in each; the
-        // instruction set is there.
-        let transposed: [[u32; 16]; 16] = unsafe {
-            let mut registers: [__m512i; 16] = std::mem::transmute(matrix);
-            transpose(&mut registers);
-            std::mem::transmute(registers)
-        };
-        for (i, row) in transposed.iter().enumerate() {
-            for (j, element) in row.iter().enumerate() {
-                assert_eq!(*element, matrix[j][i]);
-            }
-        }
-    }
 
     #[test]
     fn a_nan_shows_in_its_own_row_and_only_if_the_row_sees_it() {

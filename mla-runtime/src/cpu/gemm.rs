@@ -1,10 +1,13 @@
 //! Matrix products.
 
+use std::ops::Range;
+
 use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::Cpu;
 use super::buffer::Scratch;
+use super::transpose::transpose;
 use super::view::{Elements, Lane as _, Places, with_element};
 use crate::dtype::Element;
 use crate::error::Result;
@@ -14,6 +17,14 @@ use crate::tensor::{TensorMut, TensorRef};
 // threads there are; small enough that a block of each operand stays in the second-level cache.
 const ROWS: usize = 128;
 const COLUMNS: usize = 128;
+
+// The product takes columns of `b` that are contiguous as they are for so many rows of `a`. For
+// more it would rearrange them on its way, an element at a time, so they become rows beforehand.
+const FEW_ROWS: usize = 2;
+
+// How many columns of `b`, and how much of each, become rows at a time: few enough for the
+// first-level cache.
+const STRIP: [usize; 2] = [16, 256];
 
 pub(super) fn gemm(
     cpu: &Cpu,
@@ -63,20 +74,8 @@ fn blocks<T: Element>(
                 for (i, to) in left[..rows * k].chunks_exact_mut(k.max(1)).enumerate() {
                     a.read_row(product, row + i, to);
                 }
-                // `b` by rows or, where its columns are contiguous, by columns.
-                let by_columns = b.strides[1] == 1 && b.strides[2] != 1;
-                let right_strides = if by_columns { (k, 1) } else { (1, columns) };
-                if by_columns {
-                    for (j, to) in right[..columns * k].chunks_exact_mut(k.max(1)).enumerate() {
-                        let from = product * b.strides[0] + (column + j) * b.strides[2];
-                        f32::convert(&b.data[from..from + k], to);
-                    }
-                } else {
-                    let part = b.columns(column, columns);
-                    for (i, to) in right[..columns * k].chunks_exact_mut(columns).enumerate() {
-                        part.read_row(product, i, to);
-                    }
-                }
+                let right = &mut right[..columns * k];
+                let right_strides = read_columns(&b.columns(column, columns), product, rows, right);
                 product_f32(
                     [rows, columns, k],
                     &mut result[..rows * columns],
@@ -84,7 +83,7 @@ fn blocks<T: Element>(
                     false,
                     &left[..rows * k],
                     (1, k),
-                    &right[..columns * k],
+                    right,
                     right_strides,
                 );
                 let c = c.columns(column, columns);
@@ -96,6 +95,46 @@ fn blocks<T: Element>(
             },
         )
     })
+}
+
+// All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they are
+// contiguous and there are few `rows` to multiply, by rows otherwise.
+fn read_columns<T: Element>(
+    b: &Elements<'_, T>,
+    product: usize,
+    rows: usize,
+    to: &mut [f32],
+) -> (usize, usize) {
+    let [_, k, columns] = b.shape;
+    if b.strides[1] != 1 || b.strides[2] == 1 {
+        for (i, to) in to.chunks_exact_mut(columns).enumerate() {
+            b.read_row(product, i, to);
+        }
+        return (1, columns);
+    }
+    let column = |j: usize, part: Range<usize>| {
+        let from = product * b.strides[0] + j * b.strides[2];
+        &b.data[from + part.start..from + part.end]
+    };
+    if rows <= FEW_ROWS {
+        for (j, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
+            f32::convert(column(j, 0..k), to);
+        }
+        return (k, 1);
+    }
+    let mut strip = [0.0; STRIP[0] * STRIP[1]];
+    for first in (0..columns).step_by(STRIP[0]) {
+        let count = STRIP[0].min(columns - first);
+        for start in (0..k).step_by(STRIP[1]) {
+            let part = start..k.min(start + STRIP[1]);
+            for (j, strip) in strip.chunks_exact_mut(STRIP[1]).take(count).enumerate() {
+                f32::convert(column(first + j, part.clone()), strip);
+            }
+            let to = &mut to[start * columns + first..];
+            transpose([count, part.len()], &strip, STRIP[1], to, columns);
+        }
+    }
+    (1, columns)
 }
 
 struct Panels {

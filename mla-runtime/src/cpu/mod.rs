@@ -46,6 +46,7 @@ mod prefill;
 mod rotary;
 mod scalar;
 mod softmax;
+mod transpose;
 mod view;
 
 use std::ops::Range;
