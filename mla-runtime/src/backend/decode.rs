@@ -303,6 +303,7 @@ impl<B: DecodeBackend> DecodeStage for B {
 /// code. Made by [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode).
 pub struct SelectedDecode<D: Device> {
     object: Box<dyn DecodeObject<D>>,
+    config: LayerConfig,
 }
 
 impl<D: Device> SelectedDecode<D> {
@@ -312,7 +313,13 @@ impl<D: Device> SelectedDecode<D> {
     ) -> Result<Self> {
         Ok(Self {
             object: Box::new(B::new(device, config)?),
+            config: *config,
         })
+    }
+
+    /// What it was made for.
+    pub fn config(&self) -> &LayerConfig {
+        &self.config
     }
 
     /// As [`DecodeBackend::set_num_splits`].

@@ -45,6 +45,16 @@ pub struct LayerConfig {
     pub softmax_scale: f32,
 }
 
+impl LayerConfig {
+    /// The first field in which another configuration differs: its name, and both values.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
+        let scales = [self.softmax_scale, other.softmax_scale];
+        let scales = (scales[0] != scales[1])
+            .then(|| ("softmax_scale", scales.map(|scale| scale.to_string())));
+        self.problem.difference(&other.problem).or(scales)
+    }
+}
+
 /// The most that one step may bring; state and metadata are made for it once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepLimits {

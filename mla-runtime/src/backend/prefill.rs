@@ -337,6 +337,7 @@ impl<B: PrefillBackend> PrefillStage for B {
 /// code. Made by [`Registry::instantiate_prefill`](crate::registry::Registry::instantiate_prefill).
 pub struct SelectedPrefill<D: Device> {
     object: Box<dyn PrefillObject<D>>,
+    config: LayerConfig,
 }
 
 impl<D: Device> SelectedPrefill<D> {
@@ -346,7 +347,13 @@ impl<D: Device> SelectedPrefill<D> {
     ) -> Result<Self> {
         Ok(Self {
             object: Box::new(B::new(device, config)?),
+            config: *config,
         })
+    }
+
+    /// What it was made for.
+    pub fn config(&self) -> &LayerConfig {
+        &self.config
     }
 }
 

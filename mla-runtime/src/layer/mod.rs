@@ -37,8 +37,7 @@
 //! being padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
-//! ([`SelectedPrefill`](crate::backend::SelectedPrefill) and
-//! [`SelectedDecode`](crate::backend::SelectedDecode) in [`MlaLayer::new`]).
+//! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
 //!
 //! # Example
 //!
@@ -127,8 +126,8 @@ pub use workspace::{Workspace, WorkspaceId};
 
 use self::arena::Arena;
 use crate::backend::{
-    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage, SlotLists,
-    StepLimits,
+    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage,
+    SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
 use crate::cache::CacheMut;
 use crate::capability::Platform;
@@ -197,67 +196,41 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// As [`Self::new`], or where a backend cannot be made.
     pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
-        check_backend(&P::SPEC, device, config)?;
-        check_backend(&D::SPEC, device, config)?;
-        Self::new(
-            device,
-            config,
-            P::new(device, config)?,
-            D::new(device, config)?,
-        )
+        check(&P::SPEC, &D::SPEC, device, config)?;
+        Ok(Self {
+            device: device.clone(),
+            config: *config,
+            prefill: P::new(device, config)?,
+            decode: D::new(device, config)?,
+        })
     }
 }
 
-impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// With backends that were made for this configuration, by type or by selection.
+impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
+    /// With backends that were selected and made for this configuration.
     ///
     /// # Errors
     ///
-    /// Where a backend does not fit the device or the problem, with every reason; where the problem
-    /// contradicts itself or wants what the layer does not do.
-    pub fn new(device: &P::Device, config: &LayerConfig, prefill: P, decode: D) -> Result<Self> {
-        check_backend(prefill.spec(), device, config)?;
-        check_backend(decode.spec(), device, config)?;
-        let problem = &config.problem;
-        for (field, given) in [
-            ("heads", problem.heads),
-            ("page size", problem.page_size),
-            ("kv_lora_rank", problem.dims.latent),
-            ("qk_nope_head_dim", problem.dims.head.nope),
-            ("v_head_dim", problem.dims.head.v),
+    /// Where a backend was made for another configuration, or does not fit the device or the
+    /// problem, with every reason; where the problem contradicts itself or wants what the layer
+    /// does not do.
+    pub fn new(
+        device: &D,
+        config: &LayerConfig,
+        prefill: SelectedPrefill<D>,
+        decode: SelectedDecode<D>,
+    ) -> Result<Self> {
+        for (field, made_for) in [
+            ("prefill backend", prefill.config()),
+            ("decode backend", decode.config()),
         ] {
-            if given == 0 {
-                return Err(Error::argument(field, 0, "1 and up"));
+            if let Some((name, values)) = made_for.difference(config) {
+                let [given, accepted] = values.map(|value| format!("one for {name} = {value}"));
+                let accepted = accepted + ", as the layer has it";
+                return Err(Error::argument(field, given, accepted));
             }
         }
-        if !problem.kv_format.holds(problem.dims) {
-            return Err(Error::argument(
-                "kv format",
-                format!("{} with {}", problem.kv_format, problem.dims),
-                "a format that holds the model's rows",
-            ));
-        }
-        if problem.quant_output {
-            return Err(Error::argument(
-                "quantised output",
-                "wanted",
-                "not wanted: the layer's output has the problem's dtype",
-            ));
-        }
-        if problem.context_parallel {
-            return Err(Error::argument(
-                "context parallelism",
-                "wanted",
-                "a cache on one device",
-            ));
-        }
-        if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
-            return Err(Error::argument(
-                "softmax scale",
-                config.softmax_scale,
-                "a finite number above 0",
-            ));
-        }
+        check(prefill.spec(), decode.spec(), device, config)?;
         Ok(Self {
             device: device.clone(),
             config: *config,
@@ -265,7 +238,61 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             decode,
         })
     }
+}
 
+/// What speaks against a layer of these backends, beside what they find themselves.
+fn check<D: Device>(
+    prefill: &BackendSpec,
+    decode: &BackendSpec,
+    device: &D,
+    config: &LayerConfig,
+) -> Result<()> {
+    check_backend(prefill, device, config)?;
+    check_backend(decode, device, config)?;
+    let problem = &config.problem;
+    for (field, given) in [
+        ("heads", problem.heads),
+        ("page size", problem.page_size),
+        ("kv_lora_rank", problem.dims.latent),
+        ("qk_nope_head_dim", problem.dims.head.nope),
+        ("v_head_dim", problem.dims.head.v),
+    ] {
+        if given == 0 {
+            return Err(Error::argument(field, 0, "1 and up"));
+        }
+    }
+    if !problem.kv_format.holds(problem.dims) {
+        return Err(Error::argument(
+            "kv format",
+            format!("{} with {}", problem.kv_format, problem.dims),
+            "a format that holds the model's rows",
+        ));
+    }
+    if problem.quant_output {
+        return Err(Error::argument(
+            "quantised output",
+            "wanted",
+            "not wanted: the layer's output has the problem's dtype",
+        ));
+    }
+    if problem.context_parallel {
+        return Err(Error::argument(
+            "context parallelism",
+            "wanted",
+            "a cache on one device",
+        ));
+    }
+    if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
+        return Err(Error::argument(
+            "softmax scale",
+            config.softmax_scale,
+            "a finite number above 0",
+        ));
+    }
+    Ok(())
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// The device.
     pub fn device(&self) -> &P::Device {
         &self.device

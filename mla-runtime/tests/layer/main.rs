@@ -7,7 +7,7 @@ mod world;
 
 use backends::{Concatenated, Demanding};
 use mla_runtime::backend::{
-    DecodeBackend as _, PrefillBackend as _, SelectedDecode, SelectedPrefill,
+    DecodeBackend as _, LayerConfig, PrefillBackend as _, SelectedDecode, SelectedPrefill,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
@@ -280,6 +280,42 @@ fn selected_backends_compute_the_same_bits() {
         assert_eq!(of_types, selected);
         world.check(&selected).unwrap();
     }
+}
+
+#[test]
+fn backends_of_another_configuration_are_refused() {
+    let (device, config) = (Cpu::new(), Case::small(MIXED).config());
+    let mut registry = Registry::empty();
+    registry.add(CpuPrefill::ENTRY).unwrap();
+    registry.add(CpuDecode::ENTRY).unwrap();
+    let layer = |prefill: &LayerConfig, decode: &LayerConfig| {
+        let prefill = registry
+            .instantiate_prefill("CPU", &device, prefill)
+            .unwrap();
+        let decode = registry.instantiate_decode("CPU", &device, decode).unwrap();
+        MlaLayer::new(&device, &config, prefill, decode).map(drop)
+    };
+    layer(&config, &config).unwrap();
+    let louder = LayerConfig {
+        softmax_scale: 5.0,
+        ..config
+    };
+    let error = layer(&config, &louder).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "decode backend: given one for softmax_scale = 5, accepted one for softmax_scale = {}, \
+             as the layer has it",
+            config.softmax_scale
+        )
+    );
+    let mut wider = config;
+    wider.problem.heads = 5;
+    let error = layer(&wider, &config).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "prefill backend: given one for heads = 5, accepted one for heads = 4, as the layer has it"
+    );
 }
 
 #[test]
