@@ -9,7 +9,7 @@ use crate::capability::{Platform, Target};
 use crate::error::Result;
 use crate::lse::{LseConvention, LseMut, LseRef};
 use crate::rotary::{Rotary, RotaryQuery};
-use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 /// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
 /// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
@@ -159,6 +159,9 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// How many bytes there are.
     fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize;
 
+    /// The address of the first of the bytes, for its alignment.
+    fn address(bytes: Self::Bytes<'_>) -> usize;
+
     /// The bytes of `range`.
     ///
     /// # Panics
@@ -196,6 +199,17 @@ pub trait Device: Clone + Send + Sync + 'static {
     ///
     /// Where the lengths differ, or the device fails.
     fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()>;
+
+    /// Whether the operations take a tensor of a layer's call as it lies: the layer asks before it
+    /// enqueues anything. `field` is the tensor's name in the call.
+    ///
+    /// # Errors
+    ///
+    /// Where an operation would refuse the strides.
+    fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        let _ = (field, layout);
+        Ok(())
+    }
 
     /// Waits for everything enqueued so far.
     ///

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::tensor::check_alignment;
 
 /// How log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {
@@ -157,9 +158,10 @@ impl<'a, D: Device, C: LseConvention> LseRef<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where an element lies outside `bytes`, or rows overlap.
+    /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::Bytes<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len(bytes))?;
+        check_alignment::<D>(bytes, size_of::<f32>())?;
         Ok(Self {
             bytes,
             layout,
@@ -210,9 +212,10 @@ impl<'a, D: Device, C: LseConvention> LseMut<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where an element lies outside `bytes`, or rows overlap.
+    /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::BytesMut<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len_mut(&bytes))?;
+        check_alignment::<D>(D::freeze(&bytes), size_of::<f32>())?;
         Ok(Self {
             bytes,
             layout,

@@ -99,6 +99,19 @@ impl fmt::Display for Layout {
     }
 }
 
+/// Refuses memory whose first byte is not where an element may be. Memory without bytes is anywhere.
+pub(crate) fn check_alignment<D: Device>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
+    let address = D::address(bytes);
+    if D::byte_len(bytes) == 0 || address.is_multiple_of(element) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "address",
+        format!("{} bytes past a multiple of {element}", address % element),
+        format!("a multiple of {element}, the bytes of an element"),
+    ))
+}
+
 fn check_span(layout: &Layout, available: usize) -> Result<()> {
     match layout.span_bytes() {
         Some(bytes) if bytes <= available => Ok(()),
@@ -135,9 +148,10 @@ impl<'a, D: Device> TensorRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where an element of the layout lies outside `bytes`.
+    /// Where an element of the layout lies outside `bytes`, or they begin where none may.
     pub fn new(bytes: D::Bytes<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len(bytes))?;
+        check_alignment::<D>(bytes, layout.dtype.bytes())?;
         Ok(Self { bytes, layout })
     }
 
@@ -239,9 +253,11 @@ impl<'a, D: Device> TensorMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where an element of the layout lies outside `bytes`, or two indices name one element.
+    /// Where an element of the layout lies outside `bytes`, they begin where none may, or two
+    /// indices name one element.
     pub fn new(bytes: D::BytesMut<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len_mut(&bytes))?;
+        check_alignment::<D>(D::freeze(&bytes), layout.dtype.bytes())?;
         if !layout.is_injective() {
             return Err(Error::argument(
                 "layout",
@@ -381,8 +397,9 @@ impl<'a, D: Device, T: Index> ArrayRef<'a, D, T> {
     ///
     /// # Errors
     ///
-    /// Where `bytes` holds fewer.
+    /// Where `bytes` holds fewer, or begins where no element may.
     pub fn new(bytes: D::Bytes<'a>, len: usize) -> Result<Self> {
+        check_alignment::<D>(bytes, size_of::<T>())?;
         let available = D::byte_len(bytes) / size_of::<T>();
         if len > available {
             return Err(Error::argument(

@@ -548,20 +548,24 @@ fn bad_arguments_are_named() {
         "copy source: given f16 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 3, 4]"
     );
 
-    // Bytes that no f32 can be read from.
-    let bytes = Buffer::zeroed(64).unwrap();
-    let odd = TensorRef::<Cpu>::new(
-        &bytes.as_bytes()[1..],
-        Layout::contiguous(f32::DTYPE, [1, 1, 4]),
-    )
-    .unwrap();
-    let error = cpu
-        .copy(odd, TensorMut::from_slice(&mut c, [1, 1, 4]).unwrap())
-        .unwrap_err();
-    assert!(
-        error.to_string().ends_with("accepted bytes aligned to 4"),
-        "{error}"
-    );
+    // Bytes that no f32 can be read from, or written to, make no view.
+    let mut bytes = Buffer::zeroed(64).unwrap();
+    let layout = Layout::contiguous(f32::DTYPE, [1, 1, 4]);
+    let message = "address: given 1 bytes past a multiple of 4, accepted a multiple of 4, the bytes of \
+                   an element";
+    for error in [
+        TensorRef::<Cpu>::new(&bytes.as_bytes()[1..], layout).unwrap_err(),
+        TensorMut::<Cpu>::new(&mut bytes.as_bytes_mut()[1..], layout).unwrap_err(),
+        ArrayRef::<Cpu, i32>::new(&bytes.as_bytes()[1..], 4).unwrap_err(),
+        LseRef::<Cpu>::new(&bytes.as_bytes()[1..], LseLayout::heads_first(2, 2))
+            .err()
+            .unwrap(),
+        LseMut::<Cpu>::new(&mut bytes.as_bytes_mut()[1..], LseLayout::heads_first(2, 2))
+            .err()
+            .unwrap(),
+    ] {
+        assert_eq!(error.to_string(), message);
+    }
 
     let dims = MlaDims::new(2, HeadDims::new(1, 1, 1));
     let layout = CacheLayout::contiguous(dims, KvFormat::F32, 2, 2);

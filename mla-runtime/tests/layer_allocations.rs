@@ -257,4 +257,34 @@ fn a_call_allocates_nothing() {
         // 1 attention, 1 slice; per chunk: 1 gather, 2 products, 1 copy, 1 attention, 1 merge.
         assert_eq!(operations(), 1 + 4 + 5 + 4 * 6);
     }
+
+    // What the device's operations would refuse is refused before any of them.
+    let columns = Layout {
+        dtype: DType::BF16,
+        shape: [tokens, HEADS, 192],
+        strides: [1, tokens, tokens * HEADS],
+    };
+    let refused = layer.forward(
+        &mut workspace,
+        LayerCall {
+            weights: Weights::new(view(&weights, [1, 512, HEADS * 256]), &config).unwrap(),
+            query: TensorRef::new(Inert::bytes(&query), columns).unwrap(),
+            latent: view(&latent, [tokens, 1, 512]),
+            rope: view(&rope, [tokens, 1, 64]),
+            cache: CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
+            out: TensorMut::new(
+                Inert::bytes_mut(&mut out),
+                Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
+            )
+            .unwrap(),
+            lse: None,
+            slot_lists: None,
+            rotary: None,
+        },
+    );
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        format!("query: given {columns}, accepted a last axis of stride 1")
+    );
+    assert_eq!(operations(), 0);
 }

@@ -57,6 +57,10 @@ impl Device for Cuda {
         bytes.len()
     }
 
+    fn address(bytes: Self::Bytes<'_>) -> usize {
+        bytes.address() as usize
+    }
+
     fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
         bytes.range(range)
     }
@@ -105,6 +109,10 @@ impl Device for Cuda {
         unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream().cu_stream()) }
             .map_err(failed("download"))?;
         self.synchronize()
+    }
+
+    fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        unit_columns(field, layout)
     }
 
     fn synchronize(&self) -> Result<()> {

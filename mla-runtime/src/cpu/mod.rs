@@ -152,6 +152,10 @@ impl Device for Cpu {
         bytes.len()
     }
 
+    fn address(bytes: Self::Bytes<'_>) -> usize {
+        bytes.as_ptr().addr()
+    }
+
     fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
         &bytes[range]
     }

@@ -509,6 +509,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             ("out", call.out.layout(), [tokens, heads, v]),
         ] {
             layout.expect(field, problem.dtype, shape)?;
+            self.device.check_tensor(field, layout)?;
         }
         // A view made for another configuration.
         let kv = call.weights.kv.layout();

@@ -5,7 +5,6 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use mla_runtime::Result;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
@@ -13,7 +12,8 @@ use mla_runtime::cpu::Buffer;
 use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
 
 /// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its operations only
 /// the transfers do anything.
@@ -78,6 +78,10 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         bytes.len()
     }
 
+    fn address(bytes: Self::Bytes<'_>) -> usize {
+        bytes.as_ptr().addr()
+    }
+
     fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
         &bytes[range]
     }
@@ -106,6 +110,13 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
     fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()> {
         to.copy_from_slice(from);
         done()
+    }
+
+    fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        match layout.has_unit_columns() {
+            true => Ok(()),
+            false => Err(Error::argument(field, layout, "a last axis of stride 1")),
+        }
     }
 
     fn synchronize(&self) -> Result<()> {
