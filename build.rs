@@ -32,7 +32,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// The declarations with a body for each function, by which it refuses: so that the device alone links.
 #[cfg(feature = "gpu")]
 fn refusing(declarations: &str) -> String {
-    declarations
+    let lines = declarations.lines();
+    let named = lines.filter(|line| !line.trim_start().starts_with("#[link_name"));
+    named
+        .map(|line| format!("{line}\n"))
+        .collect::<String>()
         .replace("unsafe extern \"C\" {\n    pub fn ", "pub unsafe fn ")
         .replace(
             ") -> MlaStatus;\n}",

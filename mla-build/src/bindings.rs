@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, compiler::Host, toolkit::Found};
+use crate::{Error, compiler::Host, symbols::Tag, toolkit::Found};
 
 /// Wraps everything that the header and the headers beside it declare, and returns the files that were
 /// read.
@@ -16,6 +16,7 @@ pub(crate) fn write(
     includes: &[PathBuf],
     libclang: &Found,
     host: &Host,
+    tag: &Tag,
 ) -> Result<Vec<PathBuf>, Error> {
     let failed = |message: String| Error::Bindings {
         header: header.to_owned(),
@@ -38,6 +39,7 @@ pub(crate) fn write(
         .allowlist_file(format!("{}/.*", escaped(&beside.to_string_lossy())))
         .depfile("bindings", &depfile)
         .use_core()
+        .parse_callbacks(Box::new(Linked(tag.clone())))
         .derive_default(true)
         .prepend_enum_name(false)
         // The header is its own documentation; its comments are not written for rustdoc.
@@ -68,6 +70,19 @@ pub(crate) fn write(
     fs::write(output, prettyplease::unparse(&file)).map_err(Error::file("write", output))?;
     let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
     Ok(crate::depfile::parse(&rule))
+}
+
+/// The names under which the library has what the header declares.
+#[derive(Debug)]
+struct Linked(Tag);
+
+impl bindgen::callbacks::ParseCallbacks for Linked {
+    fn generated_link_name_override(
+        &self,
+        item: bindgen::callbacks::ItemInfo<'_>,
+    ) -> Option<String> {
+        Some(self.0.of_c(item.name))
+    }
 }
 
 /// The folder of the host compiler's `stddef.h`.

@@ -7,7 +7,11 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, toolkit::Cuda, unit::Unit};
+use crate::{
+    Error,
+    toolkit::Cuda,
+    unit::{Language, Unit},
+};
 
 /// The C++ compiler that nvcc works with.
 #[derive(Clone, Debug)]
@@ -105,38 +109,73 @@ pub(crate) struct Compiler {
     pub(crate) host: Host,
     /// The package; nvcc runs there, so that the names of sources in objects are relative.
     pub(crate) root: PathBuf,
-    /// Include roots with their roles, in the order of the search.
-    pub(crate) includes: Vec<(String, PathBuf)>,
+    /// In the order in which they are given; the search takes those of `-I` first.
+    pub(crate) includes: Vec<Include>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
 }
 
+/// An include root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Include {
+    pub(crate) role: String,
+    pub(crate) folder: PathBuf,
+    /// Searched after all others, and warned about in nothing: `-isystem`.
+    pub(crate) is_system: bool,
+}
+
+impl Include {
+    fn flag(&self, language: Language) -> &'static str {
+        match (self.is_system, language) {
+            (false, _) => "-I",
+            (true, Language::Cuda) => "-isystem=",
+            (true, Language::Cpp) => "-isystem",
+        }
+    }
+}
+
 impl Compiler {
     fn fixed(&self, unit: &Unit) -> Vec<String> {
-        let mut arguments: Vec<String> = [
-            "-std=c++17",
-            "-O3",
-            "--expt-relaxed-constexpr",
-            // Registers and spills of each kernel: the report is made of them.
-            "-Xptxas=-v",
-            "-Xcompiler=-fPIC",
-        ]
-        .map(str::to_owned)
-        .into();
+        let mut arguments: Vec<String> = match unit.language {
+            Language::Cuda => [
+                "-std=c++17",
+                "-O3",
+                "--expt-relaxed-constexpr",
+                // Registers and spills of each kernel: the report is made of them.
+                "-Xptxas=-v",
+                "-Xcompiler=-fPIC",
+            ]
+            .map(str::to_owned)
+            .into(),
+            Language::Cpp => ["-std=c++17", "-O2", "-fPIC"].map(str::to_owned).into(),
+        };
         arguments.extend(
             unit.targets
                 .iter()
                 .map(|target| format!("-gencode={}", target.gencode())),
         );
         arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
-        arguments.extend(self.flags.iter().cloned());
+        if unit.language == Language::Cuda {
+            arguments.extend(self.flags.iter().cloned());
+        }
+        arguments.extend(unit.flags.iter().cloned());
         arguments
+    }
+
+    /// The program that compiles a unit.
+    pub(crate) fn program(&self, unit: &Unit) -> &Path {
+        match unit.language {
+            Language::Cuda => &self.cuda.nvcc,
+            Language::Cpp => &self.host.path,
+        }
     }
 
     /// The arguments with roles in place of paths: what of them may change the object.
     pub(crate) fn canonical(&self, unit: &Unit) -> Vec<String> {
         let mut arguments = self.fixed(unit);
-        arguments.extend(self.includes.iter().map(|(role, _)| format!("-I{role}")));
+        for include in &self.includes {
+            arguments.push(format!("{}{}", include.flag(unit.language), include.role));
+        }
         for name in KEYED {
             if let Ok(value) = env::var(name) {
                 arguments.push(format!("{name}={value}"));
@@ -147,25 +186,33 @@ impl Compiler {
 
     pub(crate) fn arguments(&self, unit: &Unit) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = self.fixed(unit).into_iter().map(Into::into).collect();
-        for (_, folder) in &self.includes {
+        for include in &self.includes {
             // Relative where it can be, so that `__FILE__` does not tell where the checkout lies.
-            let mut argument = OsString::from("-I");
-            argument.push(match folder.strip_prefix(&self.root) {
+            let mut argument = OsString::from(include.flag(unit.language));
+            argument.push(match include.folder.strip_prefix(&self.root) {
                 Ok(inside) if inside.as_os_str().is_empty() => Path::new("."),
                 Ok(inside) => inside,
-                Err(_) => folder,
+                Err(_) => &include.folder,
             });
             arguments.push(argument);
+        }
+        if unit.language == Language::Cpp {
+            arguments.extend(["-isystem".into(), self.cuda.include.clone().into()]);
         }
         for (from, to) in [(&self.root, "."), (&self.cuda.found.path, "cuda")] {
             let from = from.to_string_lossy();
             // nvcc splits the value at commas, and a path that would be torn is better left alone.
             if !from.contains([',', '=']) {
-                arguments.push(format!("-Xcompiler=-ffile-prefix-map={from}={to}").into());
+                let through = match unit.language {
+                    Language::Cuda => "-Xcompiler=",
+                    Language::Cpp => "",
+                };
+                arguments.push(format!("{through}-ffile-prefix-map={from}={to}").into());
             }
         }
-        arguments.push("-ccbin".into());
-        arguments.push(self.host.path.clone().into());
+        if unit.language == Language::Cuda {
+            arguments.extend(["-ccbin".into(), self.host.path.clone().into()]);
+        }
         arguments
     }
 
@@ -178,7 +225,7 @@ impl Compiler {
         depfile: &Path,
         temporary: &Path,
     ) -> Command {
-        let mut command = Command::new(&self.cuda.nvcc);
+        let mut command = Command::new(self.program(unit));
         command
             .current_dir(&self.root)
             .env("TMPDIR", temporary)

@@ -95,6 +95,20 @@ pub enum Error {
     #[error("{0}")]
     Compile(Failures),
 
+    /// Two units of a library define one name, of which a linker would silently take one.
+    #[error(
+        "symbol {symbol}: given definitions in {} and {}, accepted: one in a library; make one static, or \
+         give it a namespace or a name of its own",
+        sources[0],
+        sources[1]
+    )]
+    DuplicateSymbol {
+        /// The name, as its author wrote it.
+        symbol: String,
+        /// The sources that define it, relative to the package.
+        sources: [String; 2],
+    },
+
     /// bindgen could not wrap the header.
     #[error("bindings of {}: {message}", header.display())]
     Bindings {

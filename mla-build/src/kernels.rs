@@ -9,6 +9,7 @@ use crate::{
     family::Families,
     report::Report,
     schedule::Limits,
+    unit::FlagsOf,
 };
 
 /// A library of CUDA kernels, described in one chain and compiled at its end.
@@ -35,6 +36,7 @@ pub struct Kernels {
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
+    pub(crate) flags_of: Vec<FlagsOf>,
     pub(crate) families: Vec<Family>,
     pub(crate) enabled: Vec<String>,
     pub(crate) cutlass: bool,
@@ -71,7 +73,9 @@ impl Kernels {
         Self::default()
     }
 
-    /// Adds the sources that a glob matches. `*` stays within a folder, `**` crosses them.
+    /// Adds the sources that a glob matches. `*` stays within a folder, `**` crosses them. nvcc compiles
+    /// `.cu`; the C++ compiler compiles `.cc`, `.cpp` and `.cxx`, which belong to every build if they lie in
+    /// no family's folder, also to one without a family.
     pub fn sources(mut self, glob: impl Into<String>) -> Self {
         self.sources.push(glob.into());
         self
@@ -100,6 +104,25 @@ impl Kernels {
     /// have their own setters, and are refused here.
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
+        self
+    }
+
+    /// Adds a flag for the sources that a glob matches, after those of all: of nvcc, or for sources in C++
+    /// of the C++ compiler. A glob that matches no source is an error.
+    pub fn flag_for(mut self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
+        self.flags_of.push(FlagsOf {
+            glob: glob.into(),
+            arguments: vec![flag.into()],
+        });
+        self
+    }
+
+    /// Defines a macro, `NAME` or `NAME=value`, for the sources that a glob matches.
+    pub fn define_for(mut self, glob: impl Into<String>, define: impl Into<String>) -> Self {
+        self.flags_of.push(FlagsOf {
+            glob: glob.into(),
+            arguments: vec![format!("-D{}", define.into())],
+        });
         self
     }
 
@@ -196,12 +219,25 @@ impl Kernels {
         Ok(path)
     }
 
+    /// The flags of single sources, without macros.
+    pub(crate) fn source_flags(&self) -> Vec<String> {
+        let all = self.flags_of.iter().flat_map(|flags| &flags.arguments);
+        all.filter(|argument| !argument.starts_with("-D"))
+            .cloned()
+            .collect()
+    }
+
     pub(crate) fn resolve(&self) -> Result<Families, Error> {
         Families::new(&self.families, &self.enabled, |name| env::var(name).ok())
     }
 
-    /// Compiles what the cache does not hold, makes `lib<library>.a`, wraps the header, writes the
+    /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
     /// report, and tells Cargo what to link and what to watch.
+    ///
+    /// Every name that the library defines is its own: another package's function of the same name is
+    /// another function. The bindings know the names; code that declares functions by hand finds what
+    /// stands before each, two underscores included, in the environment variable
+    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"), "decode")]`.
     ///
     /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build script
     /// may read or write the environment meanwhile.

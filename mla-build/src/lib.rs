@@ -33,6 +33,7 @@ mod ptxas;
 pub mod report;
 mod roles;
 mod schedule;
+mod symbols;
 mod target;
 pub mod toolkit;
 mod unit;

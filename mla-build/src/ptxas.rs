@@ -137,7 +137,7 @@ fn resources(text: &str, kernel: &mut Kernel) {
     }
 }
 
-fn demangled(symbol: &str) -> String {
+pub(crate) fn demangled(symbol: &str) -> String {
     cpp_demangle::Symbol::new(symbol)
         .ok()
         .and_then(|symbol| symbol.demangle().ok())

@@ -1,12 +1,13 @@
 //! Translation units: which sources there are, and for which targets each is compiled.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
+    ffi::OsStr,
     fmt,
     path::{Component, Path, PathBuf},
 };
 
-use globset::GlobBuilder;
+use globset::{GlobBuilder, GlobMatcher};
 
 use crate::{
     Error,
@@ -19,8 +20,43 @@ use crate::{
 pub(crate) struct Unit {
     /// Relative to the package, with `/` between its parts.
     pub(crate) source: String,
-    /// Not empty.
+    pub(crate) language: Language,
+    /// Empty for C++.
     pub(crate) targets: Vec<Target>,
+    /// Flags and macros of this source alone.
+    pub(crate) flags: Vec<String>,
+}
+
+/// What a source is written in, by its extension, and so who compiles it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Language {
+    /// nvcc.
+    Cuda,
+    /// The C++ compiler that nvcc works with.
+    Cpp,
+}
+
+impl Language {
+    fn of(source: &Path) -> Result<Self, Error> {
+        match source.extension().and_then(OsStr::to_str) {
+            Some("cu") => Ok(Self::Cuda),
+            Some("cc" | "cpp" | "cxx") => Ok(Self::Cpp),
+            other => Err(Error::SourcePlace {
+                source_file: source.to_owned(),
+                problem: format!(
+                    "given the extension {:?}, accepted: cu for CUDA; cc, cpp, cxx for C++",
+                    other.unwrap_or_default()
+                ),
+            }),
+        }
+    }
+}
+
+/// Flags or macros, as arguments of a compiler, for the sources that a glob matches.
+#[derive(Clone, Debug)]
+pub(crate) struct FlagsOf {
+    pub(crate) glob: String,
+    pub(crate) arguments: Vec<String>,
 }
 
 impl Unit {
@@ -43,7 +79,11 @@ impl Unit {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.source, self.targets().join(", "))
+        let compiled_for = match self.language {
+            Language::Cuda => self.targets().join(", "),
+            Language::Cpp => "C++".to_owned(),
+        };
+        write!(f, "{} ({compiled_for})", self.source)
     }
 }
 
@@ -52,18 +92,90 @@ pub(crate) fn discover(
     root: &Path,
     globs: &[String],
     families: &Families,
+    flags: &[FlagsOf],
 ) -> Result<Vec<Unit>, Error> {
-    let mut sources = BTreeMap::new();
-    for glob in globs {
-        let matcher = GlobBuilder::new(glob)
-            .literal_separator(true)
-            .build()
-            .map_err(|error| Error::Setting {
-                field: "sources".into(),
+    let sources = find(root, globs)?;
+    let mut units = Vec::new();
+    for source in &sources {
+        let language = Language::of(Path::new(source))?;
+        let place = of_path(Path::new(source), families)?;
+        let (compiled, targets) = match (language, place) {
+            // Code for the host alone belongs to every build, or to a family's.
+            (Language::Cpp, Place::All) => (true, &[][..]),
+            (Language::Cpp, Place::Family(targets)) => (!targets.is_empty(), &[][..]),
+            (Language::Cuda, Place::All) => (true, families.of_all.as_slice()),
+            (Language::Cuda, Place::Family(targets)) => (!targets.is_empty(), targets),
+        };
+        if compiled {
+            units.push(Unit {
+                source: source.clone(),
+                language,
+                targets: targets.to_vec(),
+                flags: Vec::new(),
+            });
+        }
+    }
+    let needs_family = |unit: &Unit| unit.language == Language::Cuda && unit.targets.is_empty();
+    let none_on = families.of_all.is_empty();
+    if none_on && (units.is_empty() || units.iter().any(needs_family)) {
+        return Err(Error::NoFamily {
+            accepted: families.names(),
+        });
+    }
+    if units.is_empty() {
+        return Err(Error::NoSources {
+            families: families.enabled(),
+            globs: globs.join(", "),
+            root: root.to_owned(),
+        });
+    }
+    give_flags(&mut units, &sources, flags)?;
+    Ok(units)
+}
+
+/// Gives units the flags of their sources. A glob that matches no source, of whatever family, is a
+/// mistake.
+fn give_flags(
+    units: &mut [Unit],
+    sources: &BTreeSet<String>,
+    flags: &[FlagsOf],
+) -> Result<(), Error> {
+    for FlagsOf { glob, arguments } in flags {
+        let matcher = matcher("flag_for", glob)?;
+        if !sources.iter().any(|source| matcher.is_match(source)) {
+            return Err(Error::Setting {
+                field: "flag_for".into(),
                 given: glob.clone(),
-                accepted: format!("a glob ({})", error.kind()),
-            })?
-            .compile_matcher();
+                accepted: "a glob that matches a source".into(),
+            });
+        }
+        for unit in units.iter_mut() {
+            if matcher.is_match(&unit.source) {
+                unit.flags.extend(arguments.iter().cloned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A glob over paths relative to the package.
+pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
+    GlobBuilder::new(glob)
+        .literal_separator(true)
+        .build()
+        .map(|glob| glob.compile_matcher())
+        .map_err(|error| Error::Setting {
+            field: field.into(),
+            given: glob.to_owned(),
+            accepted: format!("a glob ({})", error.kind()),
+        })
+}
+
+/// The sources of the globs, whatever their families.
+fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
+    let mut sources = BTreeSet::new();
+    for glob in globs {
+        let matcher = matcher("sources", glob)?;
         let base = root.join(fixed_part(glob));
         for entry in walkdir::WalkDir::new(&base).follow_links(true) {
             let entry = match entry {
@@ -89,27 +201,11 @@ pub(crate) fn discover(
                 continue;
             };
             if entry.file_type().is_file() && matcher.is_match(relative) {
-                let targets = of_path(relative, families)?;
-                sources.insert(relative.to_string_lossy().replace('\\', "/"), targets);
+                sources.insert(relative.to_string_lossy().replace('\\', "/"));
             }
         }
     }
-    let units: Vec<_> = sources
-        .into_iter()
-        .filter(|(_, targets)| !targets.is_empty())
-        .map(|(source, targets)| Unit {
-            source,
-            targets: targets.to_vec(),
-        })
-        .collect();
-    if units.is_empty() {
-        return Err(Error::NoSources {
-            families: families.enabled(),
-            globs: globs.join(", "),
-            root: root.to_owned(),
-        });
-    }
-    Ok(units)
+    Ok(sources)
 }
 
 /// The folders of a glob before its first wildcard.
@@ -131,9 +227,17 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
+/// Where a source belongs.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// To a family; what that is compiled for, nothing if it is off.
+    Family(&'a [Target]),
+    All,
+}
+
 /// What the folders of a source say about it: a family's name means that family, `all` means everything
 /// that any family is compiled for, and a source in neither means the same. `common` is for headers.
-fn of_path<'a>(source: &Path, families: &'a Families) -> Result<&'a [Target], Error> {
+fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error> {
     let place = |problem: String| Error::SourcePlace {
         source_file: source.to_owned(),
         problem,
@@ -149,10 +253,10 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<&'a [Target], Er
             ));
         }
         if name == "all" {
-            return Ok(&families.of_all);
+            return Ok(Place::All);
         }
         if let Some(family) = families.declared.iter().find(|family| family.name == name) {
-            return Ok(family.compiled());
+            return Ok(Place::Family(family.compiled()));
         }
         if family::looks_like_one(&name) {
             return Err(place(format!(
@@ -161,7 +265,7 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<&'a [Target], Er
             )));
         }
     }
-    Ok(&families.of_all)
+    Ok(Place::All)
 }
 
 #[cfg(test)]
@@ -186,7 +290,7 @@ mod tests {
     }
 
     fn found(root: &Path, on: &[&str]) -> Result<Vec<String>, Error> {
-        discover(root, &["cuda/**/*.cu".into()], &families(on))
+        discover(root, &["cuda/**/*".into()], &families(on), &[])
             .map(|units| units.iter().map(ToString::to_string).collect())
     }
 
@@ -241,9 +345,14 @@ mod tests {
                 "{message}"
             );
         }
-        let bad = discover(Path::new("/"), &["cuda/[".into()], &families(&["sm90"]))
-            .unwrap_err()
-            .to_string();
+        let bad = discover(
+            Path::new("/"),
+            &["cuda/[".into()],
+            &families(&["sm90"]),
+            &[],
+        )
+        .unwrap_err()
+        .to_string();
         assert!(bad.starts_with("sources: given \"cuda/[\""), "{bad}");
     }
 
@@ -258,7 +367,9 @@ mod tests {
     fn units_of_one_name_have_files_of_their_own() {
         let unit = |source: &str| Unit {
             source: source.into(),
+            language: Language::Cuda,
             targets: vec!["sm_90a".parse().unwrap()],
+            flags: Vec::new(),
         };
         assert_ne!(
             unit("cuda/sm90/decode/bf16.cu").file_stem(),

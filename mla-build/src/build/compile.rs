@@ -19,7 +19,7 @@ use crate::{
     progress::{Event, Progress},
     report::Outcome,
     schedule::{self, Job, Limits},
-    unit::Unit,
+    unit::{Language, Unit},
 };
 
 impl Plan {
@@ -103,11 +103,15 @@ impl Plan {
                 source: kind.into(),
             })?;
         let canonical = self.compiler.canonical(unit);
+        let nvcc = match unit.language {
+            Language::Cuda => self.compiler.cuda.version_text.as_str(),
+            Language::Cpp => "",
+        };
         // The place within the package is part of it: a quoted include starts from there.
         let mut parts: Vec<&[u8]> = vec![
             unit.source.as_bytes(),
             content.as_bytes(),
-            self.compiler.cuda.version_text.as_bytes(),
+            nvcc.as_bytes(),
             self.compiler.host.version_text.as_bytes(),
         ];
         parts.extend(canonical.iter().map(|argument| argument.as_bytes()));
@@ -195,7 +199,7 @@ impl Plan {
             Err(error) => {
                 return failed(
                     None,
-                    Some(Error::file("run", &self.compiler.cuda.nvcc)(error)),
+                    Some(Error::file("run", self.compiler.program(unit))(error)),
                 );
             }
         };
@@ -277,7 +281,6 @@ impl Plan {
         DependencySet::new(&all, &self.roles, &self.roots, hasher)
     }
 
-    /// Puts an object where the archiver takes it.
     fn take(
         &self,
         index: usize,
@@ -286,10 +289,6 @@ impl Plan {
         outcome: Outcome,
         reason: String,
     ) -> Done {
-        let path = self.object(&self.units[index]);
-        let error = fs::write(&path, &entry.object)
-            .map_err(Error::file("write", &path))
-            .err();
         Done {
             index,
             outcome,
@@ -297,10 +296,11 @@ impl Plan {
             entry: Some(entry),
             files,
             failure: None,
-            error,
+            error: None,
         }
     }
 
+    /// Where the archiver takes a unit's object.
     pub(super) fn object(&self, unit: &Unit) -> PathBuf {
         self.objects.join(format!("{}.o", unit.file_stem()))
     }

@@ -13,13 +13,14 @@ use crate::{
     Built, Error, Kernels,
     cache::{Cache, Entry, PACKAGE},
     compiled,
-    compiler::{self, Compiler, Host},
+    compiler::{self, Compiler, Host, Include},
     diagnostic::{Failure, Failures},
     family::Families,
     progress::{Event, Progress},
     report::{self, Outcome},
     roles::Roles,
     schedule::Limits,
+    symbols::Tag,
     target::{self, Target},
     toolkit::{self, Found, Pins, Search, Version},
     unit::{self, Unit},
@@ -29,6 +30,7 @@ use crate::{
 pub(crate) struct Plan {
     library: String,
     package: String,
+    tag: Tag,
     out_dir: PathBuf,
     /// Objects and logs.
     objects: PathBuf,
@@ -79,7 +81,7 @@ impl Plan {
                 accepted: "a name of letters, digits, _ and -".into(),
             });
         }
-        for flag in &kernels.flags {
+        for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
             compiler::check_flag(flag)?;
         }
         let families = kernels.resolve()?;
@@ -90,12 +92,7 @@ impl Plan {
         let for_cargo = kernels.out_dir.is_none();
         let out_dir = output_folder(kernels.out_dir)?;
 
-        if families.of_all.is_empty() {
-            return Err(Error::NoFamily {
-                accepted: families.names(),
-            });
-        }
-        let units = unit::discover(&root, &kernels.sources, &families)?;
+        let units = unit::discover(&root, &kernels.sources, &families, &kernels.flags_of)?;
 
         let install_command = kernels
             .install_command
@@ -147,7 +144,11 @@ impl Plan {
                     role
                 }
             };
-            includes.push((role, folder));
+            includes.push(Include {
+                role,
+                folder,
+                is_system: false,
+            });
         }
         if kernels.cutlass {
             let cutlass = toolkit::cutlass(&search, &install_command)?;
@@ -157,14 +158,18 @@ impl Plan {
                 let targets = families.targets();
                 new_enough(&targets, needs, "CUTLASS", version, &cutlass.path)?;
             }
-            includes.push(("cutlass".to_owned(), cutlass.path.clone()));
+            includes.push(Include {
+                role: "cutlass".to_owned(),
+                folder: cutlass.path.clone(),
+                is_system: false,
+            });
             roles.push(("cutlass".to_owned(), cutlass.path.clone()));
             found.push(cutlass);
         }
         roles.push(("cuda".to_owned(), cuda.include.clone()));
         let roots: Vec<_> = includes
             .iter()
-            .map(|(_, folder)| folder.clone())
+            .map(|include| include.folder.clone())
             .chain([cuda.include.clone()])
             .collect();
 
@@ -192,17 +197,17 @@ impl Plan {
                     .map(PathBuf::from)
             })
             .map(|path| root.join(path));
+        let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
+        let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
+            root.file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        });
         Ok(Self {
             library: library.to_owned(),
-            package: env::var("CARGO_PKG_NAME")
-                .ok()
-                .filter(|_| for_cargo)
-                .unwrap_or_else(|| {
-                    root.file_name()
-                        .unwrap_or_default()
-                        .to_string_lossy()
-                        .into_owned()
-                }),
+            tag: Tag::new(&package, of_cargo("CARGO_PKG_VERSION").as_deref(), library),
+            package,
             objects: out_dir.join(format!("{library}-objects")),
             out_dir,
             target_dir,
@@ -265,9 +270,9 @@ impl Plan {
             .filter_map(|done| done.failure.clone())
             .collect();
         let mut library_bytes = 0;
-        let library = self.out_dir.join(format!("lib{}.a", self.library));
+        let library = self.out_dir.join(format!("lib{}.a", self.tag.as_str()));
         if failures.is_empty() {
-            self.archive(&library)?;
+            self.archive(&library, &done)?;
             library_bytes = fs::metadata(&library)
                 .map_err(Error::file("read", &library))?
                 .len();
@@ -308,8 +313,14 @@ impl Plan {
         };
         let libclang = toolkit::libclang(&self.search, &self.install_command)?;
         let output = self.out_dir.join(format!("{}.rs", self.library));
-        let files =
-            crate::bindings::write(header, &output, &self.roots, &libclang, &self.compiler.host)?;
+        let files = crate::bindings::write(
+            header,
+            &output,
+            &self.roots,
+            &libclang,
+            &self.compiler.host,
+            &self.tag,
+        )?;
         watched.extend(files);
         self.found.push(libclang);
         Ok(Some(output))

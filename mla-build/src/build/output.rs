@@ -13,13 +13,27 @@ use crate::{
     cache::{Entry, Meta},
     compiler, fatbin, process, ptxas,
     report::{self, Report},
+    symbols,
     target::{self, Target},
     toolkit,
     unit::{self, Unit},
 };
 
 impl Plan {
-    pub(super) fn archive(&self, library: &Path) -> Result<(), Error> {
+    /// Gives the objects names of their own and puts them into the library.
+    pub(super) fn archive(&self, library: &Path, done: &[Done]) -> Result<(), Error> {
+        let (units, objects): (Vec<_>, Vec<_>) = done
+            .iter()
+            .filter_map(|done| Some((&self.units[done.index], done.entry.as_ref()?)))
+            .map(|(unit, entry)| {
+                let (source, bytes) = (unit.source.as_str(), entry.object.as_slice());
+                (self.object(unit), symbols::Object { source, bytes })
+            })
+            .unzip();
+        let own = symbols::make_own(&objects, &self.tag)?;
+        for (path, object) in units.iter().zip(own) {
+            fs::write(path, object).map_err(Error::file("write", path))?;
+        }
         // The archiver adds to what there is, and what there is may hold units that are gone.
         match fs::remove_file(library) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -39,10 +53,7 @@ impl Plan {
             })?;
         let program = archiver.get_program().to_string_lossy().into_owned();
         // D: no times and owners, so that equal objects make an equal library.
-        archiver
-            .arg("crsD")
-            .arg(library)
-            .args(self.units.iter().map(|unit| self.object(unit)));
+        archiver.arg("crsD").arg(library).args(&units);
         let finished = process::run(&mut archiver).map_err(|error| Error::Tool {
             program: program.clone(),
             message: error.to_string(),
@@ -207,7 +218,12 @@ impl Plan {
             "cargo::rustc-link-search=native={}",
             self.compiler.cuda.library.display()
         );
-        println!("cargo::rustc-link-lib=static={}", self.library);
+        println!("cargo::rustc-link-lib=static={}", self.tag.as_str());
+        println!(
+            "cargo::rustc-env=MLA_BUILD_PREFIX_{}={}",
+            self.library.to_uppercase().replace('-', "_"),
+            self.tag.of_c("")
+        );
         // The runtime is linked in whole, and itself looks for the driver when it is first called: a
         // program with kernels starts on a machine without one.
         println!("cargo::rustc-link-lib=static=cudart_static");

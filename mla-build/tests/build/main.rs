@@ -1,8 +1,10 @@
 //! Whole builds, with a script in place of nvcc where the real one would take too long.
 
+mod cpp;
 mod family;
 mod real;
 mod report;
 mod reuse;
 mod stub;
+mod symbols;
 mod trouble;

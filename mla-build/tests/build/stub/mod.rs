@@ -120,7 +120,11 @@ impl World {
 
     /// All that the library was made of.
     pub(crate) fn library(&self, out: &str) -> String {
-        String::from_utf8_lossy(&fs::read(self.at(out).join("libkernels.a")).unwrap()).into_owned()
+        let archive = fs::read_dir(self.at(out))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "a"));
+        String::from_utf8_lossy(&fs::read(archive.unwrap()).unwrap()).into_owned()
     }
 
     /// The same build in a process of its own.

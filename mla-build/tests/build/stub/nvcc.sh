@@ -1,10 +1,11 @@
 #!/bin/sh
 # Stands in for nvcc where the real one would take too long. It follows includes and writes a depfile
-# like the real one; its "object" is the text of all that it read, so a test can see what an object was
+# like the real one; its object's code is the text of all that it read, so a test can see what an object was
 # made of. Comments of a source say what it does:
 #   // error: TEXT      fail with this message
 #   // sleep: SECONDS   take that long
 #   // kernel: NAME REGISTERS SPILLED   print what ptxas would
+#   // symbol: NAME    define it
 # Each call is appended to the file `calls` in the toolkit's folder.
 top=$(dirname "$0")/..
 if [ "$1" = --version ]; then
@@ -70,4 +71,8 @@ sed -n 's|^// kernel: ||p' "$source" | while read -r name registers spilled; do
     echo "ptxas info    : Used $registers registers, used 1 barriers, 2048 bytes smem"
 done
 { echo "unit.o: \\"; for file in $read_files; do echo " $file \\"; done; echo; } >"$depfile"
-cat $read_files >"$output"
+{
+    echo '.section .text, "ax"'
+    sed -n 's|^// symbol: \(.*\)|.globl \1\n\1:|p' "$source"
+    for file in $read_files; do echo ".incbin \"$file\""; done
+} | as -o "$output" -

@@ -1,0 +1,236 @@
+//! Names that no other library has.
+//!
+//! A static library has one space of names with everything else in the program. Two packages that both
+//! have a function `decode` would link, and one would call the other's. So each name that a library defines
+//! is made its own, in all of its objects, where it is defined and where it is used:
+//!
+//! - a C name gets a prefix of package, version and library, which the bindings hide;
+//! - a C++ name gets the same as a suffix, which demanglers take for that of a clone, and is hidden, so that a
+//!   shared library does not export it either.
+//!
+//! Only the table of names is written anew. Groups of sections of which a linker keeps one (inline functions,
+//! templates) are known by a name too, and so are merged within a library and never with another's. What
+//! the GPU's code calls its kernels is not touched: profilers show the author's names.
+
+use std::collections::{HashMap, HashSet};
+
+use object::{
+    Endian as _, Endianness, elf,
+    read::elf::{FileHeader as _, SectionHeader as _, Sym as _},
+};
+
+use crate::{Error, ptxas};
+
+/// What is added to a library's names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(String);
+
+impl Tag {
+    /// Of a package, its version if it has one, and a library.
+    pub(crate) fn new(package: &str, version: Option<&str>, library: &str) -> Self {
+        let parts = [Some(package), version, Some(library)];
+        let parts: Vec<_> = parts.into_iter().flatten().map(identifier).collect();
+        let tag = parts.join("_");
+        // A name in C does not begin with a digit.
+        Self(if tag.starts_with(|c: char| c.is_ascii_digit()) {
+            format!("_{tag}")
+        } else {
+            tag
+        })
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name under which a C function or variable is linked.
+    pub(crate) fn of_c(&self, name: &str) -> String {
+        format!("{}__{name}", self.0)
+    }
+
+    fn of(&self, name: &[u8]) -> Vec<u8> {
+        if is_cpp(name) {
+            [name, b".", self.0.as_bytes()].concat()
+        } else {
+            [self.0.as_bytes(), b"__", name].concat()
+        }
+    }
+}
+
+fn identifier(text: &str) -> String {
+    let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    text.chars().map(letter).collect()
+}
+
+fn is_cpp(name: &[u8]) -> bool {
+    name.starts_with(b"_Z")
+}
+
+/// An object of a library, by its source.
+pub(crate) struct Object<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// The objects of a library with names of its own, in the same order.
+pub(crate) fn make_own(objects: &[Object<'_>], tag: &Tag) -> Result<Vec<Vec<u8>>, Error> {
+    let tables = objects
+        .iter()
+        .map(|object| Table::read(object.bytes).map_err(|error| unreadable(object, &error)))
+        .collect::<Result<Vec<_>, _>>()?;
+    refuse_duplicates(objects, &tables)?;
+    let defined: HashSet<&[u8]> = tables
+        .iter()
+        .flat_map(|table| table.symbols.iter())
+        .filter(|symbol| symbol.is_defined)
+        .map(|symbol| symbol.name)
+        .collect();
+    objects
+        .iter()
+        .zip(&tables)
+        .map(|(object, table)| {
+            table
+                .renamed(object.bytes, &defined, tag)
+                .ok_or_else(|| unreadable(object, "it has more than 4 GiB of names"))
+        })
+        .collect()
+}
+
+fn unreadable(object: &Object<'_>, problem: &(impl ToString + ?Sized)) -> Error {
+    Error::Tool {
+        program: object.source.to_owned(),
+        message: format!(
+            "what the compiler made of it is no ELF object for 64 bits ({})",
+            problem.to_string()
+        ),
+    }
+}
+
+/// Two definitions of one name of which no linker would choose.
+fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(), Error> {
+    let mut first: HashMap<&[u8], &str> = HashMap::new();
+    for (object, table) in objects.iter().zip(tables) {
+        for symbol in table.symbols.iter().filter(|symbol| symbol.is_only) {
+            if let Some(other) = first.insert(symbol.name, object.source) {
+                return Err(Error::DuplicateSymbol {
+                    symbol: ptxas::demangled(&String::from_utf8_lossy(symbol.name)),
+                    sources: [other.to_owned(), object.source.to_owned()],
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names of an object that a linker sees.
+struct Table<'a> {
+    endian: Endianness,
+    symbols: Vec<Symbol<'a>>,
+    strings: &'a [u8],
+    /// Where the header of the section of names lies in the file.
+    strings_header: usize,
+}
+
+struct Symbol<'a> {
+    name: &'a [u8],
+    /// Where it lies in the file.
+    at: usize,
+    is_defined: bool,
+    /// Defined so that there can be no other definition.
+    is_only: bool,
+    /// Names a group of sections.
+    is_signature: bool,
+}
+
+/// Places within a symbol and a section's header of ELF.
+mod place {
+    pub(super) const SYMBOL_NAME: usize = 0;
+    pub(super) const SYMBOL_OTHER: usize = 5;
+    pub(super) const SECTION_OFFSET: usize = 24;
+    pub(super) const SECTION_SIZE: usize = 32;
+}
+
+impl<'a> Table<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Self, object::Error> {
+        let header = elf::FileHeader64::<Endianness>::parse(bytes)?;
+        let endian = header.endian()?;
+        let sections = header.sections(endian, bytes)?;
+        let table = sections.symbols(endian, bytes, elf::SHT_SYMTAB)?;
+        if table.is_empty() {
+            return Ok(Self {
+                endian,
+                symbols: Vec::new(),
+                strings: &[],
+                strings_header: 0,
+            });
+        }
+        let start = sections.section(table.section())?.sh_offset(endian) as usize;
+        let size = size_of::<elf::Sym64<Endianness>>();
+
+        let mut signatures = HashSet::new();
+        for section in sections.iter() {
+            if section.sh_type(endian) == elf::SHT_GROUP {
+                signatures.insert(section.sh_info(endian) as usize);
+            }
+        }
+        let mut symbols = Vec::new();
+        for (index, symbol) in table.iter().enumerate() {
+            let binding = symbol.st_bind();
+            let is_signature = signatures.contains(&index);
+            if (binding == elf::STB_LOCAL && !is_signature) || symbol.st_name(endian) == 0 {
+                continue;
+            }
+            let section = symbol.st_shndx(endian);
+            let is_defined = section != elf::SHN_UNDEF;
+            symbols.push(Symbol {
+                name: table.symbol_name(endian, symbol)?,
+                at: start + index * size,
+                is_defined: is_defined && binding != elf::STB_LOCAL,
+                is_only: is_defined && section != elf::SHN_COMMON && binding == elf::STB_GLOBAL,
+                is_signature,
+            });
+        }
+        let strings = sections.section(table.string_section())?;
+        let strings_header = header.e_shoff(endian) as usize
+            + table.string_section().0 * usize::from(header.e_shentsize(endian));
+        Ok(Self {
+            endian,
+            symbols,
+            strings: strings.data(endian, bytes)?,
+            strings_header,
+        })
+    }
+
+    /// The object with a new table of names at its end; `None` if that would be too long.
+    fn renamed(&self, bytes: &[u8], defined: &HashSet<&[u8]>, tag: &Tag) -> Option<Vec<u8>> {
+        let mut renamed = bytes.to_vec();
+        if self.symbols.is_empty() {
+            return Some(renamed);
+        }
+        let mut strings = self.strings.to_vec();
+        for symbol in &self.symbols {
+            if !symbol.is_signature && !defined.contains(symbol.name) {
+                continue;
+            }
+            let name = u32::try_from(strings.len()).ok()?;
+            strings.extend(tag.of(symbol.name));
+            strings.push(0);
+            let at = symbol.at + place::SYMBOL_NAME;
+            renamed[at..at + 4].copy_from_slice(&self.endian.write_u32(name));
+            if symbol.is_defined && is_cpp(symbol.name) {
+                let other = &mut renamed[symbol.at + place::SYMBOL_OTHER];
+                *other = (*other & !3) | elf::STV_HIDDEN.0;
+            }
+        }
+        renamed.resize(renamed.len().next_multiple_of(8), 0);
+        for (at, value) in [
+            (place::SECTION_OFFSET, renamed.len() as u64),
+            (place::SECTION_SIZE, strings.len() as u64),
+        ] {
+            let at = self.strings_header + at;
+            renamed[at..at + 8].copy_from_slice(&self.endian.write_u64(value));
+        }
+        renamed.extend(strings);
+        Some(renamed)
+    }
+}

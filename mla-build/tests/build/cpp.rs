@@ -1,0 +1,119 @@
+//! Sources in C++, which nvcc has no part in, and flags of single sources.
+
+use std::fs;
+
+use crate::stub::World;
+use mla_build::{Kernels, report::Outcome};
+
+fn kernels(world: &World) -> Kernels {
+    Kernels::new()
+        .sources("shim/*.cc")
+        .include("shim")
+        .root(world.at("package"))
+        .out_dir(world.at("out"))
+        .cache(world.at("cache"))
+        .cuda_home(world.at("toolkit"))
+        .host_compiler("c++")
+        .jobs(2)
+}
+
+fn compiled(kernels: Kernels) -> Vec<String> {
+    let report = kernels.compile("shim").unwrap().report;
+    let units = report.units.into_iter();
+    units
+        .filter(|unit| unit.outcome == Outcome::Compiled)
+        .map(|unit| unit.source)
+        .collect()
+}
+
+#[test]
+fn a_cpp_source_goes_through_the_same_cache_and_needs_no_family() {
+    let world = World::new();
+    world.write("package/shim/part.h", "#define PART 1\n");
+    world.write(
+        "package/shim/open.cc",
+        "#include <part.h>\n#include <cuda_runtime.h>\nextern \"C\" int open_part() { return PART; }\n",
+    );
+    world.write(
+        "package/shim/close.cc",
+        "extern \"C\" int close_part() { return 0; }\n",
+    );
+    assert_eq!(compiled(kernels(&world)), ["shim/close.cc", "shim/open.cc"]);
+    assert_eq!(compiled(kernels(&world)), [""; 0]);
+    world.write("package/shim/part.h", "#define PART 2\n");
+    assert_eq!(compiled(kernels(&world)), ["shim/open.cc"]);
+    // Another nvcc is nothing to it, another CUDA header is.
+    world.write("toolkit/version", &crate::stub::version("13.1"));
+    assert_eq!(compiled(kernels(&world)), [""; 0]);
+    world.write("toolkit/include/cuda_runtime.h", "#define NEW\n");
+    assert_eq!(compiled(kernels(&world)), ["shim/open.cc"]);
+    assert!(world.calls().is_empty(), "nvcc compiled nothing");
+
+    world.write("package/shim/open.cc", "int broken( { }\n");
+    let message = kernels(&world).compile("shim").unwrap_err().to_string();
+    assert!(
+        message.contains("shim/open.cc:1:") && message.contains("error:"),
+        "{message}"
+    );
+    world.write("package/shim/kernel.cu", "");
+    let message = kernels(&world)
+        .sources("shim/*.cu")
+        .compile("shim")
+        .unwrap_err();
+    assert!(
+        message.to_string().contains("family: none is turned on"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_flag_of_one_source_concerns_no_other() {
+    let world = World::new();
+    world.compiled();
+    let narrow = || {
+        world
+            .kernels()
+            .flag_for("cuda/sm90/a.cu", "-maxrregcount=64")
+    };
+    assert_eq!(world.compiled_by(narrow()), ["cuda/sm90/a.cu"]);
+    let defined = || narrow().define_for("cuda/sm90/*.cu", "TILE=32");
+    world.calls();
+    defined().compile("kernels").unwrap();
+    let calls = fs::read_to_string(world.at("toolkit/calls")).unwrap();
+    let of = |source: &str| {
+        let line = calls.lines().find(|line| line.starts_with(source));
+        line.unwrap_or_else(|| panic!("{source}: {calls}"))
+            .to_owned()
+    };
+    assert_eq!(calls.lines().count(), 2, "{calls}");
+    let both = of("cuda/sm90/a.cu");
+    assert!(
+        both.contains("-maxrregcount=64") && both.contains("-DTILE=32"),
+        "{both}"
+    );
+    assert!(!of("cuda/sm90/b.cu").contains("-maxrregcount"));
+    world.calls();
+    assert_eq!(
+        world.compiled(),
+        [""; 0],
+        "without them everything is as it was"
+    );
+
+    let message = |kernels: Kernels| kernels.compile("kernels").unwrap_err().to_string();
+    let gone = message(world.kernels().flag_for("cuda/sm90/gone.cu", "-G"));
+    assert!(
+        gone.starts_with(
+            "flag_for: given \"cuda/sm90/gone.cu\", accepted: a glob that matches a source"
+        ),
+        "{gone}"
+    );
+    // A family that is off has its flags too.
+    world.write("package/cuda/sm100/d.cu", "body-d\n");
+    world
+        .kernels()
+        .flag_for("cuda/sm100/**", "-lineinfo")
+        .compile("kernels")
+        .unwrap();
+    let refused = message(world.kernels().flag_for("cuda/**", "-arch=sm_80"));
+    assert!(refused.contains("flag: given \"-arch=sm_80\""), "{refused}");
+}

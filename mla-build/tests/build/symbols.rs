@@ -1,0 +1,160 @@
+//! A library's names are its own, and it has each of them once.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::stub::World;
+use mla_build::{Built, Family, Kernels};
+
+/// A package whose sources, names and library are called as in every other, compiled by the real C++ compiler.
+fn package(world: &World, name: &str, number: u32) -> Kernels {
+    let at = |file: &str| format!("{name}/kernels/{file}");
+    // One weak name with different bodies: of two in one program a linker keeps one.
+    world.write(
+        &at("common/which.h"),
+        &format!(
+            "namespace kernels {{\n\
+             template <int> int which() {{ static int called = 0; return {number} + called++ * 0; }}\n\
+             struct Base {{ virtual ~Base() {{}} virtual int which() {{ return {number}; }} }};\n\
+             inline int table[] = {{ {number} }};\n}}\n"
+        ),
+    );
+    world.write(
+        &at("own/decode.cc"),
+        "#include \"which.h\"\nint helper();\nint common_value;\n\
+         extern \"C\" int decode(void) {\n  kernels::Base base;\n  \
+         return kernels::which<1>() == base.which() && helper() == kernels::table[0] ? helper() : -1;\n}\n",
+    );
+    world.write(
+        &at("own/helper.cc"),
+        "#include \"which.h\"\nint helper() { return kernels::which<1>(); }\n",
+    );
+    Kernels::new()
+        .sources("kernels/**/*.cc")
+        .include("kernels/common")
+        .family(Family::new("own", [format!("sm_{number}")]))
+        .enable("own")
+        .root(world.at(name))
+        .out_dir(world.at(&format!("{name}/out")))
+        .cache(world.at("cache"))
+        .cuda_home(world.at("toolkit"))
+        .host_compiler("c++")
+        .jobs(2)
+}
+
+fn link(world: &World, main: &str, libraries: &[&Path]) -> Command {
+    world.write("main.c", main);
+    let mut compiler = Command::new("c++");
+    let program = world.at("program");
+    compiler.arg("-o").arg(&program).args(["-x", "c"]);
+    compiler
+        .arg(world.at("main.c"))
+        .args(["-x", "none"])
+        .args(libraries);
+    let linked = compiler.output().unwrap();
+    assert!(
+        linked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&linked.stderr)
+    );
+    Command::new(program)
+}
+
+#[test]
+fn three_packages_with_equal_names_link_and_each_runs_its_own() {
+    let world = World::new();
+    let numbers = [("first", 80), ("second", 90), ("third", 120)];
+    let built: Vec<Built> = numbers
+        .iter()
+        .map(|&(name, number)| package(&world, name, number).compile("decode").unwrap())
+        .collect();
+    let main = "extern int first_decode__decode(void), second_decode__decode(void),\n\
+                third_decode__decode(void);\n#include <stdio.h>\n\
+                int main(void) { printf(\"%d %d %d\", first_decode__decode(), second_decode__decode(), \
+                third_decode__decode()); return 0; }\n";
+    let mut libraries: Vec<_> = built.iter().map(|built| built.library.as_path()).collect();
+    // In every order: a linker takes what it finds first.
+    for _ in 0..3 {
+        libraries.rotate_left(1);
+        let ran = link(&world, main, &libraries).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&ran.stdout), "80 90 120");
+    }
+    let names: Vec<_> = libraries.iter().map(|path| path.file_name()).collect();
+    assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
+}
+
+#[test]
+fn a_shared_library_exports_the_interface_and_nothing_else() {
+    let world = World::new();
+    let built = package(&world, "first", 80).compile("decode").unwrap();
+    let shared = world.at("libshared.so");
+    let linked = Command::new("c++")
+        .arg("-shared")
+        .arg("-o")
+        .arg(&shared)
+        .arg("-Wl,--whole-archive")
+        .arg(&built.library)
+        .arg("-Wl,--no-whole-archive")
+        .output()
+        .unwrap();
+    assert!(linked.status.success(), "{linked:?}");
+    let listed = Command::new("nm")
+        .args(["--dynamic", "--defined-only", "--format=just-symbols"])
+        .arg(&shared)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let names: Vec<_> = listed.lines().collect();
+    // A C++ variable outside of a namespace is not mangled, so it counts as C.
+    assert_eq!(
+        names,
+        ["first_decode__common_value", "first_decode__decode"]
+    );
+}
+
+#[test]
+fn two_definitions_in_one_library_are_refused_with_both_places() {
+    let world = World::new();
+    world.write("package/cuda/sm90/a.cu", "// symbol: twice\n");
+    world.write("package/cuda/sm90/b.cu", "// symbol: twice\n");
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.starts_with(
+            "symbol twice: given definitions in cuda/sm90/a.cu and cuda/sm90/b.cu, accepted: one in a library"
+        ),
+        "{message}"
+    );
+    assert!(!world.at("out/libpackage_kernels.a").exists());
+    world.write("package/cuda/sm90/b.cu", "// symbol: once\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/b.cu"]);
+    assert!(world.library("out").contains("package_kernels__twice"));
+
+    let world = World::new();
+    let same = package(&world, "first", 80);
+    world.write(
+        "first/kernels/own/other.cc",
+        "namespace deep { int helper(float) { return 1; } }\nint helper() { return 2; }\n",
+    );
+    let message = same.compile("decode").unwrap_err().to_string();
+    assert!(
+        message.starts_with(
+            "symbol helper(): given definitions in kernels/own/helper.cc and kernels/own/other.cc"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_the_compiler_made_and_is_no_object_is_named() {
+    let world = World::new();
+    world.program(
+        "toolkit/bin/nvcc",
+        "#!/bin/sh\n[ \"$1\" = --version ] && exec cat \"$(dirname \"$0\")/../version\"\n\
+         while [ $# -gt 0 ]; do case $1 in -o) echo text >\"$2\" ;; -MF) echo 'unit.o:' >\"$2\" ;; esac; shift; done\n",
+    );
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.starts_with("cuda/all/c.cu: what the compiler made of it is no ELF object"),
+        "{message}"
+    );
+    assert!(fs::read_dir(world.at("out")).unwrap().count() > 0);
+}
