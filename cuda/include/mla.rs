@@ -205,12 +205,14 @@ impl Default for MlaDecodeParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90_workspace"]
     pub fn mla_decode_sm90_workspace(
         params: *const MlaDecodeParams,
         bytes: *mut usize,
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90"]
     pub fn mla_decode_sm90(
         params: *const MlaDecodeParams,
         stream: *mut ::core::ffi::c_void,
@@ -266,6 +268,7 @@ const _: () = {
     ][::core::mem::offset_of!(MlaDecodePiece, last) - 36usize];
 };
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90_pieces"]
     pub fn mla_decode_sm90_pieces(
         params: *const MlaDecodeParams,
         teams: i32,
@@ -428,12 +431,14 @@ impl Default for MlaPrefillParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90"]
     pub fn mla_prefill_sm90(
         params: *const MlaPrefillParams,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm90"]
     pub fn mla_load_prefill_sm90() -> MlaStatus;
 }
 pub const MLA_CACHE_F32: _bindgen_ty_3 = 0;
@@ -584,6 +589,7 @@ impl Default for MlaCacheWriteParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_cache_write"]
     pub fn mla_cache_write(
         params: *const MlaCacheWriteParams,
         stream: *mut ::core::ffi::c_void,
@@ -696,6 +702,7 @@ impl Default for MlaCacheGatherParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_cache_gather"]
     pub fn mla_cache_gather(
         params: *const MlaCacheGatherParams,
         stream: *mut ::core::ffi::c_void,
@@ -776,6 +783,7 @@ impl Default for MlaMergeParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_merge"]
     pub fn mla_merge(
         params: *const MlaMergeParams,
         stream: *mut ::core::ffi::c_void,
@@ -832,6 +840,7 @@ impl Default for MlaLseParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_lse_natural"]
     pub fn mla_lse_natural(
         params: *const MlaLseParams,
         stream: *mut ::core::ffi::c_void,
@@ -880,6 +889,7 @@ impl Default for MlaCopyParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_copy"]
     pub fn mla_copy(
         params: *const MlaCopyParams,
         stream: *mut ::core::ffi::c_void,
@@ -972,12 +982,14 @@ impl Default for MlaHeadProductParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_head_product"]
     pub fn mla_head_product(
         params: *const MlaHeadProductParams,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_absorb"]
     pub fn mla_absorb(
         write: *const MlaCacheWriteParams,
         product: *const MlaHeadProductParams,
@@ -985,5 +997,6 @@ unsafe extern "C" {
     ) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_helpers"]
     pub fn mla_load_helpers() -> MlaStatus;
 }
