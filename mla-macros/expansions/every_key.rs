@@ -3,8 +3,8 @@
 /**
 | backend | `EVERY_KEY` |
 |---|---|
-| phase | decode |
 | provider | elsewhere |
+| phase | decode |
 | capability | 9.0, 10.x, 12.0+ |
 | dtype | f16, bf16 |
 | dims (P,R,V) | (128,64,128), (192,64,256) |
@@ -86,6 +86,21 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         },
     }
         .checked();
+    const KERNELS: crate::engine::mla_runtime::kernels::Kernels = crate::engine::mla_runtime::kernels::Kernels {
+        families: ::core::option::Option::Some(
+            &[
+                crate::engine::mla_runtime::kernels::Family {
+                    name: "sm90",
+                    targets: raw::SM90,
+                },
+                crate::engine::mla_runtime::kernels::Family {
+                    name: "sm80",
+                    targets: raw::SM80,
+                },
+            ],
+        ),
+        run_on: ::core::option::Option::Some(RUN_ON),
+    };
 }
 #[cfg(feature = "flash")]
 const _: () = {
@@ -94,6 +109,14 @@ const _: () = {
         ::core::panic!(
             "sm: given `90`, `10x`, `120+`, accepted `any`: the device is a processor, which has no compute capability"
         )
+    };
+    const _: () = if let ::core::option::Option::Some(fault) = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::KERNELS
+        .fault(
+            <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::SPEC
+                .capabilities,
+        )
+    {
+        ::core::panic!("{}", fault.as_str())
     };
     #[cfg(not(miri))]
     #[crate::engine::mla_runtime::private::linkme::distributed_slice(

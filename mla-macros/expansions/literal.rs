@@ -1,8 +1,8 @@
 /**
 | backend | `FLASH_ATTN` |
-|---|---|
-| phase | prefill |
-| provider | native |
+|---|---|*/
+#[doc = ::core::concat!("| provider | ", ::core::env!("CARGO_PKG_NAME"), " |")]
+/**| phase | prefill |
 | capability | 9.0, 10.0 |
 | dtype | f16, bf16 |
 | dims (P,R,V) | (128,64,128) |
@@ -17,7 +17,7 @@ impl PrefillBackend for FlashAttn {
     type Device = Cuda;
     const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
         name: "FLASH_ATTN",
-        provider: "native",
+        provider: ::core::env!("CARGO_PKG_NAME"),
         phase: ::mla_runtime::spec::Phase::Prefill,
         platform: <<Self as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
         capabilities: &[

@@ -1,10 +1,11 @@
 //! What stands in the attribute's parentheses: `key = value`, separated by commas.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
-use syn::{Lit, Path};
+use syn::{Lit, LitStr, Path};
 
 use crate::errors::{Errors, Fault, nearest};
 use crate::key::{Form, KEYS, Key};
+use crate::spec;
 
 /// The arguments of one attribute, each key at most once.
 #[derive(Default)]
@@ -26,6 +27,7 @@ enum Value {
     Text(String),
     Flag(bool),
     Path(Path),
+    Paths(Vec<Path>),
 }
 
 impl Arguments {
@@ -43,7 +45,21 @@ impl Arguments {
         };
         for argument in arguments.split(is_comma) {
             match argument.split_first() {
-                Some((first, rest)) => this.argument(first, rest, errors),
+                Some(_) => {
+                    for (index, argument) in without_commas(argument).into_iter().enumerate() {
+                        if index > 0 {
+                            errors.fault(
+                                argument[0].span(),
+                                "mla_backend",
+                                Fault::new(
+                                    format!("`{}` without a comma before it", argument[0]),
+                                    "a comma between two arguments",
+                                ),
+                            );
+                        }
+                        this.argument(&argument[0], &argument[1..], errors);
+                    }
+                }
                 None => errors.fault(
                     tokens[0].span(),
                     "mla_backend",
@@ -148,6 +164,14 @@ impl Arguments {
         }
     }
 
+    /// The value of a key that takes paths; none where it is not given.
+    pub(crate) fn paths(&self, key: &Key) -> &[Path] {
+        match self.get(key).and_then(|it| it.value.as_ref()) {
+            Some(Value::Paths(paths)) => paths,
+            _ => &[],
+        }
+    }
+
     /// The value of a key that takes a path.
     pub(crate) fn path(&self, key: &Key) -> Option<&Path> {
         match self.get(key)?.value.as_ref()? {
@@ -165,9 +189,29 @@ fn meant_by(name: &str) -> Option<Key> {
         "kv_cache" | "kv_format" | "kv_formats" | "cache" => "kv",
         "block_size" | "block_sizes" | "pages" => "page_sizes",
         "r1" => "requires_r1",
+        "cfg" | "features_of_cargo" | "cargo_feature" => "feature",
+        "targets" | "families" => "compiled",
+        "tested_on" | "ran_on" => "run_on",
         _ => nearest(name, KEYS.iter().map(|key| key.name))?,
     };
     KEYS.iter().find(|key| key.name == name).copied()
+}
+
+// What stands between two commas, cut before each further `key =`: no value has an equals sign.
+fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for index in 2..argument.len().saturating_sub(1) {
+        let is_key = matches!(&argument[index..=index + 1], [TokenTree::Ident(_), TokenTree::Punct(equals)]
+            if equals.as_char() == '=');
+        let before = matches!(&argument[index - 1], TokenTree::Punct(_));
+        if is_key && !before {
+            parts.push(&argument[start..index]);
+            start = index;
+        }
+    }
+    parts.push(&argument[start..]);
+    parts
 }
 
 // A value that a `macro_rules!` macro passed on stands in a group without delimiters.
@@ -184,15 +228,9 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
     let tokens = ungrouped(tokens);
     let fault = || {
         let text = text_of(&tokens);
-        // Words, sums and tuples that only lack their quotes.
-        let quotable = match tokens.as_slice() {
-            [TokenTree::Literal(_)] => false,
-            _ => !text.contains(['"', '\'']) && !matches!(text.as_str(), "true" | "false"),
-        };
-        let hint = if quotable && key.form == Form::Text {
-            write(key, &format!("\"{text}\""))
-        } else {
-            write(key, key.example)
+        let hint = match meant(&tokens, key) {
+            Some(meant) => write(key, &format!("\"{meant}\"")),
+            None => write(key, key.example),
         };
         Fault::new(format!("`{text}`"), kind(key)).hint(hint)
     };
@@ -232,8 +270,35 @@ fn read(tokens: &[TokenTree], key: Key) -> Result<Value, Fault> {
                 .map(Value::Path)
                 .map_err(|_| fault())
         }
+        (Form::Paths, Some(Lit::Str(text))) if text.suffix().is_empty() => {
+            paths(&text).map(Value::Paths).map_err(|_| fault())
+        }
+        (Form::Paths, None) => {
+            syn::parse::Parser::parse2(Path::parse_mod_style, tokens.iter().cloned().collect())
+                .map(|path| Value::Paths(vec![path]))
+                .map_err(|_| fault())
+        }
         _ => Err(fault()),
     }
+}
+
+// Paths between `|` or `,`, of which a path has neither.
+fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
+    let value = text.value();
+    let parse =
+        |part: &str| LitStr::new(part.trim(), text.span()).parse_with(Path::parse_mod_style);
+    value.split(['|', ',']).map(parse).collect()
+}
+
+// What the tokens would say in quotes, without brackets around them and quotes within: if the key takes it.
+fn meant(tokens: &[TokenTree], key: Key) -> Option<String> {
+    let unquoted = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
+    let mut candidates = vec![unquoted(tokens)];
+    if let [TokenTree::Group(group)] = tokens {
+        candidates.push(unquoted(&group.stream().into_iter().collect::<Vec<_>>()));
+    }
+    let takes = |text: &String| key.form == Form::Text && spec::accepts(&key, text);
+    candidates.into_iter().find(takes)
 }
 
 fn flag(key: Key, flag: bool) -> Option<Value> {
@@ -248,7 +313,7 @@ fn kind(key: Key) -> String {
     match key.form {
         Form::Text => format!("a string: {}", key.accepted),
         Form::Flag => "true or false without quotes".to_owned(),
-        Form::Path => key.accepted.to_owned(),
+        Form::Path | Form::Paths => key.accepted.to_owned(),
     }
 }
 

@@ -96,14 +96,55 @@ fn exact(text: &str) -> Option<Capability> {
 
 /// The set that an element is.
 pub(crate) fn parse(element: Element<'_>, accepted: &str) -> Result<Capabilities, Fault> {
-    read(element.text).ok_or_else(|| element.fault(accepted).meant(meant(element.text)))
+    let Some(set) = read(element.text) else {
+        return Err(element.fault(accepted).meant(meant(element.text)));
+    };
+    match of_a_generation(set) {
+        Some(meant) => Err(element
+            .fault(accepted)
+            .hint(format!("that is generation 1, did you mean `{meant}`?"))),
+        None => Ok(set),
+    }
 }
 
-// The set meant by `sm_90`, `compute_90a`, `sm90`, `>=80`, `9`, `10X` and the like.
-fn meant(text: &str) -> Option<Capabilities> {
+// The generation that was meant where the set is one of 1.x: `10` is 1.0, and meant is 10.0.
+fn of_a_generation(set: Capabilities) -> Option<Capabilities> {
+    let ten = |capability: Capability| Capability {
+        major: 10 + capability.minor,
+        minor: 0,
+    };
+    match set {
+        Capabilities::Exact(only) if only.major == 1 => Some(Capabilities::Exact(ten(only))),
+        Capabilities::Floor(least) if least.major == 1 => Some(Capabilities::Floor(ten(least))),
+        Capabilities::Family(1) => Some(Capabilities::Family(10)),
+        _ => None,
+    }
+}
+
+// What a GPU or a generation of them is called.
+fn called(name: &str) -> Option<Capabilities> {
+    let exact = |major, minor| Some(Capabilities::Exact(Capability { major, minor }));
+    match name {
+        "ampere" | "a100" => exact(8, 0),
+        "ada" | "lovelace" | "l4" | "l40" | "l40s" | "rtx4090" | "4090" => exact(8, 9),
+        "hopper" | "h100" | "h200" | "h800" | "h20" | "gh200" => exact(9, 0),
+        "blackwell" => Some(Capabilities::Family(10)),
+        "b200" | "gb200" => exact(10, 0),
+        "b300" | "gb300" => exact(10, 3),
+        "rtx5090" | "5090" => exact(12, 0),
+        "spark" | "gb10" => exact(12, 1),
+        _ => None,
+    }
+}
+
+/// The set meant by `sm_90`, `compute_90a`, `sm90`, `>=80`, `9`, `10X`, `hopper` and the like.
+pub(crate) fn meant(text: &str) -> Option<Capabilities> {
     let lower = text.to_ascii_lowercase();
     if matches!(lower.as_str(), "all" | "any" | "*" | "cpu" | "none") {
         return Some(Capabilities::Any);
+    }
+    if let Some(set) = called(&lower.replace([' ', '_', '-'], "")) {
+        return Some(set);
     }
     let bare = ["sm_", "sm", "compute_", "compute"]
         .iter()
@@ -119,15 +160,43 @@ fn meant(text: &str) -> Option<Capabilities> {
         .or_else(|| read(&bare.replace('*', "x")))
         .or_else(|| number::read(bare).map(Capabilities::Family))
         .filter(|set| *set != Capabilities::Family(0))
+        .map(|set| of_a_generation(set).unwrap_or(set))
 }
 
-/// The value of `sm`.
-pub(crate) fn sm(text: &str, faults: &mut Vec<Fault>) -> Vec<Capabilities> {
+/// Whether the value of `sm` is the word for whatever the kernels are compiled for.
+pub(crate) fn is_compiled(text: &str) -> bool {
+    text.trim_matches(' ') == "compiled"
+}
+
+// Both ends of a range such as `90-100`, which is not one: what lies between is no capability.
+fn ends(element: Element<'_>, accepted: &str) -> Option<Fault> {
+    let (first, last) = ["..=", "..", "-"]
+        .iter()
+        .find_map(|dash| element.text.split_once(dash))?;
+    let (first, last) = (read(first.trim())?, read(last.trim())?);
+    Some(element.fault(accepted).hint(format!(
+        "a list names each: write `{first}|{last}`, or `{first}+` for every later one too"
+    )))
+}
+
+/// The value of `sm`; `None` for `compiled`.
+pub(crate) fn sm(text: &str, faults: &mut Vec<Fault>) -> Option<Vec<Capabilities>> {
+    if is_compiled(text) {
+        return None;
+    }
     let accepted = key::SM.accepted;
     let before = faults.len();
-    let sets = list::distinct(text, accepted, faults, |element| parse(element, accepted));
+    let sets = list::distinct(text, accepted, faults, |element| {
+        match ends(element, accepted) {
+            Some(fault) => Err(fault),
+            None if is_compiled(element.text) => {
+                Err(element.fault(accepted).hint("`compiled` stands alone"))
+            }
+            None => parse(element, accepted),
+        }
+    });
     if faults.len() > before {
-        return sets;
+        return Some(sets);
     }
     for (index, set) in sets.iter().enumerate() {
         let wider = sets
@@ -144,5 +213,5 @@ pub(crate) fn sm(text: &str, faults: &mut Vec<Fault>) -> Vec<Capabilities> {
             );
         }
     }
-    sets
+    Some(sets)
 }

@@ -1,5 +1,6 @@
 //! Keys that cannot both be true, each of which reads well alone.
 
+use crate::capability::Capabilities;
 use crate::errors::Fault;
 use crate::key::{self, Key};
 use crate::place::Phase;
@@ -24,11 +25,14 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
                 .map(|fault| Contradiction { key, beside, fault }),
         );
     };
-    add(
-        key::PRIORITY,
-        key::SM,
-        priority::outside(&spec.priority, &spec.sm),
-    );
+    if let Some(sm) = &spec.sm {
+        add(
+            key::PRIORITY,
+            key::SM,
+            priority::outside(&spec.priority, sm),
+        );
+        add(key::COMPILED, key::SM, kernels_without_gpu(spec, sm));
+    }
     match spec.phase {
         Phase::Prefill => add(key::LSE, key::LSE, prefill_without_lse(spec)),
         Phase::Decode => {
@@ -40,6 +44,18 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
         }
     }
     found
+}
+
+fn kernels_without_gpu(spec: &Spec, sm: &[Capabilities]) -> Vec<Fault> {
+    let any = !spec.compiled.is_empty() && sm == [Capabilities::Any];
+    let fault = || {
+        Fault::new(
+            "a value beside `sm = \"any\"`",
+            "the capabilities that it runs on",
+        )
+        .hint("`sm = \"compiled\"` takes them from the constants")
+    };
+    any.then(fault).into_iter().collect()
 }
 
 fn prefill_without_lse(spec: &Spec) -> Vec<Fault> {

@@ -15,9 +15,32 @@ fn tuples<const N: usize>(
     if text.trim_matches(' ') == "any" {
         return None;
     }
+    if let Some(fault) = bare::<N>(text, accepted, zeroable) {
+        faults.push(fault);
+        return None;
+    }
     Some(list::distinct(text, accepted, faults, |element| {
         tuple(element, accepted, zeroable)
     }))
+}
+
+// Tuples without their parentheses, as in `128,64,128`, would be a list of numbers.
+fn bare<const N: usize>(text: &str, accepted: &str, zeroable: &[usize]) -> Option<Fault> {
+    let is_number = |part: &str| number::read::<u32>(part.trim()).is_some();
+    let bare = !text.contains(['(', ')']) && text.split([',', '|']).all(is_number);
+    let tuples: Vec<String> = text.split('|').map(|tuple| format!("({tuple})")).collect();
+    let meant = tuples.join("|");
+    let mut faults = Vec::new();
+    list::distinct(&meant, accepted, &mut faults, |element| {
+        tuple::<N>(element, accepted, zeroable)
+    });
+    let fault = Fault::new(quoted(text), accepted);
+    bare.then(|| match faults.is_empty() {
+        true => fault.hint(format!("parentheses are missing, did you mean `{meant}`?")),
+        false => fault.hint(format!(
+            "{N} numbers stand in parentheses, with a comma between"
+        )),
+    })
 }
 
 fn tuple<const N: usize>(
@@ -90,32 +113,38 @@ pub(crate) fn heads(text: &str, faults: &mut Vec<Fault>) -> Heads {
             },
         );
     }
-    Heads::List(counts(text, accepted, faults))
+    Heads::List(counts(text, accepted, faults, |range| {
+        let ends = range.split_once("..");
+        ends.is_some_and(|(least, most)| self::range(least.trim(), most.trim(), range).is_ok())
+    }))
 }
 
 // `least..=most`; `most` still has its `=`.
 fn range(least: &str, most: &str, text: &str) -> Result<Heads, Fault> {
     let fault = || Fault::new(quoted(text), key::HEADS.accepted);
     let Some(included) = most.strip_prefix('=') else {
-        return Err(fault().hint(format!(
-            "both ends belong to a range: write `{least}..={most}`"
-        )));
+        let meant = format!("{least}..={most}");
+        let both = heads(&meant, &mut Vec::new()) != Heads::Any;
+        return Err(fault().hint(match both {
+            true => format!("both ends belong to a range: write `{meant}`"),
+            false => "a range has two ends, the smaller one first, as in `1..=128`".to_owned(),
+        }));
     };
-    let (Some(least), Some(most)) = (
+    let (Some(least), Some(included)) = (
         number::read::<u32>(least),
         number::read::<u32>(included.trim_matches(' ')),
     ) else {
         return Err(fault());
     };
-    if least == 0 {
+    if least == 0 || included == 0 {
         return Err(fault().hint("a range begins at 1 or more"));
     }
-    if least > most {
+    if least > included {
         return Err(fault().hint(format!(
-            "the range is reversed, did you mean `{most}..={least}`?"
+            "the range is reversed, did you mean `{included}..={least}`?"
         )));
     }
-    Ok(Heads::Range(least, most))
+    Ok(Heads::Range(least, included))
 }
 
 /// The runtime's `PageSizes`.
@@ -143,15 +172,22 @@ pub(crate) fn page_sizes(text: &str, faults: &mut Vec<Fault>) -> PageSizes {
         }
         return PageSizes::Any;
     }
-    PageSizes::List(counts(text, accepted, faults))
+    PageSizes::List(counts(text, accepted, faults, |multiple| {
+        multiple
+            .strip_prefix('x')
+            .is_some_and(|unit| number::read::<u32>(unit).is_some())
+    }))
 }
 
-// A list of numbers from 1 up.
-fn counts(text: &str, accepted: &str, faults: &mut Vec<Fault>) -> Vec<u32> {
+// A list of numbers from 1 up. Beside `any`, some other values stand alone.
+fn counts(
+    text: &str,
+    accepted: &str,
+    faults: &mut Vec<Fault>,
+    stands_alone: impl Fn(&str) -> bool,
+) -> Vec<u32> {
     list::distinct(text, accepted, faults, |element| {
-        let alone =
-            element.text == "any" || element.text.starts_with('x') || element.text.contains("..");
-        if alone {
+        if element.text == "any" || stands_alone(element.text) {
             return Err(element
                 .fault(accepted)
                 .hint(format!("{} stands alone", quoted(element.text))));

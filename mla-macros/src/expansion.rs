@@ -27,14 +27,50 @@ pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     place.check_body(&mut errors);
 
     let runtime = Runtime::new(&arguments);
+    let gate = Gate::of(&spec, &arguments);
     if errors.is_empty() {
         let block = runtime.block(&place, &spec);
         let link = runtime.link(&place, &spec, &arguments);
-        quote! { #block #link }
+        let absent = gate.off().map(|off| runtime.absent(&place, &spec, &off));
+        let on = gate.on();
+        quote! { #on #block #on #link #absent }
     } else {
         let block = runtime.block_without_spec(&place);
         let errors = errors.to_tokens();
-        quote! { #block #errors }
+        let on = gate.on();
+        quote! { #on #block #errors }
+    }
+}
+
+/// The Cargo features of which one has to be on.
+struct Gate {
+    any: Option<TokenStream>,
+}
+
+impl Gate {
+    fn of(spec: &Spec, arguments: &Arguments) -> Self {
+        // The author's own span, so that the compiler's lint on features that do not exist shows the value.
+        let span = arguments.span(&key::FEATURE);
+        let features = spec.features_of_cargo.iter().map(|name| {
+            let name = Literal::string(name);
+            quote_spanned!(span=> feature = #name)
+        });
+        let any = match spec.features_of_cargo.len() {
+            0 => None,
+            1 => Some(quote!(#(#features)*)),
+            _ => Some(quote!(any(#(#features),*))),
+        };
+        Self { any }
+    }
+
+    /// Before what is there with a feature on.
+    fn on(&self) -> Option<TokenStream> {
+        self.any.as_ref().map(|any| quote!(#[cfg(#any)]))
+    }
+
+    /// Before what is there with all features off.
+    fn off(&self) -> Option<TokenStream> {
+        self.any.as_ref().map(|any| quote!(#[cfg(not(#any))]))
     }
 }
 
@@ -53,11 +89,11 @@ impl Runtime {
         }
     }
 
-    /// The block with its constant and its documentation.
+    /// The block with its constants and its documentation.
     fn block(&self, place: &Place, spec: &Spec) -> TokenStream {
-        let spec_value = self.spec(place, spec);
-        let table = table::markdown(spec);
-        self.block_with(place, &spec_value, &quote!(#[doc = #table]))
+        let spec_value = self.spec(spec, &self.platform(place));
+        let kernels = self.kernels(spec, true);
+        self.block_with(place, &spec_value, kernels, &documentation(spec))
     }
 
     /// The block with some spec, so that what was reported is not reported again as a missing
@@ -73,11 +109,17 @@ impl Runtime {
         let spec = quote! {
             #path::spec::BackendSpec::new("", #path::spec::Phase::#phase, #platform)
         };
-        self.block_with(place, &spec, &TokenStream::new())
+        self.block_with(place, &spec, None, &TokenStream::new())
     }
 
-    // The constant comes last, behind any inner attributes and out of the way of the author's lines.
-    fn block_with(&self, place: &Place, spec: &TokenStream, doc: &TokenStream) -> TokenStream {
+    // The constants come last, behind any inner attributes and out of the way of the author's lines.
+    fn block_with(
+        &self,
+        place: &Place,
+        spec: &TokenStream,
+        kernels: Option<TokenStream>,
+        doc: &TokenStream,
+    ) -> TokenStream {
         let path = &self.path;
         let (attributes, head) = (&place.attributes, &place.head);
         let items = place.body.stream();
@@ -86,6 +128,7 @@ impl Runtime {
             quote! {
                 #items
                 const SPEC: #path::spec::BackendSpec = #spec;
+                #kernels
             },
         );
         body.set_span(place.body.span());
@@ -98,6 +141,35 @@ impl Runtime {
         quote!(<<Self as #path::backend::#backend>::Device as #path::device::Device>::PLATFORM)
     }
 
+    /// The constant with what is known of the kernels, where anything is. What is left out of a build is not
+    /// compiled for anything.
+    fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
+        let path = &self.path;
+        let compiled = present && !spec.compiled.is_empty();
+        if !compiled && spec.run_on.is_none() {
+            return None;
+        }
+        let families = option(compiled.then(|| self.families(spec)));
+        let run_on = option(spec.run_on.as_ref());
+        Some(quote! {
+            const KERNELS: #path::kernels::Kernels = #path::kernels::Kernels {
+                families: #families,
+                run_on: #run_on,
+            };
+        })
+    }
+
+    // A constant of mla-build is named as its family, and its Cargo feature, but in upper case.
+    fn families(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
+        let families = spec.compiled.iter().map(|targets| {
+            let last = targets.segments.last().map(|it| it.ident.to_string());
+            let name = last.unwrap_or_default().to_ascii_lowercase();
+            quote!(#path::kernels::Family { name: #name, targets: #targets })
+        });
+        quote!(&[#(#families),*])
+    }
+
     /// The registry entry, and what only the compiler can check.
     fn link(&self, place: &Place, spec: &Spec, arguments: &Arguments) -> TokenStream {
         let path = &self.path;
@@ -105,50 +177,130 @@ impl Runtime {
         let self_type = &place.self_type;
         let this = quote!(<#self_type as #path::backend::#backend>);
         // What holds for the block holds for its entry: `#[cfg(…)]` may stand below the attribute.
-        let cfgs = place
-            .attributes
-            .iter()
-            .filter(|attribute| is_cfg(attribute));
-        let processor = (spec.sm != [Capabilities::Any]).then(|| {
-            let message = format!(
-                "sm: given {}, accepted `any`: the device is a processor, which has no compute \
-                 capability",
-                spec.sm
-                    .iter()
-                    .map(|set| format!("`{set}`"))
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            );
-            // At the key, but not as if the author had written it.
-            let span = Span::call_site().located_at(arguments.span(&key::SM));
+        let cfgs = cfgs(place);
+        // At the key, but not as if the author had written it.
+        let span = Span::call_site().located_at(arguments.span(&key::SM));
+        let platform = self.platform_fault(spec).map(|(refused, message)| {
             quote_spanned! {span=>
-                const _: () = if let #path::capability::Platform::Cpu =
+                const _: () = if let #path::capability::Platform::#refused =
                     <#this::Device as #path::device::Device>::PLATFORM
                 {
                     ::core::panic!(#message)
                 };
             }
         });
+        let compiled = (spec.sm.is_some() && !spec.compiled.is_empty()).then(|| {
+            quote_spanned! {span=>
+                const _: () = if let ::core::option::Option::Some(fault) =
+                    #this::KERNELS.fault(#this::SPEC.capabilities)
+                {
+                    ::core::panic!("{}", fault.as_str())
+                };
+            }
+        });
+        let entry = self.entry(&quote!(#this::ENTRY));
         quote! {
             #(#cfgs)*
             const _: () = {
                 const _: #path::spec::BackendSpec = #this::SPEC;
-                #processor
-                #[cfg(not(miri))]
-                #[#path::private::linkme::distributed_slice(#path::backend::LINKED)]
-                #[linkme(crate = #path::private::linkme)]
-                static ENTRY: #path::backend::Entry = #this::ENTRY;
+                #platform
+                #compiled
+                #entry
+            };
+        }
+    }
+
+    fn entry(&self, entry: &TokenStream) -> TokenStream {
+        let path = &self.path;
+        quote! {
+            #[cfg(not(miri))]
+            #[#path::private::linkme::distributed_slice(#path::backend::LINKED)]
+            #[linkme(crate = #path::private::linkme)]
+            static ENTRY: #path::backend::Entry = #entry;
+        }
+    }
+
+    // The platform that the device must not have, and what to say where it has it.
+    fn platform_fault(&self, spec: &Spec) -> Option<(Ident, String)> {
+        let sets = match &spec.sm {
+            None => "`compiled`".to_owned(),
+            Some(sets) if *sets != [Capabilities::Any] => {
+                let sets: Vec<_> = sets.iter().map(|set| format!("`{set}`")).collect();
+                sets.join(", ")
+            }
+            // With the feature off nothing but `sm` says which kind of device it was.
+            Some(_) if !spec.features_of_cargo.is_empty() => {
+                let message = "sm: given `any` beside `feature`, accepted capabilities, such as `80+`: the \
+                               device is a GPU, which nothing else says with the feature off";
+                return Some((variant("Cuda"), message.to_owned()));
+            }
+            Some(_) => return None,
+        };
+        let message = format!(
+            "sm: given {sets}, accepted `any`: the device is a processor, which has no compute capability"
+        );
+        Some((variant("Cpu"), message))
+    }
+
+    /// What stands for the backend where it is left out: the same spec, and why.
+    fn absent(&self, place: &Place, spec: &Spec, off: &TokenStream) -> TokenStream {
+        let path = &self.path;
+        let (attributes, self_type) = (&place.attributes, &place.self_type);
+        let cfgs = cfgs(place);
+        let phase = variant(place.phase.variant());
+        let [member, arm] = ["Member", "Arm"].map(|it| variant(&format!("{phase}{it}")));
+        let platform = match &spec.sm {
+            Some(sets) if *sets == [Capabilities::Any] => variant("Cpu"),
+            _ => variant("Cuda"),
+        };
+        let spec_value = self.spec(spec, &quote!(#path::capability::Platform::#platform));
+        let kernels = self.kernels(spec, false);
+        let doc = documentation(spec);
+        let feature = spec.features_of_cargo.first();
+        let entry = self.entry(&quote!(<#self_type as #path::dispatch::Absent>::ENTRY));
+        quote! {
+            #off
+            #(#attributes)*
+            #doc
+            impl #path::dispatch::Absent for #self_type {
+                const SPEC: #path::spec::BackendSpec = #spec_value;
+                const CAUSE: #path::availability::Cause =
+                    #path::availability::Cause::FeatureOff(#feature);
+                #kernels
+            }
+            #off
+            #(#cfgs)*
+            const _: () = {
+                impl #path::dispatch::#member for #self_type {
+                    const MEMBER: #path::dispatch::Member =
+                        #path::dispatch::Member::absent::<Self>(#path::spec::Phase::#phase);
+                }
+                impl<D: #path::device::Device> #path::dispatch::#arm<D> for #self_type {}
+                #entry
             };
         }
     }
 
     /// The spec's value, each field written out.
-    fn spec(&self, place: &Place, spec: &Spec) -> TokenStream {
+    fn spec(&self, spec: &Spec, platform: &TokenStream) -> TokenStream {
         let path = &self.path;
-        let (name, provider, quant_output) = (&spec.name, &spec.provider, spec.quant_output);
+        let (name, provider, quant_output) = (&spec.name, provider(spec), spec.quant_output);
         let phase = variant(spec.phase.variant());
-        let platform = self.platform(place);
-        let capabilities = spec.sm.iter().map(|set| self.capabilities(*set));
+        let capabilities = match &spec.sm {
+            Some(sets) => {
+                let sets = sets.iter().map(|set| self.capabilities(*set));
+                quote!(&[#(#sets),*])
+            }
+            None => {
+                let families = self.families(spec);
+                quote! {{
+                    const FAMILIES: &[#path::kernels::Family] = #families;
+                    const SETS: [#path::capability::CapabilityMatch; #path::kernels::count(FAMILIES)] =
+                        #path::kernels::capabilities(FAMILIES);
+                    &SETS
+                }}
+            }
+        };
         let dtypes = self.variants(&quote!(dtype::DType), &spec.dtypes);
         let dims = list_or_none(spec.dims.as_deref(), |dims| {
             let dims = dims.map(Literal::u32_unsuffixed);
@@ -198,7 +350,7 @@ impl Runtime {
                 provider: #provider,
                 phase: #path::spec::Phase::#phase,
                 platform: #platform,
-                capabilities: &[#(#capabilities),*],
+                capabilities: #capabilities,
                 dtypes: #dtypes,
                 dims: #dims,
                 cache_dims: #cache_dims,
@@ -264,8 +416,45 @@ fn list_or_none<T: Copy>(list: Option<&[T]>, tokens: impl Fn(T) -> TokenStream) 
     }
 }
 
+fn option(value: Option<impl ToTokens>) -> TokenStream {
+    match value {
+        Some(value) => quote!(::core::option::Option::Some(#value)),
+        None => quote!(::core::option::Option::None),
+    }
+}
+
 fn variant(name: &str) -> Ident {
     Ident::new(name, Span::call_site())
+}
+
+fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
+    place.attributes.iter().filter(|it| is_cfg(it))
+}
+
+// Of the package that is being compiled, which only the compiler knows.
+fn provider(spec: &Spec) -> TokenStream {
+    match &spec.provider {
+        Some(provider) => quote!(#provider),
+        None => quote!(::core::env!("CARGO_PKG_NAME")),
+    }
+}
+
+fn documentation(spec: &Spec) -> TokenStream {
+    let [head, rows] = table::markdown(spec);
+    match &spec.provider {
+        Some(provider) => {
+            let table = format!("{head}\n| provider | {provider} |\n{rows}");
+            quote!(#[doc = #table])
+        }
+        None => {
+            let provider = provider(spec);
+            quote! {
+                #[doc = #head]
+                #[doc = ::core::concat!("| provider | ", #provider, " |")]
+                #[doc = #rows]
+            }
+        }
+    }
 }
 
 fn is_cfg(attribute: &Attribute) -> bool {
@@ -320,6 +509,8 @@ mod tests {
                 features = "sinks,deterministic",
                 name = "EVERY_KEY",
                 provider = "elsewhere",
+                compiled = "raw::SM90|raw::SM80",
+                run_on = RUN_ON,
                 priority = "90:100,10x:-50,*:7",
                 crate = crate::engine::mla_runtime,
             ),
@@ -329,6 +520,24 @@ mod tests {
                 impl mla_runtime::backend::DecodeBackend for inner::Flash {
                     #![allow(unused)]
 
+                    type Device = Cuda;
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn a_feature_that_compiles_it() {
+        check(
+            "feature",
+            quote!(
+                feature = "sm90",
+                sm = "90",
+                dtypes = "bf16",
+                compiled = raw::SM90
+            ),
+            quote! {
+                impl DecodeBackend for Flash {
                     type Device = Cuda;
                 }
             },

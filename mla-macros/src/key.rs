@@ -9,6 +9,8 @@ pub(crate) enum Form {
     Flag,
     /// A path, bare or in a string.
     Path,
+    /// A path, bare or in a string, or a list of them in a string.
+    Paths,
 }
 
 /// One key.
@@ -33,9 +35,44 @@ pub(crate) const SM: Key = Key {
     form: Form::Text,
     decode_only: false,
     default: None,
-    accepted: "`any`, or a list of capabilities: exact (`90`), a family (`10x`), a floor (`80+`)",
+    accepted: "`any`, `compiled`, or a list of capabilities: exact (`90`), a family (`10x`), a floor (`80+`)",
     example: "\"90|100\"",
-    meaning: "The compute capabilities it runs on; `any` for a processor.",
+    meaning: "The compute capabilities it runs on; `any` for a processor, `compiled` for what \
+              the key `compiled` lists.",
+};
+
+pub(crate) const COMPILED: Key = Key {
+    name: "compiled",
+    form: Form::Paths,
+    decode_only: false,
+    default: Some("not checked"),
+    accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of them, such as \
+               `raw::SM90|raw::SM100`",
+    example: "\"raw::SM90|raw::SM100\"",
+    meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU takes \
+              the first that runs there, and a family that is left out is a reason.",
+};
+
+pub(crate) const FEATURE: Key = Key {
+    name: "feature",
+    form: Form::Text,
+    decode_only: false,
+    default: Some("none"),
+    accepted: "Cargo features of the crate, such as `sm90` or `sm90|sm100`",
+    example: "\"sm90\"",
+    meaning: "The features that compile it, of which one has to be on. With all of them off the block is \
+              left out, and the type stands in the registry and in lists as absent, with the same spec.",
+};
+
+pub(crate) const RUN_ON: Key = Key {
+    name: "run_on",
+    form: Form::Path,
+    decode_only: false,
+    default: Some("not said"),
+    accepted: "the path of a `&[Run]`, such as `RUN_ON`",
+    example: "RUN_ON",
+    meaning: "The GPUs on which its tests passed. What has run on none that takes the same code is \
+              selected by name only.",
 };
 
 pub(crate) const DTYPES: Key = Key {
@@ -183,8 +220,8 @@ pub(crate) const PROVIDER: Key = Key {
     name: "provider",
     form: Form::Text,
     decode_only: false,
-    default: Some("native"),
-    accepted: "ASCII letters, digits, `-`, `_` and `.`, such as `native`",
+    default: Some("the package's name"),
+    accepted: "ASCII letters, digits, `-`, `_` and `.`, such as `flashinfer`",
     example: "\"flashinfer\"",
     meaning: "Who provides the kernel.",
 };
@@ -213,6 +250,9 @@ pub(crate) const CRATE: Key = Key {
 /// Every key, in the order of the documentation.
 pub(crate) const KEYS: &[Key] = &[
     SM,
+    COMPILED,
+    FEATURE,
+    RUN_ON,
     DTYPES,
     REQUIRES_R1,
     DIMS,

@@ -121,10 +121,13 @@ pub(crate) fn name(element: Element<'_>, names: &[Name], accepted: &str) -> Resu
 fn synonym<'a>(text: &str, names: &'a [Name]) -> Option<&'a str> {
     let lower = text.to_lowercase();
     let known = match lower.as_str() {
-        "float" | "float32" | "fp32" | "single" => "f32",
+        "float" | "float32" | "fp32" => "f32",
         "half" | "float16" | "fp16" => "f16",
         "bfloat16" | "bfloat" => "bf16",
         "fp8_e4m3" | "e4m3" | "f8" | "float8" => "fp8",
+        "varlen" | "variable" | "jagged" => "ragged",
+        "natural" | "e" | "nat" => "ln",
+        "base2" | "base_2" | "binary" | "2" => "log2",
         other => other,
     };
     let mut texts = names.iter().map(|name| name.text);

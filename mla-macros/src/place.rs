@@ -5,7 +5,9 @@ use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 use quote::ToTokens;
 use syn::parse::{Parse, ParseStream, Parser};
 use syn::spanned::Spanned;
-use syn::{Attribute, Generics, Path, PathArguments, Token, Type, Visibility, WhereClause};
+use syn::{
+    Attribute, Generics, Path, PathArguments, PathSegment, Token, Type, Visibility, WhereClause,
+};
 
 use crate::errors::{Errors, Fault, nearest};
 
@@ -84,7 +86,7 @@ impl Place {
 
     /// Reports the constants that the attribute writes, where they are written by hand as well.
     pub(crate) fn check_body(&self, errors: &mut Errors) {
-        for constant in ["SPEC", "ENTRY"] {
+        for constant in ["SPEC", "ENTRY", "KERNELS"] {
             if let Some(ident) = self.constant(constant) {
                 errors.fault(
                     ident.span(),
@@ -247,8 +249,18 @@ impl ImplBlock {
             );
         }
         let phase = phase(&self.first, errors)?;
+        let (again, attributes) = (self.attributes.into_iter())
+            .partition::<Vec<_>, _>(|it| it.path().segments.last().is_some_and(is_this_attribute));
+        for attribute in again {
+            errors.fault(
+                attribute.path().span(),
+                "mla_backend",
+                Fault::new("a second `#[mla_backend]` on one `impl`", "one")
+                    .hint("write every key in one of them, and remove the other"),
+            );
+        }
         Some(Place {
-            attributes: self.attributes,
+            attributes,
             head: self.head,
             phase,
             self_type,
@@ -279,6 +291,10 @@ fn phase(implemented: &Type, errors: &mut Errors) -> Option<Phase> {
     let meant = name.and_then(|name| nearest(&name.to_string(), phases.map(Phase::backend)));
     errors.fault(span, "mla_backend", Fault::new(given, BELONGS).meant(meant));
     None
+}
+
+fn is_this_attribute(segment: &PathSegment) -> bool {
+    segment.ident == "mla_backend"
 }
 
 fn last(path: &Path) -> Option<Ident> {

@@ -39,7 +39,10 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
         let fault = element.fault(accepted);
         return Err(
             if capability::read(element.text).is_some() || element.text == "*" {
-                fault.hint(format!("write `{}:PRIORITY`", element.text))
+                fault.hint(format!(
+                    "a priority stands behind a colon, as in `{}:100`",
+                    element.text
+                ))
             } else {
                 fault
             },
@@ -71,9 +74,11 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
         }
         Some(set) => set,
         None => {
-            return Err(element
-                .fault(accepted)
-                .hint(format!("{} is no capability", quoted(set))));
+            let hint = match capability::meant(set) {
+                None | Some(Capabilities::Any) => format!("{} is no capability", quoted(set)),
+                Some(meant) => format!("did you mean `{meant}:{number}`?"),
+            };
+            return Err(element.fault(accepted).hint(hint));
         }
     };
     let earlier = priority.by_capability.iter();

@@ -36,6 +36,32 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
+// Values without their quotes, in brackets, as sums and ranges.
+fn hinted() -> impl Strategy<Value = TokenStream> {
+    let texts = vec![
+        "[90, 100]",
+        "(f16, bf16)",
+        "SM",
+        "5 - 3",
+        "16 ..",
+        ".. 16",
+        "16 .. 1",
+        "[\"90\", \"100\"]",
+        "90 | 100",
+        "9.0",
+        "'a'",
+        "-5",
+        "1.5",
+        "(128, 64, 128)",
+        "[(128, 64, 128)]",
+        "ragged",
+        "{ 90 }",
+        "None",
+        "\"90\"u8",
+    ];
+    proptest::sample::select(texts).prop_map(|text| text.parse().expect("tokens"))
+}
+
 fn ident(text: &str) -> TokenTree {
     Ident::new(text, Span::call_site()).into()
 }
@@ -70,6 +96,23 @@ proptest! {
         let arguments: TokenStream = arguments.into_iter().collect();
         expand(arguments.clone(), decode_block());
         expand(arguments, item.into_iter().collect());
+    }
+
+    // What a hint recommends is never itself an error.
+    #[test]
+    fn hints_are_accepted(index in 0..KEYS.len(), value in hinted()) {
+        let key = Ident::new(KEYS[index].name, Span::call_site());
+        let mut found = Errors::default();
+        Arguments::parse(quote!(#key = #value), &mut found);
+        for message in found.texts() {
+            let Some((_, meant)) = message.rsplit_once("write `") else { continue };
+            let meant: TokenStream = meant.trim_end_matches('`').parse().unwrap();
+            let mut errors = Errors::default();
+            let arguments = Arguments::parse(meant, &mut errors);
+            Spec::read(&arguments, None, &mut errors);
+            let own = |text: &&str| text.starts_with(&format!("{}:", KEYS[index].name));
+            prop_assert_eq!(errors.texts().into_iter().find(own), None, "{}", message);
+        }
     }
 
     #[test]
@@ -146,6 +189,7 @@ fn every_example_in_the_table_is_accepted() {
         // What some examples need beside them.
         let beside = match key.name {
             "sm" => quote!(dtypes = "bf16"),
+            "compiled" | "feature" => quote!(sm = "90", dtypes = "bf16"),
             "dtypes" => quote!(sm = "any"),
             "graphs" => quote!(sm = "any", dtypes = "bf16", query_len = "uniform"),
             "priority" => quote!(sm = "90|100", dtypes = "bf16"),
@@ -168,7 +212,7 @@ fn every_default_in_the_table_is_what_no_value_means() {
         };
         let value: TokenStream = match key.name {
             // Described in words, or by the absence of elements.
-            "kv" | "name" | "features" => continue,
+            "kv" | "name" | "features" | "feature" | "provider" => continue,
             _ if key.form == Form::Flag => default.parse().expect("a flag is a token"),
             _ => quote!(#default),
         };

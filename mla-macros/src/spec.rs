@@ -2,6 +2,7 @@
 
 use heck::ToShoutySnakeCase;
 use proc_macro2::Span;
+use syn::Path;
 use syn::spanned::Spanned;
 
 use crate::arguments::Arguments;
@@ -16,12 +17,19 @@ use crate::priority::{self, Priority};
 use crate::vocabulary::{self, Name};
 
 /// Every field as the expansion writes it, except the platform, which is the device's.
-#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Spec {
     pub(crate) name: String,
-    pub(crate) provider: String,
+    /// `None`: the package's name, which the compiler knows.
+    pub(crate) provider: Option<String>,
     pub(crate) phase: Phase,
-    pub(crate) sm: Vec<Capabilities>,
+    /// `None`: whatever the kernels are compiled for.
+    pub(crate) sm: Option<Vec<Capabilities>>,
+    /// The constants with the targets of each family; none where the key is not given.
+    pub(crate) compiled: Vec<Path>,
+    /// The Cargo features of which one compiles it; none where it is always compiled.
+    pub(crate) features_of_cargo: Vec<String>,
+    /// The table of the GPUs that its tests passed on.
+    pub(crate) run_on: Option<Path>,
     pub(crate) dtypes: Vec<Name>,
     pub(crate) dims: Option<Vec<[u32; 3]>>,
     pub(crate) cache_dims: Option<Vec<[u32; 2]>>,
@@ -82,12 +90,39 @@ fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Erro
             );
         }
     }
+    if arguments
+        .text(&key::SM)
+        .is_some_and(capability::is_compiled)
+    {
+        check_compiled(arguments, errors);
+    }
     if arguments.has(&key::REQUIRES_R1) && arguments.has(&key::DIMS) {
         errors.fault(
             arguments.span(&key::REQUIRES_R1),
             key::REQUIRES_R1.name,
             Fault::new("a value beside `dims`", "one of the two")
                 .hint("`requires_r1 = true` is short for `dims = \"(128,64,128)\"`"),
+        );
+    }
+}
+
+// `sm = "compiled"` takes what another key lists, and needs it always.
+fn check_compiled(arguments: &Arguments, errors: &mut Errors) {
+    let mut fault = |fault| errors.fault(arguments.span(&key::SM), key::SM.name, fault);
+    if !arguments.has(&key::COMPILED) {
+        fault(
+            Fault::new("`compiled` without the key `compiled`", "both").hint(format!(
+                "add `{} = {}`",
+                key::COMPILED.name,
+                key::COMPILED.example
+            )),
+        );
+    }
+    if arguments.has(&key::FEATURE) {
+        fault(
+            Fault::new("`compiled` beside `feature`", "capabilities").hint(
+                "with the feature off nothing is compiled, and the spec says the same all the same",
+            ),
         );
     }
 }
@@ -124,9 +159,18 @@ impl Reader<'_> {
         let query_len = self.name(&key::QUERY_LEN, vocabulary::QUERY_LENS);
         Spec {
             name: self.text_or(&key::NAME, "UNNAMED", name),
-            provider: self.text(&key::PROVIDER, provider),
+            provider: match self.arguments.text(&key::PROVIDER) {
+                Some(_) => Some(self.text(&key::PROVIDER, provider)),
+                None => None,
+            },
             phase,
             sm: self.text(&key::SM, capability::sm),
+            compiled: self.arguments.paths(&key::COMPILED).to_vec(),
+            features_of_cargo: match self.arguments.text(&key::FEATURE) {
+                Some(_) => self.text(&key::FEATURE, feature),
+                None => Vec::new(),
+            },
+            run_on: self.arguments.path(&key::RUN_ON).cloned(),
             dtypes,
             dims: match self.arguments.flag(&key::REQUIRES_R1) {
                 Some(true) => Some(vec![R1]),
@@ -230,6 +274,48 @@ fn is_upper_snake(text: &str) -> bool {
                     .bytes()
                     .all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit())
         })
+}
+
+fn feature(text: &str, faults: &mut Vec<Fault>) -> Vec<String> {
+    let accepted = key::FEATURE.accepted;
+    list::distinct(text, accepted, faults, |element| {
+        let fits = |c: char| c.is_alphanumeric() || "-_+.".contains(c);
+        if !element.text.is_empty() && element.text.chars().all(fits) {
+            Ok(element.text.to_owned())
+        } else {
+            Err(element.fault(accepted))
+        }
+    })
+}
+
+/// Whether `text` is a value that `key` takes, so that a hint does not recommend an error.
+pub(crate) fn accepts(key: &Key, text: &str) -> bool {
+    let mut faults = Vec::new();
+    let names = |names: &[Name], faults: &mut Vec<Fault>| {
+        list::distinct(text, key.accepted, faults, |element| {
+            list::name(element, names, key.accepted)
+        });
+    };
+    match *key {
+        key::SM => drop(capability::sm(text, &mut faults)),
+        key::DTYPES => names(vocabulary::DTYPES, &mut faults),
+        key::DIMS => drop(dims::head(text, &mut faults)),
+        key::CACHE_DIMS => drop(dims::cache(text, &mut faults)),
+        key::HEADS => drop(dims::heads(text, &mut faults)),
+        key::KV => names(vocabulary::KV_FORMATS, &mut faults),
+        key::PAGE_SIZES => drop(dims::page_sizes(text, &mut faults)),
+        key::QUERY_LEN => drop(list::only(text, vocabulary::QUERY_LENS, "", &mut faults)),
+        key::GRAPHS => drop(list::only(text, vocabulary::GRAPHS, "", &mut faults)),
+        key::LSE => drop(list::only(text, vocabulary::LSES, "", &mut faults)),
+        key::SPARSE => drop(list::only(text, vocabulary::SPARSE, "", &mut faults)),
+        key::FEATURES => names(vocabulary::FEATURES, &mut faults),
+        key::FEATURE => drop(feature(text, &mut faults)),
+        key::NAME => drop(name(text, &mut faults)),
+        key::PROVIDER => drop(provider(text, &mut faults)),
+        key::PRIORITY => drop(priority::parse(text, &mut faults)),
+        _ => return false,
+    }
+    faults.is_empty()
 }
 
 fn provider(text: &str, faults: &mut Vec<Fault>) -> String {

@@ -6,13 +6,13 @@ use crate::place::Phase;
 use crate::spec::Spec;
 use crate::vocabulary::Name;
 
-/// What the spec says, as a table of two columns.
-pub(crate) fn markdown(spec: &Spec) -> String {
+/// What the spec says, as a table of two columns: what comes before the provider and what behind it, since
+/// only the compiler knows the one that is not given.
+pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     let decode = spec.phase == Phase::Decode;
     let mut rows = vec![
         ("phase", spec.phase.variant().to_lowercase()),
-        ("provider", spec.provider.clone()),
-        ("capability", join(&spec.sm, |set| dotted(*set))),
+        ("capability", sm(spec)),
         ("dtype", names(&spec.dtypes)),
         (
             "dims (P,R,V)",
@@ -42,12 +42,22 @@ pub(crate) fn markdown(spec: &Spec) -> String {
         ("features", names(&spec.features)),
         ("priority", priority(spec)),
     ]);
-    // An empty line first: the author's own documentation may stand before the table.
-    let mut table = format!("\n| backend | `{}` |\n|---|---|\n", spec.name);
-    for (name, value) in rows {
-        table += &format!("| {name} | {value} |\n");
+    if !spec.features_of_cargo.is_empty() {
+        rows.push(("Cargo feature", spec.features_of_cargo.join(" or ")));
     }
-    table
+    // An empty line first: the author's own documentation may stand before the table.
+    let head = format!("\n| backend | `{}` |\n|---|---|", spec.name);
+    let rows = rows
+        .iter()
+        .map(|(name, value)| format!("| {name} | {value} |\n"));
+    [head, rows.collect()]
+}
+
+fn sm(spec: &Spec) -> String {
+    match &spec.sm {
+        Some(sets) => join(sets, |set| dotted(*set)),
+        None => "what it is compiled for".to_owned(),
+    }
 }
 
 fn join<T>(items: &[T], text: impl Fn(&T) -> String) -> String {

@@ -1,5 +1,7 @@
 //! Whether a backend can run here at all, and if not, why.
 
+use crate::capability::Target;
+use crate::kernels::{self, Family};
 use crate::text::{self, Text};
 
 /// Why a backend cannot run, whatever the problem.
@@ -18,6 +20,10 @@ pub enum Cause {
     NoDevice,
     /// A library that it loads at run time is missing.
     LibraryMissing(&'static str),
+    /// Of the families that its kernels are compiled in, this build has none that runs on the GPU.
+    CompiledFor(&'static [Family]),
+    /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by name.
+    NeverRun,
 }
 
 impl Cause {
@@ -51,6 +57,11 @@ impl Cause {
                 text.push(library);
                 text.push(" is missing");
             }
+            Self::CompiledFor(families) => {
+                text.push("compiled for: ");
+                kernels::write_targets(families, text);
+            }
+            Self::NeverRun => text.push("its code for this GPU has run on none yet"),
         }
     }
 
@@ -72,6 +83,11 @@ impl Cause {
                 text.push(library);
                 text.push(" where the loader finds it");
             }
+            Self::CompiledFor(families) => match kernels::left_out(families) {
+                Some(feature) => Self::FeatureOff(feature).write_remedy(text),
+                None => text.push("choose a backend with kernels for this GPU"),
+            },
+            Self::NeverRun => text.push("ask for it by name, and compare its results"),
         }
     }
 }
@@ -94,4 +110,25 @@ pub enum Availability {
     Available,
     /// It cannot.
     Unavailable(Cause),
+}
+
+impl Availability {
+    /// What it is for `target`: what this machine lacks speaks against a backend only where it has to run
+    /// here. Usable in constants.
+    #[must_use]
+    pub const fn on(self, target: Target) -> Self {
+        match self {
+            Self::Unavailable(cause) if !target.present && cause.is_local() => Self::Available,
+            _ => self,
+        }
+    }
+
+    /// This one where it is a cause, else `other`. Usable in constants.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        match self {
+            Self::Unavailable(_) => self,
+            Self::Available => other,
+        }
+    }
 }

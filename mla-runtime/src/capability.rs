@@ -53,7 +53,7 @@ impl Capability {
         Self { major, minor }
     }
 
-    const fn number(self) -> u16 {
+    pub(crate) const fn number(self) -> u16 {
         self.major as u16 * 10 + self.minor as u16
     }
 }
@@ -109,6 +109,8 @@ pub enum CapabilityMatch {
     Exact(Capability),
     /// `10x`: every capability of this generation.
     Family(u8),
+    /// This one and the later ones of its generation, as in 8.6 to 8.9: where machine code for 8.6 runs.
+    FamilyFrom(Capability),
     /// `80+`: this one and every later one.
     Floor(Capability),
 }
@@ -120,6 +122,9 @@ impl CapabilityMatch {
             Self::Any => true,
             Self::Exact(only) => only.number() == capability.number(),
             Self::Family(major) => major == capability.major,
+            Self::FamilyFrom(least) => {
+                least.major == capability.major && least.minor <= capability.minor
+            }
             Self::Floor(least) => least.number() <= capability.number(),
         }
     }
@@ -133,6 +138,11 @@ impl CapabilityMatch {
             Self::Family(major) => {
                 text.number(major as u32);
                 text.push(".x");
+            }
+            Self::FamilyFrom(least) => {
+                least.write(text);
+                text.push(" to ");
+                Capability::new(least.major, 9).write(text);
             }
             Self::Floor(capability) => {
                 capability.write(text);

@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::capability::Target;
 use crate::dims::MlaDims;
+use crate::kernels::{Kernels, Run};
 use crate::problem::Problem;
 use crate::reason::{Field, Reason, Reasons};
 use crate::registry::HOW_TO_LINK;
@@ -16,6 +17,8 @@ use crate::spec::{BackendSpec, Phase};
 pub struct Candidate {
     /// What it supports.
     pub spec: BackendSpec,
+    /// What is known of its kernels.
+    pub kernels: Kernels,
     /// Its priority on the target.
     pub priority: i32,
     /// Everything that speaks against it.
@@ -77,8 +80,8 @@ impl PhaseExplanation {
 /// What a selection considered and chose.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
-/// "provider", "priority", "valid", "reasons": [{"field", "given", "accepted", "message"}]}]},
-/// "decode": {…}}`.
+/// "provider", "priority", "valid", "compiled_for": ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date",
+/// "commit"}] or null, "reasons": [{"field", "given", "accepted", "message"}]}]}, "decode": {…}}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
     /// The hardware.
@@ -217,7 +220,18 @@ struct CandidateReport<'a> {
     provider: &'a str,
     priority: i32,
     valid: bool,
+    // Null where nobody says.
+    compiled_for: Option<Vec<&'static str>>,
+    run_on: Option<Vec<RunReport>>,
     reasons: Vec<ReasonReport>,
+}
+
+#[derive(Serialize)]
+struct RunReport {
+    gpu: &'static str,
+    capability: String,
+    date: &'static str,
+    commit: &'static str,
 }
 
 #[derive(Serialize)]
@@ -276,9 +290,28 @@ impl<'a> PhaseReport<'a> {
                     provider: candidate.spec.provider,
                     priority: candidate.priority,
                     valid: candidate.is_valid(),
+                    compiled_for: candidate.kernels.families.map(|families| {
+                        let targets = families.iter().flat_map(|family| family.targets);
+                        targets.copied().collect()
+                    }),
+                    run_on: candidate
+                        .kernels
+                        .run_on
+                        .map(|runs| runs.iter().map(RunReport::of).collect()),
                     reasons: candidate.reasons.iter().map(ReasonReport::of).collect(),
                 })
                 .collect(),
+        }
+    }
+}
+
+impl RunReport {
+    fn of(run: &Run) -> Self {
+        Self {
+            gpu: run.gpu,
+            capability: run.capability.to_string(),
+            date: run.date,
+            commit: run.commit,
         }
     }
 }

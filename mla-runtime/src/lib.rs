@@ -17,6 +17,7 @@ pub mod dtype;
 pub mod error;
 pub mod explain;
 pub mod feature;
+pub mod kernels;
 pub mod known;
 pub mod kv_format;
 pub mod layer;

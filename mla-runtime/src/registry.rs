@@ -52,7 +52,8 @@ pub enum RegistryError {
     /// Two backends of one phase claim one name.
     #[error(
         "name: {phase} backend {name} is claimed by `{first}` and by `{second}`; accepted: one claim \
-         to a name. Give one of them another name, or add it with `Registry::replace`"
+         to a name. Give one of them another name in its crate, or in this program, with \
+         `Registry::linked_by`, another name or none"
     )]
     Duplicate {
         /// The phase.
@@ -139,11 +140,33 @@ impl Registry {
     /// Where two linked backends of one phase claim one name. Which of them comes first in the
     /// error depends on linking.
     pub fn linked() -> Result<Self, RegistryError> {
-        #[cfg_attr(miri, allow(unused_mut))]
+        Self::linked_by(Some)
+    }
+
+    /// As [`linked`](Self::linked), of what `settle` makes of each linked entry: the entry itself, the same
+    /// [under another name](Entry::named), or `None` to leave it out. So a program that links two crates
+    /// which claim one name can settle that, whatever the crates say:
+    ///
+    /// ```
+    /// use mla_runtime::backend::Entry;
+    /// use mla_runtime::registry::Registry;
+    ///
+    /// let registry = Registry::linked_by(|entry: Entry| {
+    ///     match (entry.spec.provider, entry.spec.name) {
+    ///         ("their-kernels", "FLASHMLA") => Some(entry.named("THEIR_FLASHMLA")),
+    ///         _ => Some(entry),
+    ///     }
+    /// });
+    /// # registry.unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`linked`](Self::linked).
+    pub fn linked_by(settle: impl FnMut(Entry) -> Option<Entry>) -> Result<Self, RegistryError> {
         let mut registry = Self::known();
-        #[cfg(not(miri))]
-        for entry in LINKED {
-            registry.add(*entry)?;
+        for entry in linked().filter_map(settle) {
+            registry.add(entry)?;
         }
         Ok(registry)
     }
@@ -259,9 +282,15 @@ impl Registry {
     }
 
     /// Everything that speaks against `entry` for `problem` on `target`, whether it can run there
-    /// included.
-    pub(crate) fn reasons_against(entry: &Entry, target: Target, problem: &Problem) -> Reasons {
-        entry.spec.reasons(target, problem, entry.availability())
+    /// included; that it has run nowhere yet does not, where it was `asked` for by name.
+    pub(crate) fn reasons_against(
+        entry: &Entry,
+        target: Target,
+        problem: &Problem,
+        asked: bool,
+    ) -> Reasons {
+        let availability = entry.availability_on(target, asked);
+        entry.spec.reasons(target, problem, availability)
     }
 
     /// Makes the prefill backend of this name for one layer on `device`: call it through the
@@ -312,7 +341,7 @@ impl Registry {
     ) -> Result<&Entry, SelectionError> {
         let target = device.target();
         let entry = self.get_on(target, phase, name)?;
-        let reasons = Self::reasons_against(entry, target, &config.problem);
+        let reasons = Self::reasons_against(entry, target, &config.problem, true);
         if reasons.is_empty() {
             Ok(entry)
         } else {
@@ -353,6 +382,16 @@ impl Registry {
             existing,
         }
     }
+}
+
+#[cfg(not(miri))]
+fn linked() -> impl Iterator<Item = Entry> {
+    LINKED.iter().copied()
+}
+
+#[cfg(miri)]
+fn linked() -> impl Iterator<Item = Entry> {
+    std::iter::empty()
 }
 
 // Whether the hardware alone speaks for the entry: what decides between a linked and a known one.

@@ -7,6 +7,8 @@
 //! - Candidates are tried from the highest priority on the target down, ties by name. The first
 //!   against which nothing speaks is selected.
 //! - A backend asked for by name is the only one tried. It is never replaced by another.
+//! - What this build has not compiled for the target is never selected, and what has run on no GPU yet only by
+//!   name ([`Kernels`](crate::kernels::Kernels)).
 //! - Cache formats are tried in the order of the request. The first for which both phases have a
 //!   backend is taken.
 //! - Within a format, the page size whose decode backend has the highest priority is taken, ties by
@@ -409,10 +411,14 @@ impl Registry {
         phase: Phase,
     ) -> PhaseExplanation {
         let target = request.target;
-        let candidate = |entry: &Entry| Candidate {
-            spec: entry.spec,
-            priority: entry.spec.priority.on(target),
-            reasons: Self::reasons_against(entry, target, problem),
+        let candidate = |entry: &Entry| {
+            let asked = request.preferred(phase) == Some(entry.spec.name);
+            Candidate {
+                spec: entry.spec,
+                kernels: entry.kernels,
+                priority: entry.spec.priority.on(target),
+                reasons: Self::reasons_against(entry, target, problem, asked),
+            }
         };
         let mut candidates: Vec<Candidate> = self.iter_on(target, phase).map(candidate).collect();
         candidates.sort_by(|a, b| {

@@ -321,7 +321,8 @@ impl Priority {
 pub struct BackendSpec {
     /// The name by which it is chosen, such as `FLASHMLA`.
     pub name: &'static str,
-    /// Who provides the kernel: `native` where it is this project's own.
+    /// Who provides the kernel: by default the package that the attribute stands in, and `native` where it is
+    /// this project's own.
     pub provider: &'static str,
     /// What it computes.
     pub phase: Phase,
@@ -360,11 +361,11 @@ pub struct BackendSpec {
 impl BackendSpec {
     /// The least that a spec says: everything else is what most backends of the phase have.
     /// Prefill runs ragged and returns a natural log-sum-exp; decode takes one token per request,
-    /// any page size, and the caches of its dtypes must be named.
+    /// any page size, and the caches of its dtypes must be named. The provider is `unknown`.
     pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
         Self {
             name,
-            provider: "native",
+            provider: "unknown",
             phase,
             platform,
             capabilities: &[CapabilityMatch::Any],
@@ -536,15 +537,13 @@ impl BackendSpec {
     /// The reason that `availability` gives on `target`. What this machine lacks speaks against a
     /// backend only where it has to run here.
     pub const fn unavailable(availability: Availability, target: Target) -> Option<Reason> {
-        match availability {
-            Availability::Unavailable(cause) if target.present || !cause.is_local() => {
-                Some(Reason {
-                    field: Field::Availability,
-                    given: Given::Cause(cause),
-                    accepted: Accepted::Remedy(cause),
-                })
-            }
-            _ => None,
+        match availability.on(target) {
+            Availability::Unavailable(cause) => Some(Reason {
+                field: Field::Availability,
+                given: Given::Cause(cause),
+                accepted: Accepted::Remedy(cause),
+            }),
+            Availability::Available => None,
         }
     }
 

@@ -1,21 +1,23 @@
 //! A choice by the compiler, and types from a selection: both are the registry's own choice.
 
+#![allow(unexpected_cfgs, reason = "a feature that no package has is off")]
+
 #[macro_use]
 mod common;
 
 use std::any::TypeId;
 
-use mla_runtime::availability::{Availability, Cause};
+use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
 use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dispatch::{
-    Absent, DecodeVisitor, LayerVisitor, Listed, Without, backends, choose, with_backends,
-    with_decode,
+    DecodeVisitor, LayerVisitor, Listed, backends, choose, with_backends, with_decode,
 };
 use mla_runtime::dtype::DType;
+use mla_runtime::kernels::{Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
@@ -47,18 +49,33 @@ impl PrefillBackend for Prefill {
     prefill_body!(Gpu);
 }
 
+// Left out: no package has this feature.
 struct Blackwell;
 
-impl Absent for Blackwell {
-    const SPEC: BackendSpec = BackendSpec {
-        capabilities: &[CapabilityMatch::Family(10)],
-        priority: Priority::everywhere(100),
-        ..BackendSpec::new("BLACKWELL", Phase::Decode, Platform::Cuda)
-    };
-    const CAUSE: Cause = Cause::FeatureOff("sm100");
+#[mla_backend(feature = "sm1000", sm = "10x", dtypes = "f16,bf16", priority = 100)]
+impl DecodeBackend for Blackwell {
+    decode_body!(Gpu);
 }
 
-type Gpus = Without<Blackwell, backends![Every, Hopper]>;
+// Compiled for one GPU of those that it declares.
+struct Partly;
+
+#[mla_backend(
+    sm = "100|120",
+    dtypes = "bf16",
+    compiled = "SM100|SM120",
+    run_on = RUN_ON,
+    priority = 200
+)]
+impl DecodeBackend for Partly {
+    decode_body!(Gpu);
+}
+
+const SM100: &[&str] = &[];
+const SM120: &[&str] = &["sm_120a"];
+const RUN_ON: &[Run] = &[];
+
+type Gpus = backends![Blackwell, Partly, Every, Hopper];
 type All = backends![CpuDecode, ..Gpus];
 
 const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);
@@ -79,6 +96,9 @@ fn the_compiler_chooses_by_the_rules_of_selection() {
     assert!(same::<best_decode!(All, sm(9, 0), HALF), Every>());
     // The best one is left out of this build: the next is taken, and an error would have named it.
     assert!(same::<best_decode!(All, sm(10, 0), R1), Every>());
+    // What has run nowhere is not chosen among others, and chosen alone.
+    assert!(same::<best_decode!(All, sm(12, 0), R1), Every>());
+    assert!(same::<best_decode!([Partly], sm(12, 0), R1), Partly>());
     assert!(same::<best_decode!(All, Target::CPU, R1), CpuDecode>());
     assert!(same::<best_decode!([Hopper, Every], sm(9, 0), R1), Hopper>());
     assert!(same::<
@@ -116,6 +136,7 @@ fn a_selection_becomes_types_again() {
         (sm(9, 0), DType::BF16, "dispatch::Hopper"),
         (sm(9, 0), DType::F16, "dispatch::Every"),
         (sm(10, 0), DType::BF16, "dispatch::Every"),
+        (sm(12, 0), DType::BF16, "dispatch::Every"),
     ] {
         let selection = registry
             .select(&Request::new(target, MlaDims::R1, 16, dtype))
@@ -143,8 +164,8 @@ fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
     assert!(matches!(error, SelectionError::NoArm { .. }), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "decode: given HOPPER (by native), accepted one of the listed types: BLACKWELL, EVERY, \
-         HOPPER; add its type to the list, or make it through the registry"
+        "decode: given HOPPER (by mla-runtime), accepted one of the listed types: BLACKWELL, PARTLY, \
+         EVERY, HOPPER; add its type to the list, or make it through the registry"
     );
 }
 
@@ -173,6 +194,56 @@ fn what_the_compiler_says_is_what_a_selection_says() {
         .collect();
     want.sort_unstable();
     assert_eq!(lines, want);
+}
+
+#[test]
+fn what_is_not_compiled_or_has_run_nowhere_is_a_reason() {
+    let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
+    let request = |target, decode: Option<&str>| Request {
+        decode: decode.map(str::to_owned),
+        ..Request::new(target, MlaDims::R1, 16, DType::BF16)
+    };
+    let why = |target, name: &str| {
+        let explanation = registry.explain(&request(target, None)).unwrap();
+        let mut candidates = explanation.decode.candidates.into_iter();
+        let candidate = candidates.find(|candidate| candidate.spec.name == name);
+        candidate.map(|candidate| {
+            candidate
+                .reasons
+                .iter()
+                .map(|it| it.to_string())
+                .collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(
+        why(sm(10, 0), "PARTLY").unwrap(),
+        ["compiled for: sm_120a; build with `--features sm100`"]
+    );
+    assert_eq!(
+        why(sm(12, 0), "PARTLY").unwrap(),
+        ["its code for this GPU has run on none yet; ask for it by name, and compare its results"]
+    );
+    // Asked for by name, it runs where it is compiled for, and nowhere else.
+    let selected = registry
+        .select(&request(sm(12, 0), Some("PARTLY")))
+        .unwrap();
+    assert_eq!(selected.decode, Partly::SPEC);
+    let error = registry
+        .select(&request(sm(10, 0), Some("PARTLY")))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "decode: PARTLY was asked for, but does not fit on sm 10.0: compiled for: sm_120a; build with \
+         `--features sm100`"
+    );
+    let error = registry
+        .select(&request(sm(10, 0), Some("BLACKWELL")))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "decode: BLACKWELL was asked for, but does not fit on sm 10.0: feature `sm1000` is off; build \
+         with `--features sm1000`"
+    );
 }
 
 fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {
@@ -227,6 +298,7 @@ proptest! {
         for spec in specs.iter().rev() {
             list = Some(&*Box::leak(Box::new(Listed {
                 spec: Box::leak(Box::new(*spec)),
+                kernels: Kernels::UNKNOWN,
                 availability: Availability::Available,
                 next: list,
             })));

@@ -3,11 +3,13 @@
 #[macro_use]
 mod common;
 
+use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, LINKED, PrefillBackend};
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
 use mla_runtime::dims::HeadDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::kernels::{Family, Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::spec::{
@@ -22,17 +24,17 @@ impl PrefillBackend for FlashAttn {
     prefill_body!(common::Bytes);
 }
 
-const SM90: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
+const SM90_ALONE: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
 const SM100: CapabilityMatch = CapabilityMatch::Exact(Capability::new(10, 0));
 
 #[test]
 fn the_literal_form_gives_the_spec_it_says() {
     const EXPECTED: BackendSpec = BackendSpec {
         name: "FLASH_ATTN",
-        provider: "native",
+        provider: env!("CARGO_PKG_NAME"),
         phase: Phase::Prefill,
         platform: Platform::Cuda,
-        capabilities: &[SM90, SM100],
+        capabilities: &[SM90_ALONE, SM100],
         dtypes: &[DType::F16, DType::BF16],
         dims: Some(&[HeadDims::new(128, 64, 128)]),
         cache_dims: None,
@@ -83,7 +85,7 @@ fn every_key_reaches_its_field() {
         phase: Phase::Decode,
         platform: Platform::Cuda,
         capabilities: &[
-            SM90,
+            SM90_ALONE,
             CapabilityMatch::Family(10),
             CapabilityMatch::Floor(Capability::new(12, 0)),
         ],
@@ -105,7 +107,7 @@ fn every_key_reaches_its_field() {
         sparse: SparseSupport::Optional,
         features: FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]),
         priority: Priority {
-            by_capability: &[(SM90, 100), (CapabilityMatch::Family(10), -50)],
+            by_capability: &[(SM90_ALONE, 100), (CapabilityMatch::Family(10), -50)],
             otherwise: 7,
         },
     };
@@ -124,7 +126,10 @@ impl DecodeBackend for inner::Decode {
 #[test]
 fn defaults_are_those_of_the_phase() {
     let spec = <inner::Decode as DecodeBackend>::SPEC;
-    let least = BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda);
+    let least = BackendSpec {
+        provider: env!("CARGO_PKG_NAME"),
+        ..BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda)
+    };
     assert_eq!(
         spec,
         BackendSpec {
@@ -175,6 +180,96 @@ fn values_may_come_from_a_macro() {
     assert_eq!(FromMacro::SPEC.dims, Some(&[HeadDims::R1][..]));
 }
 
+const SM80: &[&str] = &["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"];
+const SM90: &[&str] = &["sm_90a"];
+const RUN_ON: &[Run] = &[Run {
+    gpu: "H100",
+    capability: Capability::new(9, 0),
+    date: "2026-11-22",
+    commit: "0123456",
+}];
+
+struct Declared;
+
+#[mla_backend(sm = "90", dtypes = "bf16", compiled = SM90, run_on = RUN_ON)]
+impl DecodeBackend for Declared {
+    decode_body!(common::Bytes);
+}
+
+struct Compiled;
+
+#[mla_backend(sm = "compiled", dtypes = "bf16", compiled = "SM90 | crate::SM80")]
+impl DecodeBackend for Compiled {
+    decode_body!(common::Bytes);
+}
+
+#[test]
+fn what_is_known_of_the_kernels_stands_beside_the_spec() {
+    const SM90_FAMILY: Family = Family {
+        name: "sm90",
+        targets: SM90,
+    };
+    const SM80_FAMILY: Family = Family {
+        name: "sm80",
+        targets: SM80,
+    };
+    let declared = Kernels {
+        families: Some(&[SM90_FAMILY]),
+        run_on: Some(RUN_ON),
+    };
+    assert_eq!(Declared::KERNELS, declared);
+    assert_eq!(Declared::ENTRY.kernels, declared);
+    assert_eq!(Declared::SPEC.capabilities, [SM90_ALONE]);
+    let compiled = Kernels {
+        families: Some(&[SM90_FAMILY, SM80_FAMILY]),
+        run_on: None,
+    };
+    assert_eq!(Compiled::KERNELS, compiled);
+    // PTX for 8.0 runs wherever machine code of these families does.
+    let floor = CapabilityMatch::Floor(Capability::new(8, 0));
+    assert_eq!(Compiled::SPEC.capabilities, [floor]);
+    assert_eq!(<inner::Decode as DecodeBackend>::KERNELS, Kernels::UNKNOWN);
+}
+
+// The feature is none of this package's, so it is off.
+#[allow(unexpected_cfgs)]
+mod left_out {
+    use super::*;
+
+    /// All of it is gone but the type.
+    pub(crate) struct LeftOut;
+
+    #[mla_backend(feature = "sm1000|sm2000", sm = "100", dtypes = "bf16", run_on = RUN_ON)]
+    impl NoSuchTrait::DecodeBackend for LeftOut {
+        type Device = NoSuchDevice;
+    }
+}
+
+#[test]
+fn a_backend_whose_feature_is_off_is_absent_with_the_same_spec() {
+    use mla_runtime::dispatch::{Absent, DecodeMember};
+
+    let spec = BackendSpec {
+        provider: env!("CARGO_PKG_NAME"),
+        capabilities: &[SM100],
+        dtypes: &[DType::BF16],
+        kv_formats: &[KvFormat::BF16],
+        ..BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda)
+    };
+    assert_eq!(left_out::LeftOut::SPEC, spec);
+    assert_eq!(*left_out::LeftOut::MEMBER.spec(), spec);
+    let entry = left_out::LeftOut::ENTRY;
+    assert!(!entry.is_implemented());
+    let Availability::Unavailable(cause) = entry.availability() else {
+        panic!("{entry:?} is left out");
+    };
+    assert_eq!(cause.remedy(), "build with `--features sm1000`");
+    assert_eq!(entry.kernels.run_on, Some(RUN_ON));
+    if cfg!(not(miri)) {
+        assert!(linked().contains(&"LEFT_OUT"));
+    }
+}
+
 fn linked() -> Vec<&'static str> {
     LINKED.iter().map(|entry| entry.spec.name).collect()
 }
@@ -190,9 +285,6 @@ fn every_block_is_linked_once() {
             "{linked:?}"
         );
     }
-    assert!(
-        LINKED
-            .iter()
-            .all(mla_runtime::backend::Entry::is_implemented)
-    );
+    let left_out = LINKED.iter().filter(|entry| !entry.is_implemented());
+    assert_eq!(left_out.count(), 1, "{linked:?}");
 }

@@ -321,13 +321,14 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "name: decode backend D is claimed by `native` and by `elsewhere`; accepted: one claim to a \
-         name. Give one of them another name, or add it with `Registry::replace`"
+        "name: decode backend D is claimed by `unknown` and by `elsewhere`; accepted: one claim to a \
+         name. Give one of them another name in its crate, or in this program, with `Registry::linked_by`, \
+         another name or none"
     );
     // The first is untouched, and the same name in the other phase is another name.
     assert_eq!(
         registry.get(Phase::Decode, "D").unwrap().spec.provider,
-        "native"
+        "unknown"
     );
     registry.add(Entry::known(prefill("D"), available)).unwrap();
 }
@@ -366,7 +367,7 @@ fn an_override_takes_the_name_until_it_is_reset() {
         registry.is_overridden(Phase::Decode, "TRITON_MLA"),
         Ok(false)
     );
-    assert_eq!(provider(&registry, SM90), "native");
+    assert_eq!(provider(&registry, SM90), "unknown");
     assert_eq!(registry.reset(Phase::Decode, "TRITON_MLA"), Ok(false));
 
     // A known name without an implementation can be overridden, a name that does not exist cannot.
@@ -395,7 +396,7 @@ fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
         let row = candidates.find(|c| c.spec.name == "FLASH_ATTN").unwrap();
         (row.spec.provider, row.reasons.to_string())
     };
-    assert_eq!(row(SM90), ("native", String::new()));
+    assert_eq!(row(SM90), ("unknown", String::new()));
     assert_eq!(
         row(SM80),
         (
@@ -406,7 +407,7 @@ fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
     // Where neither runs, the linked one stands for the name.
     assert_eq!(
         row(Target::CPU),
-        ("native", "platform: given cpu, accepted cuda".to_owned())
+        ("unknown", "platform: given cpu, accepted cuda".to_owned())
     );
 }
 
@@ -502,10 +503,10 @@ fn a_selection_reads_as_sentences() {
         selection.explanation.to_string(),
         "On sm 9.0, for L=512 (P,R,V)=(128,64,128), 16 heads, bf16, bf16 cache in pages of 64:\n\
          prefill: P, the first that fits (priority 0)\n  \
-           P (native) fits\n\
+           P (unknown) fits\n\
          decode: D, the first that fits (priority 3)\n  \
-           OFF (native) does not: feature `sm90` is off; build with `--features sm90`\n  \
-           D (native) fits"
+           OFF (unknown) does not: feature `sm90` is off; build with `--features sm90`\n  \
+           D (unknown) fits"
     );
 }
 
@@ -526,9 +527,11 @@ fn a_selection_serialises_with_what_was_given_and_accepted() {
         json["decode"]["candidates"][0],
         serde_json::json!({
             "name": "OFF",
-            "provider": "native",
+            "provider": "unknown",
             "priority": 5,
             "valid": false,
+            "compiled_for": null,
+            "run_on": null,
             "reasons": [
                 {
                     "field": "dtype",

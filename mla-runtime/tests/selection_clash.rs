@@ -3,9 +3,10 @@
 #[macro_use]
 mod common;
 
-use mla_runtime::backend::DecodeBackend;
+use mla_runtime::backend::{DecodeBackend, Entry};
 use mla_runtime::mla_backend;
 use mla_runtime::registry::{Registry, RegistryError};
+use mla_runtime::spec::Phase;
 
 struct One;
 
@@ -39,4 +40,20 @@ fn one_name_twice_is_an_error_that_names_both() {
     claims.sort_unstable();
     assert_eq!(name, "CLAIMED");
     assert_eq!(claims, ["selection_clash::One", "selection_clash::Other"]);
+}
+
+#[test]
+fn the_program_that_links_both_settles_it() {
+    let other = |entry: &Entry| entry.origin() == "selection_clash::Other";
+    let renamed = Registry::linked_by(|entry| match other(&entry) {
+        true => Some(entry.named("CLAIMED_TOO")),
+        false => Some(entry),
+    });
+    let renamed = renamed.unwrap();
+    let origin = |name| renamed.get(Phase::Decode, name).map(Entry::origin);
+    assert_eq!(origin("CLAIMED"), Ok("selection_clash::One"));
+    assert_eq!(origin("CLAIMED_TOO"), Ok("selection_clash::Other"));
+    let without = Registry::linked_by(|entry| (!other(&entry)).then_some(entry)).unwrap();
+    let left = without.get(Phase::Decode, "CLAIMED").map(Entry::origin);
+    assert_eq!(left, Ok("selection_clash::One"));
 }

@@ -1,26 +1,26 @@
 //! The built-in backends, in a folder for each family of kernels.
+//!
+//! A family is what is compiled together: a Cargo feature, the targets that nvcc compiles its sources for, a folder
+//! here and one below `cuda`. Another one is such a folder, a line in `Cargo.toml` and in `build.rs`, and a row in
+//! the table of this file. With its feature off, its backends stay in the lists and in every registry, with the
+//! same constraints and the feature as the reason why they cannot run: `#[mla_backend(feature = "…")]` sees to
+//! that.
 
-#[cfg(any(not(feature = "sm90"), test))]
-mod off;
-#[cfg(feature = "sm90")]
 pub mod sm90;
 
-/// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of an architecture that
-/// this build leaves out are listed as absent, so that a refusal names the feature.
-#[cfg(feature = "sm90")]
-pub type PrefillBackends = mla_runtime::backends![sm90::FlashAttn];
+/// Writes what each family adds to.
+macro_rules! families {
+    ($($family:ident { prefill: [$($prefill:ident),*], decode: [$($decode:ident),*] })*) => {
+        /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of a family that this
+        /// build leaves out are absent ones, so that a refusal names the feature.
+        pub type PrefillBackends = mla_runtime::backends![$($($family::$prefill,)*)*];
 
-/// The built-in decode backends, to [choose from](mla_runtime::dispatch). Those of an architecture that
-/// this build leaves out are listed as absent, so that a refusal names the feature.
-#[cfg(feature = "sm90")]
-pub type DecodeBackends = mla_runtime::backends![sm90::FlashMla];
+        /// The built-in decode backends, to [choose from](mla_runtime::dispatch). Those of a family that this
+        /// build leaves out are absent ones, so that a refusal names the feature.
+        pub type DecodeBackends = mla_runtime::backends![$($($family::$decode,)*)*];
+    };
+}
 
-/// The built-in prefill backends, to [choose from](mla_runtime::dispatch): this build leaves them out,
-/// and a refusal names the feature.
-#[cfg(not(feature = "sm90"))]
-pub type PrefillBackends = mla_runtime::dispatch::Without<off::NoFlashAttn, ()>;
-
-/// The built-in decode backends, to [choose from](mla_runtime::dispatch): this build leaves them out,
-/// and a refusal names the feature.
-#[cfg(not(feature = "sm90"))]
-pub type DecodeBackends = mla_runtime::dispatch::Without<off::NoFlashMla, ()>;
+families! {
+    sm90 { prefill: [FlashAttn], decode: [FlashMla] }
+}

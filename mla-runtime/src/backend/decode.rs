@@ -6,6 +6,7 @@ use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::kernels::Kernels;
 use crate::lse::LseMut;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
@@ -102,6 +103,10 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
 
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::decode::<Self>();
+
+    /// What is known of its kernels: what they are compiled for, and where they have run; written by
+    /// `#[mla_backend]` from the keys `compiled` and `run_on`.
+    const KERNELS: Kernels = Kernels::UNKNOWN;
 
     /// Whether it can run on this machine.
     fn availability() -> Availability {

@@ -5,8 +5,10 @@ use std::marker::PhantomData;
 
 use super::{DecodeBackend, LayerConfig, PrefillBackend, SelectedDecode, SelectedPrefill};
 use crate::availability::{Availability, Cause};
+use crate::capability::Target;
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernels::Kernels;
 use crate::spec::BackendSpec;
 
 /// The entries that `#[mla_backend]` linked into this program, in no particular order.
@@ -18,6 +20,8 @@ pub static LINKED: [Entry];
 pub struct Entry {
     /// What it supports.
     pub spec: BackendSpec,
+    /// What is known of its kernels.
+    pub kernels: Kernels,
     availability: fn() -> Availability,
     // A `PrefillMaker<D>` or `DecodeMaker<D>` for the backend's device; `None` where there is no
     // implementation.
@@ -30,6 +34,7 @@ impl Entry {
     pub const fn prefill<B: PrefillBackend>() -> Self {
         Self {
             spec: B::SPEC,
+            kernels: B::KERNELS,
             availability: B::availability,
             maker: Some(Maker::<B>::PREFILL),
             type_name: Some(std::any::type_name::<B>),
@@ -40,6 +45,7 @@ impl Entry {
     pub const fn decode<B: DecodeBackend>() -> Self {
         Self {
             spec: B::SPEC,
+            kernels: B::KERNELS,
             availability: B::availability,
             maker: Some(Maker::<B>::DECODE),
             type_name: Some(std::any::type_name::<B>),
@@ -54,10 +60,18 @@ impl Entry {
         self
     }
 
+    /// The entry with what is known of its kernels.
+    #[must_use]
+    pub const fn with_kernels(mut self, kernels: Kernels) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
     /// The entry of a backend that is known by name but has no implementation in this program.
     pub const fn known(spec: BackendSpec, availability: fn() -> Availability) -> Self {
         Self {
             spec,
+            kernels: Kernels::UNKNOWN,
             availability,
             maker: None,
             type_name: None,
@@ -67,6 +81,13 @@ impl Entry {
     /// Whether the backend can run on this machine.
     pub fn availability(&self) -> Availability {
         (self.availability)()
+    }
+
+    /// Whether it can run on `target`, as far as this machine and this build go, and should where it was not
+    /// `asked` for by name.
+    pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
+        let kernels = self.kernels.availability(target, asked);
+        self.availability().on(target).and(kernels)
     }
 
     /// Whether this program has its implementation.

@@ -5,6 +5,7 @@ use super::{Entry, LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernels::Kernels;
 use crate::lse::LseMut;
 use crate::plan::context::ContextChunk;
 use crate::spec::BackendSpec;
@@ -92,6 +93,10 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
 
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::prefill::<Self>();
+
+    /// What is known of its kernels: what they are compiled for, and where they have run; written by
+    /// `#[mla_backend]` from the keys `compiled` and `run_on`.
+    const KERNELS: Kernels = Kernels::UNKNOWN;
 
     /// Whether it can run on this machine.
     fn availability() -> Availability {

@@ -87,6 +87,7 @@ struct Part {
 
 #[mla_backend(
     name = "CPU",
+    provider = "native",
     sm = "any",
     dtypes = "f32,f16,bf16",
     kv = "f32,f16,bf16,fp8,fp8_ds_mla",

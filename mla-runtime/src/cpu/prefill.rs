@@ -39,6 +39,7 @@ struct Unit {
 
 #[mla_backend(
     name = "CPU",
+    provider = "native",
     sm = "any",
     dtypes = "f32,f16,bf16",
     quant_output = true,

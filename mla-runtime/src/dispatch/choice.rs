@@ -1,7 +1,6 @@
 //! The choice of a type by the compiler.
 
 use super::list::{CAPACITY, Listed};
-use crate::availability::Availability;
 use crate::capability::Target;
 use crate::problem::Problem;
 use crate::selection::Best;
@@ -79,17 +78,19 @@ pub const fn choose(
     if list.is_none() {
         text.push(", because the list is empty: name the types of backends, as in `[A, B]`");
     }
+    // Of a list of one, the one was asked for.
+    let asked = matches!(list, Some(listed) if listed.next.is_none());
     let (mut index, mut best, mut rest) = (0, Best::on(target), list);
     while let Some(listed) = rest {
-        let reasons = listed.spec.reasons(target, problem, listed.availability);
+        let kernels = listed.kernels.availability(target, asked);
+        let availability = listed.availability.on(target).and(kernels);
+        let reasons = listed.spec.reasons(target, problem, availability);
         text.push("\n  ");
         text.push(listed.spec.name);
         text.push(": ");
         reasons.write(&mut text);
         best = best.or(index, listed.spec, &reasons);
-        if matches!(listed.availability, Availability::Available) {
-            index += 1;
-        }
+        index += 1;
         rest = listed.next;
     }
     assert!(

@@ -1,9 +1,8 @@
 //! Lists of backend types.
 
-use std::marker::PhantomData;
-
 use crate::availability::{Availability, Cause};
 use crate::backend::{DecodeBackend, Entry, PrefillBackend};
+use crate::kernels::Kernels;
 use crate::registry::{Registry, RegistryError};
 use crate::spec::{BackendSpec, Phase};
 
@@ -23,13 +22,108 @@ macro_rules! backends {
 pub struct Listed {
     /// What the backend supports.
     pub spec: &'static BackendSpec,
+    /// What is known of its kernels.
+    pub kernels: Kernels,
     /// Whether this build holds it.
     pub availability: Availability,
     /// What comes after it.
     pub next: Option<&'static Listed>,
 }
 
-/// A list of prefill backends: `()`, `(B, list)`, or a list [`Without`] a backend.
+impl Listed {
+    const fn new(member: &'static Member, next: Option<&'static Self>) -> Self {
+        Self {
+            spec: &member.entry.spec,
+            kernels: member.entry.kernels,
+            availability: member.availability,
+            next,
+        }
+    }
+}
+
+/// A backend of a list, or one that this build leaves out.
+#[derive(Clone, Copy, Debug)]
+pub struct Member {
+    entry: Entry,
+    availability: Availability,
+}
+
+impl Member {
+    /// What the backend supports.
+    pub const fn spec(&self) -> &BackendSpec {
+        &self.entry.spec
+    }
+
+    const fn present(entry: Entry) -> Self {
+        Self {
+            entry,
+            availability: Availability::Available,
+        }
+    }
+
+    /// A backend that this build leaves out.
+    ///
+    /// # Panics
+    ///
+    /// Where it is of another phase: in a constant, a compile error.
+    pub const fn absent<A: Absent>(phase: Phase) -> Self {
+        assert!(
+            A::SPEC.phase as u8 == phase as u8,
+            "phase: given a backend of the other phase, accepted one of the list's"
+        );
+        Self {
+            entry: A::ENTRY,
+            availability: Availability::Unavailable(A::CAUSE),
+        }
+    }
+}
+
+/// What a list of prefill backends consists of: every [`PrefillBackend`], and every one that
+/// `#[mla_backend(feature = "…")]` leaves out of this build.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no prefill backend",
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl PrefillBackend for {Self} {{ … }}`"
+)]
+pub trait PrefillMember {
+    /// What the list says of it.
+    const MEMBER: Member;
+}
+
+/// What a list of decode backends consists of: every [`DecodeBackend`], and every one that
+/// `#[mla_backend(feature = "…")]` leaves out of this build.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no decode backend",
+    note = "write `#[mla_backend(sm = \"…\", dtypes = \"…\")] impl DecodeBackend for {Self} {{ … }}`"
+)]
+pub trait DecodeMember {
+    /// What the list says of it.
+    const MEMBER: Member;
+}
+
+impl<B: PrefillBackend> PrefillMember for B {
+    const MEMBER: Member = Member::present(B::ENTRY);
+}
+
+impl<B: DecodeBackend> DecodeMember for B {
+    const MEMBER: Member = Member::present(B::ENTRY);
+}
+
+/// A backend that this build leaves out: its constraints, and what would bring it back. The attribute writes
+/// it where the backend's `feature` is off.
+pub trait Absent {
+    /// What it would support.
+    const SPEC: BackendSpec;
+    /// Why it is not there.
+    const CAUSE: Cause;
+    /// What is known of its kernels.
+    const KERNELS: Kernels = Kernels::UNKNOWN;
+
+    /// Its registry entry.
+    const ENTRY: Entry = Entry::known(Self::SPEC, || Availability::Unavailable(Self::CAUSE))
+        .with_kernels(Self::KERNELS);
+}
+
+/// A list of prefill backends: `()`, or `(B, list)`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no list of prefill backends",
     note = "a list is `backends![A, B]`, each with `#[mla_backend(…)] impl PrefillBackend for …`"
@@ -46,7 +140,7 @@ pub trait PrefillList {
     fn add_to(registry: &mut Registry) -> Result<(), RegistryError>;
 }
 
-/// A list of decode backends: `()`, `(B, list)`, or a list [`Without`] a backend.
+/// A list of decode backends: `()`, or `(B, list)`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no list of decode backends",
     note = "a list is `backends![A, B]`, each with `#[mla_backend(…)] impl DecodeBackend for …`"
@@ -62,21 +156,6 @@ pub trait DecodeList {
     /// As [`Registry::add`].
     fn add_to(registry: &mut Registry) -> Result<(), RegistryError>;
 }
-
-/// A backend that this build leaves out: its constraints, and what would bring it back.
-pub trait Absent {
-    /// What it would support.
-    const SPEC: BackendSpec;
-    /// Why it is not there.
-    const CAUSE: Cause;
-
-    /// Its registry entry.
-    const ENTRY: Entry = Entry::known(Self::SPEC, || Availability::Unavailable(Self::CAUSE));
-}
-
-/// A list whose first backend is left out of this build: it is never chosen, but where nothing fits,
-/// its reasons are told with those of the others.
-pub struct Without<A: Absent, T>(PhantomData<(A, T)>);
 
 impl PrefillList for () {
     const LISTED: Option<&'static Listed> = None;
@@ -94,68 +173,25 @@ impl DecodeList for () {
     }
 }
 
-impl<B: PrefillBackend, T: PrefillList> PrefillList for (B, T) {
-    const LISTED: Option<&'static Listed> = Some(&Listed {
-        spec: &B::SPEC,
-        availability: Availability::Available,
-        next: T::LISTED,
-    });
+impl<M: PrefillMember, T: PrefillList> PrefillList for (M, T) {
+    const LISTED: Option<&'static Listed> = Some(&Listed::new(&M::MEMBER, T::LISTED));
 
     fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(B::ENTRY)?;
+        registry.add(M::MEMBER.entry)?;
         T::add_to(registry)
     }
 }
 
-impl<B: DecodeBackend, T: DecodeList> DecodeList for (B, T) {
-    const LISTED: Option<&'static Listed> = Some(&Listed {
-        spec: &B::SPEC,
-        availability: Availability::Available,
-        next: T::LISTED,
-    });
+impl<M: DecodeMember, T: DecodeList> DecodeList for (M, T) {
+    const LISTED: Option<&'static Listed> = Some(&Listed::new(&M::MEMBER, T::LISTED));
 
     fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(B::ENTRY)?;
+        registry.add(M::MEMBER.entry)?;
         T::add_to(registry)
     }
 }
 
-impl<A: Absent, T: PrefillList> PrefillList for Without<A, T> {
-    const LISTED: Option<&'static Listed> = Some(&Listed {
-        spec: &of_phase(A::SPEC, Phase::Prefill),
-        availability: Availability::Unavailable(A::CAUSE),
-        next: T::LISTED,
-    });
-
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(A::ENTRY)?;
-        T::add_to(registry)
-    }
-}
-
-impl<A: Absent, T: DecodeList> DecodeList for Without<A, T> {
-    const LISTED: Option<&'static Listed> = Some(&Listed {
-        spec: &of_phase(A::SPEC, Phase::Decode),
-        availability: Availability::Unavailable(A::CAUSE),
-        next: T::LISTED,
-    });
-
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(A::ENTRY)?;
-        T::add_to(registry)
-    }
-}
-
-// A backend's phase is its trait's; what is left out has no trait to say it.
-const fn of_phase(spec: BackendSpec, phase: Phase) -> BackendSpec {
-    assert!(
-        spec.phase as u8 == phase as u8,
-        "phase: given a backend of the other phase, accepted one of the list's"
-    );
-    spec
-}
-
-/// The backend at an index of a list, from 0; those that are left out do not count.
+/// The backend at an index of a list, from 0.
 pub trait Nth<const INDEX: usize> {
     /// The backend.
     type Backend;
@@ -163,10 +199,6 @@ pub trait Nth<const INDEX: usize> {
 
 impl<B, T> Nth<0> for (B, T) {
     type Backend = B;
-}
-
-impl<A: Absent, T: Nth<INDEX>, const INDEX: usize> Nth<INDEX> for Without<A, T> {
-    type Backend = T::Backend;
 }
 
 // One step further than the index before. The language cannot yet compute an index from another where

@@ -151,10 +151,10 @@ mod visit;
 
 #[doc(hidden)]
 pub use choice::choose;
-pub use list::{Absent, DecodeList, Listed, Nth, PrefillList, Without};
+pub use list::{Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember};
 pub use visit::{
-    DecodeArms, DecodeVisitor, LayerVisitor, PrefillArms, PrefillVisitor, with_backends,
-    with_decode, with_prefill,
+    DecodeArm, DecodeArms, DecodeVisitor, LayerVisitor, PrefillArm, PrefillArms, PrefillVisitor,
+    with_backends, with_decode, with_prefill,
 };
 
 pub use crate::{backends, best_decode, best_prefill};

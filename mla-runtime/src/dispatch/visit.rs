@@ -1,6 +1,6 @@
 //! From a selection at run time back to types.
 
-use super::list::{Absent, DecodeList, Listed, PrefillList, Without};
+use super::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
 use crate::backend::{DecodeBackend, PrefillBackend};
 use crate::device::Device;
 use crate::selection::{Selection, SelectionError};
@@ -33,6 +33,38 @@ pub trait LayerVisitor<D: Device> {
     fn visit<P: PrefillBackend<Device = D>, B: DecodeBackend<Device = D>>(self) -> Self::Output;
 }
 
+/// An element of a list that a visitor can be sent to: a prefill backend for this type of device, or one that
+/// this build leaves out, to which nobody is sent.
+pub trait PrefillArm<D: Device>: PrefillMember {
+    /// Sends the visitor there, or returns `None` where the backend is left out.
+    fn visit<V: PrefillVisitor<D>>(visitor: V) -> Option<V::Output> {
+        drop(visitor);
+        None
+    }
+}
+
+/// An element of a list that a visitor can be sent to: a decode backend for this type of device, or one that
+/// this build leaves out, to which nobody is sent.
+pub trait DecodeArm<D: Device>: DecodeMember {
+    /// Sends the visitor there, or returns `None` where the backend is left out.
+    fn visit<V: DecodeVisitor<D>>(visitor: V) -> Option<V::Output> {
+        drop(visitor);
+        None
+    }
+}
+
+impl<D: Device, B: PrefillBackend<Device = D>> PrefillArm<D> for B {
+    fn visit<V: PrefillVisitor<D>>(visitor: V) -> Option<V::Output> {
+        Some(visitor.visit::<B>())
+    }
+}
+
+impl<D: Device, B: DecodeBackend<Device = D>> DecodeArm<D> for B {
+    fn visit<V: DecodeVisitor<D>>(visitor: V) -> Option<V::Output> {
+        Some(visitor.visit::<B>())
+    }
+}
+
 /// A list of prefill backends for one type of device, each of which a visitor can be sent to.
 pub trait PrefillArms<D: Device>: PrefillList {
     /// Sends the visitor to the backend with this spec, or returns `None` where there is none.
@@ -58,35 +90,23 @@ impl<D: Device> DecodeArms<D> for () {
 }
 
 // By the whole spec, not by the name alone: a name may have been given to another backend.
-impl<D: Device, P: PrefillBackend<Device = D>, T: PrefillArms<D>> PrefillArms<D> for (P, T) {
+impl<D: Device, M: PrefillArm<D>, T: PrefillArms<D>> PrefillArms<D> for (M, T) {
     fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
-        if *spec == P::SPEC {
-            Some(visitor.visit::<P>())
+        if spec == M::MEMBER.spec() {
+            M::visit(visitor)
         } else {
             T::visit(spec, visitor)
         }
     }
 }
 
-impl<D: Device, B: DecodeBackend<Device = D>, T: DecodeArms<D>> DecodeArms<D> for (B, T) {
+impl<D: Device, M: DecodeArm<D>, T: DecodeArms<D>> DecodeArms<D> for (M, T) {
     fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
-        if *spec == B::SPEC {
-            Some(visitor.visit::<B>())
+        if spec == M::MEMBER.spec() {
+            M::visit(visitor)
         } else {
             T::visit(spec, visitor)
         }
-    }
-}
-
-impl<D: Device, A: Absent, T: PrefillArms<D>> PrefillArms<D> for Without<A, T> {
-    fn visit<V: PrefillVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
-        T::visit(spec, visitor)
-    }
-}
-
-impl<D: Device, A: Absent, T: DecodeArms<D>> DecodeArms<D> for Without<A, T> {
-    fn visit<V: DecodeVisitor<D>>(spec: &BackendSpec, visitor: V) -> Option<V::Output> {
-        T::visit(spec, visitor)
     }
 }
 

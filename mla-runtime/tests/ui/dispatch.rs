@@ -1,15 +1,15 @@
 // Where the compiler is asked for the best backend and there is none.
 
-use mla_runtime::availability::Cause;
+#![allow(unexpected_cfgs)]
+
 use mla_runtime::backend::DecodeBackend;
-use mla_runtime::capability::{Capability, Platform, Target};
+use mla_runtime::capability::{Capability, Target};
 use mla_runtime::cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::dims::MlaDims;
-use mla_runtime::dispatch::{Absent, Without, backends};
+use mla_runtime::dispatch::backends;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
-use mla_runtime::spec::{BackendSpec, Phase};
 use mla_runtime::{best_decode, best_prefill, mla_backend};
 
 #[macro_use]
@@ -32,9 +32,9 @@ impl DecodeBackend for Later {
 
 struct LeftOut;
 
-impl Absent for LeftOut {
-    const SPEC: BackendSpec = BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda);
-    const CAUSE: Cause = Cause::FeatureOff("sm100");
+#[mla_backend(feature = "sm1000", sm = "80+", dtypes = "f16,bf16")]
+impl DecodeBackend for LeftOut {
+    decode_body!(common::Bytes);
 }
 
 const SM90: Target = Target::dry_run(Capability::new(9, 0));
@@ -46,9 +46,9 @@ const PAGES_OF_48: Problem = Problem {
     ..R1
 };
 
-fn none_fits(_: best_decode!([Hopper, CpuDecode, ..Without<LeftOut, ()>], SM90, PAGES_OF_48)) {}
+fn none_fits(_: best_decode!([Hopper, CpuDecode, LeftOut], SM90, PAGES_OF_48)) {}
 
-fn only_left_out(_: best_decode!(Without<LeftOut, ()>, SM90, R1)) {}
+fn only_left_out(_: best_decode!([LeftOut], SM90, R1)) {}
 
 fn nothing_listed(_: best_prefill!([], SM90, R1)) {}
 

@@ -3,19 +3,20 @@
 //! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on the
 //! device, so [`prepare`](PrefillBackend::prepare) has nothing to do.
 
-use mla_runtime::backend::{
-    Chunk, KeyLayout, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall,
-    StepLimits,
-};
-use mla_runtime::device::Device;
-use mla_runtime::error::{Error, Result};
+use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
-use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
-use crate::device::{Buffer, Cuda};
-use crate::raw;
-
-const WORKSPACE_BYTES: usize = raw::MLA_PREFILL_WORKSPACE_BYTES as usize;
+#[cfg(feature = "sm90")]
+use {
+    crate::device::argument::{dtype_code, narrow, unit_columns, wide},
+    crate::device::{Buffer, Cuda},
+    crate::raw,
+    mla_runtime::backend::{
+        Chunk, KeyLayout, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
+    mla_runtime::device::Device,
+    mla_runtime::error::{Error, Result},
+};
 
 /// Expanded attention on sm_90a, for new tokens and for context chunks.
 ///
@@ -28,6 +29,7 @@ pub struct FlashAttn {
 }
 
 /// The counters by which blocks share out their work.
+#[cfg(feature = "sm90")]
 pub struct FlashAttnState {
     workspace: Buffer,
 }
@@ -35,7 +37,9 @@ pub struct FlashAttnState {
 #[mla_backend(
     name = "FLASH_ATTN",
     provider = "native",
+    feature = "sm90",
     sm = "90",
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,32,64)",
     graphs = "always",
@@ -64,12 +68,12 @@ impl PrefillBackend for FlashAttn {
     }
 
     fn workspace_bytes(&self, _: &Cuda, _: &StepLimits) -> u64 {
-        WORKSPACE_BYTES as u64
+        u64::from(raw::MLA_PREFILL_WORKSPACE_BYTES)
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<FlashAttnState> {
         Ok(FlashAttnState {
-            workspace: device.allocate(WORKSPACE_BYTES)?,
+            workspace: device.allocate(raw::MLA_PREFILL_WORKSPACE_BYTES as usize)?,
         })
     }
 
@@ -113,6 +117,7 @@ impl PrefillBackend for FlashAttn {
     }
 }
 
+#[cfg(feature = "sm90")]
 impl FlashAttn {
     fn attend(
         &self,

@@ -4,18 +4,22 @@
 //! device from the lengths there, so [`prepare`](DecodeBackend::prepare) has nothing to do and a captured
 //! step can be replayed with other lengths and pages in the same arrays.
 
-use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, QueryFormat, StepLimits,
-};
-use mla_runtime::device::Device;
-use mla_runtime::error::{Error, Result};
-use mla_runtime::kv_format::KvFormat;
+use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
-use mla_runtime::tensor::TensorRef;
 
-use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
-use crate::device::{Buffer, Cuda};
-use crate::raw;
+#[cfg(feature = "sm90")]
+use {
+    crate::device::argument::{dtype_code, narrow, unit_columns, wide},
+    crate::device::{Buffer, Cuda},
+    crate::raw,
+    mla_runtime::backend::{
+        DecodeBackend, DecodeBatch, DecodeCall, Output, Query, QueryFormat, StepLimits,
+    },
+    mla_runtime::device::Device,
+    mla_runtime::error::{Error, Result},
+    mla_runtime::kv_format::KvFormat,
+    mla_runtime::tensor::TensorRef,
+};
 
 /// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 8 query tokens per
 /// request, batches of up to 1024 requests, pages of any multiple of 16; caches of the queries' dtype, or
@@ -26,11 +30,13 @@ pub struct FlashMla {
 }
 
 /// The workspace, which bounds the query tokens of a request but not the number of requests.
+#[cfg(feature = "sm90")]
 pub struct FlashMlaState {
     workspace: Buffer,
     query_len: usize,
 }
 
+#[cfg(feature = "sm90")]
 impl FlashMla {
     // What the kernel's checks and its workspace depend on without any tensor.
     fn shape(&self, query_len: usize) -> Result<raw::MlaDecodeParams> {
@@ -68,7 +74,10 @@ impl FlashMla {
 
 #[mla_backend(
     name = "FLASHMLA",
+    provider = "native",
+    feature = "sm90",
     sm = "90",
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16,fp8",
     cache_dims = "(512,64)",
@@ -236,6 +245,7 @@ impl DecodeBackend for FlashMla {
     }
 }
 
+#[cfg(feature = "sm90")]
 fn check_query_len(batch: &DecodeBatch<'_, Cuda>, state: &FlashMlaState) -> Result<()> {
     if batch.max_query_len <= state.query_len {
         return Ok(());
@@ -252,6 +262,7 @@ fn check_query_len(batch: &DecodeBatch<'_, Cuda>, state: &FlashMlaState) -> Resu
 }
 
 /// The latent and the rotary part, which a concatenated query has side by side.
+#[cfg(feature = "sm90")]
 fn query_parts<'a>(
     query: &Query<'a, Cuda>,
     latent_dim: usize,

@@ -1,7 +1,20 @@
-//! Kernels for Hopper, by its own instructions.
+//! Kernels for Hopper, by its own instructions (`sm_90a`).
+
+// With the feature off only the types are left, and what they hold is never used.
+#![cfg_attr(not(feature = "sm90"), allow(dead_code))]
 
 mod flash_attn;
 mod flash_mla;
 
-pub use flash_attn::{FlashAttn, FlashAttnState};
-pub use flash_mla::{FlashMla, FlashMlaState};
+pub use flash_attn::FlashAttn;
+pub use flash_mla::FlashMla;
+use mla_runtime::capability::Capability;
+use mla_runtime::kernels::Run;
+
+/// Where all tests of this family's backends passed, the latest commit for each GPU.
+const RUN_ON: &[Run] = &[Run {
+    gpu: "H200",
+    capability: Capability::new(9, 0),
+    date: "2026-11-22",
+    commit: "a1a25fe",
+}];

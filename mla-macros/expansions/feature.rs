@@ -1,0 +1,151 @@
+#[cfg(feature = "sm90")]
+/**
+| backend | `FLASH` |
+|---|---|*/
+#[doc = ::core::concat!("| provider | ", ::core::env!("CARGO_PKG_NAME"), " |")]
+/**| phase | decode |
+| capability | 9.0 |
+| dtype | bf16 |
+| dims (P,R,V) | any |
+| heads | any |
+| cache row (L,R) | any |
+| kv format | bf16 |
+| page size | any |
+| query lengths | single |
+| sparse | never |
+| CUDA graphs | never |
+| log-sum-exp | ln |
+| quantised output | no |
+| features | none |
+| priority | 0 |
+| Cargo feature | sm90 |
+*/
+impl DecodeBackend for Flash {
+    type Device = Cuda;
+    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
+        name: "FLASH",
+        provider: ::core::env!("CARGO_PKG_NAME"),
+        phase: ::mla_runtime::spec::Phase::Decode,
+        platform: <<Self as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
+        capabilities: &[
+            ::mla_runtime::capability::CapabilityMatch::Exact(
+                ::mla_runtime::capability::Capability::new(9, 0),
+            ),
+        ],
+        dtypes: &[::mla_runtime::dtype::DType::BF16],
+        dims: ::core::option::Option::None,
+        cache_dims: ::core::option::Option::None,
+        heads: ::mla_runtime::spec::HeadCounts::Any,
+        kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
+        page_sizes: ::mla_runtime::spec::PageSizes::Any,
+        query_len: ::mla_runtime::spec::QueryLen::Single,
+        graphs: ::mla_runtime::spec::GraphSupport::Never,
+        lse: ::mla_runtime::spec::LseOutput::Ln,
+        quant_output: false,
+        sparse: ::mla_runtime::spec::SparseSupport::Never,
+        features: ::mla_runtime::feature::FeatureSet::of(&[]),
+        priority: ::mla_runtime::spec::Priority {
+            by_capability: &[],
+            otherwise: 0,
+        },
+    }
+        .checked();
+    const KERNELS: ::mla_runtime::kernels::Kernels = ::mla_runtime::kernels::Kernels {
+        families: ::core::option::Option::Some(
+            &[
+                ::mla_runtime::kernels::Family {
+                    name: "sm90",
+                    targets: raw::SM90,
+                },
+            ],
+        ),
+        run_on: ::core::option::Option::None,
+    };
+}
+#[cfg(feature = "sm90")]
+const _: () = {
+    const _: ::mla_runtime::spec::BackendSpec = <Flash as ::mla_runtime::backend::DecodeBackend>::SPEC;
+    const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<Flash as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
+        ::core::panic!(
+            "sm: given `90`, accepted `any`: the device is a processor, which has no compute capability"
+        )
+    };
+    const _: () = if let ::core::option::Option::Some(fault) = <Flash as ::mla_runtime::backend::DecodeBackend>::KERNELS
+        .fault(<Flash as ::mla_runtime::backend::DecodeBackend>::SPEC.capabilities)
+    {
+        ::core::panic!("{}", fault.as_str())
+    };
+    #[cfg(not(miri))]
+    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
+    #[linkme(crate = ::mla_runtime::private::linkme)]
+    static ENTRY: ::mla_runtime::backend::Entry = <Flash as ::mla_runtime::backend::DecodeBackend>::ENTRY;
+};
+#[cfg(not(feature = "sm90"))]
+/**
+| backend | `FLASH` |
+|---|---|*/
+#[doc = ::core::concat!("| provider | ", ::core::env!("CARGO_PKG_NAME"), " |")]
+/**| phase | decode |
+| capability | 9.0 |
+| dtype | bf16 |
+| dims (P,R,V) | any |
+| heads | any |
+| cache row (L,R) | any |
+| kv format | bf16 |
+| page size | any |
+| query lengths | single |
+| sparse | never |
+| CUDA graphs | never |
+| log-sum-exp | ln |
+| quantised output | no |
+| features | none |
+| priority | 0 |
+| Cargo feature | sm90 |
+*/
+impl ::mla_runtime::dispatch::Absent for Flash {
+    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
+        name: "FLASH",
+        provider: ::core::env!("CARGO_PKG_NAME"),
+        phase: ::mla_runtime::spec::Phase::Decode,
+        platform: ::mla_runtime::capability::Platform::Cuda,
+        capabilities: &[
+            ::mla_runtime::capability::CapabilityMatch::Exact(
+                ::mla_runtime::capability::Capability::new(9, 0),
+            ),
+        ],
+        dtypes: &[::mla_runtime::dtype::DType::BF16],
+        dims: ::core::option::Option::None,
+        cache_dims: ::core::option::Option::None,
+        heads: ::mla_runtime::spec::HeadCounts::Any,
+        kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
+        page_sizes: ::mla_runtime::spec::PageSizes::Any,
+        query_len: ::mla_runtime::spec::QueryLen::Single,
+        graphs: ::mla_runtime::spec::GraphSupport::Never,
+        lse: ::mla_runtime::spec::LseOutput::Ln,
+        quant_output: false,
+        sparse: ::mla_runtime::spec::SparseSupport::Never,
+        features: ::mla_runtime::feature::FeatureSet::of(&[]),
+        priority: ::mla_runtime::spec::Priority {
+            by_capability: &[],
+            otherwise: 0,
+        },
+    }
+        .checked();
+    const CAUSE: ::mla_runtime::availability::Cause = ::mla_runtime::availability::Cause::FeatureOff(
+        "sm90",
+    );
+}
+#[cfg(not(feature = "sm90"))]
+const _: () = {
+    impl ::mla_runtime::dispatch::DecodeMember for Flash {
+        const MEMBER: ::mla_runtime::dispatch::Member = ::mla_runtime::dispatch::Member::absent::<
+            Self,
+        >(::mla_runtime::spec::Phase::Decode);
+    }
+    impl<D: ::mla_runtime::device::Device> ::mla_runtime::dispatch::DecodeArm<D>
+    for Flash {}
+    #[cfg(not(miri))]
+    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
+    #[linkme(crate = ::mla_runtime::private::linkme)]
+    static ENTRY: ::mla_runtime::backend::Entry = <Flash as ::mla_runtime::dispatch::Absent>::ENTRY;
+};

@@ -1,0 +1,634 @@
+//! What is known of the kernels behind a backend: what this build compiled them for, and on which GPUs their
+//! tests passed.
+//!
+//! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend takes. These facts stand beside it, and
+//! a selection goes by them as well: what this build left out is not selected, and kernels that have run
+//! nowhere are selected only by name.
+
+use crate::availability::{Availability, Cause};
+use crate::capability::{Capability, CapabilityMatch, Target};
+use crate::text::Text;
+
+/// Kernels that are compiled together, for the same targets.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Family {
+    /// Its name: that of the Cargo feature that compiles it.
+    pub name: &'static str,
+    /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`, `compute_80`); empty
+    /// where the feature is off.
+    pub targets: &'static [&'static str],
+}
+
+impl Family {
+    /// Whether one of its targets runs on this capability.
+    ///
+    /// # Panics
+    ///
+    /// Where a target is none of nvcc's: in a constant, a compile error.
+    pub const fn runs_on(&self, capability: Capability) -> bool {
+        let mut i = 0;
+        while i < self.targets.len() {
+            if Code::read(self.targets[i]).runs_on(capability) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    const fn is_left_out(&self) -> bool {
+        self.targets.is_empty()
+    }
+}
+
+/// A GPU on which every test of a backend passed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Run {
+    /// The GPU's name, such as `H100`.
+    pub gpu: &'static str,
+    /// Its compute capability.
+    pub capability: Capability,
+    /// The day, as `2026-11-22`.
+    pub date: &'static str,
+    /// The commit, at least seven hexadecimal digits of it.
+    pub commit: &'static str,
+}
+
+/// What is known of a backend's kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Kernels {
+    /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None` where the
+    /// backend does not say.
+    pub families: Option<&'static [Family]>,
+    /// Where its tests passed. `None` where nobody keeps such a table; an empty one says nowhere.
+    pub run_on: Option<&'static [Run]>,
+}
+
+impl Kernels {
+    /// Nothing is known: whatever the spec declares is taken for granted.
+    pub const UNKNOWN: Self = Self {
+        families: None,
+        run_on: None,
+    };
+
+    /// The first family that runs on this capability, where one does.
+    ///
+    /// # Panics
+    ///
+    /// As [`Family::runs_on`].
+    pub const fn family_on(&self, capability: Capability) -> Option<&'static Family> {
+        match self.families {
+            Some(families) => match first_on(families, capability) {
+                Some(index) => Some(&families[index]),
+                None => None,
+            },
+            None => None,
+        }
+    }
+
+    /// Whether the code that this capability would run has passed its tests on some GPU, or nobody keeps a
+    /// table of that. The code is that of a family: what has run on one GPU counts for every other that
+    /// takes the same family.
+    ///
+    /// # Panics
+    ///
+    /// As [`Family::runs_on`].
+    pub const fn has_run_for(&self, capability: Capability) -> bool {
+        let Some(runs) = self.run_on else {
+            return true;
+        };
+        let Some(families) = self.families else {
+            return !runs.is_empty();
+        };
+        let mut i = 0;
+        while i < runs.len() {
+            let same = match (
+                first_on(families, runs[i].capability),
+                first_on(families, capability),
+            ) {
+                (Some(there), Some(here)) => there == here,
+                // Of what is not compiled there is no code, and another reason says so.
+                (_, None) => true,
+                (None, Some(_)) => false,
+            };
+            if same {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    /// Whether the kernels can run on `target`, and should where nobody `asked` for their backend by name.
+    ///
+    /// # Panics
+    ///
+    /// As [`Family::runs_on`].
+    pub const fn availability(&self, target: Target, asked: bool) -> Availability {
+        let Some(capability) = target.capability else {
+            return Availability::Available;
+        };
+        if let Some(families) = self.families
+            && first_on(families, capability).is_none()
+        {
+            return Availability::Unavailable(Cause::CompiledFor(families));
+        }
+        if !asked && !self.has_run_for(capability) {
+            return Availability::Unavailable(Cause::NeverRun);
+        }
+        Availability::Available
+    }
+
+    /// What is wrong with declaring `declared` for these families: a set of capabilities of which no build
+    /// runs everything. `None` as long as a family is left out, because it might.
+    ///
+    /// # Panics
+    ///
+    /// As [`Family::runs_on`].
+    #[doc(hidden)]
+    pub const fn fault(&self, declared: &[CapabilityMatch]) -> Option<Fault> {
+        let Some(families) = self.families else {
+            return None;
+        };
+        let mut i = 0;
+        while i < families.len() {
+            if families[i].is_left_out() {
+                return None;
+            }
+            i += 1;
+        }
+        let mut i = 0;
+        while i < declared.len() {
+            if let Some(missing) = missing(declared[i], families) {
+                return Some(Fault::new(declared[i], missing, families));
+            }
+            i += 1;
+        }
+        None
+    }
+}
+
+/// The sets of capabilities that the targets of `families` run on, each set once: what `sm = "compiled"`
+/// declares. `N` is [`count`] of the same families.
+///
+/// # Panics
+///
+/// As [`Family::runs_on`].
+#[doc(hidden)]
+pub const fn capabilities<const N: usize>(families: &[Family]) -> [CapabilityMatch; N] {
+    let mut sets = [CapabilityMatch::Any; N];
+    let mut len = 0;
+    let mut f = 0;
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            if is_first_of_its_set(families, f, t) {
+                sets[len] = Code::read(families[f].targets[t]).set();
+                len += 1;
+            }
+            t += 1;
+        }
+        f += 1;
+    }
+    sets
+}
+
+/// How many sets [`capabilities`] gives: at least one, which is anything where nothing is compiled, since
+/// then another reason speaks against the backend.
+///
+/// # Panics
+///
+/// As [`Family::runs_on`].
+#[doc(hidden)]
+pub const fn count(families: &[Family]) -> usize {
+    let mut count = 0;
+    let mut f = 0;
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            if is_first_of_its_set(families, f, t) {
+                count += 1;
+            }
+            t += 1;
+        }
+        f += 1;
+    }
+    if count == 0 { 1 } else { count }
+}
+
+// Whether no other target's set includes this one's; of equal sets, whether this is the first.
+const fn is_first_of_its_set(families: &[Family], family: usize, target: usize) -> bool {
+    let code = Code::read(families[family].targets[target]);
+    let (mut f, mut before) = (0, true);
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            if f == family && t == target {
+                before = false;
+            } else {
+                let other = Code::read(families[f].targets[t]);
+                if other.includes(code) && (before || !code.includes(other)) {
+                    return false;
+                }
+            }
+            t += 1;
+        }
+        f += 1;
+    }
+    true
+}
+
+const fn first_on(families: &[Family], capability: Capability) -> Option<usize> {
+    let mut i = 0;
+    while i < families.len() {
+        if families[i].runs_on(capability) {
+            return Some(i);
+        }
+        i += 1;
+    }
+    None
+}
+
+// A capability of `declared` that no target runs on.
+const fn missing(declared: CapabilityMatch, families: &[Family]) -> Option<Capability> {
+    let (first, last) = match declared {
+        CapabilityMatch::Any => (Capability::new(0, 0), None),
+        CapabilityMatch::Exact(only) => (only, Some(only)),
+        CapabilityMatch::Family(major) => {
+            (Capability::new(major, 0), Some(Capability::new(major, 9)))
+        }
+        CapabilityMatch::FamilyFrom(least) => (least, Some(Capability::new(least.major, 9))),
+        CapabilityMatch::Floor(least) => (least, None),
+    };
+    let mut capability = first;
+    loop {
+        match first_on(families, capability) {
+            None => return Some(capability),
+            Some(_) if last.is_none() && is_portable(families, capability) => return None,
+            Some(_) => {}
+        }
+        if let Some(last) = last
+            && last.number() <= capability.number()
+        {
+            return None;
+        }
+        if capability.major == u8::MAX {
+            return None;
+        }
+        capability = match capability.minor {
+            9 => Capability::new(capability.major + 1, 0),
+            minor => Capability::new(capability.major, minor + 1),
+        };
+    }
+}
+
+// Whether PTX runs on this capability and on every later one.
+const fn is_portable(families: &[Family], capability: Capability) -> bool {
+    let mut f = 0;
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            let code = Code::read(families[f].targets[t]);
+            if matches!(code.reach, Reach::Later) && code.runs_on(capability) {
+                return true;
+            }
+            t += 1;
+        }
+        f += 1;
+    }
+    false
+}
+
+// How far a target's code runs beyond the capability in its name.
+#[derive(Clone, Copy)]
+enum Reach {
+    // `sm_90a`, and its PTX.
+    Only,
+    // `sm_100f` and its PTX, `sm_80`: later minors too.
+    Generation,
+    // `compute_80`: every later capability.
+    Later,
+}
+
+#[derive(Clone, Copy)]
+struct Code {
+    from: Capability,
+    reach: Reach,
+}
+
+impl Code {
+    const fn read(target: &str) -> Self {
+        match Self::parse(target) {
+            Some(code) => code,
+            None => {
+                let mut bytes = [0; 256];
+                let mut text = Text::new(&mut bytes);
+                text.push("compiled: given the target `");
+                text.push(target);
+                text.push("`, accepted nvcc's names, such as sm_90a, sm_100f, sm_80, compute_80");
+                panic!("{}", text.as_str())
+            }
+        }
+    }
+
+    const fn parse(target: &str) -> Option<Self> {
+        let (machine, digits) = match target.as_bytes() {
+            [b's', b'm', b'_', digits @ ..] => (true, digits),
+            [b'c', b'o', b'm', b'p', b'u', b't', b'e', b'_', digits @ ..] => (false, digits),
+            _ => return None,
+        };
+        let (digits, reach) = match digits {
+            [digits @ .., b'a'] => (digits, Reach::Only),
+            [digits @ .., b'f'] => (digits, Reach::Generation),
+            _ if machine => (digits, Reach::Generation),
+            _ => (digits, Reach::Later),
+        };
+        let (major, minor) = match digits {
+            [tens, units] => (digit(*tens), digit(*units)),
+            [hundreds, tens, units] => match (digit(*hundreds), digit(*tens)) {
+                (Some(hundreds), Some(tens)) => (Some(hundreds * 10 + tens), digit(*units)),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        match (major, minor) {
+            (Some(major), Some(minor)) if major > 0 => Some(Self {
+                from: Capability::new(major, minor),
+                reach,
+            }),
+            _ => None,
+        }
+    }
+
+    const fn runs_on(self, capability: Capability) -> bool {
+        self.set().accepts(capability)
+    }
+
+    const fn set(self) -> CapabilityMatch {
+        match self.reach {
+            Reach::Only => CapabilityMatch::Exact(self.from),
+            Reach::Generation if self.from.minor == 0 => CapabilityMatch::Family(self.from.major),
+            Reach::Generation => CapabilityMatch::FamilyFrom(self.from),
+            Reach::Later => CapabilityMatch::Floor(self.from),
+        }
+    }
+
+    const fn includes(self, other: Self) -> bool {
+        self.runs_on(other.from)
+            && match (self.reach, other.reach) {
+                (Reach::Later, _) | (_, Reach::Only) => true,
+                (Reach::Generation, Reach::Generation) => true,
+                (Reach::Only, _) | (Reach::Generation, Reach::Later) => false,
+            }
+    }
+}
+
+const fn digit(byte: u8) -> Option<u8> {
+    if byte.is_ascii_digit() {
+        Some(byte - b'0')
+    } else {
+        None
+    }
+}
+
+/// The sentence on a declaration that no build keeps.
+#[doc(hidden)]
+pub struct Fault {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl Fault {
+    const fn new(declared: CapabilityMatch, missing: Capability, families: &[Family]) -> Self {
+        let mut bytes = [0; 512];
+        let mut text = Text::new(&mut bytes);
+        text.push("sm: given ");
+        declared.write(&mut text);
+        text.push(", accepted what the kernels are compiled for: ");
+        write_targets(families, &mut text);
+        text.push("; none of it runs on ");
+        missing.write(&mut text);
+        let len = text.as_str().len();
+        Self { bytes, len }
+    }
+
+    /// The sentence.
+    pub const fn as_str(&self) -> &str {
+        let (held, _) = self.bytes.split_at(self.len);
+        match std::str::from_utf8(held) {
+            Ok(text) => text,
+            Err(_) => "",
+        }
+    }
+}
+
+/// Every target of every family, with commas.
+pub(crate) const fn write_targets(families: &[Family], text: &mut Text<'_>) {
+    let (mut f, mut written) = (0, 0);
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            text.comma(written);
+            text.push(families[f].targets[t]);
+            written += 1;
+            t += 1;
+        }
+        f += 1;
+    }
+    if written == 0 {
+        text.push("nothing");
+    }
+}
+
+/// The first family that was left out, where one was.
+pub(crate) const fn left_out(families: &[Family]) -> Option<&'static str> {
+    let mut i = 0;
+    while i < families.len() {
+        if families[i].is_left_out() {
+            return Some(families[i].name);
+        }
+        i += 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn sm(major: u8, minor: u8) -> Capability {
+        Capability::new(major, minor)
+    }
+
+    const SM80: Family = Family {
+        name: "sm80",
+        targets: &["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"],
+    };
+    const SM90: Family = Family {
+        name: "sm90",
+        targets: &["sm_90a"],
+    };
+    const SM100: Family = Family {
+        name: "sm100",
+        targets: &["sm_100f"],
+    };
+    const NO_SM100: Family = Family {
+        targets: &[],
+        ..SM100
+    };
+
+    #[test]
+    fn a_target_runs_where_nvidia_says() {
+        for (target, runs, refuses) in [
+            ("sm_90a", &[(9, 0)][..], &[(8, 0), (9, 1), (10, 0)][..]),
+            ("sm_100f", &[(10, 0), (10, 3)], &[(9, 0), (11, 0), (12, 0)]),
+            ("sm_103f", &[(10, 3), (10, 7)], &[(10, 0), (11, 0)]),
+            ("sm_80", &[(8, 0), (8, 6), (8, 9)], &[(7, 5), (9, 0)]),
+            ("sm_86", &[(8, 6), (8, 9)], &[(8, 0), (9, 0)]),
+            ("compute_80", &[(8, 0), (9, 0), (12, 1)], &[(7, 5)]),
+            ("compute_90a", &[(9, 0)], &[(9, 1), (10, 0)]),
+            ("compute_100f", &[(10, 3)], &[(12, 0)]),
+        ] {
+            let code = Code::read(target);
+            for (major, minor) in runs {
+                assert!(code.runs_on(sm(*major, *minor)), "{target} {major}.{minor}");
+            }
+            for (major, minor) in refuses {
+                assert!(
+                    !code.runs_on(sm(*major, *minor)),
+                    "{target} {major}.{minor}"
+                );
+            }
+        }
+        for target in [
+            "", "sm_", "sm90", "sm_9", "sm_1000", "sm_9x", "compute_", "sm_05", "lto_90",
+        ] {
+            assert!(Code::parse(target).is_none(), "{target}");
+        }
+    }
+
+    fn fault(declared: &[CapabilityMatch], families: &'static [Family]) -> Option<String> {
+        let kernels = Kernels {
+            families: Some(families),
+            run_on: None,
+        };
+        kernels
+            .fault(declared)
+            .map(|fault| fault.as_str().to_owned())
+    }
+
+    #[test]
+    fn what_no_build_keeps_is_a_fault() {
+        use CapabilityMatch::{Any, Exact, Family, FamilyFrom, Floor};
+        assert_eq!(fault(&[Exact(sm(9, 0))], &[SM90]), None);
+        assert_eq!(fault(&[Exact(sm(9, 0)), Family(10)], &[SM90, SM100]), None);
+        assert_eq!(fault(&[Floor(sm(8, 0))], &[SM80]), None);
+        assert_eq!(fault(&[FamilyFrom(sm(8, 6))], &[SM80]), None);
+        assert_eq!(
+            fault(&[Exact(sm(9, 0)), Exact(sm(10, 0))], &[SM90]).as_deref(),
+            Some(
+                "sm: given 10.0, accepted what the kernels are compiled for: sm_90a; none of it runs on 10.0"
+            )
+        );
+        for (declared, families, on) in [
+            (Floor(sm(9, 0)), &[SM90][..], "9.1"),
+            (Floor(sm(7, 5)), &[SM80], "7.5"),
+            (Any, &[SM80], "0.0"),
+            (Family(9), &[SM90], "9.1"),
+        ] {
+            let message = fault(&[declared], families).unwrap();
+            assert!(
+                message.ends_with(&format!("none of it runs on {on}")),
+                "{message}"
+            );
+        }
+        // With its feature it may.
+        assert_eq!(
+            fault(&[Exact(sm(9, 0)), Family(10)], &[SM90, NO_SM100]),
+            None
+        );
+    }
+
+    #[test]
+    fn what_is_compiled_can_be_declared() {
+        fn declared<const N: usize>(families: &'static [super::Family]) -> [CapabilityMatch; N] {
+            assert_eq!(count(families), N);
+            let sets = capabilities::<N>(families);
+            assert_eq!(fault(&sets, families), None);
+            sets
+        }
+        use CapabilityMatch::{Any, Exact, Family, Floor};
+        assert_eq!(declared(&[SM90]), [Exact(sm(9, 0))]);
+        assert_eq!(declared(&[SM80]), [Floor(sm(8, 0))]);
+        assert_eq!(declared(&[SM90, SM80]), [Floor(sm(8, 0))]);
+        assert_eq!(declared(&[SM90, SM90]), [Exact(sm(9, 0))]);
+        assert_eq!(declared(&[SM90, SM100]), [Exact(sm(9, 0)), Family(10)]);
+        assert_eq!((count(&[NO_SM100]), capabilities(&[NO_SM100])), (1, [Any]));
+    }
+
+    const ON_HOPPER: &[Run] = &[Run {
+        gpu: "H100",
+        capability: sm(9, 0),
+        date: "2026-11-22",
+        commit: "0123456",
+    }];
+
+    #[test]
+    fn a_run_counts_for_every_gpu_that_takes_the_same_family() {
+        let has_run = |families, run_on, on| Kernels { families, run_on }.has_run_for(on);
+        let portable = Some(&[SM80][..]);
+        assert!(has_run(portable, Some(ON_HOPPER), sm(10, 0)));
+        assert!(has_run(portable, None, sm(10, 0)));
+        assert!(!has_run(portable, Some(&[]), sm(9, 0)));
+        let own = Some(&[SM90, SM100][..]);
+        assert!(has_run(own, Some(ON_HOPPER), sm(9, 0)));
+        assert!(!has_run(own, Some(ON_HOPPER), sm(10, 0)));
+        let preferred = Some(&[SM90, SM80][..]);
+        assert!(!has_run(preferred, Some(ON_HOPPER), sm(8, 0)));
+        assert!(has_run(None, Some(ON_HOPPER), sm(10, 0)));
+        assert!(!has_run(None, Some(&[]), sm(10, 0)));
+    }
+
+    #[test]
+    fn what_is_left_out_or_has_run_nowhere_is_not_available() {
+        let kernels = Kernels {
+            families: Some(&[SM90, SM100]),
+            run_on: Some(ON_HOPPER),
+        };
+        let on = |major, minor| Target::dry_run(sm(major, minor));
+        assert_eq!(
+            kernels.availability(on(9, 0), false),
+            Availability::Available
+        );
+        assert_eq!(
+            kernels.availability(on(10, 3), true),
+            Availability::Available
+        );
+        assert_eq!(
+            kernels.availability(on(10, 3), false),
+            Availability::Unavailable(Cause::NeverRun)
+        );
+        let left_out = Kernels {
+            families: Some(&[SM90, NO_SM100]),
+            ..kernels
+        };
+        let Availability::Unavailable(cause) = left_out.availability(on(10, 0), true) else {
+            panic!("sm100 is left out");
+        };
+        assert_eq!(
+            (cause.to_string(), cause.remedy()),
+            (
+                "compiled for: sm_90a".to_owned(),
+                "build with `--features sm100`".to_owned()
+            )
+        );
+        let Availability::Unavailable(cause) = left_out.availability(on(12, 0), true) else {
+            panic!("nothing is for 12.0");
+        };
+        assert_eq!(cause.to_string(), "compiled for: sm_90a");
+        assert_eq!(
+            kernels.availability(Target::CPU, false),
+            Availability::Available
+        );
+    }
+}
