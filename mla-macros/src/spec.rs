@@ -159,10 +159,8 @@ impl Reader<'_> {
         let query_len = self.name(&key::QUERY_LEN, vocabulary::QUERY_LENS);
         Spec {
             name: self.text_or(&key::NAME, "UNNAMED", name),
-            provider: match self.arguments.text(&key::PROVIDER) {
-                Some(_) => Some(self.text(&key::PROVIDER, provider)),
-                None => None,
-            },
+            provider: (self.arguments.has(&key::PROVIDER))
+                .then(|| self.text(&key::PROVIDER, provider)),
             phase,
             sm: self.text(&key::SM, capability::sm),
             compiled: self.arguments.paths(&key::COMPILED).to_vec(),
