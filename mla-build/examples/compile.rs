@@ -10,10 +10,11 @@ use mla_build::{Kernels, report};
 /// Compile the CUDA kernels below a folder into a static library.
 #[derive(Parser)]
 struct Arguments {
-    /// The folder that sources and includes are relative to.
-    root: PathBuf,
+    /// The folder that sources and includes are relative to. Without it, as a build script of Cargo.
+    #[arg(requires = "output")]
+    root: Option<PathBuf>,
     /// Where the library goes.
-    output: PathBuf,
+    output: Option<PathBuf>,
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
     sources: Vec<String>,
@@ -36,9 +37,10 @@ struct Arguments {
 
 fn main() -> Result<(), mla_build::Error> {
     let arguments = Arguments::parse();
-    let mut kernels = Kernels::new()
-        .root(&arguments.root)
-        .out_dir(&arguments.output);
+    let mut kernels = Kernels::new();
+    if let (Some(root), Some(output)) = (&arguments.root, &arguments.output) {
+        kernels = kernels.root(root).out_dir(output);
+    }
     if let Some(jobs) = arguments.jobs {
         kernels = kernels.jobs(jobs);
     }

@@ -21,18 +21,7 @@ pub(crate) struct Host {
     pub(crate) version_text: String,
 }
 
-/// Environment variables that change what the compilers do. They are part of every key.
-pub(crate) const VARIABLES: &[&str] = &[
-    "NVCC_CCBIN",
-    "NVCC_PREPEND_FLAGS",
-    "NVCC_APPEND_FLAGS",
-    "CXX",
-    "CPATH",
-    "C_INCLUDE_PATH",
-    "CPLUS_INCLUDE_PATH",
-];
-
-/// Of those, the ones whose text is in the key. The others name a host compiler, whose version is.
+/// Environment variables whose text is in every key.
 const KEYED: &[&str] = &[
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -40,6 +29,38 @@ const KEYED: &[&str] = &[
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
 ];
+
+/// Those that list folders of headers.
+pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
+
+/// Environment variables that change what the compilers do. Those that are not keyed name a program,
+/// whose version is part of the key.
+pub(crate) fn variables() -> Vec<String> {
+    let mut names: Vec<_> = KEYED.iter().map(|&name| name.to_owned()).collect();
+    names.push("NVCC_CCBIN".to_owned());
+    let target = env::var("TARGET").unwrap_or_default();
+    // As the `cc` crate looks for them.
+    for tool in ["CXX", "AR"] {
+        names.extend([
+            tool.to_owned(),
+            format!("HOST_{tool}"),
+            format!("TARGET_{tool}"),
+        ]);
+        if !target.is_empty() {
+            names.push(format!("{tool}_{target}"));
+            names.push(format!("{tool}_{}", target.replace(['-', '.'], "_")));
+        }
+    }
+    names
+}
+
+/// The flags that environment variables add to every call of nvcc.
+pub(crate) fn flags_of_environment() -> Vec<String> {
+    ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"]
+        .iter()
+        .filter_map(|name| env::var(name).ok())
+        .collect()
+}
 
 impl Host {
     /// `NVCC_CCBIN`, then what the `cc` crate would take for C++ (`CXX` and its kin, the system's).
@@ -71,6 +92,26 @@ impl Host {
             .map_or(text.as_ref(), |(_, rest)| rest)
             .to_owned();
         Ok(Self { path, version_text })
+    }
+
+    /// The folders in which it searches for headers after those of the command line: those of `CPATH` and its
+    /// kin, and the system's.
+    pub(crate) fn include_folders(&self) -> Result<Vec<PathBuf>, Error> {
+        let output = Command::new(&self.path)
+            .args(["-x", "c++", "-E", "-v", "/dev/null"])
+            .env("LC_ALL", "C")
+            .stdin(std::process::Stdio::null())
+            .output()
+            .map_err(|e| tool(&self.path.display().to_string(), e))?;
+        // GCC and Clang print the list between two lines, a folder per line.
+        let text = String::from_utf8_lossy(&output.stderr);
+        Ok(text
+            .lines()
+            .skip_while(|line| !line.ends_with("search starts here:"))
+            .take_while(|line| !line.starts_with("End of search list"))
+            .filter_map(|line| line.strip_prefix(' '))
+            .map(PathBuf::from)
+            .collect())
     }
 
     /// The first line of its version.
@@ -237,82 +278,5 @@ impl Compiler {
             .arg(object)
             .arg(&unit.source);
         command
-    }
-}
-
-/// Refuses a flag that the tool itself sets, with what to call in its place.
-pub(crate) fn check_flag(flag: &str) -> Result<(), Error> {
-    let name = flag.trim_start_matches('-');
-    let in_place = if [
-        "arch",
-        "gencode",
-        "gpu-architecture",
-        "gpu-code",
-        "generate-code",
-        "code",
-    ]
-    .iter()
-    .any(|own| name == *own || name.starts_with(&format!("{own}=")))
-    {
-        "Kernels::family, or a feature such as sm90"
-    } else if flag.starts_with("-I")
-        || ["isystem", "include-path", "system-include"]
-            .iter()
-            .any(|own| name.starts_with(own))
-    {
-        "Kernels::include"
-    } else if flag.starts_with("-D") {
-        "Kernels::define"
-    } else if name.starts_with("ccbin") || name.starts_with("compiler-bindir") {
-        "the environment variable NVCC_CCBIN"
-    } else if matches!(
-        flag,
-        "-c" | "-o" | "-dc" | "-dlink" | "-lib" | "-run" | "-E" | "-ptx" | "-cubin"
-    ) || flag.starts_with("-M")
-    {
-        "a flag that does not say what is made, or where"
-    } else if !flag.starts_with('-') {
-        "one flag with its value in one text, such as -maxrregcount=128"
-    } else {
-        return Ok(());
-    };
-    Err(Error::Setting {
-        field: "flag".into(),
-        given: flag.to_owned(),
-        accepted: in_place.to_owned(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flags_that_the_tool_sets_are_refused_with_what_to_call() {
-        for (flag, word) in [
-            ("-arch=sm_90a", "Kernels::family"),
-            ("-gencode", "Kernels::family"),
-            ("--gpu-architecture=sm_90", "Kernels::family"),
-            ("-I/usr/include", "Kernels::include"),
-            ("-DX=1", "Kernels::define"),
-            ("-ccbin=g++-11", "NVCC_CCBIN"),
-            ("-o", "what is made"),
-            ("-MD", "what is made"),
-            ("main.cu", "one flag"),
-        ] {
-            let message = check_flag(flag).unwrap_err().to_string();
-            assert!(
-                message.contains(word) && message.contains(flag),
-                "{flag}: {message}"
-            );
-        }
-        for flag in [
-            "-lineinfo",
-            "--use_fast_math",
-            "-maxrregcount=128",
-            "-Xptxas=-O2",
-        ] {
-            check_flag(flag).unwrap();
-        }
     }
 }

@@ -1,42 +1,46 @@
 //! The content of files, read once per build.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs, io,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Arc, Mutex},
 };
 
-/// Hashes of file contents, and which files exist, as they were when first asked for.
+use crate::cache::includes::{Include, includes};
+
+/// What is known of a file.
+#[derive(Clone, Debug)]
+pub(crate) struct Content {
+    pub(crate) hash: blake3::Hash,
+    /// The headers that its directives name.
+    pub(crate) includes: Arc<BTreeSet<Include>>,
+}
+
+/// Contents of files, as they were when first asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Hasher {
-    contents: Mutex<HashMap<PathBuf, Option<blake3::Hash>>>,
-    exists: Mutex<HashMap<PathBuf, bool>>,
+    contents: Mutex<HashMap<PathBuf, Option<Content>>>,
 }
 
 impl Hasher {
     /// `None` for a file that cannot be read.
-    pub(crate) fn content(&self, path: &Path) -> Option<blake3::Hash> {
+    pub(crate) fn content(&self, path: &Path) -> Option<Content> {
         if let Some(known) = lock(&self.contents).get(path) {
-            return *known;
+            return known.clone();
         }
-        let hash = content_now(path).ok();
-        lock(&self.contents).insert(path.to_owned(), hash);
-        hash
+        let content = fs::read(path).ok().map(|bytes| Content {
+            hash: blake3::hash(&bytes),
+            includes: Arc::new(includes(&String::from_utf8_lossy(&bytes))),
+        });
+        lock(&self.contents).insert(path.to_owned(), content.clone());
+        content
     }
 
     /// The hash of a file that was asked for before.
     pub(crate) fn known(&self, path: &Path) -> Option<blake3::Hash> {
-        lock(&self.contents).get(path).copied().flatten()
-    }
-
-    pub(crate) fn exists(&self, path: &Path) -> bool {
-        if let Some(known) = lock(&self.exists).get(path) {
-            return *known;
-        }
-        let exists = path.is_file();
-        lock(&self.exists).insert(path.to_owned(), exists);
-        exists
+        let contents = lock(&self.contents);
+        contents.get(path)?.as_ref().map(|content| content.hash)
     }
 }
 

@@ -24,6 +24,7 @@ mod diagnostic;
 mod error;
 mod family;
 mod fatbin;
+mod flags;
 mod hasher;
 mod kernels;
 mod memory;

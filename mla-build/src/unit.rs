@@ -177,7 +177,14 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
     for glob in globs {
         let matcher = matcher("sources", glob)?;
         let base = root.join(fixed_part(glob));
-        for entry in walkdir::WalkDir::new(&base).follow_links(true) {
+        let walk = walkdir::WalkDir::new(&base)
+            .follow_links(true)
+            .into_iter()
+            // A target folder below the sources holds copies and what other builds generated.
+            .filter_entry(|entry| {
+                entry.depth() == 0 || !entry.path().join("CACHEDIR.TAG").is_file()
+            });
+        for entry in walk {
             let entry = match entry {
                 Ok(entry) => entry,
                 // A folder that does not exist matches nothing, and that is an error of its own below.

@@ -103,16 +103,21 @@ impl Plan {
                 source: kind.into(),
             })?;
         let canonical = self.compiler.canonical(unit);
-        let nvcc = match unit.language {
-            Language::Cuda => self.compiler.cuda.version_text.as_str(),
-            Language::Cpp => "",
+        let (nvcc, programs) = match unit.language {
+            Language::Cuda => (
+                self.compiler.cuda.version_text.as_str(),
+                self.programs.as_bytes().as_slice(),
+            ),
+            Language::Cpp => ("", [].as_slice()),
         };
         // The place within the package is part of it: a quoted include starts from there.
         let mut parts: Vec<&[u8]> = vec![
             unit.source.as_bytes(),
-            content.as_bytes(),
+            content.hash.as_bytes(),
             nvcc.as_bytes(),
             self.compiler.host.version_text.as_bytes(),
+            programs,
+            self.named_contents.as_bytes(),
         ];
         parts.extend(canonical.iter().map(|argument| argument.as_bytes()));
         Ok(Key::new(parts))
@@ -132,9 +137,12 @@ impl Plan {
     fn look_up(&self, first: Key, hasher: &Hasher) -> Result<(Entry, Vec<PathBuf>), String> {
         let mut reason = None;
         for set in &self.cache.manifest(first).sets {
-            match set.check(&self.roles, &self.roots, hasher) {
+            match set.check(&self.roles, &self.lookup, hasher) {
                 Ok(files) => match self.cache.load(first.with_dependencies(set)) {
-                    Loaded::Whole(entry) => return Ok((entry, files)),
+                    Loaded::Whole(entry) => {
+                        self.cache.used(first);
+                        return Ok((entry, files));
+                    }
                     Loaded::Missing => {
                         reason = reason.or(Some("its object is gone from the cache".to_owned()))
                     }
@@ -278,7 +286,7 @@ impl Plan {
                 return Err(path.clone());
             }
         }
-        DependencySet::new(&all, &self.roles, &self.roots, hasher)
+        DependencySet::new(&all, &self.roles, &self.lookup, hasher, trusted)
     }
 
     fn take(

@@ -2,6 +2,7 @@
 
 mod compile;
 mod output;
+mod watch;
 
 use std::{
     env, fs, io,
@@ -11,18 +12,19 @@ use std::{
 
 use crate::{
     Built, Error, Kernels,
-    cache::{Cache, Entry, PACKAGE},
+    cache::{Cache, Entry, Key, Lookup, PACKAGE},
     compiled,
     compiler::{self, Compiler, Host, Include},
     diagnostic::{Failure, Failures},
     family::Families,
+    flags::{self, Named},
     progress::{Event, Progress},
     report::{self, Outcome},
     roles::Roles,
     schedule::Limits,
     symbols::Tag,
     target::{self, Target},
-    toolkit::{self, Found, Pins, Search, Version},
+    toolkit::{self, Cuda, Found, Pins, Search, Version},
     unit::{self, Unit},
 };
 
@@ -42,7 +44,16 @@ pub(crate) struct Plan {
     units: Vec<Unit>,
     compiler: Compiler,
     found: Vec<Found>,
+    /// The include roots of the package's own.
+    own_includes: Vec<PathBuf>,
+    /// What flags name.
+    named: Named,
+    /// Of the contents of the files among them.
+    named_contents: blake3::Hash,
+    /// Of the contents of the toolkit's programs.
+    programs: blake3::Hash,
     roles: Roles,
+    lookup: Lookup,
     /// The include roots, in the order of the search, without their roles.
     roots: Vec<PathBuf>,
     cache: Cache,
@@ -51,7 +62,6 @@ pub(crate) struct Plan {
     /// What libclang, which is looked for last, is installed with.
     #[cfg(feature = "bindings")]
     install_command: String,
-    #[cfg(feature = "bindings")]
     search: Search,
 }
 
@@ -81,8 +91,9 @@ impl Plan {
                 accepted: "a name of letters, digits, _ and -".into(),
             });
         }
-        for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
-            compiler::check_flag(flag)?;
+        let source_flags = kernels.source_flags();
+        for flag in kernels.flags.iter().chain(&source_flags) {
+            flags::check(flag)?;
         }
         let families = kernels.resolve()?;
         let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
@@ -133,6 +144,7 @@ impl Plan {
             }
         }
         let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
+        let own_includes = own.clone();
         let mut includes = Vec::new();
         for (number, folder) in own.into_iter().enumerate() {
             // A folder of the package is known by its place there; one elsewhere by its number.
@@ -183,6 +195,25 @@ impl Plan {
             .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
             // Without a home there is still a build, whose cache lives and dies with its target folder.
             .unwrap_or_else(|| out_dir.join("mla-build-cache"));
+        let cache = Cache::open(cache);
+        let named = Named::new(
+            compiler::flags_of_environment()
+                .iter()
+                .map(String::as_str)
+                .chain(
+                    kernels
+                        .flags
+                        .iter()
+                        .chain(&source_flags)
+                        .map(String::as_str),
+                ),
+            &root,
+        );
+        let programs = hash_programs(&cache, &cuda)?;
+        let mut searched = roots.clone();
+        searched.push(cuda.include.join("cccl"));
+        searched.extend(host.include_folders()?);
+        searched.extend(named.folders.iter().cloned());
         // The innermost: a target folder may lie in another's, as those of tests do.
         let target_dir = out_dir
             .ancestors()
@@ -216,23 +247,27 @@ impl Plan {
             header,
             families,
             units,
+            own_includes,
             compiler: Compiler {
                 cuda,
                 host,
-                root,
+                root: root.clone(),
                 includes,
                 defines: kernels.defines,
                 flags: kernels.flags,
             },
             found,
+            named_contents: named.contents()?,
+            named,
+            programs,
             roles: Roles::new(roles),
+            lookup: Lookup::new(searched, root),
             roots,
-            cache: Cache::open(cache),
+            cache,
             cache_bound: cache_bound()?,
             compile_commands,
             #[cfg(feature = "bindings")]
             install_command,
-            #[cfg(feature = "bindings")]
             search,
         })
     }
@@ -240,7 +275,7 @@ impl Plan {
     pub(crate) fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
         if self.for_cargo {
             // Before anything can fail: a build that failed must run again when its cause is gone.
-            self.watch_settings();
+            self.watch_settings()?;
         }
         let constants = self.out_dir.join(format!("{}_compiled.rs", self.library));
         compiled::write(&self.families, &constants)?;
@@ -296,7 +331,8 @@ impl Plan {
             }));
         }
         if self.for_cargo {
-            self.tell_cargo(watched);
+            self.watch_files(&watched);
+            self.link();
         }
         Ok(Built {
             library,
@@ -357,6 +393,18 @@ pub(crate) fn output_folder(given: Option<PathBuf>) -> Result<PathBuf, Error> {
     let folder = folder(given, "OUT_DIR")?;
     fs::create_dir_all(&folder).map_err(Error::file("make", &folder))?;
     folder.canonicalize().map_err(Error::file("open", &folder))
+}
+
+/// The hash of all that nvcc runs or reads of its toolkit, headers aside.
+fn hash_programs(cache: &Cache, cuda: &Cuda) -> Result<blake3::Hash, Error> {
+    let mut parts = Vec::new();
+    for (name, path) in cuda.programs() {
+        let hash = cache
+            .content_of(&path)
+            .map_err(Error::file("read the toolkit's program", &path))?;
+        parts.extend([name.into_bytes(), hash.as_bytes().to_vec()]);
+    }
+    Ok(Key::new(parts.iter().map(Vec::as_slice)).hash())
 }
 
 /// Whether a release serves all of `targets`.

@@ -1,9 +1,9 @@
 //! What a build makes of its objects: the library, the report, and what Cargo is told.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Instant, SystemTime},
 };
 
@@ -15,8 +15,7 @@ use crate::{
     report::{self, Report},
     symbols,
     target::{self, Target},
-    toolkit,
-    unit::{self, Unit},
+    unit::Unit,
 };
 
 impl Plan {
@@ -161,58 +160,14 @@ impl Plan {
             })
             .collect();
         let text = serde_json::to_string_pretty(&commands).unwrap_or_default();
+        // An equal file keeps its time: it may lie in a folder that Cargo watches.
+        if fs::read_to_string(path).is_ok_and(|known| known == text) {
+            return Ok(());
+        }
         fs::write(path, text).map_err(Error::file("write", path))
     }
 
-    pub(super) fn watch_settings(&self) {
-        let build = [
-            "MLA_BUILD_CACHE",
-            "MLA_BUILD_CACHE_SIZE",
-            "MLA_BUILD_COMPILE_COMMANDS",
-        ];
-        for name in toolkit::VARIABLES
-            .iter()
-            .chain(compiler::VARIABLES)
-            .chain(&build)
-        {
-            println!("cargo::rerun-if-env-changed={name}");
-        }
-        for family in &self.families.declared {
-            println!("cargo::rerun-if-env-changed={}", family.variable());
-        }
-        if self.found.iter().any(|found| found.place == "PATH") {
-            println!("cargo::rerun-if-env-changed=PATH");
-        }
-        for glob in &self.globs {
-            // A folder stands for all that is in it, so a new source is noticed.
-            println!(
-                "cargo::rerun-if-changed={}",
-                unit::fixed_part(glob).display()
-            );
-        }
-        println!(
-            "cargo::rerun-if-changed={}",
-            self.compiler.cuda.nvcc.display()
-        );
-        if self.compiler.host.path.is_absolute() {
-            println!(
-                "cargo::rerun-if-changed={}",
-                self.compiler.host.path.display()
-            );
-        } else if let Ok(path) = which::which(&self.compiler.host.path) {
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
-    }
-
-    pub(super) fn tell_cargo(&self, watched: Vec<PathBuf>) {
-        let watched: BTreeSet<_> = watched
-            .iter()
-            // One spelling for each file, and none of Cargo's checks twice.
-            .filter_map(|path| self.roles.locate(&self.roles.name(path)))
-            .collect();
-        for path in watched {
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
+    pub(super) fn link(&self) {
         println!("cargo::rustc-link-search=native={}", self.out_dir.display());
         println!(
             "cargo::rustc-link-search=native={}",

@@ -3,13 +3,14 @@
 //! Two steps lead to an object, as in ccache's direct mode. What is known before compiling (the
 //! source's bytes and its place in the package, the flags, the compilers' versions) makes the *first
 //! key*, which names a **manifest**: the sets of files that this source was found to depend on, with
-//! the hash of each. A set whose every file still has that hash makes the *second key*, which names the
-//! **object**. So a hit costs no preprocessing, and a header that changes back finds its old object.
+//! the hash of each and of what its includes find ([`includes`]). A set whose every file still has both
+//! makes the *second key*, which names the **object**. So a hit costs no preprocessing, and a header that changes back finds its old object.
 //!
 //! ```text
 //! <cache>/manifests/ab/<first key>.json
 //! <cache>/objects/cd/<second key>        hash of the rest, what is known of it, the object
 //! <cache>/estimates/ef/<unit>.json       time and peak memory of the last compilation, for the schedule
+//! <cache>/files/0a/<path>.json           hashes of the toolkit's programs, with the times of the files
 //! <cache>/locks/<first three digits>     held with flock: the system lets go when a process dies
 //! <cache>/staging/                       files on their way; renamed when whole
 //! ```
@@ -17,15 +18,14 @@
 //! Everything is written into `staging`, synchronised and renamed, so a file in its place is a whole
 //! file. What a disk does to it afterwards is found by its hash.
 
+pub(crate) mod includes;
 mod store;
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-};
+use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use includes::Lookup;
 pub(crate) use store::{Cache, Estimate, Loaded};
 
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Raised when what the files of the cache mean changes: entries of another format are never looked at.
-const FORMAT: &str = "mla-build 1";
+const FORMAT: &str = "mla-build 2";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(blake3::Hash);
@@ -58,12 +58,13 @@ impl Key {
             parts.push(dependency.file.role.clone().into_bytes());
             parts.push(dependency.file.path.clone().into_bytes());
             parts.push(dependency.hash.as_bytes().to_vec());
-        }
-        for file in &set.shadows {
-            parts.push(file.role.clone().into_bytes());
-            parts.push(file.path.clone().into_bytes());
+            parts.push(dependency.finds.as_bytes().to_vec());
         }
         Self::new(parts.iter().map(Vec::as_slice))
+    }
+
+    pub(crate) fn hash(self) -> blake3::Hash {
+        self.0
     }
 
     pub(crate) fn hex(self) -> String {
@@ -92,10 +93,6 @@ impl Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DependencySet {
     pub(crate) files: Vec<Dependency>,
-    /// Files that an include would have found in place of a dependency, had it been searched for in
-    /// another order. A file that newly joins them may change what an include means, though no
-    /// dependency has changed.
-    pub(crate) shadows: BTreeSet<RolePath>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,36 +100,41 @@ pub(crate) struct Dependency {
     pub(crate) file: RolePath,
     /// Of its content, in hexadecimal.
     pub(crate) hash: String,
+    /// Of what its includes find, in hexadecimal.
+    pub(crate) finds: String,
 }
 
 impl DependencySet {
-    /// Takes the files of a depfile; `Err` names one that cannot be read.
+    /// Takes the files of a depfile; `Err` names one that cannot be read, or one that an include may
+    /// mean and that came at `trusted` or later, since 1970: the compiler may not have seen it.
     pub(crate) fn new(
         files: &[PathBuf],
         roles: &Roles,
-        roots: &[PathBuf],
+        lookup: &Lookup,
         hasher: &Hasher,
+        trusted: Duration,
     ) -> Result<Self, PathBuf> {
         let mut dependencies = Vec::new();
         for path in files {
-            let hash = hasher
-                .content(path)
-                .ok_or_else(|| path.clone())?
-                .to_hex()
-                .to_string();
+            let file = roles.name(path);
+            // As it will be located when it is checked.
+            let path = roles.locate(&file).unwrap_or_else(|| path.clone());
+            let content = hasher.content(&path).ok_or_else(|| path.clone())?;
+            let meaning = lookup.meaning(&path, &content.includes, roles);
+            if let Some(new) = meaning.newer_than(trusted)
+                && hasher.known(new).is_none()
+            {
+                return Err(new.to_owned());
+            }
             dependencies.push(Dependency {
-                file: roles.name(path),
-                hash,
+                file,
+                hash: content.hash.to_hex().to_string(),
+                finds: meaning.hash.to_hex().to_string(),
             });
         }
         dependencies.sort_by(|a, b| a.file.cmp(&b.file));
         dependencies.dedup();
-        let located: Vec<_> = dependencies
-            .iter()
-            .filter_map(|d| roles.locate(&d.file))
-            .collect();
         Ok(Self {
-            shadows: shadows(&located, roles, roots, hasher),
             files: dependencies,
         })
     }
@@ -141,67 +143,30 @@ impl DependencySet {
     pub(crate) fn check(
         &self,
         roles: &Roles,
-        roots: &[PathBuf],
+        lookup: &Lookup,
         hasher: &Hasher,
     ) -> Result<Vec<PathBuf>, String> {
         let mut paths = Vec::with_capacity(self.files.len());
         for dependency in &self.files {
+            let name = &dependency.file.path;
             let path = roles.locate(&dependency.file);
-            let hash = path.as_deref().and_then(|path| hasher.content(path));
-            match (path, hash) {
-                (Some(path), Some(hash)) if hash.to_hex().as_str() == dependency.hash => {
-                    paths.push(path)
-                }
-                (_, Some(_)) => return Err(format!("{} changed", dependency.file.path)),
-                _ => return Err(format!("{} is gone", dependency.file.path)),
+            let found = path.and_then(|path| Some((hasher.content(&path)?, path)));
+            let Some((content, path)) = found else {
+                return Err(format!("{name} is gone"));
+            };
+            if content.hash.to_hex().as_str() != dependency.hash {
+                return Err(format!("{name} changed"));
             }
-        }
-        let now = shadows(&paths, roles, roots, hasher);
-        match now.symmetric_difference(&self.shadows).next() {
-            None => Ok(paths),
-            Some(file) => Err(format!(
-                "{} came or went, and an include may mean it",
-                file.path
-            )),
-        }
-    }
-}
-
-/// The files that exist and that an include of a dependency would mean if it were spelled relative to
-/// an earlier include root, or to a folder of the package that holds a dependency (where quoted
-/// includes look first).
-fn shadows(
-    files: &[PathBuf],
-    roles: &Roles,
-    roots: &[PathBuf],
-    hasher: &Hasher,
-) -> BTreeSet<RolePath> {
-    let own: BTreeSet<&Path> = files
-        .iter()
-        .filter(|file| roles.name(file).role == PACKAGE)
-        .filter_map(|file| file.parent())
-        .collect();
-    let mut found = BTreeSet::new();
-    for file in files {
-        let Some((at, spelled)) = roots
-            .iter()
-            .enumerate()
-            .find_map(|(at, root)| Some((at, file.strip_prefix(root).ok()?)))
-        else {
-            continue;
-        };
-        for folder in roots[..at]
-            .iter()
-            .map(PathBuf::as_path)
-            .chain(own.iter().copied())
-        {
-            let candidate = folder.join(spelled);
-            if candidate != *file && hasher.exists(&candidate) {
-                found.insert(roles.name(&candidate));
+            let meaning = lookup.meaning(&path, &content.includes, roles);
+            if meaning.hash.to_hex().as_str() != dependency.finds {
+                return Err(format!(
+                    "a header came or went that an include of {name} may mean"
+                ));
             }
+            paths.push(path);
         }
+        Ok(paths)
     }
-    found
 }
 
 /// The role of the package's own folder.

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Mutex,
     time::{Duration, SystemTime},
@@ -11,6 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{Entry, Key, Manifest, Meta};
+use crate::hasher::content_now;
 
 /// A folder of the cache, which may be missing, read-only or full: then reading what there is still
 /// works, nothing is kept, and [`notes`](Self::notes) says why.
@@ -105,6 +107,17 @@ impl Cache {
             .unwrap_or_default()
     }
 
+    /// Says that a manifest led to an object, so that both stay as long.
+    pub(crate) fn used(&self, first: Key) {
+        self.touch(&self.place("manifests", &first.hex(), ".json"));
+    }
+
+    /// The time of last use decides what is thrown away first. It decides nothing else, and a cache that
+    /// cannot be written does without.
+    fn touch(&self, path: &Path) {
+        let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+    }
+
     pub(crate) fn load(&self, key: Key) -> Loaded {
         let path = self.object(key);
         let bytes = match fs::read(&path) {
@@ -120,9 +133,7 @@ impl Cache {
         };
         match unpack(&bytes) {
             Some(entry) => {
-                // The time of last use decides what is thrown away first. It decides nothing else, and
-                // a cache that cannot be written does without.
-                let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
+                self.touch(&path);
                 Loaded::Whole(entry)
             }
             None => {
@@ -155,6 +166,34 @@ impl Cache {
         if let Err(error) = kept {
             self.give_up(&error);
         }
+    }
+
+    /// The hash of a large file that rarely changes, which is read again only if it was: the file's
+    /// number, length and times are kept with the hash, and nobody can set the time of its last change.
+    pub(crate) fn content_of(&self, path: &Path) -> io::Result<blake3::Hash> {
+        let path = path.canonicalize()?;
+        let data = fs::metadata(&path)?;
+        let changed = Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32);
+        let identity = [data.dev(), data.ino(), data.len(), data.mtime() as u64];
+        let identity = (identity, changed);
+        let key = Key::new([path.as_os_str().as_encoded_bytes()]).hex();
+        let place = self.place("files", &key, ".json");
+        if let Some((known, hash)) = self.read_json::<(([u64; 4], Duration), String)>(&place)
+            && known == identity
+            && let Ok(hash) = blake3::Hash::from_hex(hash)
+        {
+            return Ok(hash);
+        }
+        let hash = content_now(&path)?;
+        // A file that changed a moment ago may change again within the same tick of its clock.
+        let settled = SystemTime::UNIX_EPOCH + changed + Duration::from_secs(2);
+        if self.is_writable() && settled < SystemTime::now() {
+            let bytes = serde_json::to_vec(&(identity, hash.to_hex().as_str()))?;
+            if let Err(error) = self.publish(&place, &bytes) {
+                self.give_up(&error);
+            }
+        }
+        Ok(hash)
     }
 
     pub(crate) fn estimate(&self, unit: Key) -> Option<Estimate> {
@@ -190,7 +229,7 @@ impl Cache {
                 let _ = fs::remove_file(path);
             }
         }
-        let mut kept: Vec<_> = ["objects", "manifests", "estimates"]
+        let mut kept: Vec<_> = ["objects", "manifests", "estimates", "files"]
             .into_iter()
             .flat_map(files)
             .collect();
@@ -312,10 +351,7 @@ mod tests {
     }
 
     fn no_dependencies() -> DependencySet {
-        DependencySet {
-            files: Vec::new(),
-            shadows: Default::default(),
-        }
+        DependencySet { files: Vec::new() }
     }
 
     #[test]
@@ -350,6 +386,65 @@ mod tests {
         assert!(matches!(load(2), Loaded::Missing));
         assert!(matches!(load(3), Loaded::Whole(_)));
         assert!(cache.notes().is_empty(), "{:?}", cache.notes());
+    }
+
+    #[test]
+    fn a_manifest_stays_as_long_as_the_object_that_it_leads_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path().to_owned());
+        let key = Key::new([b"hot".as_slice()]);
+        cache.keep(key, no_dependencies(), &entry(&[0; 1000]));
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+        let manifest = cache.place("manifests", &key.hex(), ".json");
+        File::open(&manifest)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        cache.used(key);
+        // Something else that is larger, and was used before.
+        let other = Key::new([b"cold".as_slice()]);
+        cache.keep(other, no_dependencies(), &entry(&[0; 100_000]));
+        for path in [
+            cache.object(other.with_dependencies(&no_dependencies())),
+            cache.place("manifests", &other.hex(), ".json"),
+        ] {
+            File::open(path).unwrap().set_modified(long_ago).unwrap();
+        }
+        cache.shrink(10_000);
+        assert_eq!(cache.manifest(key).sets.len(), 1);
+        assert!(cache.manifest(other).sets.is_empty());
+    }
+
+    #[test]
+    fn a_large_file_is_read_again_when_it_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path().join("cache"));
+        let file = folder.path().join("ptxas");
+        fs::write(&file, "one").unwrap();
+        assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"one"));
+        let kept = || {
+            let files = folder.path().join("cache/files");
+            walkdir::WalkDir::new(files)
+                .into_iter()
+                .flatten()
+                .filter(|e| e.path().is_file())
+                .count()
+        };
+        assert_eq!(kept(), 0, "it changed a moment ago");
+        std::thread::sleep(Duration::from_millis(2100));
+        assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"one"));
+        assert_eq!(kept(), 1);
+        // The same length and time of modification.
+        let time = fs::metadata(&file).unwrap().modified().unwrap();
+        fs::write(&file, "two").unwrap();
+        File::options()
+            .write(true)
+            .open(&file)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+        assert_eq!(cache.content_of(&file).unwrap(), blake3::hash(b"two"));
+        assert!(cache.content_of(&folder.path().join("none")).is_err());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! fails later.
 
 mod pins;
+mod programs;
 mod search;
 mod version;
 
@@ -83,10 +84,13 @@ impl fmt::Display for NotFound {
     }
 }
 
+/// The place of a toolkit that the caller names.
+const CALLER: &str = "Kernels::cuda_home";
+
 /// The CUDA of a folder that the caller names.
 pub(crate) fn cuda_at(root: &Path) -> Result<Cuda, Error> {
     match layout(root) {
-        Ok(_) => describe(root, None, "Kernels::cuda_home"),
+        Ok(_) => describe(root, None, CALLER),
         Err(lacks) => Err(unusable("cuda_home", root.as_os_str(), &lacks)),
     }
 }
@@ -249,9 +253,68 @@ pub(crate) const VARIABLES: &[&str] = &[
     "LIBCLANG_PATH",
     "CUDA_HOME",
     "CUDA_PATH",
+    "CUTLASS_PATH",
+    "CUTLASS_HOME",
+    "XDG_DATA_HOME",
     "VIRTUAL_ENV",
     "CONDA_PREFIX",
 ];
+
+/// Where a toolkit would be found before the one that was.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    /// Whether folders of `PATH` are among the places.
+    pub(crate) on_path: bool,
+    /// Folders that exist, into which an nvcc may come.
+    pub(crate) folders: Vec<PathBuf>,
+    /// What does not exist, and would be or hold a part of a toolkit.
+    pub(crate) absent: std::collections::BTreeSet<PathBuf>,
+}
+
+/// The places before that of `cuda`, in which a toolkit may yet appear.
+pub(crate) fn earlier(search: &Search, cuda: &Cuda) -> Earlier {
+    let mut earlier = Earlier::default();
+    if matches!(cuda.found.place.as_str(), "NVCC" | "MLA_CUDA_HOME" | CALLER) {
+        return earlier;
+    }
+    // Wheels are named by the release's first number: those of today, and of some years.
+    let in_wheels =
+        search
+            .site_packages(&mut Vec::new())
+            .into_iter()
+            .flat_map(|(place, folder)| {
+                let root = move |major| (place.clone(), folder.join(format!("nvidia/cu{major}")));
+                (12..=16).rev().map(root)
+            });
+    let roots: Vec<_> = search
+        .cuda_roots(&mut Vec::new())
+        .into_iter()
+        .chain(in_wheels)
+        .take_while(|(place, root)| *root != cuda.found.path || *place != cuda.found.place)
+        .map(|(_, root)| root)
+        .collect();
+    if !matches!(cuda.found.place.as_str(), "CUDA_HOME" | "CUDA_PATH") {
+        earlier.on_path = true;
+        earlier.folders = search.path_folders();
+    }
+    for root in roots {
+        // What any of its layouts lacks; that of wheels is the first of each.
+        for part in [
+            "bin/nvcc",
+            "include/cuda_runtime.h",
+            "lib64/libcudart_static.a",
+        ] {
+            earlier.absent.extend(first_absent(&root.join(part)));
+        }
+    }
+    earlier
+}
+
+/// The first part of a path that does not exist.
+fn first_absent(path: &Path) -> Option<PathBuf> {
+    let absent = path.ancestors().take_while(|part| !part.exists());
+    absent.last().map(Path::to_owned)
+}
 
 fn unusable(field: &str, given: &std::ffi::OsStr, lacks: &str) -> Error {
     Error::Setting {

@@ -116,6 +116,20 @@ impl Search {
         roots
     }
 
+    /// The folders of `PATH`, up to the first that holds an nvcc.
+    pub(super) fn path_folders(&self) -> Vec<PathBuf> {
+        let path = self.variable("PATH").unwrap_or_default();
+        let mut folders = Vec::new();
+        for folder in std::env::split_paths(&path).filter(|folder| folder.is_absolute()) {
+            let last = folder.join("nvcc").exists();
+            folders.push(folder);
+            if last {
+                break;
+            }
+        }
+        folders
+    }
+
     /// Folders that may hold CUTLASS, up to the usual ones.
     pub(super) fn cutlass_roots(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         looked.push("MLA_CUTLASS: not set".into());

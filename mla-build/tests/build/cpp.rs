@@ -79,7 +79,7 @@ fn a_flag_of_one_source_concerns_no_other() {
     let defined = || narrow().define_for("cuda/sm90/*.cu", "TILE=32");
     world.calls();
     defined().compile("kernels").unwrap();
-    let calls = fs::read_to_string(world.at("toolkit/calls")).unwrap();
+    let calls = fs::read_to_string(world.at("calls")).unwrap();
     let of = |source: &str| {
         let line = calls.lines().find(|line| line.starts_with(source));
         line.unwrap_or_else(|| panic!("{source}: {calls}"))

@@ -11,7 +11,7 @@ const PORTABLE: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"]
 fn gencodes(world: &World, kernels: Kernels) -> Vec<(String, Vec<String>)> {
     world.calls();
     kernels.compile("kernels").unwrap();
-    let calls = fs::read_to_string(world.at("toolkit/calls")).unwrap_or_default();
+    let calls = fs::read_to_string(world.at("calls")).unwrap_or_default();
     let mut asked: Vec<_> = calls
         .lines()
         .map(|line| {

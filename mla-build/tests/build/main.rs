@@ -1,7 +1,9 @@
 //! Whole builds, with a script in place of nvcc where the real one would take too long.
 
+mod cargo;
 mod cpp;
 mod family;
+mod fresh;
 mod real;
 mod report;
 mod reuse;

@@ -286,8 +286,8 @@ fn a_header_edited_while_a_unit_compiles_is_not_kept_under_its_new_content() {
     );
     std::thread::scope(|scope| {
         let build = scope.spawn(|| world.build().unwrap());
-        while !world.at("toolkit/calls").exists()
-            || !fs::read_to_string(world.at("toolkit/calls"))
+        while !world.at("calls").exists()
+            || !fs::read_to_string(world.at("calls"))
                 .unwrap()
                 .contains("a.cu")
         {

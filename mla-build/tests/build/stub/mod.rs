@@ -60,7 +60,22 @@ impl World {
 
     /// Makes the host compiler tell this version.
     pub(crate) fn host(&self, version: &str) {
-        self.program("host", &format!("#!/bin/sh\necho 'c++ {version}'\n"));
+        self.host_with_folders(version, &[]);
+    }
+
+    /// Makes the host compiler tell this version, and the folders in which it searches for headers.
+    pub(crate) fn host_with_folders(&self, version: &str, folders: &[PathBuf]) {
+        let folders: String = folders
+            .iter()
+            .map(|folder| format!(" {}\n", folder.display()))
+            .collect();
+        self.program(
+            "host",
+            &format!(
+                "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'c++ {version}'; exit; fi\n\
+                 cat >&2 <<'END'\n#include <...> search starts here:\n{folders}End of search list.\nEND\n"
+            ),
+        );
     }
 
     pub(crate) fn kernels(&self) -> Kernels {
@@ -107,7 +122,7 @@ impl World {
 
     /// The sources of the calls since the last question, sorted.
     pub(crate) fn calls(&self) -> Vec<String> {
-        let path = self.at("toolkit/calls");
+        let path = self.at("calls");
         let text = fs::read_to_string(&path).unwrap_or_default();
         let _ = fs::remove_file(path);
         let mut sources: Vec<_> = text
@@ -149,7 +164,7 @@ pub(crate) fn version(release: &str) -> String {
 }
 
 /// The example `compile`, which Cargo builds with the tests.
-fn driver() -> PathBuf {
+pub(crate) fn driver() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile = tests.parent().and_then(Path::parent).unwrap();
     let driver = profile.join("examples/compile");

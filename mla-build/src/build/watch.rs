@@ -1,0 +1,176 @@
+//! What Cargo is told to watch.
+//!
+//! Cargo starts a build script again if a variable has another value, or if a path is newer than the
+//! script's last start. Of a folder the newest file in it counts, and a path that does not exist is always
+//! newer. So what this build writes itself must not be watched, and what may come to exist takes the
+//! detour of [`watch_absent`](Plan::watch_absent).
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+
+use super::Plan;
+use crate::{Error, compiler, toolkit, unit};
+
+/// The variables of a build that are neither of the toolkit's search nor of the compilers.
+const VARIABLES: &[&str] = &[
+    "MLA_BUILD_CACHE",
+    "MLA_BUILD_CACHE_SIZE",
+    "MLA_BUILD_COMPILE_COMMANDS",
+];
+
+impl Plan {
+    /// Everything that is known before anything is compiled. It is said first: a build that failed must
+    /// run again when its cause is gone.
+    pub(super) fn watch_settings(&self) -> Result<(), Error> {
+        let variables = toolkit::VARIABLES
+            .iter()
+            .chain(VARIABLES)
+            .map(|&name| name.to_owned())
+            .chain(compiler::variables())
+            .chain(self.families.declared.iter().map(|f| f.variable()));
+        for name in variables {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        for glob in &self.globs {
+            // A folder stands for all that is in it, so a new source is noticed.
+            self.watch_folder(&self.compiler.root.join(unit::fixed_part(glob)));
+        }
+        // A new header there may hide another.
+        for folder in self.own_includes.iter().chain(&self.named.folders) {
+            self.watch_folder(folder);
+        }
+        for name in compiler::INCLUDE_VARIABLES {
+            for folder in env::var_os(name).iter().flat_map(env::split_paths) {
+                self.watch_folder(&folder);
+            }
+        }
+        let programs = self.compiler.cuda.programs();
+        for path in programs
+            .iter()
+            .map(|(_, path)| path)
+            .chain(&self.named.files)
+        {
+            self.watch_file(path);
+        }
+        let host = &self.compiler.host.path;
+        if host.is_absolute() {
+            self.watch_file(host);
+        } else if let Ok(path) = which::which(host) {
+            self.watch_file(&path);
+        }
+        for found in &self.found {
+            watch_links(&found.path);
+        }
+        let earlier = toolkit::earlier(&self.search, &self.compiler.cuda);
+        if earlier.on_path {
+            println!("cargo::rerun-if-env-changed=PATH");
+        }
+        for folder in &earlier.folders {
+            self.watch_folder(folder);
+        }
+        self.watch_absent(&earlier.absent)
+    }
+
+    /// The files that the library was made of.
+    pub(super) fn watch_files(&self, files: &[PathBuf]) {
+        let files: BTreeSet<_> = files
+            .iter()
+            // One spelling for each file, and none of Cargo's checks twice.
+            .filter_map(|path| self.roles.locate(&self.roles.name(path)))
+            .collect();
+        for path in files {
+            self.watch_file(&path);
+        }
+    }
+
+    fn watch_file(&self, path: &Path) {
+        // What the build script itself generates is newer than its start each time.
+        if !path.starts_with(&self.out_dir) && path.exists() {
+            tell(path);
+        }
+    }
+
+    /// A folder with all that is in it, but for what builds write.
+    fn watch_folder(&self, folder: &Path) {
+        let Ok(folder) = folder.canonicalize() else {
+            return;
+        };
+        let written = [&self.out_dir, &self.target_dir, self.cache.folder()];
+        if written.iter().any(|written| folder.starts_with(written)) {
+            return;
+        }
+        if !written.iter().any(|written| written.starts_with(&folder)) {
+            tell(&folder);
+            return;
+        }
+        // A new file directly in such a folder is noticed only with something else.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            if !hidden && entry.path().is_dir() {
+                self.watch_folder(&entry.path());
+            }
+        }
+    }
+
+    /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores one
+    /// that leads nowhere, and sees what one newly leads to.
+    fn watch_absent(&self, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
+        let folder = self.out_dir.join(format!("{}-absent", self.library));
+        let failed = || Error::file("write links into", &folder);
+        if folder.exists() {
+            fs::remove_dir_all(&folder).map_err(failed())?;
+        }
+        fs::create_dir_all(&folder).map_err(failed())?;
+        // The links themselves must not be newer than the start of this script.
+        let long_ago = Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        let times = Timestamps {
+            last_access: long_ago,
+            last_modification: long_ago,
+        };
+        for (number, path) in paths.iter().enumerate() {
+            let link = folder.join(number.to_string());
+            symlink(path, &link).map_err(failed())?;
+            utimensat(CWD, &link, &times, AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|error| failed()(error.into()))?;
+        }
+        utimensat(CWD, &folder, &times, AtFlags::empty())
+            .map_err(|error| failed()(error.into()))?;
+        tell(&folder);
+        Ok(())
+    }
+}
+
+/// Watches every link on the way to a path. Cargo sees the time of a link itself only if it is told of
+/// the link: behind it, the files of a toolkit are as old as before.
+fn watch_links(path: &Path) {
+    // More links than this one after another are a loop.
+    let mut left = 40;
+    let mut rest = vec![path.to_owned()];
+    while let Some(path) = rest.pop() {
+        for part in path.ancestors() {
+            if let Ok(target) = fs::read_link(part)
+                && left > 0
+            {
+                left -= 1;
+                tell(part);
+                rest.push(part.parent().unwrap_or(Path::new("/")).join(target));
+            }
+        }
+    }
+}
+
+fn tell(path: &Path) {
+    // A line of Cargo's protocol has no other way to end than with the line.
+    if let Some(path) = path.to_str().filter(|path| !path.contains('\n')) {
+        println!("cargo::rerun-if-changed={path}");
+    }
+}

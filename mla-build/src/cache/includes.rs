@@ -1,0 +1,318 @@
+//! What the includes of a file find.
+//!
+//! A dependency whose content is the same may still mean something else: a header that newly stands in
+//! a folder that is searched earlier hides the one that was found before, and `__has_include` asks for
+//! a header that may come or go. So each dependency is kept with a hash of *every* file that an include
+//! in it would find in any of the folders that are searched. The order of the folders does not matter
+//! then, and neither does which branch of an `#if` was taken.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use crate::roles::Roles;
+
+/// A header as a directive spells it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Include {
+    pub(crate) name: String,
+    /// In quotes, so that the folder of the file is searched too.
+    pub(crate) quoted: bool,
+}
+
+/// Every header that the directives of a text name, whether it is included or asked for with
+/// `__has_include`, in any branch. A header that a macro names is in none of them.
+pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
+    let mut found = BTreeSet::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('#') {
+        rest = &rest[at + 1..];
+        let directive = skip_blank(rest);
+        let length = directive
+            .find(|c: char| !(c.is_ascii_alphabetic() || c == '_'))
+            .unwrap_or(directive.len());
+        let (word, after) = directive.split_at(length);
+        match word {
+            "include" | "include_next" | "import" | "embed" => {
+                found.extend(header(skip_blank(after)));
+            }
+            "if" | "elif" | "define" => {
+                let line = logical_line(after);
+                for (at, question) in line.match_indices("__has_") {
+                    let after = line[at + question.len()..].split_once('(');
+                    if let Some(("include" | "include_next" | "embed", after)) =
+                        after.map(|(word, after)| (word.trim_end(), after))
+                    {
+                        found.extend(header(skip_blank(after)));
+                    }
+                }
+                rest = &after[line.len()..];
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The header at the start of a text.
+fn header(text: &str) -> Option<Include> {
+    let (quoted, close) = match text.chars().next()? {
+        '"' => (true, '"'),
+        '<' => (false, '>'),
+        _ => return None,
+    };
+    let end = text[1..].find([close, '\n'])?;
+    let name = &text[1..=end];
+    (text[1 + end..].starts_with(close) && !name.is_empty()).then(|| Include {
+        name: name.to_owned(),
+        quoted,
+    })
+}
+
+/// The text without the blanks and comments at its start, on the same line.
+fn skip_blank(mut text: &str) -> &str {
+    loop {
+        text = text.trim_start_matches([' ', '\t']);
+        if let Some(rest) = text.strip_prefix("\\\n") {
+            text = rest;
+        } else if let Some(rest) = text.strip_prefix("/*") {
+            text = rest.split_once("*/").map_or("", |(_, after)| after);
+        } else {
+            return text;
+        }
+    }
+}
+
+/// Up to the first end of a line that no backslash continues.
+fn logical_line(text: &str) -> &str {
+    let mut end = 0;
+    while let Some(length) = text[end..].find('\n') {
+        end += length;
+        if !text[..end].trim_end_matches('\r').ends_with('\\') {
+            return &text[..end];
+        }
+        end += 1;
+    }
+    text
+}
+
+/// The folders in which a compiler searches, and what it would find there; each file is looked for once.
+#[derive(Debug)]
+pub(crate) struct Lookup {
+    folders: Vec<PathBuf>,
+    /// nvcc includes `cuda_runtime.h` itself, as if a file in the folder where it runs did.
+    root: PathBuf,
+    /// Of a name, in the folders.
+    found: Mutex<HashMap<String, Arc<Vec<Candidate>>>>,
+    /// The folders that hold a folder of this name.
+    parents: Mutex<HashMap<String, Arc<Vec<PathBuf>>>>,
+    /// Of a file, beside which a name in quotes is searched.
+    files: Mutex<HashMap<PathBuf, Meaning>>,
+}
+
+/// A file that an include may mean.
+#[derive(Clone, Debug)]
+struct Candidate {
+    path: PathBuf,
+    /// Since 1970, when the file or its name last changed.
+    changed: Duration,
+}
+
+/// What the includes of one file find.
+#[derive(Clone, Debug)]
+pub(crate) struct Meaning {
+    /// Of all candidates, by their roles.
+    pub(crate) hash: blake3::Hash,
+    /// The candidate that changed last.
+    newest: Option<(Duration, PathBuf)>,
+}
+
+impl Meaning {
+    /// A candidate that changed at `moment` or later, so that the compiler may not have seen it.
+    pub(crate) fn newer_than(&self, moment: Duration) -> Option<&Path> {
+        let (changed, path) = self.newest.as_ref()?;
+        (*changed >= moment).then_some(path)
+    }
+}
+
+impl Lookup {
+    /// `folders` are absolute, in any order; `root` is where the compiler runs.
+    pub(crate) fn new(folders: Vec<PathBuf>, root: PathBuf) -> Self {
+        Self {
+            folders,
+            root,
+            found: Mutex::default(),
+            parents: Mutex::default(),
+            files: Mutex::default(),
+        }
+    }
+
+    /// What the includes of a file find, and what its own name finds elsewhere: a macro may name it.
+    pub(crate) fn meaning(
+        &self,
+        file: &Path,
+        includes: &BTreeSet<Include>,
+        roles: &Roles,
+    ) -> Meaning {
+        if let Some(known) = lock(&self.files).get(file) {
+            return known.clone();
+        }
+        let mut candidates = Vec::new();
+        let own = file.parent().unwrap_or(Path::new("/"));
+        for include in includes {
+            if include.quoted {
+                candidates.extend(candidate(own.join(&include.name)));
+            }
+            candidates.extend(self.in_folders(&include.name).iter().cloned());
+        }
+        for folder in &self.folders {
+            if let Some(name) = file.strip_prefix(folder).ok().and_then(Path::to_str) {
+                candidates.extend(self.in_folders(name).iter().cloned());
+            }
+        }
+        candidates.extend(candidate(self.root.join("cuda_runtime.h")));
+        let mut hasher = blake3::Hasher::new();
+        for candidate in &candidates {
+            let name = roles.name(&candidate.path);
+            for part in [name.role, name.path] {
+                hasher.update(&(part.len() as u64).to_le_bytes());
+                hasher.update(part.as_bytes());
+            }
+        }
+        let meaning = Meaning {
+            hash: hasher.finalize(),
+            newest: candidates
+                .into_iter()
+                .map(|candidate| (candidate.changed, candidate.path))
+                .max(),
+        };
+        lock(&self.files).insert(file.to_owned(), meaning.clone());
+        meaning
+    }
+
+    fn in_folders(&self, name: &str) -> Arc<Vec<Candidate>> {
+        if let Some(known) = lock(&self.found).get(name) {
+            return known.clone();
+        }
+        let (parent, file) = name.rsplit_once('/').unwrap_or(("", name));
+        let folders = self.parents(parent);
+        let found: Arc<Vec<_>> = Arc::new(
+            folders
+                .iter()
+                .filter_map(|folder| candidate(folder.join(file)))
+                .collect(),
+        );
+        lock(&self.found).insert(name.to_owned(), found.clone());
+        found
+    }
+
+    fn parents(&self, name: &str) -> Arc<Vec<PathBuf>> {
+        if let Some(known) = lock(&self.parents).get(name) {
+            return known.clone();
+        }
+        let found: Arc<Vec<_>> = Arc::new(
+            self.folders
+                .iter()
+                .map(|folder| folder.join(name))
+                .filter(|folder| folder.is_dir())
+                .collect(),
+        );
+        lock(&self.parents).insert(name.to_owned(), found.clone());
+        found
+    }
+}
+
+fn candidate(path: PathBuf) -> Option<Candidate> {
+    let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+    Some(Candidate {
+        path,
+        changed: Duration::new(data.ctime().max(0) as u64, data.ctime_nsec().max(0) as u32),
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // The maps hold whole entries at every moment, so a panic elsewhere leaves them sound.
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Vec<String> {
+        let shown = |include: Include| {
+            if include.quoted {
+                format!("{:?}", include.name)
+            } else {
+                format!("<{}>", include.name)
+            }
+        };
+        includes(text).into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn every_spelling_of_an_include_is_read() {
+        assert_eq!(
+            names(
+                "#include <a.h>\n  #  include\t\"b.h\" // c.h\n#include_next <d/e.h>\n\
+                 # /* odd */ include /* too */ <f.h>\n#import \"g.h\"\n#include MACRO\n\
+                 #define CAT(a, b) a ## b\n#include <unfinished\n#pragma once\n"
+            ),
+            ["<a.h>", "\"b.h\"", "<d/e.h>", "<f.h>", "\"g.h\""]
+        );
+    }
+
+    #[test]
+    fn headers_that_are_asked_for_are_read_in_every_branch() {
+        assert_eq!(
+            names(
+                "#if defined(X) && \\\r\n    __has_include(<a.h>) || __has_include ( \"b.h\" )\n\
+                 #elif __has_include_next(<c.h>)\n#endif\n\
+                 #define HAS __has_include(<d.h>)\n#ifdef __has_include\nint __has_include;\n"
+            ),
+            ["<a.h>", "\"b.h\"", "<c.h>", "<d.h>"]
+        );
+        assert_eq!(names("#if __has_include(NAME)\n#define \\\n#"), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_that_comes_or_goes_in_any_folder_changes_what_is_meant() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["one", "two/sub", "package/cuda"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        let file = at("package/cuda/a.cu");
+        let includes = includes("#include \"near.h\"\n#include <sub/far.h>\n");
+        let meaning = || {
+            let lookup = Lookup::new(vec![at("one"), at("two")], at("package"));
+            let roles = Roles::new([("package".to_owned(), at("package"))]);
+            lookup.meaning(&file, &includes, &roles)
+        };
+        let nothing = meaning();
+        assert!(nothing.newer_than(Duration::ZERO).is_none());
+        for new in [
+            "two/sub/far.h",
+            "package/cuda/near.h",
+            "one/near.h",
+            "package/cuda_runtime.h",
+        ] {
+            fs::write(at(new), "").unwrap();
+            let now = meaning();
+            assert_ne!(now.hash, nothing.hash, "{new}");
+            assert_eq!(now.newer_than(Duration::ZERO), Some(at(new).as_path()));
+            fs::remove_file(at(new)).unwrap();
+        }
+        for other in ["one/far.h", "package/near.h", "package/cuda/sub"] {
+            fs::write(at(other), "").unwrap();
+        }
+        assert_eq!(meaning().hash, nothing.hash);
+    }
+}

@@ -1,0 +1,335 @@
+//! Flags of nvcc that a build script adds: which are refused, and which files and folders they name.
+
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// Flags that are refused, by their names without dashes, and what to do in their place.
+const REFUSED: &[(&[&str], &str)] = &[
+    (
+        &[
+            "arch",
+            "gencode",
+            "gpu-architecture",
+            "gpu-code",
+            "generate-code",
+            "code",
+        ],
+        "Kernels::family, or a feature such as sm90",
+    ),
+    (
+        &["I", "isystem", "include-path", "system-include"],
+        "Kernels::include",
+    ),
+    (&["D", "define-macro"], "Kernels::define"),
+    (
+        &["include", "pre-include"],
+        "an #include in the sources, or Kernels::define",
+    ),
+    (
+        &["ccbin", "compiler-bindir"],
+        "the environment variable NVCC_CCBIN",
+    ),
+    (
+        &[
+            "c",
+            "compile",
+            "link",
+            "lib",
+            "run",
+            "E",
+            "preprocess",
+            "ptx",
+            "cubin",
+            "fatbin",
+            "cuda",
+            "optix-ir",
+            "ltoir",
+            "dc",
+            "device-c",
+            "dw",
+            "device-w",
+            "dlink",
+            "device-link",
+            "shared",
+        ],
+        "a flag that leaves the product what it is, one object per source",
+    ),
+    (
+        &["rdc", "relocatable-device-code", "dlto", "dlink-time-opt"],
+        "sources that call no device function of another: what is linked is host code alone",
+    ),
+    (
+        &[
+            "o",
+            "output-file",
+            "odir",
+            "output-directory",
+            "objtemp",
+            "keep",
+            "save-temps",
+            "keep-dir",
+            "time",
+        ],
+        "a flag that writes no file; the output of every compilation is in OUT_DIR",
+    ),
+    (
+        &[
+            "M",
+            "MM",
+            "MD",
+            "MMD",
+            "MF",
+            "MT",
+            "MP",
+            "generate-dependencies",
+            "generate-nonsystem-dependencies",
+            "generate-dependencies-with-compile",
+            "generate-nonsystem-dependencies-with-compile",
+            "dependency-output",
+            "generate-dependency-targets",
+            "dependency-target-name",
+        ],
+        "none: the dependencies are written for the cache",
+    ),
+    (
+        &[
+            "dryrun",
+            "dry-run",
+            "clean-targets",
+            "version",
+            "V",
+            "help",
+            "h",
+            "list-gpu-code",
+            "list-gpu-arch",
+        ],
+        "a flag with which nvcc compiles",
+    ),
+];
+
+/// Refuses a flag that the tool itself sets or that makes another product, with what to do in its place.
+pub(crate) fn check(flag: &str) -> Result<(), Error> {
+    let refuse = |accepted: &str| {
+        Err(Error::Setting {
+            field: "flag".into(),
+            given: flag.to_owned(),
+            accepted: accepted.to_owned(),
+        })
+    };
+    if !flag.starts_with('-') || flag.chars().any(char::is_whitespace) {
+        return refuse("one flag with its value in one text, such as -maxrregcount=128");
+    }
+    // What goes into a shell's line must not be able to end it.
+    if let Some(bad) = flag.chars().find(|c| "`$;|&<>\"'\\\n".contains(*c)) {
+        return refuse(&format!(
+            "a flag without {bad:?}: nvcc hands flags to a shell as they are"
+        ));
+    }
+    let name = flag.trim_start_matches('-');
+    let (name, value) = name.split_once('=').unwrap_or((name, ""));
+    let own = REFUSED.iter().find(|(names, _)| names.contains(&name));
+    // One letter may have its value right behind it.
+    let joined = [("-I", 1), ("-D", 2)]
+        .into_iter()
+        .find(|(start, _)| flag.starts_with(start));
+    match (own, joined) {
+        // Said of what is the case anyway.
+        (Some((names, _)), _) if names.contains(&"rdc") && value == "false" => Ok(()),
+        (Some((_, accepted)), _) => refuse(accepted),
+        (None, Some((_, at))) => refuse(REFUSED[at].1),
+        (None, None) if passed(name, value).any(|v| v.starts_with("-I")) => {
+            refuse("Kernels::include")
+        }
+        (None, None) => Ok(()),
+    }
+}
+
+/// The flags that a flag passes on to another compiler.
+fn passed<'a>(name: &str, value: &'a str) -> impl Iterator<Item = &'a str> {
+    let passes = matches!(name, "Xcompiler" | "compiler-options");
+    value.split(',').filter(move |_| passes)
+}
+
+/// The files and folders that flags name, in whatever way: `--options-file=x`, `-Xcompiler=@x`,
+/// `-Xcompiler=-specs=x`. What a compilation reads because a flag says so is in no list of
+/// dependencies.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) folders: Vec<PathBuf>,
+}
+
+impl Named {
+    /// Of flags that are read in `root`. A file of options is itself read for what it names.
+    pub(crate) fn new<'a>(flags: impl IntoIterator<Item = &'a str>, root: &Path) -> Self {
+        let mut named = Self::default();
+        let mut texts: Vec<String> = flags.into_iter().map(str::to_owned).collect();
+        while let Some(text) = texts.pop() {
+            for word in text.split(|c: char| c.is_whitespace() || "=,\"'".contains(c)) {
+                let Some(path) = path_in(word, root) else {
+                    continue;
+                };
+                if path.is_dir() {
+                    push_new(&mut named.folders, path);
+                } else if push_new(&mut named.files, path.clone()) {
+                    // Only text can name more.
+                    texts.extend(std::fs::read_to_string(path).ok());
+                }
+            }
+        }
+        named
+    }
+
+    /// The hash of what the files hold.
+    pub(crate) fn contents(&self) -> Result<blake3::Hash, Error> {
+        let mut hasher = blake3::Hasher::new();
+        for path in &self.files {
+            let bytes = std::fs::read(path).map_err(Error::file("read, as a flag says,", path))?;
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(&bytes);
+        }
+        Ok(hasher.finalize())
+    }
+}
+
+/// The existing path at the end of a word: all of it, or what follows a flag such as `-I`, `-isystem`
+/// or `@`.
+fn path_in(word: &str, root: &Path) -> Option<PathBuf> {
+    const GLUED: &[&str] = &[
+        "-isystem",
+        "-iquote",
+        "-idirafter",
+        "-include",
+        "-I",
+        "-B",
+        "@",
+    ];
+    let rest = GLUED.iter().find_map(|flag| word.strip_prefix(flag));
+    [Some(word), rest]
+        .into_iter()
+        .flatten()
+        .filter(|path| !path.is_empty() && !path.starts_with('-'))
+        .map(|path| root.join(path))
+        .find(|path| path.exists())
+}
+
+fn push_new(list: &mut Vec<PathBuf>, path: PathBuf) -> bool {
+    let new = !list.contains(&path);
+    if new {
+        list.push(path);
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_the_tool_sets_are_refused_with_what_to_call() {
+        for (flag, word) in [
+            ("-arch=sm_90a", "Kernels::family"),
+            ("-gencode", "Kernels::family"),
+            ("--gpu-architecture=sm_90", "Kernels::family"),
+            ("-I/usr/include", "Kernels::include"),
+            ("--include-path=x", "Kernels::include"),
+            ("-Xcompiler=-Wall,-I/usr/include", "Kernels::include"),
+            ("-DX=1", "Kernels::define"),
+            ("-ccbin=g++-11", "NVCC_CCBIN"),
+            ("-include=x.h", "an #include"),
+            ("main.cu", "one flag"),
+            ("-maxrregcount 128", "one flag"),
+        ] {
+            let message = check(flag).unwrap_err().to_string();
+            assert!(
+                message.contains(word) && message.contains(flag),
+                "{flag}: {message}"
+            );
+        }
+    }
+
+    #[test]
+    fn flags_that_make_another_product_are_refused_by_name() {
+        for flag in [
+            "--ptx",
+            "-ptx",
+            "-fatbin",
+            "--fatbin",
+            "-cubin",
+            "-rdc=true",
+            "--relocatable-device-code=true",
+            "-dc",
+            "-dlto",
+            "-keep",
+            "--keep",
+            "--keep-dir=x",
+            "-o",
+            "-MD",
+            "-MF=x",
+            "--dryrun",
+            "--version",
+        ] {
+            let message = check(flag).unwrap_err().to_string();
+            assert!(
+                message.starts_with(&format!("flag: given {flag:?}, accepted: ")),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_flag_can_end_the_line_of_a_shell() {
+        for flag in [
+            "-Xcompiler=$(id)",
+            "-Xcompiler=`id`",
+            "-lineinfo;id",
+            "-Xptxas=\"-v\"",
+        ] {
+            let message = check(flag).unwrap_err().to_string();
+            assert!(message.contains("to a shell"), "{message}");
+        }
+    }
+
+    #[test]
+    fn other_flags_pass() {
+        for flag in [
+            "-lineinfo",
+            "--use_fast_math",
+            "-maxrregcount=128",
+            "-Xptxas=-O2",
+            "-Xcompiler=-Wall,-Wextra",
+            "-rdc=false",
+            "-diag-suppress=177",
+            "-default-stream=per-thread",
+            "--options-file=flags.txt",
+            "-Ofc=max",
+        ] {
+            check(flag).unwrap();
+        }
+    }
+
+    #[test]
+    fn files_and_folders_that_flags_name_are_found_through_files_of_options() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("headers")).unwrap();
+        std::fs::write(at("outer.opt"), "-lineinfo --options-file inner.opt\n").unwrap();
+        std::fs::write(at("inner.opt"), "-Iheaders -Xcompiler=-specs=gcc.specs").unwrap();
+        std::fs::write(at("gcc.specs"), "inner.opt").unwrap();
+        std::fs::write(at("response"), "").unwrap();
+        let named = Named::new(
+            ["--options-file=outer.opt", "-Xcompiler=@response,-O2"],
+            folder.path(),
+        );
+        let sorted = |mut paths: Vec<PathBuf>| {
+            paths.sort();
+            paths
+        };
+        assert_eq!(
+            sorted(named.files),
+            ["gcc.specs", "inner.opt", "outer.opt", "response"].map(at)
+        );
+        assert_eq!(named.folders, [at("headers")]);
+    }
+}

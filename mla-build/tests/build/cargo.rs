@@ -1,0 +1,205 @@
+//! When Cargo starts the build script again, and when not: a package of Cargo's with the stub in place of
+//! nvcc, built as often as needed.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::PathBuf,
+    process::Command,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use crate::stub::{World, driver, version};
+
+/// A package whose build script starts the example `compile` and counts how often.
+struct Package {
+    world: World,
+    arguments: Vec<String>,
+    variables: Vec<(String, PathBuf)>,
+}
+
+impl Package {
+    fn new(arguments: &[&str]) -> Self {
+        let world = World::new();
+        world.write(
+            "package/Cargo.toml",
+            "[package]\nname = \"counted\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n",
+        );
+        world.write("package/src/lib.rs", "");
+        let host = world.at("host").display().to_string();
+        let mut all = vec![format!("--host-compiler={host}")];
+        all.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let script = format!(
+            "use std::{{io::Write, process}};\n\
+             fn main() {{\n    \
+             let mut runs = std::fs::File::options().append(true).create(true).open({:?}).unwrap();\n    \
+             writeln!(runs, \"run\").unwrap();\n    \
+             let status = process::Command::new({:?}).args({all:?}).status().unwrap();\n    \
+             process::exit(status.code().unwrap_or(1));\n}}\n",
+            world.at("runs"),
+            driver(),
+        );
+        world.write("package/build.rs", &script);
+        Self {
+            world,
+            arguments: all,
+            variables: Vec::new(),
+        }
+    }
+
+    fn set(&mut self, variable: &str, value: PathBuf) {
+        self.variables.retain(|(name, _)| name != variable);
+        self.variables.push((variable.to_owned(), value));
+    }
+
+    /// Builds, and returns whether the build script ran.
+    fn ran(&self) -> bool {
+        let runs = || fs::read_to_string(self.world.at("runs")).unwrap_or_default();
+        let before = runs();
+        let output = Command::new(env!("CARGO"))
+            .args(["build", "--offline", "--quiet"])
+            .current_dir(self.world.at("package"))
+            .env_remove("CARGO_TARGET_DIR")
+            .env("MLA_BUILD_CACHE", self.world.at("cache"))
+            .env("MLA_CUDA_HOME", self.world.at("toolkit"))
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{:?}:\n{}",
+            self.arguments,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        // Cargo compares times of files, of which those of some file systems are coarse.
+        thread::sleep(Duration::from_millis(20));
+        runs() != before
+    }
+
+    /// Whether it runs again after a change, and then no more.
+    fn notices(&self, what: &str) {
+        assert!(self.ran(), "{what} is noticed");
+        assert!(!self.ran(), "{what} is noticed once");
+    }
+}
+
+#[test]
+fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
+    let mut package = Package::new(&["--include=cuda", "--include=own"]);
+    fs::create_dir(package.world.at("package/own")).unwrap();
+    fs::create_dir(package.world.at("mine")).unwrap();
+    package.set("CPATH", package.world.at("mine"));
+    package.notices("the first build");
+    let world = &package.world;
+    world.write("package/cuda/sm90/new.cu", "new\n");
+    package.notices("a new source");
+    world.write("package/cuda/common/shared.h", "shared-2\n");
+    package.notices("an edited header");
+    world.write("toolkit/include/cute/layout.hpp", "layout-2\n");
+    package.notices("an edited header of the toolkit");
+    world.write("package/own/cute/layout.hpp", "hides\n");
+    package.notices("a new header in an include root beside the sources");
+    world.write("mine/cute/layout.hpp", "hides\n");
+    package.notices("a new header in a folder of CPATH");
+    world.program("toolkit/bin/nvcc", include_str!("stub/nvcc.sh"));
+    package.notices("another nvcc");
+    for variable in [
+        "CUTLASS_PATH",
+        "CUTLASS_HOME",
+        "HOST_CXX",
+        "CXX_x86_64-unknown-linux-gnu",
+        "CXX_x86_64_unknown_linux_gnu",
+    ] {
+        package.set(variable, package.world.at("none"));
+        package.notices(variable);
+    }
+}
+
+#[test]
+fn what_a_build_writes_itself_does_not_start_it_again() {
+    // The globs and one include root take in the target folder, the cache and what clangd reads; another
+    // include root lies below OUT_DIR.
+    let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
+    let world = &package.world;
+    let script = fs::read_to_string(world.at("package/build.rs")).unwrap();
+    let generated = "let out = std::path::PathBuf::from(std::env::var_os(\"OUT_DIR\").unwrap());\n    \
+                     std::fs::create_dir_all(out.join(\"generated\")).unwrap();\n    \
+                     std::fs::write(out.join(\"generated/made.h\"), \"made\\n\").unwrap();\n    \
+                     std::fs::write(out.join(\"generated/copy.cu\"), \"copy\\n\").unwrap();\n    ";
+    let script = script
+        .replace("let status", &format!("{generated}let status"))
+        .replace(
+            ".status()",
+            ".arg(\"--include\").arg(out.join(\"generated\")).status()",
+        );
+    world.write("package/build.rs", &script);
+    world.write("package/cuda/sm90/d.cu", "#include <made.h>\nbody-d\n");
+    package.set("MLA_BUILD_CACHE", package.world.at("package/kept"));
+    package.set("MLA_BUILD_COMPILE_COMMANDS", "compile_commands.json".into());
+    package.notices("the first build");
+    assert!(!package.ran(), "nor does the second");
+    let calls = package.world.calls();
+    assert_eq!(
+        calls.len(),
+        4,
+        "nothing below the target folder is a source: {calls:?}"
+    );
+    package.world.write("package/cuda/sm90/new.cu", "new\n");
+    package.notices("a new source");
+}
+
+#[test]
+fn a_switched_link_to_a_toolkit_is_noticed() {
+    let mut package = Package::new(&["--include=cuda"]);
+    let world = &package.world;
+    let copied = Command::new("cp")
+        .arg("-a")
+        .arg(world.at("toolkit"))
+        .arg(world.at("other"))
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    // As old as a toolkit that was installed long ago, and linked twice, as by Debian's alternatives.
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for entry in walkdir::WalkDir::new(world.at("other")).contents_first(true) {
+        let file = fs::File::open(entry.unwrap().path()).unwrap();
+        file.set_modified(long_ago).unwrap();
+    }
+    symlink(world.at("toolkit"), world.at("alternative")).unwrap();
+    symlink(world.at("alternative"), world.at("cuda")).unwrap();
+    package.set("MLA_CUDA_HOME", package.world.at("cuda"));
+    package.notices("the first build");
+    fs::remove_file(package.world.at("alternative")).unwrap();
+    symlink(package.world.at("other"), package.world.at("alternative")).unwrap();
+    package.notices("the switched link");
+}
+
+#[test]
+fn an_nvcc_that_newly_appears_earlier_in_the_order_is_noticed() {
+    let mut package = Package::new(&["--include=cuda"]);
+    // Found on the path, after a place that CUDA_HOME names and a folder of the path without one.
+    let path = std::env::var_os("PATH").unwrap();
+    fs::create_dir(package.world.at("first")).unwrap();
+    let folders = [package.world.at("first"), package.world.at("toolkit/bin")];
+    let folders = folders.into_iter().chain(std::env::split_paths(&path));
+    package.set("PATH", std::env::join_paths(folders).unwrap().into());
+    package.set("MLA_CUDA_HOME", PathBuf::new());
+    package.set("CUDA_HOME", package.world.at("home/cuda"));
+    package.notices("the first build");
+    let world = &package.world;
+    symlink(world.at("toolkit/bin/nvcc"), world.at("first/nvcc")).unwrap();
+    package.notices("an nvcc in an earlier folder of the path");
+    fs::create_dir(world.at("home")).unwrap();
+    let copied = Command::new("cp")
+        .arg("-r")
+        .arg(world.at("toolkit"))
+        .arg(world.at("home/cuda"))
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    world.write("home/cuda/version", &version("13.1"));
+    package.notices("a toolkit where CUDA_HOME says");
+    let report = fs::read_to_string(world.at("package/target/mla-build/counted-kernels.json"));
+    assert!(report.unwrap().contains("13.1.88"));
+}

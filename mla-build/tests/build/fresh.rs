@@ -1,0 +1,164 @@
+//! Nothing stale: what may change the meaning of a source without a change of any file that it reads.
+
+use std::{fs, time::Duration};
+
+use crate::stub::{ALL, World};
+
+const NONE: [&str; 0] = [];
+
+#[test]
+fn a_header_that_hides_another_within_nested_include_roots_is_noticed() {
+    let world = World::new();
+    // `outer` is searched before `outer/inner`, and both hold what `inner/tile.h` could be.
+    world.write("package/outer/inner/tile.h", "tile-inner\n");
+    world.write("package/cuda/sm90/d.cu", "#include <tile.h>\nbody-d\n");
+    let kernels = || world.kernels().include("outer").include("outer/inner");
+    world.compiled_by(kernels());
+    world.write("package/outer/tile.h", "tile-outer\n");
+    assert_eq!(world.compiled_by(kernels()), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("tile-outer"));
+    assert!(!world.library("out").contains("tile-inner"));
+    fs::remove_file(world.at("package/outer/tile.h")).unwrap();
+    assert_eq!(world.compiled_by(kernels()), NONE);
+    assert!(world.library("out").contains("tile-inner"));
+}
+
+#[test]
+fn a_header_beside_a_header_hides_one_of_an_include_root() {
+    let world = World::new();
+    world.write("package/cuda/common/deep/a.h", "#include \"b.h\"\n");
+    world.write("package/cuda/b.h", "b-root\n");
+    world.write("package/cuda/sm90/d.cu", "#include <common/deep/a.h>\n");
+    world.compiled();
+    world.write("package/cuda/common/deep/b.h", "b-beside\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("b-beside"));
+}
+
+#[test]
+fn an_own_header_that_hides_a_system_header_is_noticed() {
+    let world = World::new();
+    world.write("system/stdint.h", "stdint-system\n");
+    world.host_with_folders("(Stub) 12.2.0", &[world.at("system")]);
+    world.write("package/cuda/sm90/d.cu", "#include <stdint.h>\n");
+    world.compiled();
+    assert!(world.library("out").contains("stdint-system"));
+    world.write("package/cuda/stdint.h", "stdint-own\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("stdint-own"));
+}
+
+#[test]
+fn a_header_that_is_asked_for_is_noticed_when_it_comes_and_when_it_goes() {
+    let world = World::new();
+    world.write(
+        "package/cuda/sm90/d.cu",
+        "#if __has_include(<extra.h>)\n#endif\n// has: extra.h\n",
+    );
+    world.compiled();
+    world.write("package/cuda/extra.h", "extra-1\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("extra-1"));
+    fs::remove_file(world.at("package/cuda/extra.h")).unwrap();
+    assert_eq!(world.compiled(), NONE, "its object is still there");
+    assert!(!world.library("out").contains("extra-1"));
+}
+
+#[test]
+fn a_header_that_comes_to_a_folder_of_cpath_is_noticed() {
+    let world = World::new();
+    world.write("system/stdint.h", "stdint-system\n");
+    world.write("package/cuda/sm90/d.cu", "#include <stdint.h>\n");
+    fs::create_dir(world.at("mine")).unwrap();
+    // The host compiler tells the folders of CPATH before its own.
+    world.host_with_folders("(Stub) 12.2.0", &[world.at("mine"), world.at("system")]);
+    let build = || {
+        let output = world
+            .command("out")
+            .env("CPATH", world.at("mine"))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        world.calls()
+    };
+    assert_eq!(build().len(), 4);
+    assert_eq!(build(), NONE);
+    world.write("mine/stdint.h", "stdint-mine\n");
+    assert_eq!(build(), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("stdint-mine"));
+}
+
+#[test]
+fn a_file_of_options_counts_with_its_content_and_that_of_the_files_it_names() {
+    let world = World::new();
+    world.write("package/flags.opt", "-lineinfo --options-file more.opt\n");
+    world.write("package/more.opt", "-maxrregcount=128\n");
+    let kernels = || world.kernels().flag("--options-file=flags.opt");
+    assert_eq!(world.compiled_by(kernels()), ALL);
+    assert_eq!(world.compiled_by(kernels()), NONE);
+    world.write("package/more.opt", "-maxrregcount=168\n");
+    assert_eq!(world.compiled_by(kernels()), ALL);
+    world.write("package/flags.opt", "-lineinfo\n");
+    assert_eq!(world.compiled_by(kernels()), ALL);
+    assert!(!world.library("out").contains("more.opt"));
+}
+
+#[test]
+fn a_replaced_program_of_the_toolkit_compiles_all() {
+    let world = World::new();
+    for program in [
+        "bin/ptxas",
+        "bin/cudafe++",
+        "nvvm/bin/cicc",
+        "nvvm/libdevice/libdevice.10.bc",
+    ] {
+        world.program(&format!("toolkit/{program}"), "first");
+    }
+    world.compiled();
+    for program in [
+        "bin/ptxas",
+        "bin/cudafe++",
+        "nvvm/bin/cicc",
+        "nvvm/libdevice/libdevice.10.bc",
+    ] {
+        world.program(&format!("toolkit/{program}"), "other");
+        assert_eq!(world.compiled(), ALL, "{program}");
+        // What was replaced by an equal one, with another time, is the same.
+        std::thread::sleep(Duration::from_millis(20));
+        world.program(&format!("toolkit/{program}"), "other");
+        assert_eq!(world.compiled(), NONE, "{program}");
+    }
+}
+
+#[test]
+fn a_manifest_of_a_unit_in_use_is_not_thrown_away_before_its_object() {
+    let world = World::new();
+    world.compiled();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    for entry in walkdir::WalkDir::new(world.at("cache")) {
+        let entry = entry.unwrap();
+        if entry.file_type().is_file() {
+            fs::File::open(entry.path())
+                .unwrap()
+                .set_modified(long_ago)
+                .unwrap();
+        }
+    }
+    // Both are used, and something else that is newer fills the cache.
+    assert_eq!(world.compiled(), NONE);
+    for entry in walkdir::WalkDir::new(world.at("cache/manifests")) {
+        let entry = entry.unwrap();
+        if entry.file_type().is_file() {
+            let used = entry.metadata().unwrap().modified().unwrap();
+            assert!(
+                used > long_ago + Duration::from_secs(1),
+                "{}",
+                entry.path().display()
+            );
+        }
+    }
+}
