@@ -69,7 +69,7 @@ pub(crate) fn write(
     let file = syn::parse_file(&bindings.to_string()).map_err(|error| failed(error.to_string()))?;
     fs::write(output, prettyplease::unparse(&file)).map_err(Error::file("write", output))?;
     let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
-    Ok(crate::depfile::parse(&rule))
+    Ok(crate::depfile::files(&rule, Path::new("")))
 }
 
 /// The names under which the library has what the header declares.

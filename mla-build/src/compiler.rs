@@ -3,12 +3,14 @@
 use std::{
     env,
     ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use crate::{
     Error,
+    shell::Place,
     toolkit::Cuda,
     unit::{Language, Unit},
 };
@@ -240,43 +242,87 @@ impl Compiler {
         if unit.language == Language::Cpp {
             arguments.extend(["-isystem".into(), self.cuda.include.clone().into()]);
         }
-        for (from, to) in [(&self.root, "."), (&self.cuda.found.path, "cuda")] {
-            let from = from.to_string_lossy();
-            // nvcc splits the value at commas, and a path that would be torn is better left alone.
-            if !from.contains([',', '=']) {
-                let through = match unit.language {
-                    Language::Cuda => "-Xcompiler=",
-                    Language::Cpp => "",
-                };
-                arguments.push(format!("{through}-ffile-prefix-map={from}={to}").into());
-            }
-        }
         if unit.language == Language::Cuda {
             arguments.extend(["-ccbin".into(), self.host.path.clone().into()]);
         }
         arguments
     }
 
-    /// Compiles a unit and writes its dependencies; `temporary` takes what the passes leave between
-    /// them.
+    /// Compiles a unit and writes its object and its dependencies into `folder`, which also takes what the
+    /// passes leave between them. `maps` is the file of [`path_maps`](Self::path_maps).
     pub(crate) fn command(
         &self,
         unit: &Unit,
-        object: &Path,
-        depfile: &Path,
-        temporary: &Path,
-    ) -> Command {
+        folder: &Path,
+        maps: &Path,
+    ) -> Result<Command, Error> {
         let mut command = Command::new(self.program(unit));
+        let mut response = OsString::from(match unit.language {
+            Language::Cuda => "-Xcompiler=@",
+            Language::Cpp => "@",
+        });
+        response.push(maps);
         command
             .current_dir(&self.root)
-            .env("TMPDIR", temporary)
+            .env("TMPDIR", folder)
             .args(self.arguments(unit))
+            .arg(response)
             .args(["-MD", "-MF"])
-            .arg(depfile)
+            .arg(folder.join(DEPENDENCIES))
             .arg("-c")
             .arg("-o")
-            .arg(object)
-            .arg(&unit.source);
-        command
+            .arg(folder.join(OBJECT));
+        if unit.language == Language::Cpp || Place::Package.takes(&self.root) {
+            command.arg(&unit.source);
+            return Ok(command);
+        }
+        // nvcc hands the real path of what it compiles to a shell. So it is given a file elsewhere, which
+        // includes the source from the folder where the compiler runs, searched last of all.
+        let name = Path::new(&unit.source).file_name().unwrap_or_default();
+        let wrapper = folder.join(name);
+        fs::write(&wrapper, format!("#include \"{}\"\n", unit.source))
+            .map_err(Error::file("write", &wrapper))?;
+        command.arg("-Xcompiler=-idirafter,.").arg(wrapper);
+        Ok(command)
+    }
+
+    /// Flags of the host compiler that keep the places of folders out of objects, as a file of options: on
+    /// nvcc's own command line they would pass through a shell.
+    pub(crate) fn path_maps(&self) -> String {
+        let places = [(&self.root, "."), (&self.cuda.found.path, "cuda")];
+        let includes = self.includes.iter().map(|i| (&i.folder, i.role.as_str()));
+        let mut text = String::new();
+        for (from, to) in includes.chain(places) {
+            // The compiler splits at the first `=`: a path that would be torn is better left alone.
+            if let Some(from) = from.to_str().filter(|from| !from.contains(['=', '\n'])) {
+                let map = format!("-ffile-prefix-map={from}={to}");
+                let map = map.replace('\\', "\\\\").replace('"', "\\\"");
+                text.push_str(&format!("\"{map}\"\n"));
+            }
+        }
+        text
+    }
+
+    /// Refuses what nvcc cannot be given without harm.
+    pub(crate) fn check(&self, units: &[Unit]) -> Result<(), Error> {
+        Place::Toolkit.check("CUDA", &self.cuda.found.path)?;
+        Place::HostCompiler.check("host compiler", &self.host.path)?;
+        for include in &self.includes {
+            let folder = &include.folder;
+            let spelled = folder.strip_prefix(&self.root).unwrap_or(folder);
+            Place::Include.check("include", spelled)?;
+        }
+        for unit in units.iter().filter(|unit| unit.language == Language::Cuda) {
+            let path = Path::new(&unit.source);
+            Place::Source.check("sources", path)?;
+            Place::SourceName.check("sources", path.file_name().unwrap_or_default().as_ref())?;
+        }
+        Ok(())
     }
 }
+
+/// The file in the folder of a compilation that holds its object.
+pub(crate) const OBJECT: &str = "unit.o";
+
+/// The file in the folder of a compilation that lists what it read.
+pub(crate) const DEPENDENCIES: &str = "unit.d";

@@ -1,12 +1,25 @@
 //! The dependencies that nvcc writes with `-MD -MF`: one Make rule.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+/// The prerequisites of the rule as they lie in `folder`, where the compiler ran.
+///
+/// GCC doubles a dollar and nvcc does not, so `$$` is two where there is such a file, and one elsewhere.
+pub(crate) fn files(text: &str, folder: &Path) -> Vec<PathBuf> {
+    let file = |word: PathBuf| {
+        let path = folder.join(&word);
+        match word.to_str().filter(|word| word.contains("$$")) {
+            Some(word) if !path.exists() => folder.join(word.replace("$$", "$")),
+            _ => path,
+        }
+    };
+    parse(text).into_iter().map(file).collect()
+}
 
 /// The prerequisites of the rule, in order, without its target.
 ///
-/// A backslash escapes a space, a hash and itself before a space; one at the end of a line continues
-/// it; `$$` is a dollar.
-pub(crate) fn parse(text: &str) -> Vec<PathBuf> {
+/// A backslash escapes a space and a hash; one at the end of a line continues it.
+fn parse(text: &str) -> Vec<PathBuf> {
     // The rule's colon is the first one that a space or the end of the line follows: a target may
     // itself hold colons.
     let Some(body) = text.match_indices(':').find_map(|(at, _)| {
@@ -31,7 +44,6 @@ pub(crate) fn parse(text: &str) -> Vec<PathBuf> {
                 finish(&mut word, &mut paths);
             }
             ('\\', Some(' ' | '#')) => word.extend(characters.next()),
-            ('$', Some('$')) => word.extend(characters.next()),
             (' ' | '\t' | '\n' | '\r', _) => finish(&mut word, &mut paths),
             _ => word.push(c),
         }
@@ -70,8 +82,19 @@ mod tests {
         let paths = parse("out dir/a.o: my\\ kernel.cu price$$.h \\#odd.h \\\r\n tab.h\n");
         assert_eq!(
             paths,
-            ["my kernel.cu", "price$.h", "#odd.h", "tab.h"].map(PathBuf::from)
+            ["my kernel.cu", "price$$.h", "#odd.h", "tab.h"].map(PathBuf::from)
         );
+    }
+
+    #[test]
+    fn a_dollar_is_read_in_both_spellings() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["one$.h", "two$$.h"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        let read = files("a.o: one$$.h one$.h two$$.h\n", folder.path());
+        assert_eq!(read, [at("one$.h"), at("one$.h"), at("two$$.h")]);
     }
 
     #[test]

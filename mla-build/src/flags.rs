@@ -145,6 +145,18 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     }
 }
 
+/// Refuses a macro whose value a shell would change.
+pub(crate) fn check_define(define: &str) -> Result<(), Error> {
+    match define.chars().find(|c| "$`".contains(*c) || c.is_control()) {
+        None => Ok(()),
+        Some(bad) => Err(Error::Setting {
+            field: "define".into(),
+            given: define.to_owned(),
+            accepted: format!("a macro without {bad:?}, which nvcc hands to a shell"),
+        }),
+    }
+}
+
 /// The flags that a flag passes on to another compiler.
 fn passed<'a>(name: &str, value: &'a str) -> impl Iterator<Item = &'a str> {
     let passes = matches!(name, "Xcompiler" | "compiler-options");
@@ -289,6 +301,11 @@ mod tests {
             let message = check(flag).unwrap_err().to_string();
             assert!(message.contains("to a shell"), "{message}");
         }
+        for define in ["X=$(id)", "X=`id`"] {
+            let message = check_define(define).unwrap_err().to_string();
+            assert!(message.starts_with("define: given") && message.contains("to a shell"));
+        }
+        check_define("X=\"it's 'text', or not\"").unwrap();
     }
 
     #[test]

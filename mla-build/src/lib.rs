@@ -34,10 +34,12 @@ mod ptxas;
 pub mod report;
 mod roles;
 mod schedule;
+mod shell;
 mod symbols;
 mod target;
 pub mod toolkit;
 mod unit;
+mod workshop;
 
 pub use diagnostic::{Failure, Failures};
 pub use error::Error;

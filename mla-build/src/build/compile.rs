@@ -12,15 +12,26 @@ use super::{Done, Plan};
 use crate::{
     Error,
     cache::{DependencySet, Entry, Estimate, Key, Loaded, Meta},
-    depfile,
+    compiler, depfile,
     diagnostic::{self, Failure},
     hasher::{Hasher, content_now},
-    process,
     progress::{Event, Progress},
     report::Outcome,
     schedule::{self, Job, Limits},
     unit::{Language, Unit},
+    workshop::Workshop,
 };
+
+/// What all compilations of a build share.
+struct Shared<'a> {
+    /// Files that changed since are not trusted.
+    trusted: SystemTime,
+    hasher: &'a Hasher,
+    progress: &'a Progress,
+    workshop: &'a Workshop,
+    /// The file of [`Compiler::path_maps`](crate::compiler::Compiler::path_maps).
+    maps: &'a Path,
+}
 
 impl Plan {
     pub(super) fn compile_units(
@@ -64,10 +75,36 @@ impl Plan {
             units: self.units.len(),
             cached: done.len(),
         });
-        let compiled = schedule::run(jobs, limits, |(index, first, reason)| {
+        if !jobs.is_empty() {
+            let workshop = Workshop::open(&self.out_dir)?;
+            let maps = workshop.path().join("maps");
+            fs::write(&maps, self.compiler.path_maps()).map_err(Error::file("write", &maps))?;
+            let shared = Shared {
+                trusted,
+                hasher: &hasher,
+                progress,
+                workshop: &workshop,
+                maps: &maps,
+            };
+            done.extend(self.compile_jobs(jobs, limits, &shared)?);
+        }
+        done.sort_by_key(|done| done.index);
+        match done.iter_mut().find_map(|done| done.error.take()) {
+            Some(error) => Err(error),
+            None => Ok(done),
+        }
+    }
+
+    fn compile_jobs(
+        &self,
+        jobs: Vec<Job<(usize, Key, String)>>,
+        limits: &Limits,
+        shared: &Shared<'_>,
+    ) -> Result<Vec<Done>, Error> {
+        schedule::run(jobs, limits, |(index, first, reason)| {
             let started = Instant::now();
-            let done = self.compile_unit(index, first, reason, trusted, &hasher, progress);
-            progress.tell(&Event::Finished {
+            let done = self.compile_unit(index, first, reason, shared);
+            shared.progress.tell(&Event::Finished {
                 unit: self.units[index].to_string(),
                 outcome: done.outcome,
                 seconds: started.elapsed().as_secs_f64(),
@@ -83,13 +120,7 @@ impl Plan {
         .map_err(Error::file(
             "take a token of the jobserver for",
             &self.out_dir,
-        ))?;
-        done.extend(compiled);
-        done.sort_by_key(|done| done.index);
-        match done.iter_mut().find_map(|done| done.error.take()) {
-            Some(error) => Err(error),
-            None => Ok(done),
-        }
+        ))
     }
 
     fn first_key(&self, unit: &Unit, hasher: &Hasher) -> Result<Key, Error> {
@@ -157,15 +188,13 @@ impl Plan {
         Err(reason.unwrap_or_else(|| "its source, flags and compilers are new together".to_owned()))
     }
 
-    fn compile_unit(
-        &self,
-        index: usize,
-        first: Key,
-        reason: String,
-        trusted: SystemTime,
-        hasher: &Hasher,
-        progress: &Progress,
-    ) -> Done {
+    fn compile_unit(&self, index: usize, first: Key, reason: String, shared: &Shared<'_>) -> Done {
+        let Shared {
+            hasher,
+            progress,
+            workshop,
+            ..
+        } = *shared;
         let unit = &self.units[index];
         let _guard = self.cache.lock(first);
         // Another build may have compiled it while this one waited for the lock.
@@ -185,24 +214,14 @@ impl Plan {
             failure,
             error,
         };
-        let temporary = match tempfile::Builder::new()
-            .prefix("nvcc-")
-            .tempdir_in(&self.out_dir)
-        {
-            Ok(folder) => folder,
-            Err(error) => {
-                return failed(
-                    None,
-                    Some(Error::file("make a folder in", &self.out_dir)(error)),
-                );
-            }
+        let prepared = workshop
+            .folder(&unit.file_stem())
+            .and_then(|folder| Ok((self.compiler.command(unit, &folder, shared.maps)?, folder)));
+        let (mut command, folder) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return failed(None, Some(error)),
         };
-        let object = temporary.path().join("unit.o");
-        let rule = temporary.path().join("unit.d");
-        let mut command = self
-            .compiler
-            .command(unit, &object, &rule, temporary.path());
-        let finished = match process::run(&mut command) {
+        let finished = match workshop.run(&mut command) {
             Ok(finished) => finished,
             Err(error) => {
                 return failed(
@@ -225,13 +244,16 @@ impl Plan {
         }
         let read =
             |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
-        let (bytes, rule) = match read(&object).and_then(|bytes| Ok((bytes, read(&rule)?))) {
+        let object = read(&folder.join(compiler::OBJECT));
+        let rule = folder.join(compiler::DEPENDENCIES);
+        let (bytes, rule) = match object.and_then(|bytes| Ok((bytes, read(&rule)?))) {
             Ok(both) => both,
             Err(error) => return failed(None, Some(error)),
         };
-        let files: Vec<_> = depfile::parse(&String::from_utf8_lossy(&rule))
+        let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.compiler.root)
             .into_iter()
-            .map(|path| self.compiler.root.join(path))
+            // What stands there is made for the compiler, and by it.
+            .filter(|path| !path.starts_with(workshop.path()))
             .collect();
         let estimate = Estimate {
             seconds: finished.elapsed.as_secs_f64(),
@@ -246,7 +268,7 @@ impl Plan {
             object: bytes,
         };
         self.cache.keep_estimate(self.unit_key(unit), estimate);
-        match self.dependencies(unit, &files, trusted, hasher) {
+        match self.dependencies(unit, &files, shared.trusted, hasher) {
             Ok(set) => self.cache.keep(first, set, &entry),
             Err(path) => progress.tell(&Event::Noted {
                 text: format!(

@@ -22,10 +22,12 @@ use crate::{
     report::{self, Outcome},
     roles::Roles,
     schedule::Limits,
+    shell,
     symbols::Tag,
     target::{self, Target},
     toolkit::{self, Cuda, Found, Pins, Search, Version},
     unit::{self, Unit},
+    workshop,
 };
 
 /// A build whose settings are all known.
@@ -95,6 +97,10 @@ impl Plan {
         for flag in kernels.flags.iter().chain(&source_flags) {
             flags::check(flag)?;
         }
+        kernels
+            .defines
+            .iter()
+            .try_for_each(|define| flags::check_define(define))?;
         let families = kernels.resolve()?;
         let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
         let root = root
@@ -102,6 +108,8 @@ impl Plan {
             .map_err(Error::file("open the package's folder", &root))?;
         let for_cargo = kernels.out_dir.is_none();
         let out_dir = output_folder(kernels.out_dir)?;
+        shell::check_for_cargo("OUT_DIR", &out_dir)?;
+        shell::check_for_cargo("the package's folder", &root)?;
 
         let units = unit::discover(&root, &kernels.sources, &families, &kernels.flags_of)?;
 
@@ -274,6 +282,7 @@ impl Plan {
 
     pub(crate) fn run(mut self, started: Instant, limits: &Limits) -> Result<Built, Error> {
         if self.for_cargo {
+            workshop::end_with_parent();
             // Before anything can fail: a build that failed must run again when its cause is gone.
             self.watch_settings()?;
         }
@@ -296,6 +305,7 @@ impl Plan {
             _ => fs::create_dir_all(&self.objects).map_err(Error::file("make", &self.objects))?,
         }
 
+        self.compiler.check(&self.units)?;
         let progress = Progress::new();
         let done = self.compile_units(limits, &progress)?;
         self.cache.shrink(self.cache_bound);

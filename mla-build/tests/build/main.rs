@@ -4,6 +4,7 @@ mod cargo;
 mod cpp;
 mod family;
 mod fresh;
+mod paths;
 mod real;
 mod report;
 mod reuse;

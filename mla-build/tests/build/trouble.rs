@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::stub::{ALL, World, version};
+use crate::stub::{ALL, World, driver, version};
 use mla_build::{Error, Kernels, progress::Event};
 
 const NONE: [&str; 0] = [];
@@ -252,6 +252,76 @@ fn a_killed_build_loses_only_what_was_being_compiled() {
     assert_eq!(finished.len(), 2, "{seen}");
     assert_eq!(compiled, ["cuda/sm90/b.cu"]);
     assert!(world.library("out").contains("body-a"));
+}
+
+/// The processes that work for a build: their folder for temporary files is below its output.
+fn compilers(out: &std::path::Path) -> usize {
+    let mark = format!("TMPDIR={}/", out.display());
+    fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| fs::read(entry.unwrap().path().join("environ")).ok())
+        .filter(|environ| {
+            environ
+                .split(|&b| b == 0)
+                .any(|one| one.starts_with(mark.as_bytes()))
+        })
+        .count()
+}
+
+/// Kills a process as nothing can prevent, and returns when what it worked with is gone.
+fn kill_alone(pid: u32, out: &std::path::Path) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let wait_until = |what: &str, done: &dyn Fn() -> bool| {
+        while !done() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    wait_until("a compiler runs", &|| compilers(out) > 1);
+    let killed = Command::new("kill")
+        .args(["-9", &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(killed.success());
+    wait_until("no compiler runs on", &|| compilers(out) == 0);
+    wait_until("no folder stays", &|| {
+        let entries = fs::read_dir(out).unwrap();
+        !entries
+            .flatten()
+            .any(|e| e.file_name().to_string_lossy().starts_with("nvcc-"))
+    });
+}
+
+#[test]
+fn the_compilers_of_a_killed_build_end_and_their_folder_goes() {
+    let world = World::new();
+    world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
+    let mut build = world.command("out").stderr(Stdio::null()).spawn().unwrap();
+    kill_alone(build.id(), &world.at("out"));
+    build.wait().unwrap();
+}
+
+#[test]
+fn a_build_script_ends_with_the_cargo_that_started_it() {
+    let world = World::new();
+    world.write("package/cuda/sm90/b.cu", "body-b\n// sleep: 30\n");
+    fs::create_dir(world.at("out")).unwrap();
+    // A shell in place of Cargo; the word after the command keeps it from becoming the command.
+    let mut cargo = Command::new("sh")
+        .args(["-c", "\"$@\"; true", "sh"])
+        .arg(driver())
+        .args(["--include=cuda", "--host-compiler"])
+        .arg(world.at("host"))
+        .env("CARGO_MANIFEST_DIR", world.at("package"))
+        .env("OUT_DIR", world.at("out"))
+        .env("MLA_CUDA_HOME", world.at("toolkit"))
+        .env("MLA_BUILD_CACHE", world.at("cache"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    kill_alone(cargo.id(), &world.at("out"));
+    cargo.wait().unwrap();
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! Which paths survive the shell.
+//!
+//! nvcc runs its passes through `sh -c`. It puts some paths in double quotes, some in none, and splits
+//! some at commas, so a folder named `$(…)` would run its command. What such a path holds is refused here
+//! with the reason, or kept from nvcc in another way: the package itself may lie anywhere.
+
+use std::path::Path;
+
+use crate::Error;
+
+/// What a path is for, and the characters that break nvcc there. Tried with nvcc 13.0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// A source, relative to the package.
+    Source,
+    /// The file name of one: ptxas and fatbinary take it apart too.
+    SourceName,
+    /// An include root, relative to the package where it lies there.
+    Include,
+    /// The toolkit's folder.
+    Toolkit,
+    /// The host compiler's path.
+    HostCompiler,
+    /// Where the passes write.
+    Temporary,
+    /// The package's folder: nvcc asks for the real path of a source.
+    Package,
+}
+
+impl Place {
+    fn breaking(self) -> &'static str {
+        match self {
+            Self::Source => "\"$`\\",
+            Self::SourceName => "\"$`\\,",
+            Self::Include => "\"'$`\\,",
+            Self::Toolkit => "\"$`",
+            Self::HostCompiler => "\"'$`\\;()&<>|",
+            Self::Temporary => "\"$`\\,",
+            Self::Package => "$`\\",
+        }
+    }
+
+    /// The first character of a path that breaks nvcc in this place.
+    fn broken_by(self, path: &Path) -> Option<char> {
+        let breaks = |c: &char| c.is_control() || self.breaking().contains(*c);
+        path.to_string_lossy().chars().find(breaks)
+    }
+
+    /// Whether nvcc can be given the path.
+    pub(crate) fn takes(self, path: &Path) -> bool {
+        self.broken_by(path).is_none() && path.to_str().is_some()
+    }
+
+    /// Refuses a path that nvcc cannot be given.
+    pub(crate) fn check(self, field: &str, path: &Path) -> Result<(), Error> {
+        let holds = match (self.broken_by(path), path.to_str()) {
+            (None, Some(_)) => return Ok(()),
+            (Some(c), _) => format!("a path without {c:?}"),
+            (None, None) => "a path in UTF-8".to_owned(),
+        };
+        Err(Error::Setting {
+            field: field.to_owned(),
+            given: path.to_string_lossy().into_owned(),
+            accepted: format!("{holds}, which nvcc hands to a shell"),
+        })
+    }
+}
+
+/// Refuses a path that Cargo cannot be told of: its protocol is made of lines of UTF-8.
+pub(crate) fn check_for_cargo(field: &str, path: &Path) -> Result<(), Error> {
+    if path.to_str().is_some_and(|path| !path.contains('\n')) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: field.to_owned(),
+        given: path.to_string_lossy().into_owned(),
+        accepted: "a path in UTF-8 and on one line, which Cargo can be told of".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shell_would_run_is_refused_with_the_character() {
+        let message = Place::Include
+            .check("include", Path::new("/a/$(touch x)/include"))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            message,
+            "include: given \"/a/$(touch x)/include\", accepted: a path without '$', which nvcc hands to \
+             a shell"
+        );
+        assert!(!Place::Temporary.takes(Path::new("/a,b")));
+        assert!(!Place::Source.takes(Path::new("a\nb.cu")));
+        for place in [
+            Place::Source,
+            Place::Include,
+            Place::Toolkit,
+            Place::Temporary,
+        ] {
+            place
+                .check("x", Path::new("/my (own) kernels & more"))
+                .unwrap();
+        }
+        check_for_cargo("OUT_DIR", Path::new("/a, \"b\" $c")).unwrap();
+        assert!(check_for_cargo("OUT_DIR", Path::new("/a\nb")).is_err());
+    }
+}

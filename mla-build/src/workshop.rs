@@ -1,0 +1,149 @@
+//! Where compilers work, and who ends them when the build is killed.
+//!
+//! A build that dies of SIGKILL can clean up nothing. So all its compilers, with everything that they
+//! start, share the process group of a *watcher*: a shell that reads a pipe whose other end only the build
+//! holds. The system closes that end however the build dies, and the watcher then ends the group and
+//! removes the folder in which the compilers work.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use crate::{Error, process, shell::Place};
+
+/// Reads until the build says that it has ended, or has ended without a word. It ignores the signals
+/// that it sends to its own group first.
+const WATCHER: &str = "trap '' HUP INT TERM\n\
+                       read -r _ && exit\n\
+                       kill -TERM 0\n\
+                       rm -rf -- \"$1\"\n\
+                       kill -KILL 0\n";
+
+/// The names of folders in which compilers work; what a machine's crash left is known by it.
+const PREFIX: &str = "nvcc-";
+
+/// The folder of a build's compilers, and the group of their processes.
+#[derive(Debug)]
+pub(crate) struct Workshop {
+    folder: tempfile::TempDir,
+    watcher: Child,
+}
+
+impl Workshop {
+    /// In `out_dir`, or in the system's folder for temporary files if nvcc cannot be given that path.
+    pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
+        let system = std::env::temp_dir();
+        let parent = if Place::Temporary.takes(out_dir) {
+            remove_left_over(out_dir);
+            out_dir
+        } else {
+            let because = format!(
+                "TMPDIR (as OUT_DIR, {}, has the same problem)",
+                out_dir.display()
+            );
+            Place::Temporary.check(&because, &system)?;
+            &system
+        };
+        let folder = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .tempdir_in(parent)
+            .map_err(Error::file("make a folder in", parent))?;
+        let watcher = Command::new("sh")
+            .args(["-c", WATCHER, "sh"])
+            .arg(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Error::Tool {
+                program: "sh".into(),
+                message: error.to_string(),
+            })?;
+        Ok(Self { folder, watcher })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A new folder in it, for one compilation.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.path().join(name);
+        fs::create_dir(&path).map_err(Error::file("make", &path))?;
+        Ok(path)
+    }
+
+    /// Runs a compiler in the watched group.
+    pub(crate) fn run(&self, command: &mut Command) -> std::io::Result<process::Finished> {
+        process::run(command.process_group(self.watcher.id().cast_signed()))
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        // A watcher that is gone already has nothing to be told.
+        if let Some(mut pipe) = self.watcher.stdin.take() {
+            let _ = pipe.write_all(b"ended\n");
+        }
+        let _ = self.watcher.wait();
+    }
+}
+
+/// Removes what a build left in its own output folder when the whole machine went down.
+fn remove_left_over(out_dir: &Path) {
+    for entry in fs::read_dir(out_dir).into_iter().flatten().flatten() {
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes())
+        {
+            // One that stays is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Asks the system to end this process when the one that started it dies: a build script without its
+/// Cargo works for nobody.
+pub(crate) fn end_with_parent() {
+    // Where it cannot be asked for, the build is as good as without.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_that_ends_leaves_neither_folder_nor_watcher() {
+        let out_dir = tempfile::tempdir().unwrap();
+        fs::create_dir(out_dir.path().join("nvcc-old")).unwrap();
+        let workshop = Workshop::open(out_dir.path()).unwrap();
+        assert!(!out_dir.path().join("nvcc-old").exists());
+        let watcher = workshop.watcher.id();
+        let finished = workshop
+            .run(Command::new("sh").args(["-c", "ps -o pgid= -p $$"]))
+            .unwrap();
+        assert_eq!(finished.log.trim(), watcher.to_string());
+        let folder = workshop.folder("unit").unwrap();
+        assert!(folder.is_dir());
+        drop(workshop);
+        assert_eq!(fs::read_dir(out_dir.path()).unwrap().count(), 0);
+        assert!(!Path::new(&format!("/proc/{watcher}")).exists());
+    }
+
+    #[test]
+    fn a_folder_that_nvcc_cannot_be_given_is_not_worked_in() {
+        let parent = tempfile::tempdir().unwrap();
+        let out_dir = parent.path().join("a,b $(c)");
+        fs::create_dir(&out_dir).unwrap();
+        let workshop = Workshop::open(&out_dir).unwrap();
+        assert!(workshop.path().starts_with(std::env::temp_dir()));
+        assert_eq!(fs::read_dir(&out_dir).unwrap().count(), 0);
+    }
+}
