@@ -297,7 +297,7 @@ mod tests {
     }
 
     fn found(root: &Path, on: &[&str]) -> Result<Vec<String>, Error> {
-        discover(root, &["cuda/**/*".into()], &families(on), &[])
+        discover(root, &["cuda/**/*.cu".into()], &families(on), &[])
             .map(|units| units.iter().map(ToString::to_string).collect())
     }
 
