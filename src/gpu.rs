@@ -23,15 +23,6 @@ impl Gpu {
     }
 }
 
-/// The architectures that this build holds kernels for: the feature that compiles each, and the compute
-/// capability that its machine code runs on, and no other does.
-pub const ARCHITECTURES: &[(&str, Capability)] = &[
-    #[cfg(feature = "sm90")]
-    ("sm90", Capability::new(9, 0)),
-    #[cfg(feature = "sm100")]
-    ("sm100", Capability::new(10, 0)),
-];
-
 /// The first GPU of this machine, or why there is none to be used: no feature that compiles kernels,
 /// no driver, or no device. Asking creates no context on the GPU.
 ///

@@ -17,10 +17,10 @@ mod library;
 #[cfg(feature = "gpu")]
 pub mod raw;
 
-pub use backends::{DecodeBackends, PrefillBackends};
+pub use backends::{DecodeBackends, FAMILIES, PrefillBackends};
 #[cfg(feature = "gpu")]
 pub use device::Cuda;
-pub use gpu::{ARCHITECTURES, Gpu, present_gpu};
+pub use gpu::{Gpu, present_gpu};
 
 // Its examples are tests.
 #[cfg(doctest)]

@@ -7,6 +7,7 @@ use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::explain::{Explanation, PhaseExplanation};
 use mla_runtime::feature::{Feature, FeatureSet};
+use mla_runtime::kernels::{Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::reason::{Given, Reason};
 use mla_runtime::registry::Registry;
@@ -153,7 +154,7 @@ fn candidates(phase: &PhaseExplanation) -> String {
     let chosen = phase.selected().map(|candidate| candidate.spec.name);
     for candidate in &phase.candidates {
         let is_chosen = chosen == Some(candidate.spec.name);
-        let why = if is_chosen {
+        let mut why = if is_chosen {
             format!("selected, by {}", candidate.spec.provider)
         } else if candidate.is_valid() {
             format!("fits, by {}", candidate.spec.provider)
@@ -161,6 +162,10 @@ fn candidates(phase: &PhaseExplanation) -> String {
             let lines: Vec<_> = candidate.reasons.iter().map(line).collect();
             lines.join("\n")
         };
+        for fact in facts(&candidate.kernels) {
+            why += "\n";
+            why += &fact;
+        }
         let mut cells = [
             Cell::new(candidate.spec.name),
             Cell::new(candidate.priority),
@@ -173,6 +178,32 @@ fn candidates(phase: &PhaseExplanation) -> String {
     }
     numbers(&mut table, [1]);
     table.trim_fmt()
+}
+
+// What the backend's kernels are compiled for, and where they have run, as far as anybody says.
+fn facts(kernels: &Kernels) -> impl Iterator<Item = String> {
+    let compiled = kernels.families.map(|families| {
+        let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();
+        format!("compiled for {}", targets.join(", "))
+    });
+    let run_on = kernels.run_on.map(|runs| {
+        let runs: Vec<_> = runs.iter().map(run).collect();
+        match runs.is_empty() {
+            true => "has run on no GPU yet".to_owned(),
+            false => format!("has run on {}", runs.join(", ")),
+        }
+    });
+    compiled.into_iter().chain(run_on)
+}
+
+fn run(run: &Run) -> String {
+    let Run {
+        gpu,
+        capability,
+        date,
+        commit,
+    } = run;
+    format!("{gpu} (sm {capability}; {date}, {commit})")
 }
 
 // A reason in one short line: the table's heading has said what was given and to whom. What would

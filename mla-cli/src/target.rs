@@ -1,7 +1,8 @@
 //! The hardware of this machine.
 
-use mla_kernels::{ARCHITECTURES, Gpu, present_gpu};
+use mla_kernels::{FAMILIES, Gpu, present_gpu};
 use mla_runtime::capability::{Capability, Target};
+use mla_runtime::kernels::Family;
 
 /// What a selection is made for where no other hardware is named: the first GPU, or the processor where
 /// there is none that can be used.
@@ -22,25 +23,28 @@ pub(crate) fn name_gpu(gpu: &Gpu) -> String {
     format!("GPU {}: {}, sm {}", gpu.ordinal, gpu.name, gpu.capability)
 }
 
-/// What this build compiled, and whether it runs on this machine: a line for each architecture.
+/// What this build compiled, and whether it runs on this machine: a line for each family.
 pub(crate) fn describe_build() -> String {
     let present = present_gpu().ok().map(|gpu| gpu.capability);
-    built(ARCHITECTURES, present)
+    built(FAMILIES, present)
 }
 
-fn built(architectures: &[(&str, Capability)], present: Option<Capability>) -> String {
-    let line = |(feature, runs_on): &(&str, Capability)| match present {
-        Some(capability) if capability == *runs_on => {
-            format!("built with {feature}, which runs on this GPU\n")
+fn built(families: &[Family], present: Option<Capability>) -> String {
+    let line = |family: &Family| {
+        let (name, targets) = (family.name, family.targets.join(", "));
+        match present {
+            Some(capability) if family.runs_on(capability) => {
+                format!("built with {name} ({targets}), which runs on this GPU\n")
+            }
+            Some(capability) => format!(
+                "built with {name} ({targets}), which cannot be run here: this GPU is sm {capability}\n"
+            ),
+            None => {
+                format!("built with {name} ({targets}), which cannot be run here: it needs a GPU\n")
+            }
         }
-        Some(capability) => format!(
-            "built with {feature}, which cannot be run here: it needs sm {runs_on}, this GPU is sm {capability}\n"
-        ),
-        None => format!(
-            "built with {feature}, which cannot be run here: it needs a GPU of sm {runs_on}\n"
-        ),
     };
-    architectures.iter().map(line).collect()
+    families.iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -50,17 +54,23 @@ mod tests {
     #[test]
     fn what_was_built_and_cannot_be_run_here_says_so() {
         let both = [
-            ("sm90", Capability::new(9, 0)),
-            ("sm100", Capability::new(10, 0)),
+            Family {
+                name: "sm90",
+                targets: &["sm_90a"],
+            },
+            Family {
+                name: "sm100",
+                targets: &["sm_100f"],
+            },
         ];
         assert_eq!(
             built(&both, Some(Capability::new(9, 0))),
-            "built with sm90, which runs on this GPU\n\
-             built with sm100, which cannot be run here: it needs sm 10.0, this GPU is sm 9.0\n"
+            "built with sm90 (sm_90a), which runs on this GPU\n\
+             built with sm100 (sm_100f), which cannot be run here: this GPU is sm 9.0\n"
         );
         assert_eq!(
             built(&both[1..], None),
-            "built with sm100, which cannot be run here: it needs a GPU of sm 10.0\n"
+            "built with sm100 (sm_100f), which cannot be run here: it needs a GPU\n"
         );
         assert_eq!(built(&[], None), "");
     }

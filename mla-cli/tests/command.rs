@@ -345,6 +345,8 @@ fn explain_names_the_feature_that_a_backend_wants() {
     ] {
         assert!(table.lines().any(|given| given == line), "{table}");
     }
+    // It has run, though it is not in this program.
+    assert!(table.contains("has run on H200 (sm 9.0; "), "{table}");
     // There it speaks against them that the heads are too many as well.
     let table = printed("explain --sm 9.0 --heads 200 --query-len ragged");
     assert!(table.contains("decode: none fits\n"), "{table}");

@@ -6,11 +6,26 @@
 //! same constraints and the feature as the reason why they cannot run: `#[mla_backend(feature = "…")]` sees to
 //! that.
 
+use mla_runtime::kernels::Family;
+
 pub mod sm90;
 
 /// Writes what each family adds to.
 macro_rules! families {
-    ($($family:ident { prefill: [$($prefill:ident),*], decode: [$($decode:ident),*] })*) => {
+    ($(
+        $feature:literal, $targets:ident, $family:ident {
+            prefill: [$($prefill:ident),*], decode: [$($decode:ident),*]
+        }
+    )*) => {
+        /// The families that this build compiled, and their targets.
+        pub const FAMILIES: &[Family] = &[$(
+            #[cfg(feature = $feature)]
+            Family {
+                name: $feature,
+                targets: crate::raw::compiled::$targets,
+            },
+        )*];
+
         /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of a family that this
         /// build leaves out are absent ones, so that a refusal names the feature.
         pub type PrefillBackends = mla_runtime::backends![$($($family::$prefill,)*)*];
@@ -22,5 +37,7 @@ macro_rules! families {
 }
 
 families! {
-    sm90 { prefill: [FlashAttn], decode: [FlashMla] }
+    "sm80", SM80, sm80 { prefill: [], decode: [] }
+    "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla] }
+    "sm100", SM100, sm100 { prefill: [], decode: [] }
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::SystemTime;
 
-use mla_kernels::present_gpu;
+use mla_kernels::{FAMILIES, present_gpu};
 use serde::{Deserialize, Serialize};
 
 /// The machine, the versions and the state of the sources.
@@ -41,10 +41,6 @@ pub(super) struct Machine {
 
 impl Environment {
     pub(super) fn here() -> Self {
-        let features = [
-            ("sm90", cfg!(feature = "sm90")),
-            ("sm100", cfg!(feature = "sm100")),
-        ];
         let gpu = present_gpu().ok();
         Self {
             command: std::env::args().collect(),
@@ -54,10 +50,9 @@ impl Environment {
                 git_commit: env!("VERGEN_GIT_SHA").to_owned(),
                 git_dirty: env!("VERGEN_GIT_DIRTY").to_owned(),
                 rustc: env!("VERGEN_RUSTC_SEMVER").to_owned(),
-                features: features
-                    .into_iter()
-                    .filter(|(_, on)| *on)
-                    .map(|(name, _)| name.to_owned())
+                features: FAMILIES
+                    .iter()
+                    .map(|family| family.name.to_owned())
                     .collect(),
                 optimised: !cfg!(debug_assertions),
             },

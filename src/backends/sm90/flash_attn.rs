@@ -39,6 +39,7 @@ pub struct FlashAttnState {
     provider = "native",
     feature = "sm90",
     sm = "90",
+    compiled = raw::compiled::SM90,
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,32,64)",

@@ -77,6 +77,7 @@ impl FlashMla {
     provider = "native",
     feature = "sm90",
     sm = "90",
+    compiled = raw::compiled::SM90,
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16,fp8",
