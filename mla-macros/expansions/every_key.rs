@@ -104,6 +104,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
 }
 #[cfg(feature = "flash")]
 const _: () = {
+    use crate::engine::mla_runtime::the_key_crate_has_to_name_mla_runtime as _;
     const _: crate::engine::mla_runtime::spec::BackendSpec = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::SPEC;
     const _: () = if let crate::engine::mla_runtime::capability::Platform::Cpu = <<inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(

@@ -199,9 +199,14 @@ impl Runtime {
             }
         });
         let entry = self.entry(&quote!(#this::ENTRY));
+        let other_crate = arguments.has(&key::CRATE).then(|| {
+            let span = Span::call_site().located_at(arguments.span(&key::CRATE));
+            quote_spanned!(span=> use #path::the_key_crate_has_to_name_mla_runtime as _;)
+        });
         quote! {
             #(#cfgs)*
             const _: () = {
+                #other_crate
                 const _: #path::spec::BackendSpec = #this::SPEC;
                 #platform
                 #compiled

@@ -244,7 +244,8 @@ pub(crate) const CRATE: Key = Key {
     default: Some("::mla_runtime"),
     accepted: "a path, such as `::mla_runtime`",
     example: "::engine::mla_runtime",
-    meaning: "Where this crate is, for a crate that renames or re-exports it.",
+    meaning: "Where `mla-runtime` is, for a crate that renames or re-exports it: what to write where the \
+              compiler cannot find `mla_runtime`.",
 };
 
 /// Every key, in the order of the documentation.

@@ -118,19 +118,23 @@ pub enum CapabilityMatch {
 impl CapabilityMatch {
     /// Whether `capability` is in the set.
     pub const fn accepts(self, capability: Capability) -> bool {
-        match self {
-            Self::Any => true,
-            Self::Exact(only) => only.number() == capability.number(),
-            Self::Family(major) => major == capability.major,
-            Self::FamilyFrom(least) => {
-                least.major == capability.major && least.minor <= capability.minor
-            }
-            Self::Floor(least) => least.number() <= capability.number(),
-        }
+        let (first, last) = self.bounds();
+        first <= capability.number() && capability.number() <= last
     }
 }
 
 impl CapabilityMatch {
+    /// The numbers of the first and the last capability in the set.
+    pub(crate) const fn bounds(self) -> (u16, u16) {
+        match self {
+            Self::Any => (0, u16::MAX),
+            Self::Exact(only) => (only.number(), only.number()),
+            Self::Family(major) => (major as u16 * 10, major as u16 * 10 + 9),
+            Self::FamilyFrom(least) => (least.number(), least.major as u16 * 10 + 9),
+            Self::Floor(least) => (least.number(), u16::MAX),
+        }
+    }
+
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::Any => text.push("any"),

@@ -38,6 +38,10 @@ mod text;
 pub use error::{Error, Result};
 pub use mla_macros::mla_backend;
 
+/// What only this crate has: where the attribute's `crate` names another, the compiler's error says so.
+#[doc(hidden)]
+pub mod the_key_crate_has_to_name_mla_runtime {}
+
 /// What the attribute's expansion names; not for use by hand.
 #[doc(hidden)]
 pub mod private {

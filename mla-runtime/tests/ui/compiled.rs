@@ -17,14 +17,14 @@ const TYPO: &[&str] = &["sm90a"];
 
 struct Declared;
 
-#[mla_backend(sm = "90|10x", dtypes = "bf16", compiled = "SM90|SM100")]
+#[mla_backend(sm = "90|120", dtypes = "bf16", compiled = "SM90|SM100")]
 impl DecodeBackend for Declared {
     decode_body!(common::Bytes);
 }
 
 struct Older;
 
-#[mla_backend(sm = "75+", dtypes = "bf16", compiled = SM80)]
+#[mla_backend(sm = "75", dtypes = "bf16", compiled = SM80)]
 impl DecodeBackend for Older {
     decode_body!(common::Bytes);
 }
