@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use mla_build::{Kernels, report};
+use mla_build::{Kernels, Wheel, report};
 
 /// Compile the CUDA kernels below a folder into a static library.
 #[derive(Parser)]
@@ -27,12 +27,23 @@ struct Arguments {
     /// Require the CUTLASS headers and make them an include root.
     #[arg(long)]
     cutlass: bool,
+    /// A pinned wheel and a folder of it, whose headers count as the system's: NAME==VERSION:FOLDER.
+    #[arg(long, value_parser = wheel)]
+    wheel: Vec<Wheel>,
     /// The C++ compiler.
     #[arg(long)]
     host_compiler: Option<PathBuf>,
     /// How many compilers run at once; by default what the jobserver of a parent process allows.
     #[arg(long)]
     jobs: Option<usize>,
+}
+
+fn wheel(text: &str) -> Result<Wheel, String> {
+    let parts = text.split_once("==").and_then(|(name, rest)| {
+        let (version, folder) = rest.split_once(':')?;
+        Some(Wheel::new(name, version).system(folder))
+    });
+    parts.ok_or_else(|| "accepted: NAME==VERSION:FOLDER".to_owned())
 }
 
 fn main() -> Result<(), mla_build::Error> {
@@ -55,6 +66,9 @@ fn main() -> Result<(), mla_build::Error> {
     }
     if arguments.cutlass {
         kernels = kernels.cutlass();
+    }
+    for wheel in arguments.wheel {
+        kernels = kernels.wheel(wheel);
     }
     if let Some(path) = arguments.host_compiler {
         kernels = kernels.host_compiler(path);

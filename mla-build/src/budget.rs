@@ -6,11 +6,20 @@
 //! spill = 0
 //! warnings = 0
 //!
-//! # `*` stands for any text. A rule that fits no kernel is a mistake, and says so.
+//! # `*` stands for any text, in names, sources and targets. A rule that fits no kernel is a mistake, and
+//! # says so.
 //! [[kernel]]
 //! name = "mla::decode::*"
 //! target = "sm_90a"
 //! most.registers = 168
+//!
+//! # Whoever allows more than before says why.
+//! [[kernel]]
+//! name = "flashinfer::*"
+//! source = "cuda/sm80/**"
+//! target = "sm_8*"
+//! most.spill = 72
+//! why = "upstream's tile of 128 queries; nothing of ours runs in its inner loop"
 //! ```
 
 use std::{fmt, fs, path::Path};
@@ -54,10 +63,14 @@ struct Limits {
 struct Rule {
     /// A glob over names without parameters.
     name: String,
-    /// As the compiler spells it; absent, the rule is for all.
+    /// A glob over sources, relative to the package; absent, the rule is for all.
+    source: Option<String>,
+    /// A glob over targets as the compiler spells them; absent, the rule is for all.
     target: Option<String>,
     #[serde(default)]
     most: Limits,
+    /// Of a rule that allows more than what holds without it.
+    why: Option<String>,
 }
 
 /// A limit that is exceeded, or a rule that is about nothing.
@@ -80,6 +93,13 @@ pub enum Violation {
         /// The rule's name.
         rule: String,
     },
+    /// A rule allows a kernel more than what holds without it, and does not say why.
+    Unexplained {
+        /// The rule's name.
+        rule: String,
+        /// Of what.
+        field: &'static str,
+    },
 }
 
 impl fmt::Display for Violation {
@@ -94,6 +114,10 @@ impl fmt::Display for Violation {
                 write!(f, "{kernel}: {field}: {used}, allowed: at most {allowed}")
             }
             Self::Unused { rule } => write!(f, "rule {rule:?} fits no kernel"),
+            Self::Unexplained { rule, field } => write!(
+                f,
+                "rule {rule:?}: {field}: allows more than what holds without it; say so in `why`"
+            ),
         }
     }
 }
@@ -116,32 +140,33 @@ impl Budget {
     fn parse(text: &str) -> Result<Self, String> {
         let budget: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         for rule in &budget.kernel {
-            matcher(&rule.name)?;
+            let globs = [Some(&rule.name), rule.source.as_ref(), rule.target.as_ref()];
+            for glob in globs.into_iter().flatten() {
+                matcher(glob).map_err(|error| format!("rule {:?}: {error}", rule.name))?;
+            }
         }
         Ok(budget)
     }
 
     /// Everything that the kernels of a report use beyond the budget.
     pub fn check(&self, report: &Report) -> Vec<Violation> {
-        let kernels: Vec<&Kernel> = report.units.iter().flat_map(|unit| &unit.kernels).collect();
         let mut used = vec![false; self.kernel.len()];
         let mut violations = Vec::new();
-        for kernel in kernels {
-            let mut limits = self.default;
-            for (rule, used) in self.kernel.iter().zip(&mut used) {
-                if rule.fits(kernel) {
-                    *used = true;
-                    limits = rule.most.over(limits);
+        for unit in &report.units {
+            for kernel in &unit.kernels {
+                let mut limits = self.default;
+                for (rule, used) in self.kernel.iter().zip(&mut used) {
+                    if rule.fits(&unit.source, kernel) {
+                        *used = true;
+                        rule.explain(limits, &mut violations);
+                        limits = rule.most.over(limits);
+                    }
                 }
+                limits.check(kernel, &mut violations);
             }
-            limits.check(kernel, &mut violations);
         }
         for (rule, used) in self.kernel.iter().zip(used) {
-            let built = rule
-                .target
-                .as_ref()
-                .is_none_or(|target| report.targets.contains(target));
-            if built && !used {
+            if rule.is_about(report) && !used {
                 violations.push(Violation::Unused {
                     rule: rule.name.clone(),
                 });
@@ -151,12 +176,44 @@ impl Budget {
     }
 }
 
+/// Whether a glob that may be absent matches.
+fn matches(glob: Option<&String>, text: &str) -> bool {
+    glob.is_none_or(|glob| matcher(glob).is_ok_and(|glob| glob.is_match(text)))
+}
+
 impl Rule {
-    fn fits(&self, kernel: &Kernel) -> bool {
-        self.target
-            .as_ref()
-            .is_none_or(|target| *target == kernel.target)
-            && matcher(&self.name).is_ok_and(|glob| glob.is_match(short(&kernel.name)))
+    fn fits(&self, source: &str, kernel: &Kernel) -> bool {
+        matches(self.source.as_ref(), source)
+            && matches(self.target.as_ref(), &kernel.target)
+            && matches(Some(&self.name), short(&kernel.name))
+    }
+
+    /// Whether the build has a target and a source of which the rule speaks: what a feature leaves out is
+    /// no mistake.
+    fn is_about(&self, report: &Report) -> bool {
+        let built = |target: &String| matches(self.target.as_ref(), target);
+        let units = &report.units;
+        units.iter().any(|unit| {
+            matches(self.source.as_ref(), &unit.source) && unit.targets.iter().any(built)
+        })
+    }
+
+    /// Notes where the rule allows more than `before` and does not say why.
+    fn explain(&self, before: Limits, violations: &mut Vec<Violation>) {
+        if self.why.as_ref().is_some_and(|why| !why.trim().is_empty()) {
+            return;
+        }
+        for ((field, before), (_, most)) in before.fields().into_iter().zip(self.most.fields()) {
+            if before.zip(most).is_some_and(|(before, most)| most > before) {
+                let unexplained = Violation::Unexplained {
+                    rule: self.name.clone(),
+                    field,
+                };
+                if !violations.contains(&unexplained) {
+                    violations.push(unexplained);
+                }
+            }
+        }
     }
 }
 
@@ -180,24 +237,27 @@ impl Limits {
         }
     }
 
+    fn fields(&self) -> [(&'static str, Option<u32>); 6] {
+        [
+            ("registers", self.registers),
+            ("spill", self.spill),
+            ("stack", self.stack),
+            ("shared", self.shared),
+            ("barriers", self.barriers),
+            ("warnings", self.warnings),
+        ]
+    }
+
     fn check(&self, kernel: &Kernel, violations: &mut Vec<Violation>) {
-        let fields = [
-            ("registers", kernel.registers, self.registers),
-            (
-                "spill",
-                kernel.spill_stores.saturating_add(kernel.spill_loads),
-                self.spill,
-            ),
-            ("stack", kernel.stack, self.stack),
-            ("shared", kernel.shared, self.shared),
-            ("barriers", kernel.barriers, self.barriers),
-            (
-                "warnings",
-                u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX),
-                self.warnings,
-            ),
+        let used = [
+            kernel.registers,
+            kernel.spill_stores.saturating_add(kernel.spill_loads),
+            kernel.stack,
+            kernel.shared,
+            kernel.barriers,
+            u32::try_from(kernel.warnings.len()).unwrap_or(u32::MAX),
         ];
-        for (field, used, allowed) in fields {
+        for ((field, allowed), used) in self.fields().into_iter().zip(used) {
             if let Some(allowed) = allowed.filter(|&allowed| used > allowed) {
                 let kernel = format!("{} ({})", short(&kernel.name), kernel.target);
                 violations.push(Violation::Exceeded {
@@ -286,7 +346,7 @@ mod tests {
     #[test]
     fn a_later_rule_overrides_and_other_targets_are_left_alone() {
         let budget = "[default]\nregisters = 64\n\
-                      [[kernel]]\nname = \"a*\"\nmost.registers = 128\n\
+                      [[kernel]]\nname = \"a*\"\nmost.registers = 128\nwhy = \"wide\"\n\
                       [[kernel]]\nname = \"ab\"\nmost.registers = 32\n\
                       [[kernel]]\nname = \"ab\"\ntarget = \"sm_100a\"\nmost.registers = 1\n";
         assert_eq!(
@@ -295,6 +355,32 @@ mod tests {
                 vec![kernel("a", 100, 0), kernel("ab", 33, 0), kernel("b", 64, 0)]
             ),
             ["ab (sm_90a): registers: 33, allowed: at most 32"]
+        );
+    }
+
+    #[test]
+    fn an_exception_names_its_kernels_and_says_why() {
+        let rule = |why: &str| {
+            format!(
+                "[default]\nspill = 0\n[[kernel]]\nname = \"flash::*\"\nsource = \"*.cu\"\n\
+                 target = \"sm_9*\"\nmost.spill = 72\n{why}"
+            )
+        };
+        let spilling = || vec![kernel("flash::prefill(P)", 1, 64), kernel("own(P)", 1, 8)];
+        let own = "own (sm_90a): spill: 8, allowed: at most 0";
+        assert_eq!(says(&rule("why = \"upstream's\""), spilling()), [own]);
+        assert_eq!(
+            says(&rule(""), spilling()),
+            [
+                "rule \"flash::*\": spill: allows more than what holds without it; say so in `why`",
+                own
+            ]
+        );
+        let elsewhere = rule("why = \"x\"").replace("*.cu", "other/*.cu");
+        assert_eq!(
+            says(&elsewhere, spilling()).len(),
+            2,
+            "and it is about no source here"
         );
     }
 

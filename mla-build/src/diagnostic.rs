@@ -113,6 +113,19 @@ fn is_error(line: &str) -> bool {
         || line.starts_with("error:")
 }
 
+/// Whether a compiler ended for want of memory, by its own word or killed by the system.
+pub(crate) fn ran_out_of_memory(log: &str, signal: Option<i32>) -> bool {
+    let exhausted = [
+        "out of memory",
+        "bad_alloc",
+        "Cannot allocate memory",
+        "memory exhausted",
+        ": Killed",
+        "died due to signal 9",
+    ];
+    signal == Some(9) || exhausted.iter().any(|mark| log.contains(mark))
+}
+
 /// What to do about an error whose cause is known.
 pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     let missing = log.lines().find_map(|line| {
@@ -136,15 +149,7 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
                 .into(),
         );
     }
-    let exhausted = [
-        "out of memory",
-        "bad_alloc",
-        "Cannot allocate memory",
-        "memory exhausted",
-        ": Killed",
-        "died due to signal 9",
-    ];
-    if signal == Some(9) || exhausted.iter().any(|mark| log.contains(mark)) {
+    if ran_out_of_memory(log, signal) {
         return Some("the compiler ran out of memory: build with fewer jobs (cargo build -j 1), or split the unit".into());
     }
     if log.contains("No space left on device") {

@@ -9,7 +9,8 @@ use crate::{
     family::Families,
     report::Report,
     schedule::Limits,
-    unit::FlagsOf,
+    toolkit::Wheel,
+    unit::{Particular, What},
 };
 
 /// A library of CUDA kernels, described in one chain and compiled at its end.
@@ -36,7 +37,8 @@ pub struct Kernels {
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
-    pub(crate) flags_of: Vec<FlagsOf>,
+    pub(crate) particulars: Vec<Particular>,
+    pub(crate) wheels: Vec<Wheel>,
     pub(crate) families: Vec<Family>,
     pub(crate) enabled: Vec<String>,
     pub(crate) cutlass: bool,
@@ -109,20 +111,30 @@ impl Kernels {
 
     /// Adds a flag for the sources that a glob matches, after those of all: of nvcc, or for sources in C++
     /// of the C++ compiler. A glob that matches no source is an error.
-    pub fn flag_for(mut self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
-        self.flags_of.push(FlagsOf {
-            glob: glob.into(),
-            arguments: vec![flag.into()],
-        });
-        self
+    pub fn flag_for(self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
+        self.particular(glob.into(), What::Flag(flag.into()))
     }
 
     /// Defines a macro, `NAME` or `NAME=value`, for the sources that a glob matches.
-    pub fn define_for(mut self, glob: impl Into<String>, define: impl Into<String>) -> Self {
-        self.flags_of.push(FlagsOf {
-            glob: glob.into(),
-            arguments: vec![format!("-D{}", define.into())],
-        });
+    pub fn define_for(self, glob: impl Into<String>, define: impl Into<String>) -> Self {
+        self.particular(glob.into(), What::Define(define.into()))
+    }
+
+    /// Says how many bytes each compilation of the sources that a glob matches needs, for a first build:
+    /// afterwards what it did need is known. Without it 2 GiB are assumed, or what sources of the same
+    /// folder needed if that is more.
+    pub fn memory_for(self, glob: impl Into<String>, bytes: u64) -> Self {
+        self.particular(glob.into(), What::Memory(bytes))
+    }
+
+    fn particular(mut self, glob: String, what: What) -> Self {
+        self.particulars.push(Particular { glob, what });
+        self
+    }
+
+    /// Adds the include roots of a pinned wheel, after the package's own and before CUTLASS.
+    pub fn wheel(mut self, wheel: Wheel) -> Self {
+        self.wheels.push(wheel);
         self
     }
 
@@ -221,10 +233,13 @@ impl Kernels {
 
     /// The flags of single sources, without macros.
     pub(crate) fn source_flags(&self) -> Vec<String> {
-        let all = self.flags_of.iter().flat_map(|flags| &flags.arguments);
-        all.filter(|argument| !argument.starts_with("-D"))
-            .cloned()
-            .collect()
+        let flags = self.particulars.iter().filter_map(|particular| {
+            let What::Flag(flag) = &particular.what else {
+                return None;
+            };
+            Some(flag.clone())
+        });
+        flags.collect()
     }
 
     pub(crate) fn resolve(&self) -> Result<Families, Error> {

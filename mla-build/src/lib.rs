@@ -45,3 +45,4 @@ pub use diagnostic::{Failure, Failures};
 pub use error::Error;
 pub use family::Family;
 pub use kernels::{Built, Kernels};
+pub use toolkit::Wheel;

@@ -14,6 +14,8 @@ pub(crate) struct Job<T> {
     pub(crate) work: T,
     /// Bytes that it is expected to need at its peak.
     pub(crate) memory: u64,
+    /// If that is a guess, what it resembles: a job of the same kin that needed more raises the guess.
+    pub(crate) kin: Option<String>,
     /// Seconds that it is expected to take; the longest goes first, so that none is left over alone.
     pub(crate) seconds: f64,
 }
@@ -55,10 +57,36 @@ impl Limits {
 enum Event<R> {
     Token(std::io::Result<jobserver::Acquired>),
     Done {
-        memory: u64,
+        number: usize,
         own_token: bool,
-        result: R,
+        done: Done<R>,
     },
+}
+
+/// A job that was started, by its number.
+struct Running {
+    number: usize,
+    memory: u64,
+    kin: Option<String>,
+}
+
+/// What a job comes to.
+pub(crate) struct Done<R> {
+    pub(crate) result: R,
+    /// Bytes that it did need at its peak.
+    pub(crate) peak: u64,
+}
+
+/// Raises the guesses of the jobs, waiting and running, that resemble one that has ended.
+fn learn<T>(jobs: &mut [Job<T>], running: &mut [Running], ended: &Running, peak: u64) {
+    let Some(kin) = &ended.kin else { return };
+    let waiting = jobs.iter_mut().map(|job| (&job.kin, &mut job.memory));
+    let running = running.iter_mut().map(|job| (&job.kin, &mut job.memory));
+    for (other, memory) in waiting.chain(running) {
+        if other.as_ref() == Some(kin) {
+            *memory = (*memory).max(peak);
+        }
+    }
 }
 
 /// The first job, from the longest on, that may start now.
@@ -74,7 +102,7 @@ fn fitting<T>(jobs: &[Job<T>], running: usize, unpromised: u64, limits: &Limits)
 pub(crate) fn run<T: Send, R: Send + 'static>(
     mut jobs: Vec<Job<T>>,
     limits: &Limits,
-    work: impl Fn(T) -> R + Sync,
+    work: impl Fn(T) -> Done<R> + Sync,
 ) -> std::io::Result<Vec<R>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
@@ -91,16 +119,25 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
 
     // What the running jobs may still come to need counts against what there was when none ran.
     let mut budget = (limits.available)().unwrap_or(u64::MAX);
-    let mut promised = 0_u64;
-    let mut running = 0_usize;
+    let mut running: Vec<Running> = Vec::new();
+    let mut started = 0_usize;
     let mut own_token_free = true;
     let mut asked = false;
     let mut spare = None;
 
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
-            while let Some(next) = fitting(&jobs, running, budget.saturating_sub(promised), limits)
-            {
+            while let Some(next) = {
+                let promised = running
+                    .iter()
+                    .fold(0, |sum: u64, job| sum.saturating_add(job.memory));
+                fitting(
+                    &jobs,
+                    running.len(),
+                    budget.saturating_sub(promised),
+                    limits,
+                )
+            } {
                 let own_token = own_token_free;
                 let token = if own_token {
                     own_token_free = false;
@@ -115,22 +152,27 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                     break;
                 };
                 let job = jobs.remove(next);
-                running += 1;
-                promised += job.memory;
+                let number = started;
+                started += 1;
+                running.push(Running {
+                    number,
+                    memory: job.memory,
+                    kin: job.kin,
+                });
                 let (sender, work) = (sender.clone(), &work);
                 scope.spawn(move || {
-                    let result = work(job.work);
+                    let done = work(job.work);
                     drop(token);
                     let _ = sender.send(Event::Done {
-                        memory: job.memory,
+                        number,
                         own_token,
-                        result,
+                        done,
                     });
                 });
             }
             // A token that nothing here can use, for want of memory, is somebody else's.
             spare = None;
-            if running == 0 && jobs.is_empty() {
+            if running.is_empty() && jobs.is_empty() {
                 return Ok(());
             }
             // Memory comes free elsewhere too, so it is looked at again before a job ends.
@@ -140,15 +182,17 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                     spare = Some(token?);
                 }
                 Ok(Event::Done {
-                    memory,
+                    number,
                     own_token,
-                    result,
+                    done,
                 }) => {
-                    results.push(result);
-                    running -= 1;
-                    promised = promised.saturating_sub(memory);
+                    if let Some(at) = running.iter().position(|job| job.number == number) {
+                        let ended = running.swap_remove(at);
+                        learn(&mut jobs, &mut running, &ended, done.peak);
+                    }
+                    results.push(done.result);
                     own_token_free |= own_token;
-                    if running == 0 {
+                    if running.is_empty() {
                         budget = (limits.available)().unwrap_or(u64::MAX);
                     }
                 }
@@ -165,6 +209,10 @@ mod tests {
 
     use super::*;
 
+    fn done<R>(result: R) -> Done<R> {
+        Done { result, peak: 0 }
+    }
+
     /// The most jobs that ran at once.
     fn most_at_once(memory: u64, tokens: usize, available: fn() -> Option<u64>) -> usize {
         let limits = Limits {
@@ -176,6 +224,7 @@ mod tests {
             .map(|work| Job {
                 work,
                 memory,
+                kin: None,
                 seconds: 1.0,
             })
             .collect();
@@ -183,7 +232,7 @@ mod tests {
             most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
             thread::sleep(Duration::from_millis(60));
             now.fetch_sub(1, SeqCst);
-            number
+            done(number)
         })
         .unwrap();
         let mut numbers = results.clone();
@@ -210,6 +259,44 @@ mod tests {
         );
     }
 
+    /// Six jobs that each take 10 and of which 2 are expected: the first two run together, and what is then
+    /// known of their kin keeps the others apart.
+    #[test]
+    fn a_guess_that_was_too_low_is_mended_by_the_first_that_ends() {
+        let limits = Limits {
+            jobserver: jobserver::Client::new(1).unwrap(),
+            available: || Some(12),
+        };
+        let together = |kin: fn(usize) -> Option<String>| {
+            let (now, seen) = (AtomicUsize::new(0), std::sync::Mutex::new(Vec::new()));
+            let jobs = (0..6)
+                .map(|work| Job {
+                    work,
+                    memory: 2,
+                    kin: kin(work),
+                    seconds: 1.0,
+                })
+                .collect();
+            run(jobs, &limits, |number: usize| {
+                let running = now.fetch_add(1, SeqCst) + 1;
+                seen.lock().unwrap().push(running);
+                // The first of a pair ends before the second.
+                thread::sleep(Duration::from_millis(40 + 40 * (number as u64 % 2)));
+                now.fetch_sub(1, SeqCst);
+                Done {
+                    result: (),
+                    peak: 10,
+                }
+            })
+            .unwrap();
+            seen.into_inner().unwrap()
+        };
+        let alike = together(|_| Some("cuda/sm100".to_owned()));
+        assert_eq!(alike[2..], [1; 4], "{alike:?}");
+        let strangers = together(|number| Some(number.to_string()));
+        assert!(strangers[2..].contains(&2), "{strangers:?}");
+    }
+
     #[test]
     fn the_longest_starts_first() {
         let limits = Limits {
@@ -219,12 +306,10 @@ mod tests {
         let jobs = [1.0, 3.0, 2.0].map(|seconds| Job {
             work: seconds,
             memory: 0,
+            kin: None,
             seconds,
         });
-        assert_eq!(
-            run(jobs.into(), &limits, |seconds| seconds).unwrap(),
-            [3.0, 2.0, 1.0]
-        );
+        assert_eq!(run(jobs.into(), &limits, done).unwrap(), [3.0, 2.0, 1.0]);
     }
 
     #[test]
@@ -237,10 +322,11 @@ mod tests {
             .map(|work| Job {
                 work,
                 memory: 0,
+                kin: None,
                 seconds: 0.0,
             })
             .collect();
-        run(jobs, &limits, |_: i32| ()).unwrap();
+        run(jobs, &limits, |_: i32| done(())).unwrap();
         for _ in 0..2 {
             std::mem::forget(limits.jobserver.acquire().unwrap());
         }

@@ -25,6 +25,8 @@ pub(crate) struct Unit {
     pub(crate) targets: Vec<Target>,
     /// Flags and macros of this source alone.
     pub(crate) flags: Vec<String>,
+    /// Bytes that the build script says its compilation needs.
+    pub(crate) memory: Option<u64>,
 }
 
 /// What a source is written in, by its extension, and so who compiles it.
@@ -52,11 +54,30 @@ impl Language {
     }
 }
 
-/// Flags or macros, as arguments of a compiler, for the sources that a glob matches.
+/// What a build script says of the sources that a glob matches.
 #[derive(Clone, Debug)]
-pub(crate) struct FlagsOf {
+pub(crate) struct Particular {
     pub(crate) glob: String,
-    pub(crate) arguments: Vec<String>,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    Flag(String),
+    Define(String),
+    /// Bytes.
+    Memory(u64),
+}
+
+impl What {
+    /// The setter of `Kernels` that says it.
+    fn setter(&self) -> &'static str {
+        match self {
+            Self::Flag(_) => "flag_for",
+            Self::Define(_) => "define_for",
+            Self::Memory(_) => "memory_for",
+        }
+    }
 }
 
 impl Unit {
@@ -92,7 +113,7 @@ pub(crate) fn discover(
     root: &Path,
     globs: &[String],
     families: &Families,
-    flags: &[FlagsOf],
+    particulars: &[Particular],
 ) -> Result<Vec<Unit>, Error> {
     let sources = find(root, globs)?;
     let mut units = Vec::new();
@@ -112,6 +133,7 @@ pub(crate) fn discover(
                 language,
                 targets: targets.to_vec(),
                 flags: Vec::new(),
+                memory: None,
             });
         }
     }
@@ -129,29 +151,34 @@ pub(crate) fn discover(
             root: root.to_owned(),
         });
     }
-    give_flags(&mut units, &sources, flags)?;
+    particularise(&mut units, &sources, particulars)?;
     Ok(units)
 }
 
-/// Gives units the flags of their sources. A glob that matches no source, of whatever family, is a
+/// Gives units what is said of their sources. A glob that matches no source, of whatever family, is a
 /// mistake.
-fn give_flags(
+fn particularise(
     units: &mut [Unit],
     sources: &BTreeSet<String>,
-    flags: &[FlagsOf],
+    particulars: &[Particular],
 ) -> Result<(), Error> {
-    for FlagsOf { glob, arguments } in flags {
-        let matcher = matcher("flag_for", glob)?;
+    for Particular { glob, what } in particulars {
+        let matcher = matcher(what.setter(), glob)?;
         if !sources.iter().any(|source| matcher.is_match(source)) {
             return Err(Error::Setting {
-                field: "flag_for".into(),
+                field: what.setter().into(),
                 given: glob.clone(),
                 accepted: "a glob that matches a source".into(),
             });
         }
-        for unit in units.iter_mut() {
-            if matcher.is_match(&unit.source) {
-                unit.flags.extend(arguments.iter().cloned());
+        for unit in units
+            .iter_mut()
+            .filter(|unit| matcher.is_match(&unit.source))
+        {
+            match what {
+                What::Flag(flag) => unit.flags.push(flag.clone()),
+                What::Define(define) => unit.flags.push(format!("-D{define}")),
+                What::Memory(bytes) => unit.memory = Some(*bytes),
             }
         }
     }
@@ -377,6 +404,7 @@ mod tests {
             language: Language::Cuda,
             targets: vec!["sm_90a".parse().unwrap()],
             flags: Vec::new(),
+            memory: None,
         };
         assert_ne!(
             unit("cuda/sm90/decode/bf16.cu").file_stem(),

@@ -71,9 +71,12 @@ impl Workshop {
         self.folder.path()
     }
 
-    /// A new folder in it, for one compilation.
+    /// A new folder in it, for one compilation. What an earlier one of the same unit left goes first.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path().join(name);
+        if path.is_dir() {
+            fs::remove_dir_all(&path).map_err(Error::file("empty", &path))?;
+        }
         fs::create_dir(&path).map_err(Error::file("make", &path))?;
         Ok(path)
     }

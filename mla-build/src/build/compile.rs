@@ -54,17 +54,11 @@ impl Plan {
                     done.push(self.take(index, entry, files, Outcome::Cached, String::new()));
                 }
                 Err(reason) => {
-                    let estimate = self
-                        .cache
-                        .estimate(self.unit_key(unit))
-                        .unwrap_or(Estimate {
-                            seconds: 30.0,
-                            // A unit that includes CUTLASS needs a few, a small one half of one.
-                            peak: 2 << 30,
-                        });
+                    let (estimate, kin) = self.expected(unit);
                     jobs.push(Job {
                         work: (index, first, reason),
                         memory: estimate.peak,
+                        kin,
                         seconds: estimate.seconds,
                     });
                 }
@@ -101,26 +95,48 @@ impl Plan {
         limits: &Limits,
         shared: &Shared<'_>,
     ) -> Result<Vec<Done>, Error> {
-        schedule::run(jobs, limits, |(index, first, reason)| {
+        let compile = |(index, first, reason): (usize, Key, String), is_alone: bool| {
             let started = Instant::now();
-            let done = self.compile_unit(index, first, reason, shared);
+            let mut done = self.compile_unit(index, first, reason.clone(), shared);
+            let peak = done.entry.as_ref().map_or(0, |entry| entry.meta.peak);
+            if done.is_starved && !is_alone {
+                done.again = Some((index, first, reason));
+                shared.progress.tell(&Event::Noted {
+                    text: format!(
+                        "{} ran out of memory; it is compiled once more, alone",
+                        self.units[index]
+                    ),
+                });
+                return schedule::Done { result: done, peak };
+            }
             shared.progress.tell(&Event::Finished {
                 unit: self.units[index].to_string(),
                 outcome: done.outcome,
                 seconds: started.elapsed().as_secs_f64(),
-                peak: done.entry.as_ref().map_or(0, |entry| entry.meta.peak),
+                peak,
                 error: done
                     .failure
                     .as_ref()
                     .map(|failure| failure.first_error.clone())
                     .or_else(|| done.error.as_ref().map(ToString::to_string)),
             });
-            done
-        })
-        .map_err(Error::file(
-            "take a token of the jobserver for",
-            &self.out_dir,
-        ))
+            schedule::Done { result: done, peak }
+        };
+        let token = || Error::file("take a token of the jobserver for", &self.out_dir);
+        let compiled = schedule::run(jobs, limits, |work| compile(work, false)).map_err(token())?;
+        let (starved, mut done): (Vec<_>, Vec<_>) =
+            compiled.into_iter().partition(|done| done.again.is_some());
+        // Nothing has as much memory as that, so each runs when nothing else does.
+        let again = starved.into_iter().filter_map(|done| done.again);
+        let alone = again.map(|work| Job {
+            work,
+            memory: u64::MAX,
+            kin: None,
+            seconds: 0.0,
+        });
+        let again = schedule::run(alone.collect(), limits, |work| compile(work, true));
+        done.extend(again.map_err(token())?);
+        Ok(done)
     }
 
     fn first_key(&self, unit: &Unit, hasher: &Hasher) -> Result<Key, Error> {
@@ -152,6 +168,46 @@ impl Plan {
         ];
         parts.extend(canonical.iter().map(|argument| argument.as_bytes()));
         Ok(Key::new(parts))
+    }
+
+    /// What compiling a unit is expected to need, and of what kin it is if that is a guess.
+    fn expected(&self, unit: &Unit) -> (Estimate, Option<String>) {
+        // A unit that includes CUTLASS needs a few GiB, a small one half of one.
+        const UNKNOWN: Estimate = Estimate {
+            seconds: 30.0,
+            peak: 2 << 30,
+        };
+        let known = |unit: &Unit| {
+            let exact = self.cache.estimate(self.unit_key(unit));
+            exact.or_else(|| self.cache.estimate(self.source_key(unit)))
+        };
+        if let Some(known) = known(unit) {
+            return (known, None);
+        }
+        let mut guess = UNKNOWN;
+        if let Some(bytes) = unit.memory {
+            guess.peak = bytes;
+            return (guess, None);
+        }
+        let kin = |unit: &Unit| {
+            let folder = unit.source.rsplit_once('/');
+            folder.map_or(String::new(), |(folder, _)| folder.to_owned())
+        };
+        let alike = self.units.iter().filter(|other| kin(other) == kin(unit));
+        let most = alike.filter_map(known).map(|estimate| estimate.peak).max();
+        guess.peak = guess.peak.max(most.unwrap_or(0));
+        (guess, Some(kin(unit)))
+    }
+
+    /// Of the source for whatever targets, for one that is compiled for others than before.
+    fn source_key(&self, unit: &Unit) -> Key {
+        Key::new([self.package.as_bytes(), unit.source.as_bytes()])
+    }
+
+    fn keep_estimate(&self, unit: &Unit, estimate: Estimate) {
+        for key in [self.unit_key(unit), self.source_key(unit)] {
+            self.cache.keep_estimate(key, estimate);
+        }
     }
 
     /// Of the unit whatever its content: what its last compilation needed is kept under it.
@@ -213,6 +269,8 @@ impl Plan {
             files: vec![self.compiler.root.join(&unit.source)],
             failure,
             error,
+            is_starved: false,
+            again: None,
         };
         let prepared = workshop
             .folder(&unit.file_stem())
@@ -240,7 +298,17 @@ impl Plan {
                 hint: diagnostic::hint(&finished.log, finished.signal()),
                 log,
             };
-            return failed(Some(failure), None);
+            let is_starved = diagnostic::ran_out_of_memory(&finished.log, finished.signal());
+            if is_starved {
+                // So that the next build does not begin it beside others.
+                let (mut estimate, _) = self.expected(unit);
+                estimate.peak = estimate.peak.max(finished.peak).saturating_mul(2);
+                self.keep_estimate(unit, estimate);
+            }
+            return Done {
+                is_starved,
+                ..failed(Some(failure), None)
+            };
         }
         let read =
             |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
@@ -267,7 +335,7 @@ impl Plan {
             },
             object: bytes,
         };
-        self.cache.keep_estimate(self.unit_key(unit), estimate);
+        self.keep_estimate(unit, estimate);
         match self.dependencies(unit, &files, shared.trusted, hasher) {
             Ok(set) => self.cache.keep(first, set, &entry),
             Err(path) => progress.tell(&Event::Noted {
@@ -327,6 +395,8 @@ impl Plan {
             files,
             failure: None,
             error: None,
+            is_starved: false,
+            again: None,
         }
     }
 

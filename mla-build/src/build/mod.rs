@@ -54,6 +54,8 @@ pub(crate) struct Plan {
     named_contents: blake3::Hash,
     /// Of the contents of the toolkit's programs.
     programs: blake3::Hash,
+    /// The environment variables that say where wheels are.
+    wheel_variables: Vec<String>,
     roles: Roles,
     lookup: Lookup,
     /// The include roots, in the order of the search, without their roles.
@@ -78,6 +80,10 @@ struct Done {
     failure: Option<Failure>,
     /// A problem that is not the unit's.
     error: Option<Error>,
+    /// Whether its compiler had too little memory.
+    is_starved: bool,
+    /// What is to be compiled once more for that.
+    again: Option<(usize, Key, String)>,
 }
 
 impl Plan {
@@ -111,7 +117,7 @@ impl Plan {
         shell::check_for_cargo("OUT_DIR", &out_dir)?;
         shell::check_for_cargo("the package's folder", &root)?;
 
-        let units = unit::discover(&root, &kernels.sources, &families, &kernels.flags_of)?;
+        let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
 
         let install_command = kernels
             .install_command
@@ -170,6 +176,20 @@ impl Plan {
                 is_system: false,
             });
         }
+        let mut wheel_variables = Vec::new();
+        for wheel in &kernels.wheels {
+            wheel_variables.extend(["MLA_WHEELS".to_owned(), wheel.variable()]);
+            let wheel = wheel.find(&search)?;
+            roles.extend(
+                wheel
+                    .includes
+                    .iter()
+                    .map(|i| (i.role.clone(), i.folder.clone())),
+            );
+            roles.push(wheel.role);
+            includes.extend(wheel.includes);
+            found.push(wheel.found);
+        }
         if kernels.cutlass {
             let cutlass = toolkit::cutlass(&search, &install_command)?;
             // Headers that do not tell their version are left to the compiler.
@@ -181,16 +201,21 @@ impl Plan {
             includes.push(Include {
                 role: "cutlass".to_owned(),
                 folder: cutlass.path.clone(),
-                is_system: false,
+                // A wheel's own CUTLASS comes first, also if it is searched after all of -I.
+                is_system: includes.iter().any(|include| include.is_system),
             });
             roles.push(("cutlass".to_owned(), cutlass.path.clone()));
             found.push(cutlass);
         }
         roles.push(("cuda".to_owned(), cuda.include.clone()));
-        let roots: Vec<_> = includes
-            .iter()
-            .map(|include| include.folder.clone())
+        // The order of the search: nvcc puts CUDA's own headers behind the roots of -I.
+        let of = |is_system: bool| {
+            let roots = includes.iter().filter(move |i| i.is_system == is_system);
+            roots.map(|include| include.folder.clone())
+        };
+        let roots: Vec<_> = of(false)
             .chain([cuda.include.clone()])
+            .chain(of(true))
             .collect();
 
         let cache = kernels
@@ -268,6 +293,7 @@ impl Plan {
             named_contents: named.contents()?,
             named,
             programs,
+            wheel_variables,
             roles: Roles::new(roles),
             lookup: Lookup::new(searched, root),
             roots,

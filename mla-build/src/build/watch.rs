@@ -33,7 +33,8 @@ impl Plan {
             .chain(VARIABLES)
             .map(|&name| name.to_owned())
             .chain(compiler::variables())
-            .chain(self.families.declared.iter().map(|f| f.variable()));
+            .chain(self.families.declared.iter().map(|f| f.variable()))
+            .chain(self.wheel_variables.iter().cloned());
         for name in variables {
             println!("cargo::rerun-if-env-changed={name}");
         }

@@ -17,6 +17,7 @@ mod pins;
 mod programs;
 mod search;
 mod version;
+mod wheel;
 
 use std::{
     fmt,
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 pub use pins::Pins;
 pub use version::Version;
+pub use wheel::Wheel;
 
 use crate::Error;
 pub(crate) use search::Search;
@@ -61,7 +63,7 @@ pub(crate) struct Cuda {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFound {
     /// What is missing.
-    pub part: &'static str,
+    pub part: String,
     /// Every place that was looked at, in order, and what it lacked.
     pub looked: Vec<String>,
     /// The one command that fixes it.
@@ -145,7 +147,7 @@ pub(crate) fn cuda(search: &Search, install: &str) -> Result<Cuda, Error> {
         }
     }
     Err(NotFound {
-        part: "CUDA (nvcc, its headers and libcudart_static.a)",
+        part: "CUDA (nvcc, its headers and libcudart_static.a)".into(),
         looked,
         command: install.to_owned(),
     }
@@ -194,7 +196,7 @@ pub(crate) fn cutlass(search: &Search, install: &str) -> Result<Found, Error> {
         ));
     }
     Err(NotFound {
-        part: "CUTLASS (its headers)",
+        part: "CUTLASS (its headers)".into(),
         looked,
         command: install.to_owned(),
     }
@@ -237,7 +239,7 @@ pub(crate) fn libclang(search: &Search, install: &str) -> Result<Found, Error> {
         ));
     }
     Err(NotFound {
-        part: "libclang (for bindgen)",
+        part: "libclang (for bindgen)".into(),
         looked,
         command: install.to_owned(),
     }

@@ -1,0 +1,267 @@
+//! Headers of a Python wheel, pinned by the package that includes them.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use super::{Found, NotFound, Search, search};
+use crate::{Error, compiler::Include};
+
+/// A wheel whose headers the sources include, in one version and no other.
+///
+/// It is looked for where the toolkit's wheels are: in the folder that `MLA_WHEEL_<NAME>` names, in the
+/// site-packages of the active environment, of the user and of the system, and in a folder of its own,
+/// `<name>-<version>` below `MLA_WHEELS` or below `mla-build/wheels` in the user's data folder. Another version
+/// is passed over. No build installs anything: the error says by which command pip does.
+///
+/// ```
+/// use mla_build::{Kernels, Wheel};
+///
+/// let kernels = Kernels::new().wheel(
+///     Wheel::new("flashinfer-python", "0.7.2.post1")
+///         .include("flashinfer/data/cccl/libcudacxx/include")
+///         .system("flashinfer/data/include"),
+/// );
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wheel {
+    name: String,
+    version: String,
+    roots: Vec<Root>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Root {
+    folder: String,
+    is_system: bool,
+}
+
+impl Wheel {
+    /// The wheel that pip calls by this name, in this version. It adds no include root yet.
+    pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            version: version.into(),
+            roots: Vec::new(),
+        }
+    }
+
+    /// Adds an include root (`-I`), relative to site-packages. Roots are searched in the order of the
+    /// calls, after the package's own and before CUTLASS.
+    #[must_use]
+    pub fn include(self, folder: impl Into<String>) -> Self {
+        self.root(folder.into(), false)
+    }
+
+    /// Adds an include root whose headers the compilers do not warn about (`-isystem`). It is searched after
+    /// every root that [`include`](Self::include) adds, and after CUDA's headers.
+    #[must_use]
+    pub fn system(self, folder: impl Into<String>) -> Self {
+        self.root(folder.into(), true)
+    }
+
+    fn root(mut self, folder: String, is_system: bool) -> Self {
+        self.roots.push(Root { folder, is_system });
+        self
+    }
+
+    /// The environment variable that names the folder in which it was installed.
+    pub(crate) fn variable(&self) -> String {
+        let name = normal(&self.name).to_uppercase().replace('-', "_");
+        format!("MLA_WHEEL_{name}")
+    }
+
+    /// Finds it.
+    pub(crate) fn find(&self, search: &Search) -> Result<FoundWheel, Error> {
+        let variable = self.variable();
+        if let Some(given) = search.variable(&variable) {
+            let site = PathBuf::from(&given);
+            return self
+                .at(&site)
+                .map(|()| self.found(site, &variable))
+                .map_err(|lacks| super::unusable(&variable, &given, &lacks));
+        }
+        let mut looked = vec![format!("{variable}: not set")];
+        let mut sites = search.site_packages(&mut looked);
+        let own = self.folder();
+        match &own {
+            Some(folder) => sites.push(("wheel folder".to_owned(), folder.clone())),
+            None => {
+                looked.push("wheel folder: MLA_WHEELS, XDG_DATA_HOME and HOME are not set".into())
+            }
+        }
+        for (place, site) in sites {
+            match self.at(&site) {
+                Ok(()) => return Ok(self.found(site, &place)),
+                Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", site.display())),
+            }
+        }
+        let target = own.map_or_else(String::new, |folder| {
+            format!(" --target {}", folder.display())
+        });
+        Err(NotFound {
+            part: format!("the wheel {} {}", self.name, self.version),
+            looked,
+            command: format!(
+                "python3 -m pip install --no-deps{target} {}=={}",
+                self.name, self.version
+            ),
+        }
+        .into())
+    }
+
+    /// The folder that is this wheel's alone.
+    fn folder(&self) -> Option<PathBuf> {
+        let wheels = match env::var_os("MLA_WHEELS").filter(|value| !value.is_empty()) {
+            Some(folder) => PathBuf::from(folder),
+            None => dirs::data_dir()?.join("mla-build/wheels"),
+        };
+        Some(wheels.join(format!("{}-{}", normal(&self.name), self.version)))
+    }
+
+    /// Whether site-packages hold it, or what they lack.
+    fn at(&self, site: &Path) -> Result<(), String> {
+        let versions: Vec<_> = search::children(site, "")
+            .iter()
+            .filter_map(|path| {
+                let file = path.file_name()?.to_str()?.strip_suffix(".dist-info")?;
+                let (name, version) = file.split_once('-')?;
+                (normal(name) == normal(&self.name)).then(|| version.to_owned())
+            })
+            .collect();
+        if !versions.contains(&self.version) {
+            return Err(match versions.first() {
+                None => self.name.clone(),
+                Some(other) => format!("{} {} (it holds {other})", self.name, self.version),
+            });
+        }
+        let missing = self
+            .roots
+            .iter()
+            .find(|root| !site.join(&root.folder).is_dir());
+        match missing {
+            None => Ok(()),
+            Some(root) => Err(format!(
+                "{}, a folder of {} {}",
+                root.folder, self.name, self.version
+            )),
+        }
+    }
+
+    fn found(&self, site: PathBuf, place: &str) -> FoundWheel {
+        let includes = self.roots.iter().map(|root| Include {
+            role: format!("{}/{}", self.role(), root.folder),
+            folder: site.join(&root.folder),
+            is_system: root.is_system,
+        });
+        FoundWheel {
+            includes: includes.collect(),
+            role: (self.role(), site.clone()),
+            found: Found {
+                part: self.name.clone(),
+                path: site,
+                version: Some(self.version.clone()),
+                place: place.to_owned(),
+            },
+        }
+    }
+
+    fn role(&self) -> String {
+        format!("wheel {}", normal(&self.name))
+    }
+}
+
+/// A wheel in its place.
+#[derive(Debug)]
+pub(crate) struct FoundWheel {
+    pub(crate) includes: Vec<Include>,
+    /// The role of all of its files, and their folder.
+    pub(crate) role: (String, PathBuf),
+    pub(crate) found: Found,
+}
+
+/// The name by which Python's packages are compared: runs of `-`, `_` and `.` are one dash.
+fn normal(name: &str) -> String {
+    let parts: Vec<_> = name
+        .split(['-', '_', '.'])
+        .filter(|part| !part.is_empty())
+        .collect();
+    parts.join("-").to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, fs};
+
+    use super::*;
+
+    fn site(wheels: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, version) in wheels {
+            let info = format!("{name}-{version}.dist-info");
+            fs::create_dir_all(folder.path().join(info)).unwrap();
+            fs::create_dir_all(folder.path().join("flash/include")).unwrap();
+        }
+        folder
+    }
+
+    fn wheel() -> Wheel {
+        Wheel::new("Flash-Infer.py", "0.7.2.post1").system("flash/include")
+    }
+
+    #[test]
+    fn it_is_found_by_its_dist_info_under_any_spelling_and_in_its_version_alone() {
+        let right = site(&[("flash_infer_py", "0.7.2.post1")]);
+        assert_eq!(wheel().at(right.path()), Ok(()));
+        let other = site(&[("flash_infer_py", "0.7.2")]);
+        assert_eq!(
+            wheel().at(other.path()).unwrap_err(),
+            "Flash-Infer.py 0.7.2.post1 (it holds 0.7.2)"
+        );
+        assert_eq!(
+            wheel().at(Path::new("/no/such")).unwrap_err(),
+            "Flash-Infer.py"
+        );
+        let lacking = wheel().include("flash/other");
+        assert_eq!(
+            lacking.at(right.path()).unwrap_err(),
+            "flash/other, a folder of Flash-Infer.py 0.7.2.post1"
+        );
+    }
+
+    #[test]
+    fn the_variable_is_obeyed_or_refused_and_a_missing_wheel_says_how_to_get_it() {
+        let right = site(&[("flash_infer_py", "0.7.2.post1")]);
+        let wrong = site(&[("flash_infer_py", "0.6.13")]);
+        let with = |variables: &[(&str, &OsStr)]| {
+            wheel().find(&Search::for_test(variables, &[], None, None))
+        };
+        let found = with(&[("MLA_WHEEL_FLASH_INFER_PY", right.path().as_os_str())]).unwrap();
+        assert_eq!(found.includes[0].role, "wheel flash-infer-py/flash/include");
+        assert_eq!(found.includes[0].folder, right.path().join("flash/include"));
+        let refused = with(&[("MLA_WHEEL_FLASH_INFER_PY", wrong.path().as_os_str())])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.starts_with("MLA_WHEEL_FLASH_INFER_PY: given")
+                && refused.contains(
+                    "accepted: a place that holds Flash-Infer.py 0.7.2.post1 (it holds 0.6.13)"
+                ),
+            "{refused}"
+        );
+
+        let own = wrong.path();
+        let missing = wheel()
+            .find(&Search::for_test(&[], &[], None, Some(own)))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            missing.starts_with("the wheel Flash-Infer.py 0.7.2.post1 is nowhere to be found")
+                && missing.contains("it holds 0.6.13")
+                && missing.contains("pip install --no-deps --target")
+                && missing.ends_with("Flash-Infer.py==0.7.2.post1"),
+            "{missing}"
+        );
+    }
+}

@@ -1,0 +1,98 @@
+//! How many compilers run at once where memory is what is scarce.
+
+use std::fs;
+
+use crate::stub::World;
+
+/// Puts `script` before the compiler; `$top` is the toolkit's folder, and `stub` runs the compiler.
+fn wrap(world: &World, script: &str) {
+    let stub = fs::read_to_string(world.at("toolkit/bin/nvcc")).unwrap();
+    world.program("toolkit/bin/stub", &stub);
+    world.program(
+        "toolkit/bin/nvcc",
+        &format!(
+            "#!/bin/sh\ntop=$(dirname \"$0\")/..\nstub() {{ \"$top/bin/stub\" \"$@\"; }}\n\
+             [ \"$1\" = --version ] && {{ stub --version; exit; }}\n{script}\n"
+        ),
+    );
+}
+
+/// Notes in the file `overlaps` each compiler that runs beside another.
+fn note_overlaps(world: &World) {
+    wrap(
+        world,
+        "mkdir \"$top/busy\" 2>/dev/null || echo \"$*\" >>\"$top/overlaps\"\n\
+         sleep 0.3\nstub \"$@\"\nstatus=$?\nrmdir \"$top/busy\" 2>/dev/null\nexit $status",
+    );
+}
+
+fn overlapped(world: &World) -> bool {
+    let path = world.at("toolkit/overlaps");
+    let overlapped = path.exists();
+    let _ = fs::remove_file(path);
+    overlapped
+}
+
+#[test]
+fn what_the_script_says_of_a_units_memory_holds_until_it_is_known() {
+    let world = World::new();
+    note_overlaps(&world);
+    world.build().unwrap();
+    assert!(overlapped(&world), "two jobs and little memory");
+
+    let world = World::new();
+    note_overlaps(&world);
+    let huge = || world.kernels().memory_for("cuda/**", 1 << 50);
+    huge().compile("kernels").unwrap();
+    assert!(!overlapped(&world), "each needs more than there is");
+    // What they did need is known by now, for other flags and other targets too.
+    huge()
+        .define("OTHER")
+        .enable("sm100")
+        .compile("kernels")
+        .unwrap();
+    assert!(overlapped(&world));
+}
+
+#[test]
+fn a_unit_that_ran_out_of_memory_is_compiled_once_more_alone() {
+    let world = World::new();
+    wrap(
+        &world,
+        "case \"$*\" in *a.cu)\n  echo tried >>\"$top/tried\"\n  \
+         [ $(wc -l <\"$top/tried\") -gt 1 ] || { echo 'nvcc error   : cicc died due to signal 9 (Killed)'; exit 1; }\n  \
+         ;;\nesac\nstub \"$@\"",
+    );
+    let built = world.build().unwrap();
+    assert_eq!(built.report.units.len(), 3);
+    assert_eq!(
+        fs::read_to_string(world.at("toolkit/tried")).unwrap(),
+        "tried\ntried\n"
+    );
+    assert!(world.library("out").contains("body-a"));
+    assert_eq!(
+        world
+            .build()
+            .unwrap()
+            .report
+            .count(mla_build::report::Outcome::Cached),
+        3
+    );
+}
+
+#[test]
+fn a_unit_that_has_too_little_memory_even_alone_fails_with_the_reason() {
+    let world = World::new();
+    wrap(
+        &world,
+        "case \"$*\" in *a.cu) echo tried >>\"$top/tried\"; echo 'cc1plus: out of memory'; exit 1;; esac\n\
+         stub \"$@\"",
+    );
+    let message = world.build().unwrap_err().to_string();
+    assert!(message.contains("ran out of memory"), "{message}");
+    assert!(message.contains("1 of 3 units failed"), "{message}");
+    assert_eq!(
+        fs::read_to_string(world.at("toolkit/tried")).unwrap(),
+        "tried\ntried\n"
+    );
+}
