@@ -18,6 +18,10 @@ struct Arguments {
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
     sources: Vec<String>,
+    /// A library and the glob of its sources, for several from one script: NAME=GLOB. By default one is
+    /// made, `kernels`, of all sources.
+    #[arg(long, value_parser = library)]
+    library: Vec<(String, String)>,
     /// Families of kernels, by the name of their feature.
     #[arg(long, default_value = "sm90")]
     family: Vec<String>,
@@ -46,6 +50,13 @@ fn wheel(text: &str) -> Result<Wheel, String> {
     parts.ok_or_else(|| "accepted: NAME==VERSION:FOLDER".to_owned())
 }
 
+fn library(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=');
+    parts
+        .map(|(name, glob)| (name.to_owned(), glob.to_owned()))
+        .ok_or_else(|| "accepted: NAME=GLOB".to_owned())
+}
+
 fn main() -> Result<(), mla_build::Error> {
     let arguments = Arguments::parse();
     let mut kernels = Kernels::new();
@@ -54,9 +65,6 @@ fn main() -> Result<(), mla_build::Error> {
     }
     if let Some(jobs) = arguments.jobs {
         kernels = kernels.jobs(jobs);
-    }
-    for glob in arguments.sources {
-        kernels = kernels.sources(glob);
     }
     for family in arguments.family {
         kernels = kernels.enable(family);
@@ -73,7 +81,15 @@ fn main() -> Result<(), mla_build::Error> {
     if let Some(path) = arguments.host_compiler {
         kernels = kernels.host_compiler(path);
     }
-    let built = kernels.compile("kernels")?;
-    println!("{}", report::table(&built.report));
+    for (name, glob) in &arguments.library {
+        let built = kernels.clone().sources(glob).compile(name)?;
+        println!("{}", report::table(&built.report));
+    }
+    if arguments.library.is_empty() {
+        for glob in arguments.sources {
+            kernels = kernels.sources(glob);
+        }
+        println!("{}", report::table(&kernels.compile("kernels")?.report));
+    }
     Ok(())
 }

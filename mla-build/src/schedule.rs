@@ -5,7 +5,11 @@
 //! when its expected peak fits into what the machine has left, or when nothing else runs here, so that
 //! a build on a small machine is slow and not dead.
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{
+    sync::{OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
 
 use crate::memory;
 
@@ -31,16 +35,18 @@ pub(crate) struct Limits {
 impl Limits {
     /// Cargo's jobserver where this process was started by Cargo, otherwise one of `jobs` tokens.
     pub(crate) fn new(jobs: Option<usize>) -> std::io::Result<Self> {
+        // Once for all libraries of a build script: the descriptors can be taken over once.
+        static INHERITED: OnceLock<Option<jobserver::Client>> = OnceLock::new();
         let inherited = if jobs.is_none() {
             // SAFETY: the descriptors that the environment names were opened by Cargo for this
             // process, and nothing else in this crate takes or closes them; it is called before any
-            // file of the build is opened that could have taken their numbers.
-            unsafe { jobserver::Client::from_env() }
+            // file of the first build is opened that could have taken their numbers.
+            INHERITED.get_or_init(|| unsafe { jobserver::Client::from_env() })
         } else {
-            None
+            &None
         };
         let jobserver = match inherited {
-            Some(client) => client,
+            Some(client) => client.clone(),
             None => {
                 let jobs =
                     jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));

@@ -5,8 +5,10 @@ mod output;
 mod watch;
 
 use std::{
+    collections::BTreeSet,
     env, fs, io,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
@@ -113,6 +115,9 @@ impl Plan {
             .canonicalize()
             .map_err(Error::file("open the package's folder", &root))?;
         let for_cargo = kernels.out_dir.is_none();
+        if for_cargo {
+            is_first(library)?;
+        }
         let out_dir = output_folder(kernels.out_dir)?;
         shell::check_for_cargo("OUT_DIR", &out_dir)?;
         shell::check_for_cargo("the package's folder", &root)?;
@@ -422,6 +427,21 @@ fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
                 "a folder: Cargo sets it for build scripts, elsewhere call the setter of Kernels"
                     .into(),
         })
+}
+
+/// Refuses a second library of one name in a build script: both would have the same files.
+fn is_first(library: &str) -> Result<(), Error> {
+    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // A set holds whole names at every moment, so a panic elsewhere leaves it sound.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if known.insert(library.to_owned()) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "library".into(),
+        given: library.to_owned(),
+        accepted: "a name that no other library of this build script has".into(),
+    })
 }
 
 /// The folder that a build writes to: as given, or Cargo's.

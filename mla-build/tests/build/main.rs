@@ -6,6 +6,7 @@ mod family;
 mod fresh;
 mod memory;
 mod paths;
+mod program;
 mod real;
 mod report;
 mod reuse;

@@ -1,0 +1,159 @@
+//! Packages of Cargo whose kernels have equal names, linked into one program.
+
+use std::{
+    fs,
+    process::{Command, Output},
+};
+
+use crate::stub::{World, driver};
+
+/// A package whose build script starts the example `compile`, with a host function `decode` in the library
+/// `decode` that tells `number`. Everything else is called alike in each. In `cu` there are kernels as well.
+fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
+    let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
+    write(
+        "Cargo.toml",
+        &format!(
+            "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n[workspace]\n\
+             [dependencies]\n{needs}"
+        ),
+    );
+    write(
+        &format!("kernels/{family}/decode.{extension}"),
+        &format!(
+            "namespace decode_kernel {{ template <int> int which() {{ return {number}; }} }}\n\
+             #ifdef __CUDACC__\n\
+             template <int> __global__ void kernel(int *x) {{ *x = {number}; }}\n\
+             __global__ void plain(int *x) {{ *x = {number}; }}\n\
+             extern \"C\" int launch(int *x) {{\n  plain<<<1, 1>>>(x);\n  kernel<1><<<1, 1>>>(x);\n  \
+             return cudaGetLastError();\n}}\n\
+             #endif\n\
+             int helper();\n\
+             extern \"C\" int decode() {{\n  \
+             return decode_kernel::which<1>() == helper() ? helper() : -1;\n}}\n"
+        ),
+    );
+    write(
+        &format!("kernels/{family}/helper.{extension}"),
+        &format!("int helper() {{ return {number}; }}\n"),
+    );
+    // Of another library, with the same names again.
+    write(
+        &format!("extra/decode.{extension}"),
+        &format!("extern \"C\" int decode() {{ return 1000 + {number}; }}\n"),
+    );
+    let arguments = [
+        "--host-compiler=c++".to_owned(),
+        format!("--family={family}"),
+        format!("--library=decode=kernels/**/*.{extension}"),
+        format!("--library=extra=extra/*.{extension}"),
+    ];
+    write(
+        "build.rs",
+        &format!(
+            "fn main() {{\n    let status = std::process::Command::new({:?}).args({arguments:?}).status();\n    \
+             std::process::exit(status.unwrap().code().unwrap_or(1));\n}}\n",
+            driver()
+        ),
+    );
+    write(
+        "src/lib.rs",
+        "mod compiled {\n    #![allow(dead_code)]\n    \
+         include!(concat!(env!(\"OUT_DIR\"), \"/decode_compiled.rs\"));\n}\n\
+         mod ffi {\n    unsafe extern \"C\" {\n        \
+         #[link_name = concat!(env!(\"MLA_BUILD_PREFIX_DECODE\"), \"decode\")]\n        \
+         pub fn decode() -> i32;\n        \
+         #[link_name = concat!(env!(\"MLA_BUILD_PREFIX_EXTRA\"), \"decode\")]\n        \
+         pub fn extra() -> i32;\n    }\n}\n\
+         pub fn tell() -> String {\n    let (decode, extra) = unsafe { (ffi::decode(), ffi::extra()) };\n    \
+         format!(\"{decode} {extra} {:?}{:?}{:?}\", compiled::SM80.len(), compiled::SM90, compiled::SM100)\n}\n",
+    );
+}
+
+fn cargo(world: &World, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(arguments)
+        .args(["--offline", "--quiet"])
+        .current_dir(world.at("program"))
+        .env("CARGO_TARGET_DIR", world.at("target"))
+        .env("MLA_BUILD_CACHE", world.at("cache"));
+    command
+}
+
+/// A program of three packages, each with two libraries, and what it prints.
+fn three_packages(world: &World, extension: &str) -> Command {
+    package(world, "first", ["sm80", extension], 80, "");
+    package(world, "second", ["sm90", extension], 90, "");
+    let both = "first = { path = \"../first\" }\nsecond = { path = \"../second\" }\n";
+    package(world, "program", ["sm100", extension], 100, both);
+    world.write(
+        "program/src/main.rs",
+        "fn main() {\n    println!(\"{}\\n{}\\n{}\", first::tell(), program::tell(), second::tell());\n}\n",
+    );
+    cargo(world, &["run"])
+}
+
+fn succeeded(ran: Output) -> String {
+    let message = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{message}");
+    String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
+const EACH_ITS_OWN: &str = "80 1080 5[][]\n100 1100 0[][\"sm_100f\"]\n90 1090 0[\"sm_90a\"][]\n";
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn three_packages_with_real_kernels_link_and_run_their_own() {
+    let world = World::new();
+    let ran = three_packages(&world, "cu").output().unwrap();
+    assert_eq!(succeeded(ran), EACH_ITS_OWN);
+}
+
+#[test]
+fn three_packages_of_two_libraries_each_link_and_run_their_own() {
+    let world = World::new();
+    // An archive without members, as the system's archiver makes it.
+    fs::remove_file(world.at("toolkit/lib/libcudart_static.a")).unwrap();
+    let archive = world.at("toolkit/lib/libcudart_static.a");
+    let made = Command::new("ar")
+        .arg("crs")
+        .arg(&archive)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let mut run = three_packages(&world, "cc");
+    let ran = run
+        .env("MLA_CUDA_HOME", world.at("toolkit"))
+        .output()
+        .unwrap();
+    assert_eq!(succeeded(ran), EACH_ITS_OWN);
+    let report = |name: &str| world.at(&format!("target/mla-build/{name}.json"));
+    for name in [
+        "first-decode",
+        "first-extra",
+        "second-extra",
+        "program-decode",
+    ] {
+        assert!(report(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn two_libraries_of_one_name_in_a_script_are_refused() {
+    let world = World::new();
+    package(&world, "program", ["sm90", "cc"], 90, "");
+    let script = fs::read_to_string(world.at("program/build.rs")).unwrap();
+    let script = script.replace("--library=extra=", "--library=decode=");
+    world.write("program/build.rs", &script);
+    let mut build = cargo(&world, &["build"]);
+    build.env("MLA_CUDA_HOME", world.at("toolkit"));
+    let built = build.output().unwrap();
+    let message = String::from_utf8_lossy(&built.stderr);
+    assert!(
+        message.contains(
+            "library: given \"decode\", accepted: a name that no other library of this build script has"
+        ),
+        "{message}"
+    );
+}
