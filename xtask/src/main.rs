@@ -6,7 +6,6 @@ mod goldens;
 mod kernels;
 mod macro_cost;
 mod package;
-mod toolkit;
 
 use std::path::PathBuf;
 
@@ -14,7 +13,11 @@ use clap::{Parser, Subcommand};
 
 /// Developer chores of this workspace.
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    after_help = "`cargo xtask toolkit` installs the pinned CUDA toolkit, CUTLASS and libclang."
+)]
 struct Arguments {
     #[command(subcommand)]
     chore: Chore,
@@ -22,8 +25,6 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Install the pinned CUDA toolkit, CUTLASS and libclang into the user's data folder, once.
-    Toolkit(toolkit::Arguments),
     /// Compile the kernels, show each unit as it is done, and tell where the time went.
     Kernels(kernels::Arguments),
     /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
@@ -40,7 +41,6 @@ enum Chore {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().chore {
-        Chore::Toolkit(arguments) => toolkit::run(&arguments),
         Chore::Kernels(arguments) => kernels::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),

@@ -23,7 +23,7 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
         "mla-macros/",
         &["expansions/", "keys.md", "src/"],
     ),
-    ("mla-build", "mla-build/", &["src/", "toolkit.toml"]),
+    ("mla-build", "mla-build/", &["src/", "toolkit.txt"]),
     (
         "mla-cli",
         "mla-cli/",

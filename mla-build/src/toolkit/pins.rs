@@ -1,26 +1,48 @@
-//! The wheels that make a toolkit, and the folder that they are installed into.
+//! The wheels that make a toolkit, and the folder that they are installed into. `xtask/front` compiles
+//! this file too, so it depends on little.
 
 use std::{env, path::PathBuf, sync::LazyLock};
 
-use serde::Deserialize;
-
-/// The pinned wheels, from `toolkit.toml`.
-#[derive(Clone, Debug, Deserialize)]
+/// The pinned wheels, from `toolkit.txt`.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Pins {
-    /// Names the folder.
-    pub release: String,
-    /// One requirement per wheel, as pip takes it.
+    /// The name of their folder.
+    pub name: String,
+    /// One wheel each, with the version that it must have: `nvidia-cuda-nvcc==13.0.88`.
     pub packages: Vec<String>,
+    /// The SHA-256 hashes of each package's wheels, in hexadecimal.
+    pub hashes: Vec<Vec<String>>,
 }
 
 impl Pins {
     /// The pins of this version of the crate.
     pub fn current() -> &'static Self {
-        static PINS: LazyLock<Pins> = LazyLock::new(|| {
-            // The file is part of the crate, and a test reads it.
-            toml::from_str(include_str!("../../toolkit.toml")).expect("toolkit.toml is valid")
-        });
+        static PINS: LazyLock<Pins> =
+            LazyLock::new(|| Pins::read(include_str!("../../toolkit.txt")));
         &PINS
+    }
+
+    /// Of a file of pip's requirements with a line for the folder.
+    fn read(text: &str) -> Self {
+        let mut pins = Self {
+            name: String::new(),
+            packages: Vec::new(),
+            hashes: Vec::new(),
+        };
+        for line in text.lines().map(|line| line.trim_end_matches('\\').trim()) {
+            if let Some(name) = line.strip_prefix("# folder: ") {
+                pins.name = name.to_owned();
+            } else if let Some(hash) = line.strip_prefix("--hash=sha256:") {
+                if let Some(hashes) = pins.hashes.last_mut() {
+                    hashes.push(hash.to_owned());
+                }
+            } else if !line.is_empty() && !line.starts_with('#') {
+                pins.packages.push(line.to_owned());
+                pins.hashes.push(Vec::new());
+            }
+        }
+        pins
     }
 
     /// The folder that these pins are installed into: `$MLA_TOOLKIT` where it is set, otherwise a
@@ -29,43 +51,19 @@ impl Pins {
         if let Some(folder) = env::var_os("MLA_TOOLKIT").filter(|v| !v.is_empty()) {
             return Some(folder.into());
         }
-        let hash = blake3::hash(self.packages.join("\n").as_bytes()).to_hex();
-        let name = format!("{}-{}", self.release, &hash[..8]);
-        Some(dirs::data_dir()?.join("mla-build/toolkit").join(name))
+        Some(dirs::data_dir()?.join("mla-build/toolkit").join(&self.name))
     }
 
     /// The command that installs them, for a package that has no chore of its own for it.
     pub fn command(&self) -> String {
         let target = self
             .folder()
-            .map(|f| format!(" --target {}", f.display()))
+            .map(|folder| format!(" --target '{}'", folder.display()))
             .unwrap_or_default();
         format!(
-            "python3 -m pip install --no-deps{target} {}",
-            self.packages.join(" ")
+            "python3 -m pip install --no-deps --only-binary=:all: --require-hashes{target} \
+             --requirement '{}/toolkit.txt'",
+            env!("CARGO_MANIFEST_DIR")
         )
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_wheel_is_pinned_to_one_version() {
-        let pins = Pins::current();
-        assert!(
-            pins.packages
-                .iter()
-                .any(|p| p.starts_with("nvidia-cuda-nvcc=="))
-        );
-        for package in &pins.packages {
-            let (name, version) = package.split_once("==").expect(package);
-            assert!(
-                !name.is_empty() && version.starts_with(|c: char| c.is_ascii_digit()),
-                "{package}"
-            );
-            assert!(pins.command().contains(package));
-        }
     }
 }

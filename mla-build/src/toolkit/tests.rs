@@ -219,3 +219,35 @@ fn the_other_library_of_that_name_is_not_taken() {
         );
     }
 }
+
+#[test]
+fn every_wheel_is_pinned_to_a_version_and_to_hashes() {
+    let pins = Pins::current();
+    let names = pins.packages.join("\n");
+    let hash = &blake3::hash(names.as_bytes()).to_hex()[..8];
+    assert_eq!(
+        pins.name,
+        format!("cuda-13.0-{hash}"),
+        "the folder's name in toolkit.txt"
+    );
+    assert!(names.contains("nvidia-cuda-nvcc=="));
+    assert_eq!(pins.packages.len(), pins.hashes.len());
+    for (package, hashes) in pins.packages.iter().zip(&pins.hashes) {
+        let (name, version) = package.split_once("==").expect(package);
+        assert!(
+            !name.is_empty() && version.starts_with(|c: char| c.is_ascii_digit()),
+            "{package}"
+        );
+        let is_hash =
+            |hash: &String| hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit());
+        assert!(
+            !hashes.is_empty() && hashes.iter().all(is_hash),
+            "{package}"
+        );
+    }
+    let command = pins.command();
+    assert!(
+        command.contains("--require-hashes") && command.ends_with("/toolkit.txt'"),
+        "{command}"
+    );
+}

@@ -156,6 +156,38 @@ fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_uni
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
+    let package = Package::new();
+    package.write(
+        "package/cuda/sm90/a.cu",
+        "#include <stdint.h>\n#include \"flag.opt.h\"\n#if __has_include(<extra.h>)\n#include <extra.h>\n\
+         #else\n#define EXTRA 1\n#endif\n__global__ void a(float *x) { *x = EXTRA; }\n",
+    );
+    package.write("package/cuda/common/flag.opt.h", "#pragma once\n");
+    package.write("package/nvcc.opt", "-lineinfo\n");
+    let build = || {
+        let kernels = package
+            .kernels("package", "out")
+            .flag("--options-file=nvcc.opt");
+        compiled(&kernels.compile("kernels").unwrap().report)
+    };
+    assert_eq!(build().len(), 4);
+    assert_eq!(build(), NONE);
+    package.write("package/cuda/common/extra.h", "#define EXTRA 2\n");
+    assert_eq!(build(), ["cuda/sm90/a.cu"], "asked for");
+    package.write("package/cuda/common/stdint.h", "#include_next <stdint.h>\n");
+    assert_eq!(
+        build(),
+        ["cuda/sm90/a.cu"],
+        "an own header hides a system header"
+    );
+    package.write("package/nvcc.opt", "-lineinfo -maxrregcount=64\n");
+    assert_eq!(build().len(), 4);
+    assert_eq!(build(), NONE);
+}
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn a_bad_unit_leaves_the_others_and_says_what_the_compiler_said() {
     let package = Package::new();
     package.write(
@@ -223,6 +255,9 @@ fn two_families_make_one_object_of_a_shared_source() {
 #[ignore = "needs nvcc and builds a crate with bindgen: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     let package = Package(tempfile::tempdir().unwrap());
+    // Wherever it lies: nothing of a path is a command.
+    let home = "foreign $(touch ran) `touch ran` \"it's\" & (mine), a=b";
+    let inside = |path: &str| format!("{home}/{path}");
     let this = Path::new(env!("CARGO_MANIFEST_DIR"));
     let manifest = format!(
         "[package]\nname = \"foreign\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
@@ -230,28 +265,32 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
          [build-dependencies]\nmla-build = {{ path = {this:?} }}\n"
     );
     // The workspace's lock file asks for versions that are already here.
-    fs::create_dir_all(package.at("foreign/src")).unwrap();
-    fs::copy(this.join("../Cargo.lock"), package.at("foreign/Cargo.lock")).unwrap();
-    package.write("foreign/Cargo.toml", &manifest);
+    fs::create_dir_all(package.at(&inside("src"))).unwrap();
+    fs::copy(
+        this.join("../Cargo.lock"),
+        package.at(&inside("Cargo.lock")),
+    )
+    .unwrap();
+    package.write(&inside("Cargo.toml"), &manifest);
     package.write(
-        "foreign/build.rs",
+        &inside("build.rs"),
         "fn main() -> Result<(), mla_build::Error> {\n    \
          mla_build::Kernels::new().sources(\"kernels/*.cu\").header(\"kernels/scale.h\").compile(\"scale\").map(drop)\n}\n",
     );
     package.write(
-        "foreign/kernels/scale.h",
+        &inside("kernels/scale.h"),
         "#include <stddef.h>\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n\
          typedef struct Scale { float *x; size_t length; } Scale;\n\
          int scale_runtime_version(const Scale *scale);\n#ifdef __cplusplus\n}\n#endif\n",
     );
     package.write(
-        "foreign/kernels/scale.cu",
+        &inside("kernels/scale.cu"),
         "#include \"scale.h\"\n__global__ void scale(Scale s) { s.x[threadIdx.x] *= 2; }\n\
          int scale_runtime_version(const Scale *s) {\n  int version = 0;\n  cudaRuntimeGetVersion(&version);\n  \
          return version + (int)s->length;\n}\n",
     );
     package.write(
-        "foreign/src/main.rs",
+        &inside("src/main.rs"),
         "mod ffi {\n    #![allow(warnings)]\n    include!(concat!(env!(\"OUT_DIR\"), \"/scale.rs\"));\n}\n\
          fn main() {\n    let scale = ffi::Scale { x: std::ptr::null_mut(), length: 1 };\n    \
          println!(\"{}\", unsafe { ffi::scale_runtime_version(&scale) });\n}\n",
@@ -260,7 +299,7 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("foreign");
     let cargo = |arguments: &[&str]| -> Output {
         Command::new(env!("CARGO"))
-            .current_dir(package.at("foreign"))
+            .current_dir(package.at(home))
             .args(arguments)
             .env("CARGO_TARGET_DIR", &target)
             .env("MLA_BUILD_CACHE", package.at("cache"))
@@ -282,6 +321,8 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     let version: u32 = String::from_utf8_lossy(&ran.stdout).trim().parse().unwrap();
     assert!(version > 12_000 && version % 10 == 1, "{version}");
     assert_eq!(compiled(&report()), ["kernels/scale.cu"]);
+    let ran = package.at(&inside("ran"));
+    assert!(!ran.exists() && !Path::new("ran").exists());
 
     // Nothing changed: Cargo does not even start the build script.
     let before = report();
@@ -290,8 +331,8 @@ fn a_foreign_crate_builds_with_one_line_in_its_build_script() {
     // A touched file starts it, and it finds everything in the cache.
     thread::sleep(Duration::from_millis(20));
     package.write(
-        "foreign/kernels/scale.h",
-        &fs::read_to_string(package.at("foreign/kernels/scale.h")).unwrap(),
+        &inside("kernels/scale.h"),
+        &fs::read_to_string(package.at(&inside("kernels/scale.h"))).unwrap(),
     );
     succeeded(&cargo(&["build"]));
     let after = report();

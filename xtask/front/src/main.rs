@@ -1,0 +1,31 @@
+//! What `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its chore is here, with
+//! hardly a dependency; every other chore is in `xtask`, which is compiled when one is asked for.
+
+mod toolkit;
+
+use std::{env, os::unix::process::CommandExt, process::Command};
+
+use anyhow::Context;
+
+// The folder and the versions of the pinned wheels, as mla-build knows them.
+#[path = "../../../mla-build/src/toolkit/pins.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "mla-build uses and exports the rest"
+)]
+mod pins;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<_> = env::args_os().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "toolkit") {
+        return toolkit::run(&arguments[1..]);
+    }
+    let error = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["run", "--quiet", "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"))
+        .arg("--")
+        .args(arguments)
+        .exec();
+    Err(error).context("cargo does not start")
+}
