@@ -20,7 +20,7 @@ pub(super) struct Crossover {
     pub(super) series: String,
     /// Query length, microseconds absorbed, microseconds expanded.
     pub(super) points: Vec<(u32, f64, f64)>,
-    /// The query length at which the curves meet, between two measured ones in proportion.
+    /// The query length at which the curves meet as they are drawn.
     pub(super) measured: Option<f64>,
     /// By the analytic formula with the machine's balance; absent where absorbing always wins.
     pub(super) predicted: Option<f64>,
@@ -112,7 +112,7 @@ pub(super) fn find(
 }
 
 /// Where absorbing begins to be the slower one: between the last length at which it is not and the
-/// next, where the ratio of the times, in proportion to its logarithm, is 1.
+/// next. The curves are drawn as straight lines on logarithmic axes, and meet where these do.
 fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
     let ahead = |&(_, absorbed, expanded): &(u32, f64, f64)| (expanded / absorbed).ln();
     let pairs = points.windows(2).rev();
@@ -120,7 +120,8 @@ fn meeting(points: &[(u32, f64, f64)]) -> Option<f64> {
         .filter_map(|pair| {
             let (before, after) = (ahead(&pair[0]), ahead(&pair[1]));
             let (from, to) = (f64::from(pair[0].0), f64::from(pair[1].0));
-            (before >= 0.0 && after < 0.0).then(|| from + (to - from) * before / (before - after))
+            (before >= 0.0 && after < 0.0)
+                .then(|| from * (to / from).powf(before / (before - after)))
         })
         .next()
 }
@@ -151,11 +152,28 @@ impl fmt::Display for Crossover {
 mod tests {
     use super::*;
 
+    // The height of a curve as it is drawn: a straight line between logarithms.
+    fn drawn(from: (f64, f64), to: (f64, f64), at: f64) -> f64 {
+        let part = (at / from.0).ln() / (to.0 / from.0).ln();
+        from.1.ln() + part * (to.1 / from.1).ln()
+    }
+
+    #[test]
+    fn the_meeting_lies_on_both_drawn_curves() {
+        let (before, after) = ((256, 700.0, 810.0), (512, 1500.0, 1010.0));
+        let at = meeting(&[before, after]).unwrap();
+        let line = |of: fn((u32, f64, f64)) -> f64| {
+            let end = |point: (u32, f64, f64)| (f64::from(point.0), of(point));
+            drawn(end(before), end(after), at)
+        };
+        assert!((line(|point| point.1) - line(|point| point.2)).abs() < 1e-12);
+    }
+
     #[test]
     fn curves_meet_where_their_ratio_is_one() {
         let points = [(1, 1.0, 4.0), (2, 2.0, 4.0), (4, 8.0, 4.0), (8, 16.0, 5.0)];
-        // ln 2 on one side and ln ½ on the other: halfway.
-        assert_eq!(meeting(&points), Some(3.0));
+        // ln 2 on one side and ln ½ on the other: halfway from ln 2 to ln 4.
+        assert_eq!(meeting(&points), Some(2.0 * 2f64.sqrt()));
         assert_eq!(meeting(&points[..2]), None);
         assert_eq!(meeting(&points[2..]), None);
         // Noise at the beginning does not hide the last meeting.
