@@ -264,15 +264,11 @@ mod gpu {
             let mut tables: Vec<i32> = (0..pages as i32).collect();
             tables.shuffle(&mut StdRng::seed_from_u64(11));
             let block_tables = BlockTables::new(&tables, max_pages, PAGE as u32)?;
-            let slots = block_tables.new_token_slots(requests)?;
             workspace.prepare(
                 &layer,
                 &StepBatch {
-                    requests,
-                    block_tables,
-                    slots: &slots,
                     threshold: Some(1),
-                    max_len: None,
+                    ..StepBatch::new(requests, block_tables)
                 },
             )?;
             let weights = random(&gpu, heads * (NOPE + V) * LATENT, 0.05)?;

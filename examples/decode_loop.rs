@@ -150,20 +150,13 @@ fn main() -> Result<(), Box<dyn Error>> {
             tables.extend(first..first + PAGES as i32);
         }
         let block_tables = BlockTables::new(&tables, PAGES, PAGE as u32)?;
-        let slots = block_tables.new_token_slots(&requests)?;
         // What the layer before would have left there.
         let new = vec![bf16::from_f32(rng.random::<f32>()); requests.len() * HEADS * 192];
         stream.memcpy_htod(&new, &mut query)?;
         let graph = graphs
             .for_requests(requests.len())
             .ok_or("no graph is large enough")?;
-        let batch = StepBatch {
-            requests: &requests,
-            block_tables,
-            slots: &slots,
-            threshold: None,
-            max_len: None,
-        };
+        let batch = StepBatch::new(&requests, block_tables);
         // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row of pages
         // for every seat.
         unsafe { graph.replay(&layer, &mut workspace, &batch) }?;

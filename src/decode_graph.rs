@@ -113,7 +113,7 @@ impl DecodeGraph {
             ));
         }
         let mut padded = Padded::new(shape, max_pages, page_size);
-        padded.fill(&[], &[], 1, &[]);
+        padded.fill(&[], &[], 1, None);
         padded.prepare(layer, workspace)?;
         record(workspace)?;
         let device = layer.device();
@@ -225,14 +225,14 @@ impl DecodeGraph {
             }
         }
         let tokens = batch.requests.len() * query_len as usize;
-        if batch.slots.len() != tokens {
-            return Err(Error::argument(
+        match batch.slots {
+            Some(slots) if slots.len() != tokens => Err(Error::argument(
                 "slots",
-                format!("{} entries", batch.slots.len()),
+                format!("{} entries", slots.len()),
                 format!("one for each of {tokens} new tokens"),
-            ));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -245,6 +245,8 @@ struct Padded {
     requests: Vec<Request>,
     tables: Vec<i32>,
     slots: Vec<i64>,
+    /// Whether `slots` were given, or the block tables say where every token's row is written.
+    has_slots: bool,
 }
 
 impl Padded {
@@ -256,11 +258,12 @@ impl Padded {
             requests: Vec::with_capacity(shape.requests),
             tables: vec![0; shape.requests * max_pages],
             slots: Vec::with_capacity(shape.tokens()),
+            has_slots: false,
         }
     }
 
     /// `tables` has a row of `width` entries for each request, as many as its tokens need.
-    fn fill(&mut self, requests: &[Request], tables: &[i32], width: usize, slots: &[i64]) {
+    fn fill(&mut self, requests: &[Request], tables: &[i32], width: usize, slots: Option<&[i64]>) {
         let padding = Request {
             q: self.shape.query_len,
             kv: 0,
@@ -269,7 +272,8 @@ impl Padded {
         self.requests.extend_from_slice(requests);
         self.requests.resize(self.shape.requests, padding);
         self.slots.clear();
-        self.slots.extend_from_slice(slots);
+        self.has_slots = slots.is_some();
+        self.slots.extend_from_slice(slots.unwrap_or_default());
         self.slots.resize(self.shape.tokens(), SKIPPED);
         let rows = self.tables.chunks_exact_mut(self.max_pages);
         for ((to, from), request) in rows.zip(tables.chunks(width)).zip(requests) {
@@ -288,7 +292,7 @@ impl Padded {
             &StepBatch {
                 requests: &self.requests,
                 block_tables: BlockTables::new(&self.tables, self.max_pages, self.page_size)?,
-                slots: &self.slots,
+                slots: self.has_slots.then_some(&self.slots[..]),
                 threshold: Some(self.shape.query_len),
                 max_len: Some(self.shape.max_len),
             },

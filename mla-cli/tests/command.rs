@@ -5,6 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::layer::MlaLayer;
+use mla_runtime::plan::memory::max_pages;
+use mla_runtime::problem::Problem;
 use serde_json::{Value, json};
 
 fn mla<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
@@ -244,9 +251,37 @@ fn bad_plans_are_refused_with_the_wrong_part() {
 }
 
 #[test]
+fn memory_is_what_the_layer_allocates() {
+    let config = LayerConfig {
+        problem: Problem::new(MlaDims::R1, 16, DType::BF16),
+        softmax_scale: 0.1,
+    };
+    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
+    for (rows, query_len) in [(1024, 1), (64, 4), (0, 2)] {
+        let limits = StepLimits {
+            requests: 64,
+            tokens: 1000,
+            decode_query_len: query_len,
+            pages_per_request: 512,
+            context_rows: rows,
+        };
+        let plan = layer.memory_plan(&limits, 61, 2).unwrap();
+        let needs = layer.memory_needs(&limits, 61, 0).unwrap();
+        let line = format!(
+            "plan memory --model deepseek-v3 --heads 16 --requests 64 --step-tokens 1000 \
+             --decode-query-len {query_len} --context-len 32768 --rows {rows}"
+        );
+        let planned = json(&format!("{line} --tokens 65"));
+        assert_eq!(planned["regions"], json!(plan.regions));
+        assert_eq!(planned["total_bytes"], plan.total_bytes);
+        let fit = json(&format!("{line} --fit 10GiB"));
+        assert_eq!(fit["pages"], max_pages(&needs, 10 << 30).unwrap());
+    }
+}
+
+#[test]
 fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
-    let line =
-        "plan memory --model deepseek-v3 --heads 16 --decode-tokens 64 --prefill-tokens 1024";
+    let line = "plan memory --model deepseek-v3 --heads 16 --requests 64 --step-tokens 1024";
     let plan = json(&format!("{line} --tokens 65 --rows 1024"));
     // 2 pages of 64 tokens, 61 layers, rows of 1152 bytes.
     assert_eq!((&plan["pages"], &plan["tokens"]), (&json!(2), &json!(128)));
@@ -260,7 +295,11 @@ fn memory_adds_up_and_what_fits_is_the_most_that_fits() {
     };
     assert_eq!(of("cache"), plan["cache_bytes"]);
     assert_eq!(of("workspace"), plan["workspace_bytes"]);
-    assert_eq!(of("cache") + of("workspace"), plan["total_bytes"]);
+    assert_eq!(of("step"), plan["step_bytes"]);
+    assert_eq!(
+        of("cache") + of("workspace") + of("step"),
+        plan["total_bytes"]
+    );
 
     let bytes = 2u64 << 30;
     let fit = json(&format!("{line} --rows 1024 --fit 2GiB"));

@@ -88,6 +88,12 @@ impl Request {
         }
     }
 
+    /// Whether it only fills a batch up: it has no tokens in the cache, and its new ones, if there
+    /// are any, attend to nothing.
+    pub const fn is_padding(self) -> bool {
+        self.kv == 0
+    }
+
     /// The cached tokens: kv − q.
     pub const fn context_len(self) -> u32 {
         self.kv.saturating_sub(self.q)

@@ -203,14 +203,7 @@ fn a_call_allocates_nothing() {
 
     let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request { q, kv });
     let pages = [0; 4 * 8];
-    let slots = [-1; 30];
-    let batch = StepBatch {
-        requests: &requests,
-        block_tables: BlockTables::new(&pages, 8, 64).unwrap(),
-        slots: &slots,
-        threshold: None,
-        max_len: None,
-    };
+    let batch = StepBatch::new(&requests, BlockTables::new(&pages, 8, 64).unwrap());
     workspace.prepare(&layer, &batch).unwrap();
     assert_eq!(workspace.absorbed_tokens(), 3);
     assert_eq!(workspace.context().chunks.len(), 4);

@@ -117,17 +117,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
         ];
         let pages = self.workspace.limits().pages_per_request;
         let block_tables = BlockTables::new(&self.block_tables, pages, PAGE as u32)?;
-        let slots = block_tables.new_token_slots(&requests)?;
-        self.workspace.prepare(
-            &self.layer,
-            &StepBatch {
-                requests: &requests,
-                block_tables,
-                slots: &slots,
-                threshold: None,
-                max_len: None,
-            },
-        )?;
+        let batch = StepBatch::new(&requests, block_tables);
+        self.workspace.prepare(&self.layer, &batch)?;
         let tokens = span.batch * span.len;
         let layout = |shape: Shape| Layout::contiguous(dtype, shape);
         let view =

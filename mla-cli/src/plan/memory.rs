@@ -1,6 +1,7 @@
 //! `mla plan memory`: every buffer of the layer, and what fits in a given amount.
 
 use bytesize::ByteSize;
+use mla_runtime::backend::StepLimits;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::plan::memory::{MemoryNeeds, MemoryPlan, max_pages, max_rows, plan};
 use mla_runtime::plan::parallel::ContextParallel;
@@ -40,17 +41,20 @@ pub(crate) struct Args {
     /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the workspace.
     #[arg(long, value_name = "SIZE", value_parser = args::size)]
     fit: Option<ByteSize>,
-    /// The most query tokens of a step on the decode path.
-    #[arg(long, value_name = "TOKENS", default_value = "256", value_parser = natural)]
-    decode_tokens: u32,
-    /// The most query tokens of a step on the prefill path.
+    /// The most requests of a step.
+    #[arg(long, value_name = "N", default_value = "256", value_parser = natural)]
+    requests: u32,
+    /// The most new tokens of a step.
     #[arg(long, value_name = "TOKENS", default_value = "8192", value_parser = natural)]
-    prefill_tokens: u32,
+    step_tokens: u32,
+    /// The most new tokens of a request on the absorbed path.
+    #[arg(long, value_name = "TOKENS", default_value = "1", value_parser = natural)]
+    decode_query_len: u32,
+    /// The tokens of the longest request, by which block tables are as wide.
+    #[arg(long, value_name = "TOKENS", default_value = "131072", value_parser = natural)]
+    context_len: u32,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// The decode backend takes the latent and the rotary part of queries as one tensor.
-    #[arg(long)]
-    concatenated_queries: bool,
     /// The prefill backend takes each head's key in one piece.
     #[arg(long)]
     packed_keys: bool,
@@ -61,6 +65,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "table")]
     format: Format,
 }
+
+/// The most rows that a step's limits may have.
+const MOST_ROWS: u32 = i32::MAX as u32 - 1;
 
 /// The plan, and what it was made for.
 #[derive(Serialize)]
@@ -79,7 +86,8 @@ struct Report {
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let model = args.model.read()?;
     let kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
-    let needs = fitted(args, needs(args, &model, kv_format)?)?;
+    let rows = args.rows.unwrap_or(DEFAULT_ROWS);
+    let needs = fitted(args, |rows| needs(args, &model, kv_format, rows), rows)?;
     let report = Report {
         layers: needs.layers,
         heads: needs.heads,
@@ -93,7 +101,12 @@ pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     Ok(args.format.write(&report, || describe(&report, &model)))
 }
 
-fn needs(args: &Args, model: &Model, kv_format: KvFormat) -> Result<MemoryNeeds, CliError> {
+fn needs(
+    args: &Args,
+    model: &Model,
+    kv_format: KvFormat,
+    rows: u32,
+) -> Result<MemoryNeeds, CliError> {
     let layers = args.layers.or(model.config.layers);
     let layers = layers.ok_or_else(|| CliError::Argument {
         argument: "--layers",
@@ -105,33 +118,47 @@ fn needs(args: &Args, model: &Model, kv_format: KvFormat) -> Result<MemoryNeeds,
         page_size: args.page,
         ..Problem::new(model.config.dims, model.heads, model.dtype)
     };
+    let limits = StepLimits {
+        requests: args.requests as usize,
+        tokens: args.step_tokens as usize,
+        decode_query_len: args.decode_query_len as usize,
+        pages_per_request: args.context_len.div_ceil(args.page) as usize,
+        context_rows: rows as usize,
+    };
     Ok(MemoryNeeds {
         pages: args.tokens.unwrap_or(0).div_ceil(args.page).into(),
         layers,
-        absorbed_tokens: args.decode_tokens,
-        expanded_tokens: args.prefill_tokens,
-        rows: args.rows.unwrap_or(DEFAULT_ROWS),
         parallel: args.parallel.read()?.unwrap_or(ContextParallel::SINGLE),
-        concatenated_queries: args.concatenated_queries,
         packed_keys: args.packed_keys,
         padded_values: args.padded_values,
-        ..MemoryNeeds::of(&problem)?
+        ..MemoryNeeds::of_steps(&problem, &limits)?
     })
 }
 
 // With what is left open filled in from the memory there is.
-fn fitted(args: &Args, needs: MemoryNeeds) -> Result<MemoryNeeds, CliError> {
+fn fitted(
+    args: &Args,
+    needs: impl Fn(u32) -> Result<MemoryNeeds, CliError>,
+    rows: u32,
+) -> Result<MemoryNeeds, CliError> {
     let Some(ByteSize(bytes)) = args.fit else {
-        return Ok(needs);
+        return needs(rows);
     };
     match (args.tokens, args.rows) {
         (None, _) => {
-            let pages = max_pages(&needs, bytes)?;
-            Ok(MemoryNeeds { pages, ..needs })
+            let first = needs(rows)?;
+            let pages = max_pages(&first, bytes)?;
+            Ok(MemoryNeeds { pages, ..first })
         }
         (Some(_), None) => {
-            let rows = max_rows(&needs, bytes)?;
-            Ok(MemoryNeeds { rows, ..needs })
+            // With fewer rows a step has more chunks, and its arrays are longer: down from the most.
+            let mut fitted = needs(MOST_ROWS)?;
+            loop {
+                fitted = needs(max_rows(&fitted, bytes)?.min(MOST_ROWS))?;
+                if plan(&fitted)?.total_bytes <= bytes {
+                    return Ok(fitted);
+                }
+            }
         }
         (Some(_), Some(_)) => Err(CliError::Argument {
             argument: "--fit",
@@ -158,7 +185,7 @@ fn describe(report: &Report, model: &Model) -> String {
          {} cache of {} tokens: {} pages of {}\n\
          {}\n\
          {} of cache and {} of workspace: {}, {} bytes.\n\
-         Beside this come a step's lengths and block table, and what a backend allocates.\n",
+         Beside this comes what a backend allocates.\n",
         model.name,
         report.heads,
         report.layers,

@@ -126,7 +126,7 @@ impl Workload {
         Ok(StepBatch {
             requests: &self.requests,
             block_tables: self.tables()?,
-            slots: &self.slots,
+            slots: Some(&self.slots),
             threshold: Some(self.threshold),
             max_len: None,
         })

@@ -19,6 +19,7 @@ mod entry;
 mod opaque;
 mod prefill;
 
+pub use crate::plan::limits::StepLimits;
 pub use decode::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Query, QueryFormat, SelectedDecode,
     SlotLists,
@@ -53,21 +54,6 @@ impl LayerConfig {
             .then(|| ("softmax_scale", scales.map(|scale| scale.to_string())));
         self.problem.difference(&other.problem).or(scales)
     }
-}
-
-/// The most that one step may bring; state and metadata are made for it once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StepLimits {
-    /// Requests in a step, those of zero length included.
-    pub requests: usize,
-    /// Query tokens in a step.
-    pub tokens: usize,
-    /// Query tokens of one request on the decode path.
-    pub decode_query_len: usize,
-    /// Entries of a request in the block table.
-    pub pages_per_request: usize,
-    /// W: rows of a context chunk.
-    pub context_rows: usize,
 }
 
 /// Where attention writes its result.

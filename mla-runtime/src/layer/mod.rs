@@ -77,15 +77,7 @@
 //! // Once per step. The first request is in page 1, the second in page 0.
 //! let requests = [Request { q: 1, kv: 6 }, Request { q: 3, kv: 3 }];
 //! let block_tables = BlockTables::new(&[1, 0], 1, 64)?;
-//! let slots = block_tables.new_token_slots(&requests)?;
-//! let batch = StepBatch {
-//!     requests: &requests,
-//!     block_tables,
-//!     slots: &slots,
-//!     threshold: None,
-//!     max_len: None,
-//! };
-//! workspace.prepare(&layer, &batch)?;
+//! workspace.prepare(&layer, &StepBatch::new(&requests, block_tables))?;
 //! assert_eq!((workspace.absorbed_tokens(), workspace.tokens()), (1, 4));
 //!
 //! // Once per layer and step, on the engine's own tensors.
@@ -140,10 +132,6 @@ use crate::problem::Problem;
 use crate::rotary::Rotary;
 use crate::spec::{BackendSpec, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
-
-/// What regions of the workspace are aligned to: enough for every vector access and for the
-/// granularity in which GPUs read memory.
-const ALIGNMENT: u64 = 256;
 
 /// One layer's attention with its backends.
 pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
@@ -335,37 +323,14 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         layers: u32,
         pages: u64,
     ) -> Result<MemoryNeeds> {
-        let problem = &self.config.problem;
-        let arrays = step::ArrayLayout::new(limits, problem.page_size)?;
-        let absorbed = match problem.sparse {
-            true => limits.tokens,
-            false => limits
-                .tokens
-                .min(limits.requests.saturating_mul(limits.decode_query_len)),
-        };
-        let expanded = if problem.sparse { 0 } else { limits.tokens };
-        let rows = if problem.sparse {
-            0
-        } else {
-            limits.context_rows
-        };
-        // The array layout refuses limits of more than 31 bits.
-        let count = |count: usize| count as u32;
         Ok(MemoryNeeds {
             pages,
             layers,
-            absorbed_tokens: count(absorbed),
-            expanded_tokens: count(expanded),
-            rows: count(rows),
-            // Also where the backend takes them apart: a cache write that rotates puts them there.
-            concatenated_queries: true,
             packed_keys: self.packed_keys(),
             padded_values: self.prefill.requires_padded_values(),
-            step_bytes: arrays.bytes() as u64,
             decode_workspace: self.decode.workspace_bytes(&self.device, limits),
             prefill_workspace: self.prefill.workspace_bytes(&self.device, limits),
-            alignment: ALIGNMENT,
-            ..MemoryNeeds::of(problem)?
+            ..MemoryNeeds::of_steps(&self.config.problem, limits)?
         })
     }
 
@@ -543,13 +508,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 "block_tables",
                 format!("page {}", step.pages_end() - 1),
                 format!("below the cache's {} pages", cache.pages),
-            ));
-        }
-        if step.slots_end() > cache.slots() {
-            return Err(Error::argument(
-                "slots",
-                format!("slot {}", step.slots_end() - 1),
-                format!("below the cache's {} slots", cache.slots()),
             ));
         }
         if call.rotary.is_some() && step.expanded_tokens() > 0 {

@@ -9,7 +9,8 @@ use crate::batch::Request;
 use crate::cache::BlockTable;
 use crate::device::{Device, GatherRows};
 use crate::error::{Error, Result};
-use crate::plan::context::{ChunkLimits, ContextPlan, MAX_CHUNKS, plan_chunks};
+use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
+use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::{BlockTables, SKIPPED};
 use crate::problem::Problem;
 use crate::spec::QueryLen;
@@ -19,7 +20,8 @@ use crate::tensor::ArrayRef;
 ///
 /// The requests stand in the order that [`plan::split`](crate::plan::split) gives, and so do their
 /// tokens, one request's after the other's. The first requests with at most the threshold's number
-/// of new tokens take the absorbed path, all from the first longer one on the expanded path.
+/// of new tokens take the absorbed path, all from the first longer one on the expanded path. A
+/// request behind that one which belongs before it is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct StepBatch<'a> {
     /// The requests. One with q new tokens and a kv of 0 is padding: its tokens attend to nothing,
@@ -27,8 +29,9 @@ pub struct StepBatch<'a> {
     pub requests: &'a [Request],
     /// The pages of each request, row i being that of request i.
     pub block_tables: BlockTables<'a>,
-    /// Where each new token's row is written; [`SKIPPED`] where it is not.
-    pub slots: &'a [i64],
+    /// Where each new token's row is written: where the block tables have the token, or [`SKIPPED`]
+    /// if it is not to be written. `None`: where the block tables have them all.
+    pub slots: Option<&'a [i64]>,
     /// The most new tokens of a request on the absorbed path; `None`: the workspace's
     /// [threshold](super::Workspace::threshold). More than
     /// [`decode_query_len`](StepLimits::decode_query_len) count as that many.
@@ -38,104 +41,17 @@ pub struct StepBatch<'a> {
     pub max_len: Option<u32>,
 }
 
-/// Where each array lies in the buffer of a step, in bytes. The places depend on the limits alone,
-/// so a graph that was captured with them stays valid from step to step.
-#[derive(Clone, Debug)]
-pub(super) struct ArrayLayout {
-    /// `[tokens]` i64.
-    slots: Range<usize>,
-    /// `[requests]` i32.
-    seq_lens: Range<usize>,
-    /// `[requests + 1]` i32.
-    absorbed_starts: Range<usize>,
-    /// `[requests + 1]` i32.
-    expanded_starts: Range<usize>,
-    /// For each chunk its query starts, key starts and token starts, one behind the other, i32.
-    chunks: Range<usize>,
-    /// `[requests, pages_per_request]` i32.
-    block_table: Range<usize>,
-}
-
-impl ArrayLayout {
-    /// For steps within `limits` on pages of `page_size`.
-    pub(super) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
-        let page = page_size as usize;
-        let too_large =
-            |field, given: usize, accepted: String| Err(Error::argument(field, given, accepted));
-        // Lengths and starts are 32-bit signed integers on the device.
-        let most = i32::MAX as usize;
-        for (field, given) in [
-            ("limits.requests", limits.requests),
-            ("limits.tokens", limits.tokens),
-            ("limits.context_rows", limits.context_rows),
-        ] {
-            if given >= most {
-                return too_large(field, given, format!("less than {most}"));
-            }
+impl<'a> StepBatch<'a> {
+    /// Requests and their pages; every new token is written, and the workspace's threshold decides.
+    pub const fn new(requests: &'a [Request], block_tables: BlockTables<'a>) -> Self {
+        Self {
+            requests,
+            block_tables,
+            slots: None,
+            threshold: None,
+            max_len: None,
         }
-        if limits.pages_per_request > most / page {
-            let accepted = format!("at most {} pages of {page} tokens", most / page);
-            return too_large(
-                "limits.pages_per_request",
-                limits.pages_per_request,
-                accepted,
-            );
-        }
-        if (1..page).contains(&limits.context_rows) {
-            let accepted = format!("0, or at least a page of {page} tokens");
-            return too_large("limits.context_rows", limits.context_rows, accepted);
-        }
-        let pieces = most_pieces(limits, page);
-        if pieces > MAX_CHUNKS {
-            let accepted = format!(
-                "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
-            );
-            return too_large("limits.context_rows", limits.context_rows, accepted);
-        }
-        let mut end = 0usize;
-        let mut array = |elements: usize, bytes: usize| {
-            let start = end;
-            let len = elements * bytes;
-            end = (start + len).next_multiple_of(256);
-            start..start + len
-        };
-        let table = limits
-            .requests
-            .checked_mul(limits.pages_per_request)
-            .filter(|entries| *entries < most);
-        let Some(table) = table else {
-            let accepted = format!("less than {most} entries in the whole block table");
-            return too_large(
-                "limits.pages_per_request",
-                limits.pages_per_request,
-                accepted,
-            );
-        };
-        Ok(Self {
-            slots: array(limits.tokens, 8),
-            seq_lens: array(limits.requests, 4),
-            absorbed_starts: array(limits.requests + 1, 4),
-            expanded_starts: array(limits.requests + 1, 4),
-            // Of each piece a start of queries, keys and tokens; of each chunk two ends.
-            chunks: array(5 * pieces, 4),
-            block_table: array(table, 4),
-        })
     }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.block_table.end
-    }
-}
-
-/// The most segments of all chunks of a step: a request is cut at most once where it begins in a
-/// chunk that others have filled in part, and then whenever it fills a whole one.
-fn most_pieces(limits: &StepLimits, page: usize) -> usize {
-    if limits.context_rows == 0 {
-        return 0;
-    }
-    let longest_cut = limits.context_rows - limits.context_rows % page;
-    let pieces = 2 + limits.pages_per_request * page / longest_cut;
-    limits.requests.min(limits.tokens).saturating_mul(pieces)
 }
 
 /// A step as the host knows it, and the bytes that tell the device.
@@ -145,6 +61,8 @@ pub(super) struct Step {
     staging: Vec<u8>,
     prepared: bool,
     tokens: usize,
+    /// Of each new token.
+    slots: Vec<i64>,
     /// The requests on the absorbed path come first.
     absorbed_requests: usize,
     absorbed_tokens: usize,
@@ -157,8 +75,7 @@ pub(super) struct Step {
     context: ContextPlan,
     /// Where each chunk's numbers begin in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
-    /// One past the largest slot and page that the step names: what the cache must have.
-    slots_end: usize,
+    /// One past the largest page that the step names: what the cache must have.
     pages_end: usize,
 }
 
@@ -171,6 +88,7 @@ impl Step {
             layout,
             prepared: false,
             tokens: 0,
+            slots: Vec::with_capacity(limits.tokens),
             absorbed_requests: 0,
             absorbed_tokens: 0,
             max_absorbed_query_len: 0,
@@ -180,7 +98,6 @@ impl Step {
             expanded_starts: Vec::with_capacity(limits.requests + 1),
             context: ContextPlan { chunks: Vec::new() },
             chunk_starts: vec![0],
-            slots_end: 0,
             pages_end: 0,
         })
     }
@@ -269,27 +186,53 @@ impl Step {
                 format!("at most the limit of {}", limits.tokens),
             ));
         }
-        if batch.slots.len() != tokens {
-            return Err(Error::argument(
-                "slots",
-                format!("{} entries", batch.slots.len()),
-                format!("one for each of {tokens} new tokens"),
-            ));
-        }
-        let mut slots_end = 0usize;
-        for (index, &slot) in batch.slots.iter().enumerate() {
-            match usize::try_from(slot) {
-                Ok(slot) => slots_end = slots_end.max(slot.saturating_add(1)),
-                Err(_) if slot == SKIPPED => {}
-                Err(_) => {
-                    let given = format!("{slot} of token {index}");
-                    return Err(Error::argument("slots", given, "−1, or 0 and above"));
-                }
-            }
-        }
         self.tokens = tokens;
         self.requests = batch.requests.len();
-        (self.slots_end, self.pages_end) = (slots_end, pages_end);
+        self.pages_end = pages_end;
+        self.place(batch)
+    }
+
+    // Finds the slot of every new token in a batch whose pages were checked.
+    fn place(&mut self, batch: &StepBatch<'_>) -> Result<()> {
+        let tables = batch.block_tables;
+        let page = i64::from(tables.page_size());
+        self.slots.clear();
+        let rows = tables.entries().chunks(tables.max_pages());
+        for (request, row) in batch.requests.iter().zip(rows) {
+            let slot = |position: u32| {
+                let position = i64::from(position);
+                i64::from(row[(position / page) as usize]) * page + position % page
+            };
+            match request.is_padding() {
+                true => self.slots.extend((0..request.q).map(|_| SKIPPED)),
+                false => self
+                    .slots
+                    .extend((request.context_len()..request.kv).map(slot)),
+            }
+        }
+        let Some(given) = batch.slots else {
+            return Ok(());
+        };
+        if given.len() != self.slots.len() {
+            return Err(Error::argument(
+                "slots",
+                format!("{} entries", given.len()),
+                format!("one for each of {} new tokens", self.slots.len()),
+            ));
+        }
+        for (index, (slot, given)) in self.slots.iter_mut().zip(given).enumerate() {
+            if given != slot && *given != SKIPPED {
+                return Err(Error::argument(
+                    "slots",
+                    format!("{given} of token {index}"),
+                    match *slot {
+                        SKIPPED => "−1, as the token is padding".to_owned(),
+                        slot => format!("{slot}, where the block table has it, or −1"),
+                    },
+                ));
+            }
+            *slot = *given;
+        }
         Ok(())
     }
 
@@ -317,6 +260,18 @@ impl Step {
             .position(|request| !is_absorbed(request))
             .unwrap_or(batch.requests.len());
         let (absorbed, expanded) = batch.requests.split_at(absorbed);
+        let misplaced = |r: &&Request| r.q > 0 && !r.is_padding() && is_absorbed(r);
+        if let Some(request) = expanded.iter().find(misplaced) {
+            let longer = expanded[0].q;
+            return Err(Error::argument(
+                "requests",
+                format!("one of {} new tokens behind one of {longer}", request.q),
+                format!(
+                    "the order that plan::split gives: those of the absorbed path first, here of at \
+                     most {threshold} new tokens"
+                ),
+            ));
+        }
         self.absorbed_requests = absorbed.len();
         self.absorbed_tokens = absorbed.iter().map(|r| r.q as usize).sum();
         self.max_absorbed_query_len = absorbed.iter().map(|r| r.q as usize).max().unwrap_or(0);
@@ -401,7 +356,7 @@ impl Step {
         let (layout, staging) = (&self.layout, &mut self.staging);
         let requests = batch.requests;
         let absorbed = &requests[..self.absorbed_requests];
-        write(staging, &layout.slots, batch.slots.iter().copied());
+        write(staging, &layout.slots, self.slots.iter().copied());
         write(
             staging,
             &layout.seq_lens,
@@ -488,10 +443,6 @@ impl Step {
 
     pub(super) fn expanded_tokens(&self) -> usize {
         self.tokens - self.absorbed_tokens
-    }
-
-    pub(super) fn slots_end(&self) -> usize {
-        self.slots_end
     }
 
     pub(super) fn pages_end(&self) -> usize {
@@ -657,6 +608,7 @@ mod tests {
     use super::*;
     use crate::dims::MlaDims;
     use crate::dtype::DType;
+    use crate::plan::split::split;
 
     fn problem(page_size: u32) -> Problem {
         Problem {
@@ -693,15 +645,11 @@ mod tests {
         #[test]
         fn every_step_within_the_limits_fits((limits, page, requests) in steps()) {
             let pages = vec![0; requests.len() * limits.pages_per_request];
-            let slots = vec![SKIPPED; limits.tokens];
             let mut step = Step::new(&limits, page).unwrap();
-            let batch = StepBatch {
-                requests: &requests,
-                block_tables: BlockTables::new(&pages, limits.pages_per_request, page).unwrap(),
-                slots: &slots,
-                threshold: None,
-                max_len: None,
-            };
+            let order = split(&requests, limits.decode_query_len as u32, false).unwrap().order;
+            let requests: Vec<Request> = order.iter().map(|&at| requests[at]).collect();
+            let tables = BlockTables::new(&pages, limits.pages_per_request, page).unwrap();
+            let batch = StepBatch::new(&requests, tables);
             step.plan(&problem(page), 4, &batch).unwrap();
             let end = 4 * step.chunk_starts.last().unwrap();
             prop_assert!(step.layout.chunks.start + end <= step.layout.chunks.end);
@@ -733,11 +681,8 @@ mod tests {
             &[Request { q: 1, kv: 3 }, Request { q: 1, kv: 80 }],
         ] {
             let batch = StepBatch {
-                requests,
-                block_tables: BlockTables::new(&pages, 5, 16).unwrap(),
-                slots: &[SKIPPED; 2],
-                threshold: None,
                 max_len: Some(80),
+                ..StepBatch::new(requests, BlockTables::new(&pages, 5, 16).unwrap())
             };
             step.plan(&problem(16), 2, &batch).unwrap();
             // What a graph would have captured: places, counts, and the longest length.
@@ -751,40 +696,5 @@ mod tests {
         }
         assert_eq!(places[0], places[1]);
         assert_eq!(places[0].4, 80);
-    }
-
-    #[test]
-    fn limits_are_checked_against_the_devices_integers() {
-        let limits = StepLimits {
-            requests: 1,
-            tokens: 1,
-            decode_query_len: 1,
-            pages_per_request: 1,
-            context_rows: 64,
-        };
-        let refused = |limits: StepLimits| ArrayLayout::new(&limits, 64).unwrap_err().to_string();
-        assert_eq!(
-            refused(StepLimits {
-                tokens: 1 << 31,
-                ..limits
-            }),
-            "limits.tokens: given 2147483648, accepted less than 2147483647"
-        );
-        assert_eq!(
-            refused(StepLimits {
-                pages_per_request: 1 << 25,
-                ..limits
-            }),
-            "limits.pages_per_request: given 33554432, accepted at most 33554431 pages of 64 tokens"
-        );
-        assert!(
-            refused(StepLimits {
-                requests: 100_000,
-                tokens: 100_000,
-                pages_per_request: 20_000,
-                ..limits
-            })
-            .starts_with("limits.context_rows: given 64, accepted so many that ")
-        );
     }
 }

@@ -9,7 +9,7 @@
 //! | region | shape | holds | there if |
 //! |---|---|---|---|
 //! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows | |
-//! | `absorbed_queries` | `[T_a, H, L]` or `[T_a, H, L+R]` | `q_nope · W_UK`, beside it the rotary part if concatenated | |
+//! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
 //! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
 //! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
 //! | `context_latent` | [W, L] | a chunk's gathered latents | |
@@ -55,6 +55,7 @@
 use serde::Serialize;
 
 use super::PlanError;
+use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
 use crate::dims::MlaDims;
 use crate::problem::Problem;
@@ -91,8 +92,6 @@ pub struct MemoryNeeds {
     pub rows: u32,
     /// How the cache is spread over ranks.
     pub parallel: ContextParallel,
-    /// Whether the decode backend takes the latent and the rotary part of queries as one tensor.
-    pub concatenated_queries: bool,
     /// Whether the prefill backend takes each head's key in one piece.
     pub packed_keys: bool,
     /// Whether the prefill backend takes values and gives outputs as wide as keys.
@@ -147,13 +146,40 @@ impl MemoryNeeds {
             expanded_tokens: 0,
             rows: 0,
             parallel: ContextParallel::SINGLE,
-            concatenated_queries: false,
             packed_keys: false,
             padded_values: false,
             step_bytes: 0,
             decode_workspace: 0,
             prefill_workspace: 0,
             alignment: 256,
+        })
+    }
+
+    /// What a layer of the problem needs for steps within `limits`, for one layer and an empty
+    /// cache. To be completed with `..` by what the backends say: packed keys, padded values and
+    /// their workspaces.
+    ///
+    /// # Errors
+    ///
+    /// If a limit is out of range, or as [`of`](Self::of).
+    pub fn of_steps(problem: &Problem, limits: &StepLimits) -> crate::error::Result<Self> {
+        let arrays = ArrayLayout::new(limits, problem.page_size)?;
+        let absorbed = match problem.sparse {
+            true => limits.tokens,
+            false => limits
+                .tokens
+                .min(limits.requests.saturating_mul(limits.decode_query_len)),
+        };
+        // Sparse attention has the absorbed form only.
+        let expanded = |count: usize| if problem.sparse { 0 } else { count };
+        // The array layout refuses limits of more than 31 bits.
+        let count = |count: usize| count as u32;
+        Ok(Self {
+            absorbed_tokens: count(absorbed),
+            expanded_tokens: count(expanded(limits.tokens)),
+            rows: count(expanded(limits.context_rows)),
+            step_bytes: arrays.bytes() as u64,
+            ..Self::of(problem)?
         })
     }
 }
@@ -254,7 +280,9 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     regions.add("kv_cache", &cache, 1)?;
     let cache_bytes = regions.finish(Allocation::Cache)?;
 
-    let query = latent + if needs.concatenated_queries { rope } else { 0 };
+    // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
+    // it there.
+    let query = latent + rope;
     regions.add("absorbed_queries", &[absorbed, heads, query], element_bytes)?;
     regions.add(
         "absorbed_outputs",
@@ -520,7 +548,7 @@ mod tests {
             table(&plan),
             [
                 ("kv_cache", vec![61, 1000, 64, 1152], 4_497_408_000),
-                ("absorbed_queries", vec![256, 16, 512], 4_194_304),
+                ("absorbed_queries", vec![256, 16, 576], 4_718_592),
                 ("absorbed_outputs", vec![256, 16, 512], 4_194_304),
                 ("context_latent", vec![65536, 512], 67_108_864),
                 ("context_rope", vec![65536, 64], 8_388_608),
@@ -531,9 +559,9 @@ mod tests {
             ]
         );
         assert_eq!(plan.cache_bytes, 4_497_408_000);
-        assert_eq!(plan.workspace_bytes, 629_407_744);
-        assert_eq!(plan.total_bytes, 5_126_815_744);
-        assert_eq!(plan.region("expanded_lse").unwrap().offset, 629_276_672);
+        assert_eq!(plan.workspace_bytes, 629_932_032);
+        assert_eq!(plan.total_bytes, 5_127_340_032);
+        assert_eq!(plan.region("expanded_lse").unwrap().offset, 629_800_960);
         assert!(plan.region("expanded_keys").is_none());
     }
 
@@ -543,7 +571,6 @@ mod tests {
             heads: 128,
             rows: 1000,
             parallel: ContextParallel::new(2, 64).unwrap(),
-            concatenated_queries: true,
             packed_keys: true,
             padded_values: true,
             step_bytes: 5000,
@@ -636,12 +663,12 @@ mod tests {
                 r#"{"alignment":256,"regions":["#,
                 r#"{"name":"kv_cache","allocation":"cache","shape":[1,1,64,1152],"#,
                 r#""element_bytes":1,"offset":0,"bytes":73728},"#,
-                r#"{"name":"absorbed_queries","allocation":"workspace","shape":[1,1,512],"#,
-                r#""element_bytes":2,"offset":0,"bytes":1024},"#,
+                r#"{"name":"absorbed_queries","allocation":"workspace","shape":[1,1,576],"#,
+                r#""element_bytes":2,"offset":0,"bytes":1152},"#,
                 r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
-                r#""element_bytes":2,"offset":1024,"bytes":1024}],"#,
-                r#""cache_bytes":73728,"workspace_bytes":2048,"step_bytes":0,"backend_bytes":0,"#,
-                r#""total_bytes":75776}"#
+                r#""element_bytes":2,"offset":1280,"bytes":1024}],"#,
+                r#""cache_bytes":73728,"workspace_bytes":2304,"step_bytes":0,"backend_bytes":0,"#,
+                r#""total_bytes":76032}"#
             )
         );
     }
@@ -649,20 +676,20 @@ mod tests {
     #[test]
     fn what_fits_is_known() {
         // The plan above, and one byte less.
-        assert_eq!(max_rows(&needs(), 5_126_815_744), Ok(65536));
-        assert_eq!(max_rows(&needs(), 5_126_815_743), Ok(65536 - 64));
-        assert_eq!(max_pages(&needs(), 5_126_815_744), Ok(1000));
-        assert_eq!(max_pages(&needs(), 5_126_815_743), Ok(999));
+        assert_eq!(max_rows(&needs(), 5_127_340_032), Ok(65536));
+        assert_eq!(max_rows(&needs(), 5_127_340_031), Ok(65536 - 64));
+        assert_eq!(max_pages(&needs(), 5_127_340_032), Ok(1000));
+        assert_eq!(max_pages(&needs(), 5_127_340_031), Ok(999));
         assert_eq!(max_pages(&needs(), u64::MAX), Ok(MAX_PAGES));
         assert_eq!(max_rows(&needs(), u64::MAX), Ok(u32::MAX - 63));
         // Up to as many rows as there are new tokens, rows cost only their gathering.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 4531298304, for a row budget of 64"
+            "bytes: 1000 is too little; accepted: at least 4531822592, for a row budget of 64"
         );
         assert_eq!(
             max_pages(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 633905152, for a cache of 1 page per \
+            "bytes: 1000 is too little; accepted: at least 634429440, for a cache of 1 page per \
              layer"
         );
     }
@@ -713,7 +740,7 @@ mod tests {
         let step = (0u32..300, 0u32..3000, 0u32..5000, 0u64..100_000);
         let parallel = (1u32..5, 1u32..70).prop_map(|(n, i)| ContextParallel::new(n, i).unwrap());
         let cache = (1u32..2000, 1u32..130, 0u64..5000, 1u32..62);
-        let flags: (_, _, _) = (any::<bool>(), any::<bool>(), any::<bool>());
+        let flags: (_, _) = (any::<bool>(), any::<bool>());
         let backends = (0u64..100_000, 0u64..100_000, 0u32..13);
         (dims, 1u32..130, step, parallel, cache, flags, backends).prop_map(
             |(dims, heads, step, parallel, cache, flags, backends)| MemoryNeeds {
@@ -728,9 +755,8 @@ mod tests {
                 expanded_tokens: step.1,
                 rows: step.2,
                 parallel,
-                concatenated_queries: flags.0,
-                packed_keys: flags.1,
-                padded_values: flags.2 && dims.head.v <= dims.head.qk(),
+                packed_keys: flags.0,
+                padded_values: flags.1 && dims.head.v <= dims.head.qk(),
                 step_bytes: step.3,
                 decode_workspace: backends.0,
                 prefill_workspace: backends.1,

@@ -19,6 +19,7 @@
 pub mod context;
 pub mod crossover;
 mod error;
+pub mod limits;
 pub mod memory;
 pub mod parallel;
 pub mod slots;

@@ -139,7 +139,7 @@ impl<'a> BlockTables<'a> {
     }
 
     /// The slots of a batch's new tokens, request by request: of each the positions from kv − q
-    /// to kv.
+    /// to kv. Those of padding, which has a kv of 0, are [`SKIPPED`].
     ///
     /// # Errors
     ///
@@ -163,6 +163,10 @@ impl<'a> BlockTables<'a> {
     ) -> Result<Vec<i64>, PlanError> {
         let mut slots = Vec::new();
         for (index, request) in requests.iter().enumerate() {
+            if request.is_padding() {
+                slots.extend((0..request.q).map(|_| SKIPPED));
+                continue;
+            }
             let start = request.kv.checked_sub(request.q).ok_or_else(|| {
                 PlanError::invalid(
                     format!("requests[{index}].kv"),
@@ -221,6 +225,9 @@ mod tests {
         }
         let requests = [Request { q: 2, kv: 17 }, Request { q: 1, kv: 33 }];
         assert_eq!(tables.new_token_slots(&requests), Ok(vec![127, 32, 16]));
+        let padded = [Request { q: 2, kv: 0 }, Request { q: 1, kv: 33 }];
+        let slots = tables.new_token_slots(&padded);
+        assert_eq!(slots, Ok(vec![SKIPPED, SKIPPED, 16]));
         let listed = [(1, 32), (-1, 5), (0, -1), (0, 1)];
         assert_eq!(tables.slots_of(listed), Ok(vec![16, -1, -1, 113]));
     }

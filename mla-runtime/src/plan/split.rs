@@ -7,17 +7,19 @@
 //! |---|---|---|---|
 //! | decode | 1 | any | absorbed |
 //! | short extend | 2 to the threshold | any | absorbed |
-//! | padding | 0 | any | absorbed |
+//! | padding | any | no tokens at all, its new ones included | absorbed |
+//! | without new tokens | 0 | any | absorbed |
 //! | long extend | above the threshold | some | expanded |
 //! | prefill | above the threshold | none | expanded |
 //!
 //! Within each place the requests keep their order. Padding is what engines fill a batch up with
-//! to the size of a captured graph; it has no tokens, so it moves no other request's.
+//! to the size of a captured graph: a request with a kv of 0, whose tokens attend to nothing.
 //!
 //! A kernel whose queries must be *uniform* takes one length only. Then the absorbed path gets the
 //! requests of the length that most of the short ones have (the shorter length, where two are
 //! equally frequent), and the other short ones take the expanded path: no request is lost, and
-//! none is padded.
+//! none is padded. Padding counts among the short ones, and has to have the length of the others:
+//! the expanded path has no use for it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,7 +37,7 @@ pub struct BatchSplit {
     pub decode: Range<usize>,
     /// The places of the requests with several new tokens, on the absorbed path.
     pub short_extend: Range<usize>,
-    /// The places of the requests without new tokens.
+    /// The places of padding, and behind it of the requests without new tokens.
     pub padding: Range<usize>,
     /// The places of the requests with context, on the expanded path.
     pub long_extend: Range<usize>,
@@ -45,8 +47,8 @@ pub struct BatchSplit {
     pub absorbed_tokens: u64,
     /// The new tokens on the expanded path; they follow.
     pub expanded_tokens: u64,
-    /// The query length of every request on the absorbed path, padding aside, where they have the
-    /// same.
+    /// The query length of every request on the absorbed path that has new tokens, where they have
+    /// the same.
     pub uniform_len: Option<u32>,
 }
 
@@ -87,9 +89,11 @@ impl BatchSplit {
 ///
 /// # Errors
 ///
-/// If a request has fewer tokens in all than new ones.
+/// If a request has fewer tokens in all than new ones, and is no padding; if padding has another
+/// length than the uniform one.
 pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<BatchSplit, PlanError> {
-    if let Some((index, request)) = requests.iter().enumerate().find(|(_, r)| r.kv < r.q) {
+    let short = |(_, r): &(usize, &Request)| r.kv < r.q && !r.is_padding();
+    if let Some((index, request)) = requests.iter().enumerate().find(short) {
         return Err(PlanError::invalid(
             format!("requests[{index}].kv"),
             request.kv,
@@ -101,31 +105,46 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
     } else {
         None
     };
+    let is_padding = |(_, r): &(usize, &Request)| r.is_padding() && r.q > 0;
+    for (index, request) in requests.iter().enumerate().filter(is_padding) {
+        if uniform && uniform_len != Some(request.q) {
+            return Err(PlanError::invalid(
+                format!("requests[{index}].q"),
+                request.q,
+                match uniform_len {
+                    Some(len) => format!("{len} for padding, as long as the others are"),
+                    None => format!("at most the threshold of {threshold} for padding"),
+                },
+            ));
+        }
+    }
     let place_of = |request: &Request| {
         let short = request.q <= threshold && (!uniform || Some(request.q) == uniform_len);
         match (request.q, short) {
-            (0, _) => 2,
+            (0, _) => 3,
+            _ if request.is_padding() => 2,
             (1, true) => 0,
             (_, true) => 1,
-            (_, false) if request.q < request.kv => 3,
-            (_, false) => 4,
+            (_, false) if request.q < request.kv => 4,
+            (_, false) => 5,
         }
     };
-    let mut places: [Vec<usize>; 5] = Default::default();
-    let mut tokens = [0u64; 5];
+    let mut places: [Vec<usize>; 6] = Default::default();
+    let mut tokens = [0u64; 6];
     for (index, request) in requests.iter().enumerate() {
         let place = place_of(request);
         places[place].push(index);
         tokens[place] += u64::from(request.q);
     }
     let mut end = 0;
-    let [decode, short_extend, padding, long_extend, prefill] = places.each_ref().map(|place| {
-        let start = end;
-        end += place.len();
-        start..end
-    });
+    let [decode, short_extend, padding, without, long_extend, prefill] =
+        places.each_ref().map(|place| {
+            let start = end;
+            end += place.len();
+            start..end
+        });
     let order = places.concat();
-    let mut absorbed = order[decode.start..short_extend.end]
+    let mut absorbed = order[decode.start..padding.end]
         .iter()
         .map(|&at| requests[at].q);
     let first_len = absorbed.next();
@@ -134,11 +153,11 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
         order,
         decode,
         short_extend,
-        padding,
+        padding: padding.start..without.end,
         long_extend,
         prefill,
-        absorbed_tokens: tokens[0] + tokens[1],
-        expanded_tokens: tokens[3] + tokens[4],
+        absorbed_tokens: tokens[..3].iter().sum(),
+        expanded_tokens: tokens[4..].iter().sum(),
     })
 }
 
@@ -172,35 +191,37 @@ mod tests {
             (100, 100), // 0: prefill
             (1, 50),    // 1: decode
             (9, 70),    // 2: long extend
-            (0, 0),     // 3: padding
+            (0, 0),     // 3: without new tokens
             (4, 90),    // 4: short extend
             (1, 1),     // 5: decode, without context
             (2, 80),    // 6: short extend
             (9, 9),     // 7: prefill
-            (0, 12),    // 8: padding
+            (0, 12),    // 8: without new tokens
             (1, 60),    // 9: decode
+            (3, 0),     // 10: padding
         ]);
         let split = split(&batch, 8, false).unwrap();
-        assert_eq!(split.order, [1, 5, 9, 4, 6, 3, 8, 2, 0, 7]);
+        assert_eq!(split.order, [1, 5, 9, 4, 6, 10, 3, 8, 2, 0, 7]);
         assert_eq!(split.decode, 0..3);
         assert_eq!(split.short_extend, 3..5);
-        assert_eq!(split.padding, 5..7);
-        assert_eq!(split.long_extend, 7..8);
-        assert_eq!(split.prefill, 8..10);
-        assert_eq!((split.absorbed(), split.expanded()), (0..7, 7..10));
-        assert_eq!((split.absorbed_tokens, split.expanded_tokens), (9, 118));
+        assert_eq!(split.padding, 5..8);
+        assert_eq!(split.long_extend, 8..9);
+        assert_eq!(split.prefill, 9..11);
+        assert_eq!((split.absorbed(), split.expanded()), (0..8, 8..11));
+        assert_eq!((split.absorbed_tokens, split.expanded_tokens), (12, 118));
         assert_eq!(split.uniform_len, None);
         assert!(!split.is_in_order());
-        assert_eq!(split.places(), [8, 0, 7, 5, 3, 1, 4, 9, 6, 2]);
+        assert_eq!(split.places(), [9, 0, 8, 6, 3, 1, 4, 10, 7, 2, 5]);
     }
 
     #[test]
     fn uniform_kernels_get_one_length() {
         // Threshold, batch, and which requests the absorbed path gets, of what length.
         type Case = (u32, &'static [(u32, u32)], &'static [usize], Option<u32>);
-        let cases: [Case; 7] = [
+        let cases: [Case; 8] = [
             // A speculative batch, padded to the size of its graph.
             (4, &[(4, 90), (4, 80), (0, 0)], &[0, 1, 2], Some(4)),
+            (4, &[(4, 0), (4, 80), (4, 0)], &[1, 0, 2], Some(4)),
             // The majority wins, ties go to the shorter.
             (4, &[(1, 9), (4, 90), (4, 80)], &[1, 2], Some(4)),
             (4, &[(4, 90), (1, 9), (4, 80), (1, 7)], &[1, 3], Some(1)),
@@ -234,6 +255,11 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "requests[1].kv: 4 is not accepted; accepted: at least its 5 new tokens"
+        );
+        let error = split(&requests(&[(2, 9), (2, 8), (1, 0)]), 4, true).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "requests[2].q: 1 is not accepted; accepted: 2 for padding, as long as the others are"
         );
     }
 
@@ -271,7 +297,7 @@ mod tests {
             let at = |range: Range<usize>| split.order[range].iter().map(|&at| batch[at]);
             prop_assert!(at(split.decode.clone()).all(|r| r.q == 1));
             prop_assert!(at(split.short_extend.clone()).all(|r| r.q > 1));
-            prop_assert!(at(split.padding.clone()).all(|r| r.q == 0));
+            prop_assert!(at(split.padding.clone()).all(|r| r.q == 0 || r.is_padding()));
             prop_assert!(at(split.long_extend.clone()).all(|r| r.q < r.kv));
             prop_assert!(at(split.prefill.clone()).all(|r| r.q == r.kv));
             prop_assert!(at(split.absorbed()).all(|r| r.q <= threshold));

@@ -14,7 +14,7 @@ use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::MlaLayer;
+use mla_runtime::layer::{MlaLayer, StepBatch};
 use mla_runtime::registry::Registry;
 use mla_runtime::spec::QueryLen;
 use proptest::prelude::*;
@@ -412,6 +412,24 @@ fn what_is_planned_is_allocated() {
 }
 
 #[test]
+fn slots_are_those_of_the_block_tables() {
+    let case = Case::small(&[(1, 37), (3, 20), (1, 0), (9, 9)]);
+    let world = World::new(&case);
+    let layer = cpu_layer(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    let [given, derived] = [Some(&world.slots[..]), None].map(|slots| {
+        let batch = StepBatch {
+            slots,
+            ..world.batch()
+        };
+        workspace.prepare(&layer, &batch).unwrap();
+        world.forward(&layer, &mut workspace, true).unwrap()
+    });
+    assert_eq!(given, derived);
+    world.check(&derived).unwrap();
+}
+
+#[test]
 fn refusals_name_the_field() {
     let case = Case::small(MIXED);
     let world = World::new(&case);
@@ -444,7 +462,18 @@ fn refusals_name_the_field() {
     };
     assert_eq!(
         refuse(&|world| world.slots[3] = -2),
-        "slots: given -2 of token 3, accepted −1, or 0 and above"
+        format!(
+            "slots: given -2 of token 3, accepted {}, where the block table has it, or −1",
+            world.slots[3]
+        )
+    );
+    assert_eq!(
+        refuse(&|world| {
+            world.requests.swap(1, 8);
+            world.slots.fill(-1);
+        }),
+        "requests: given one of 1 new tokens behind one of 9, accepted the order that plan::split \
+         gives: those of the absorbed path first, here of at most 4 new tokens"
     );
     assert_eq!(
         refuse(&|world| {
@@ -481,23 +510,17 @@ fn refusals_name_the_field() {
         "new tokens: given 69, accepted at most the limit of 68"
     );
 
-    // A page and a slot that the cache does not have are refused by the call.
+    // A page that the cache does not have is refused by the call.
     let mut changed = World::new(&case);
     changed.tables[0] = 5000;
-    workspace.prepare(&layer, &changed.batch()).unwrap();
+    let mut batch = changed.batch();
+    batch.slots = None;
+    workspace.prepare(&layer, &batch).unwrap();
     let error = changed.forward(&layer, &mut workspace, true).unwrap_err();
     let pages = world.cache_layout.pages;
     assert_eq!(
         error.to_string(),
         format!("block_tables: given page 5000, accepted below the cache's {pages} pages")
-    );
-    let mut changed = World::new(&case);
-    changed.slots[0] = i64::MAX;
-    workspace.prepare(&layer, &changed.batch()).unwrap();
-    let error = changed.forward(&layer, &mut workspace, true).unwrap_err();
-    assert!(
-        error.to_string().starts_with("slots: given slot "),
-        "{error}"
     );
 
     // A workspace without room for context takes batches that have none.

@@ -218,19 +218,8 @@ impl World {
             QueryLen::Single => case.threshold.min(1),
             _ => case.threshold,
         };
-        // Padding (no tokens in the cache) is moved behind the decodes by hand: for the planner a
-        // request has at least the tokens it brings.
-        let real: Vec<Request> = case
-            .requests
-            .iter()
-            .copied()
-            .filter(|r| r.kv >= r.q)
-            .collect();
-        let padding = case.requests.iter().copied().filter(|r| r.kv < r.q);
-        let order = split(&real, threshold, uniform).unwrap();
-        let mut requests: Vec<Request> = order.order.iter().map(|&at| real[at]).collect();
-        let at = order.short_extend.end;
-        requests.splice(at..at, padding);
+        let order = split(&case.requests, threshold, uniform).unwrap().order;
+        let requests: Vec<Request> = order.iter().map(|&at| case.requests[at]).collect();
 
         let page = case.page_size;
         let needed: Vec<usize> = requests
@@ -409,7 +398,7 @@ impl World {
             requests: &self.requests,
             block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
                 .unwrap(),
-            slots: &self.slots,
+            slots: Some(&self.slots),
             threshold: Some(self.case.threshold),
             max_len: None,
         }

@@ -206,7 +206,7 @@ impl Batch {
             requests: &self.requests,
             block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
                 .unwrap(),
-            slots: &self.slots,
+            slots: Some(&self.slots),
             threshold: Some(self.case.threshold),
             max_len: None,
         }

@@ -1,0 +1,161 @@
+//! The most that a step may bring, and the arrays that tell the device of one.
+
+use std::ops::Range;
+
+use super::context::MAX_CHUNKS;
+use crate::error::{Error, Result};
+
+/// The most that one step may bring; state and metadata are made for it once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepLimits {
+    /// Requests in a step, those of zero length included.
+    pub requests: usize,
+    /// Query tokens in a step.
+    pub tokens: usize,
+    /// Query tokens of one request on the decode path.
+    pub decode_query_len: usize,
+    /// Entries of a request in the block table.
+    pub pages_per_request: usize,
+    /// W: rows of a context chunk.
+    pub context_rows: usize,
+}
+
+/// Where each array lies in the buffer of a step, in bytes. The places depend on the limits alone,
+/// so a graph that was captured with them stays valid from step to step.
+#[derive(Clone, Debug)]
+pub(crate) struct ArrayLayout {
+    /// `[tokens]` i64.
+    pub(crate) slots: Range<usize>,
+    /// `[requests]` i32.
+    pub(crate) seq_lens: Range<usize>,
+    /// `[requests + 1]` i32.
+    pub(crate) absorbed_starts: Range<usize>,
+    /// `[requests + 1]` i32.
+    pub(crate) expanded_starts: Range<usize>,
+    /// For each chunk its query starts, key starts and token starts, one behind the other, i32.
+    pub(crate) chunks: Range<usize>,
+    /// `[requests, pages_per_request]` i32.
+    pub(crate) block_table: Range<usize>,
+}
+
+impl ArrayLayout {
+    /// For steps within `limits` on pages of `page_size`.
+    pub(crate) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
+        let page = page_size as usize;
+        let too_large =
+            |field, given: usize, accepted: String| Err(Error::argument(field, given, accepted));
+        // Lengths and starts are 32-bit signed integers on the device.
+        let most = i32::MAX as usize;
+        for (field, given) in [
+            ("limits.requests", limits.requests),
+            ("limits.tokens", limits.tokens),
+            ("limits.context_rows", limits.context_rows),
+        ] {
+            if given >= most {
+                return too_large(field, given, format!("less than {most}"));
+            }
+        }
+        if limits.pages_per_request > most / page {
+            let accepted = format!("at most {} pages of {page} tokens", most / page);
+            return too_large(
+                "limits.pages_per_request",
+                limits.pages_per_request,
+                accepted,
+            );
+        }
+        if (1..page).contains(&limits.context_rows) {
+            let accepted = format!("0, or at least a page of {page} tokens");
+            return too_large("limits.context_rows", limits.context_rows, accepted);
+        }
+        let pieces = most_pieces(limits, page);
+        if pieces > MAX_CHUNKS {
+            let accepted = format!(
+                "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
+            );
+            return too_large("limits.context_rows", limits.context_rows, accepted);
+        }
+        let mut end = 0usize;
+        let mut array = |elements: usize, bytes: usize| {
+            let start = end;
+            let len = elements * bytes;
+            end = (start + len).next_multiple_of(256);
+            start..start + len
+        };
+        let table = limits
+            .requests
+            .checked_mul(limits.pages_per_request)
+            .filter(|entries| *entries < most);
+        let Some(table) = table else {
+            let accepted = format!("less than {most} entries in the whole block table");
+            return too_large(
+                "limits.pages_per_request",
+                limits.pages_per_request,
+                accepted,
+            );
+        };
+        Ok(Self {
+            slots: array(limits.tokens, 8),
+            seq_lens: array(limits.requests, 4),
+            absorbed_starts: array(limits.requests + 1, 4),
+            expanded_starts: array(limits.requests + 1, 4),
+            // Of each piece a start of queries, keys and tokens; of each chunk two ends.
+            chunks: array(5 * pieces, 4),
+            block_table: array(table, 4),
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.block_table.end
+    }
+}
+
+/// The most segments of all chunks of a step: a request is cut at most once where it begins in a
+/// chunk that others have filled in part, and then whenever it fills a whole one.
+fn most_pieces(limits: &StepLimits, page: usize) -> usize {
+    if limits.context_rows == 0 {
+        return 0;
+    }
+    let longest_cut = limits.context_rows - limits.context_rows % page;
+    let pieces = 2 + limits.pages_per_request * page / longest_cut;
+    limits.requests.min(limits.tokens).saturating_mul(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_checked_against_the_devices_integers() {
+        let limits = StepLimits {
+            requests: 1,
+            tokens: 1,
+            decode_query_len: 1,
+            pages_per_request: 1,
+            context_rows: 64,
+        };
+        let refused = |limits: StepLimits| ArrayLayout::new(&limits, 64).unwrap_err().to_string();
+        assert_eq!(
+            refused(StepLimits {
+                tokens: 1 << 31,
+                ..limits
+            }),
+            "limits.tokens: given 2147483648, accepted less than 2147483647"
+        );
+        assert_eq!(
+            refused(StepLimits {
+                pages_per_request: 1 << 25,
+                ..limits
+            }),
+            "limits.pages_per_request: given 33554432, accepted at most 33554431 pages of 64 tokens"
+        );
+        assert!(
+            refused(StepLimits {
+                requests: 100_000,
+                tokens: 100_000,
+                pages_per_request: 20_000,
+                ..limits
+            })
+            .starts_with("limits.context_rows: given 64, accepted so many that ")
+        );
+    }
+}
