@@ -156,6 +156,22 @@ pub(crate) struct Compiler {
     pub(crate) includes: Vec<Include>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
+    /// Whether objects tell the lines of their sources, for profilers.
+    pub(crate) line_info: bool,
+}
+
+/// Whether `MLA_BUILD_LINE_INFO` asks for the lines of sources. The profile's own setting does not: they
+/// make GPU code three times as large.
+pub(crate) fn wants_line_info(value: Option<&str>) -> Result<bool, Error> {
+    match value.map(str::trim) {
+        None | Some("" | "0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => Err(Error::Setting {
+            field: "MLA_BUILD_LINE_INFO".into(),
+            given: other.to_owned(),
+            accepted: "1 or 0".into(),
+        }),
+    }
 }
 
 /// An include root.
@@ -197,6 +213,13 @@ impl Compiler {
                 .iter()
                 .map(|target| format!("-gencode={}", target.gencode())),
         );
+        if self.line_info {
+            let flag = match unit.language {
+                Language::Cuda => "-lineinfo",
+                Language::Cpp => "-g1",
+            };
+            arguments.push(flag.to_owned());
+        }
         arguments.extend(self.defines.iter().map(|define| format!("-D{define}")));
         if unit.language == Language::Cuda {
             arguments.extend(self.flags.iter().cloned());

@@ -124,6 +124,7 @@ impl Plan {
 
         let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
 
+        let line_info = compiler::wants_line_info(env::var("MLA_BUILD_LINE_INFO").ok().as_deref())?;
         let install_command = kernels
             .install_command
             .unwrap_or_else(|| Pins::current().command());
@@ -293,6 +294,7 @@ impl Plan {
                 includes,
                 defines: kernels.defines,
                 flags: kernels.flags,
+                line_info,
             },
             found,
             named_contents: named.contents()?,

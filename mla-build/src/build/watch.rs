@@ -22,6 +22,7 @@ const VARIABLES: &[&str] = &[
     "MLA_BUILD_CACHE",
     "MLA_BUILD_CACHE_SIZE",
     "MLA_BUILD_COMPILE_COMMANDS",
+    "MLA_BUILD_LINE_INFO",
 ];
 
 impl Plan {

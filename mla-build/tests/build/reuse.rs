@@ -118,6 +118,25 @@ fn another_profile_compiles_nothing() {
         ALL,
         "three builds, and each unit compiled once"
     );
+    // Lines for a profiler are asked for by name, and cost a compilation of their own.
+    let with = |value: &str| {
+        let mut command = world.command("target/debug");
+        command.env("MLA_BUILD_LINE_INFO", value).output().unwrap()
+    };
+    assert!(with("1").status.success());
+    let calls = fs::read_to_string(world.at("calls")).unwrap();
+    assert!(
+        calls.lines().all(|call| call.contains(" -lineinfo ")),
+        "{calls}"
+    );
+    assert_eq!(world.calls(), ALL);
+    assert!(with("0").status.success());
+    assert_eq!(world.calls(), NONE);
+    let message = String::from_utf8_lossy(&with("yes").stderr).into_owned();
+    assert!(
+        message.contains("MLA_BUILD_LINE_INFO: given \"yes\", accepted: 1 or 0"),
+        "{message}"
+    );
 }
 
 #[test]
