@@ -10,6 +10,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .header("cuda/include/mla.h")
         .include("cuda")
         .cutlass()
+        // A switch over the cache formats names them all.
+        .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");
     let without_kernels = kernels.enabled()?.is_empty();
     if documentation || without_kernels {

@@ -182,7 +182,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     decode.latent_dim = 512;
     decode.rope_dim = 64;
     decode.q_dtype = raw::MLA_DTYPE_BF16 as i32;
-    decode.cache_dtype = raw::MLA_DTYPE_BF16 as i32;
+    decode.cache_format = raw::MLA_CACHE_BF16 as i32;
     decode.causal = 1;
     decode.softmax_scale = 192f32.powf(-0.5);
     decode.cache_scale = 1.0;

@@ -59,6 +59,7 @@ impl Batch {
         params.query_len = self.query_len as i32;
         params.latent_dim = 512;
         params.rope_dim = 64;
+        params.cache_format = raw::MLA_CACHE_BF16 as i32;
         (0..self.teams)
             .map(|team| {
                 let mut count = 0;
@@ -254,6 +255,7 @@ fn arguments_that_cannot_be_divided_are_refused() {
     let lens = [64, -1];
     (params.heads, params.query_len, params.requests) = (16, 1, 1);
     (params.latent_dim, params.rope_dim) = (512, 64);
+    params.cache_format = raw::MLA_CACHE_BF16 as i32;
     assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
     params.kv_lens = lens.as_ptr();
     refusal(&params, 1, 0).unwrap();

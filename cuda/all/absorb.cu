@@ -27,7 +27,7 @@ struct WriteBlocks {
 // nearly so.
 constexpr int absorb_blocks(int tiles, bool turned) { return tiles > 1 || turned ? 5 : 8; }
 
-template <typename T, int Tiles, bool Sparing, int Format, bool Turned>
+template <typename T, int Tiles, bool Sparing, MlaCacheFormat Format, bool Turned>
 __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
     absorb_kernel(const __grid_constant__ HeadPlan product,
                   const __grid_constant__ MlaCacheWriteParams write,
@@ -46,14 +46,14 @@ __global__ void __launch_bounds__(kProductThreads, absorb_blocks(Tiles, Turned))
 
 using Kernel = void (*)(HeadPlan, MlaCacheWriteParams, WriteBlocks);
 
-template <typename T, int Format, bool Turned>
+template <typename T, MlaCacheFormat Format, bool Turned>
 Kernel kernel_of(int tiles, bool sparing) {
     if (tiles > 1) return absorb_kernel<T, kTiles, true, Format, Turned>;
     return sparing ? absorb_kernel<T, 1, true, Format, Turned>
                    : absorb_kernel<T, 1, false, Format, Turned>;
 }
 
-template <typename T, int Own>
+template <typename T, MlaCacheFormat Own>
 Kernel kernel_of(int format, bool turned, int tiles, bool sparing) {
     if (format == Own)
         return turned ? kernel_of<T, Own, true>(tiles, sparing)

@@ -18,21 +18,27 @@ bool is_dtype(int dtype) {
 
 int64_t dtype_bytes(int dtype) { return dtype == MLA_DTYPE_F32 ? 4 : 2; }
 
+// What a format asks of the latent's width, and whether it has one scale for the whole cache.
+int64_t latent_multiple(int format) {
+    return with_format(format, int64_t(1), [](auto f) { return Row<f.value>::kLatentMultiple; });
+}
+bool has_tensor_scale(int format) {
+    return with_format(format, false, [](auto f) { return Row<f.value>::kTensorScale; });
+}
+
 // What both directions ask of a cache.
 void check_cache(Check& check, const void* cache, int format, int64_t latent_dim, int64_t rope_dim,
                  int64_t pages, int64_t page_size, int64_t page_stride, int64_t slot_stride,
                  float scale) {
-    check
-        .that(format >= MLA_CACHE_F32 && format <= MLA_CACHE_FP8_DS_MLA, "cache_format", format,
-              "a value of MLA_CACHE_* (0..=4)")
+    check.that(is_cache_format(format), "cache_format", format, kCacheFormats)
         .that(latent_dim >= 1 && latent_dim <= 65536, "latent_dim", latent_dim, "1..=65536")
         .that(rope_dim >= 0 && rope_dim <= 65536, "rope_dim", rope_dim, "0..=65536")
-        .that(format != MLA_CACHE_FP8_DS_MLA || latent_dim % kScaleGroup == 0, "latent_dim",
-              latent_dim, "a multiple of 128, for its scales")
+        .that(latent_dim % latent_multiple(format) == 0, "latent_dim", latent_dim,
+              "a multiple of 128, for its scales")
         .that(page_size >= 1, "page_size", page_size, "1 and up")
         .that(pages >= 0 && pages <= INT32_MAX / page_size, "pages", pages,
               "at most 2147483647 slots")
-        .that(format != MLA_CACHE_FP8 || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale",
+        .that(!has_tensor_scale(format) || (scale >= 0x1p-60f && scale <= 0x1p60f), "cache_scale",
               truncated(scale), "2^-60 to 2^60");
     if (check.failed() || pages == 0) return;
     const RowShape row = row_shape(format, latent_dim, rope_dim);
@@ -61,24 +67,15 @@ bool is_wide(const void* pointer, int64_t bytes, std::initializer_list<int64_t> 
     return true;
 }
 
-CacheWrite<0>::Kernel write_kernel(int format, int dtype, bool wide, bool turned, bool r1) {
-    switch (format) {
-        case MLA_CACHE_F32: return CacheWrite<MLA_CACHE_F32>::kernel(dtype, wide, turned, r1);
-        case MLA_CACHE_F16: return CacheWrite<MLA_CACHE_F16>::kernel(dtype, wide, turned, r1);
-        case MLA_CACHE_BF16: return CacheWrite<MLA_CACHE_BF16>::kernel(dtype, wide, turned, r1);
-        case MLA_CACHE_FP8: return CacheWrite<MLA_CACHE_FP8>::kernel(dtype, wide, turned, r1);
-        default: return CacheWrite<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, turned, r1);
-    }
+CacheWriteKernel write_kernel(int format, int dtype, bool wide, bool turned, bool r1) {
+    return with_format(format, CacheWriteKernel(nullptr), [&](auto f) {
+        return CacheWrite<f.value>::kernel(dtype, wide, turned, r1);
+    });
 }
 
-CacheGather<0>::Kernel gather_kernel(int format, int dtype, bool wide, bool r1) {
-    switch (format) {
-        case MLA_CACHE_F32: return CacheGather<MLA_CACHE_F32>::kernel(dtype, wide, r1);
-        case MLA_CACHE_F16: return CacheGather<MLA_CACHE_F16>::kernel(dtype, wide, r1);
-        case MLA_CACHE_BF16: return CacheGather<MLA_CACHE_BF16>::kernel(dtype, wide, r1);
-        case MLA_CACHE_FP8: return CacheGather<MLA_CACHE_FP8>::kernel(dtype, wide, r1);
-        default: return CacheGather<MLA_CACHE_FP8_DS_MLA>::kernel(dtype, wide, r1);
-    }
+CacheGatherKernel gather_kernel(int format, int dtype, bool wide, bool r1) {
+    return with_format(format, CacheGatherKernel(nullptr),
+                       [&](auto f) { return CacheGather<f.value>::kernel(dtype, wide, r1); });
 }
 
 bool is_r1(int64_t latent_dim, int64_t rope_dim) {
@@ -105,7 +102,7 @@ int64_t used(int64_t stride, int64_t extent) { return extent > 1 ? stride : 0; }
 }  // namespace
 
 MlaStatus load_cache_kernels() {
-    for (int format = MLA_CACHE_F32; format <= MLA_CACHE_FP8_DS_MLA; ++format)
+    for (int format = 0; is_cache_format(format); ++format)
         for (const int dtype : {MLA_DTYPE_BF16, MLA_DTYPE_F16, MLA_DTYPE_F32})
             for (const bool wide : {false, true})
                 for (const bool r1 : {false, true}) {
@@ -188,7 +185,8 @@ MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& lau
     check.that(!queries || p.tokens * query_threads <= UINT32_MAX - threads, "tokens", p.tokens,
                "fewer tokens times heads");
     if (check.failed()) return check.status();
-    const Inverse inverse = p.cache_format == MLA_CACHE_FP8 ? inverse_of(p.cache_scale) : Inverse{};
+    const Inverse inverse =
+        has_tensor_scale(p.cache_format) ? inverse_of(p.cache_scale) : Inverse{};
     launch = {{uint32_t(row_blocks), uint32_t(query_threads), inverse},
               row_blocks + (queries ? ceil_div(p.tokens * query_threads, threads) : 0),
               wide,

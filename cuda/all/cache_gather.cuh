@@ -13,8 +13,8 @@
 #pragma once
 
 #include "../common/status.cuh"
+#include "../formats/formats.cuh"
 #include "../ptx/sm90.cuh"
-#include "cache_row.cuh"
 
 namespace mla {
 
@@ -99,7 +99,7 @@ struct GatherPlan {
     int row_bytes;
 };
 
-template <typename To, int Format, bool Wide, bool R1>
+template <typename To, MlaCacheFormat Format, bool Wide, bool R1>
 __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p,
                         const __grid_constant__ GatherPlan plan) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
     __shared__ int64_t offsets[kGatherRows];
-    constexpr int r1_bytes = int(row_shape(Format, kR1Latent, kR1Rope).bytes);
+    constexpr int r1_bytes = int(Row<Format>::shape(kR1Latent, kR1Rope).bytes);
     constexpr int r1_rows = gather_rows(r1_bytes);
     const int block_rows = R1 ? r1_rows : plan.rows, row_bytes = R1 ? r1_bytes : plan.row_bytes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -202,9 +202,11 @@ __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     }
 }
 
-template <int Format>
+using CacheGatherKernel = void (*)(MlaCacheGatherParams, GatherPlan);
+
+template <MlaCacheFormat Format>
 struct CacheGather {
-    using Kernel = void (*)(MlaCacheGatherParams, GatherPlan);
+    using Kernel = CacheGatherKernel;
 
     // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
     // compiles kernels.
@@ -219,7 +221,7 @@ struct CacheGather {
     }
 };
 
-template <int Format>
+template <MlaCacheFormat Format>
 typename CacheGather<Format>::Kernel CacheGather<Format>::kernel(int dtype, bool wide, bool r1) {
     switch (dtype) {
         case MLA_DTYPE_BF16: return of<__nv_bfloat16>(wide, r1);

@@ -13,8 +13,8 @@
 #pragma once
 
 #include "../common/status.cuh"
-#include "../ptx/sm80.cuh"
-#include "cache_row.cuh"
+#include "../formats/formats.cuh"
+#include "../ptx/sm90.cuh"
 #include "rotary.cuh"
 
 namespace mla {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const
 }
 
 // What block `block` of `Threads` threads does.
-template <typename Source, int Format, bool Wide, bool Turned, bool R1, int Threads>
+template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1, int Threads>
 __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
                                             uint32_t block) {
     if (Turned && block >= plan.row_blocks) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
         for (int i = 0; i < batch; ++i) {
             const int octet = base + 32 * i + lane;
             const bool mine = octet < latent_octets;
-            const Scale scale = latent_scale<Format>(x[i], mine, cache_scale);
+            const Scale scale = Row<Format>::latent_scale(x[i], mine, cache_scale);
             if (mine) Row<Format>::template put_latent<Wide>(row, octet, x[i], scale, latent_dim);
         }
     }
@@ -114,7 +114,7 @@ constexpr int write_blocks(bool wide, bool turned, bool r1) {
     return !wide || sizeof(Source) == 4 ? 4 : turned ? (r1 ? 10 : 8) : r1 ? 16 : 10;
 }
 
-template <typename Source, int Format, bool Wide, bool Turned, bool R1>
+template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1>
 __global__ void __launch_bounds__(kWriteThreads, write_blocks<Source>(Wide, Turned, R1))
     cache_write_kernel(const __grid_constant__ MlaCacheWriteParams p,
                        const __grid_constant__ WritePlan plan) {
@@ -136,9 +136,11 @@ struct WriteLaunch {
 // launch, and only `blocks` is set.
 MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch);
 
-template <int Format>
+using CacheWriteKernel = void (*)(MlaCacheWriteParams, WritePlan);
+
+template <MlaCacheFormat Format>
 struct CacheWrite {
-    using Kernel = void (*)(MlaCacheWriteParams, WritePlan);
+    using Kernel = CacheWriteKernel;
 
     // `r1`: the widths are kR1Latent and kR1Rope. Defined outside, so that only instantiations/
     // compiles kernels.
@@ -153,7 +155,7 @@ struct CacheWrite {
     }
 };
 
-template <int Format>
+template <MlaCacheFormat Format>
 typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool wide, bool turned,
                                                                bool r1) {
     switch (dtype) {

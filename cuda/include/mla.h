@@ -46,13 +46,21 @@ typedef struct MlaStatus {
     const char* accepted;
 } MlaStatus;
 
-enum {
-    MLA_DTYPE_BF16 = 0,
-    MLA_DTYPE_F16 = 1,
-    /* e4m3 bytes with one scale per tensor: value = byte * scale. */
-    MLA_DTYPE_E4M3 = 2,
-    MLA_DTYPE_F32 = 3
-};
+enum { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3 };
+
+/* How one token's row lies in the cache: the latent (L values), then the rotary key (R values). */
+typedef enum MlaCacheFormat {
+    /* L + R values of f32, f16 or bf16 */
+    MLA_CACHE_F32 = 0,
+    MLA_CACHE_F16 = 1,
+    MLA_CACHE_BF16 = 2,
+    /* L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale, saturated at
+     * 448 */
+    MLA_CACHE_FP8 = 3,
+    /* L bytes of e4m3, L/128 f32 scales (a power of two for each 128 values), then R values of
+     * bf16 */
+    MLA_CACHE_FP8_DS_MLA = 4
+} MlaCacheFormat;
 
 /*
  * Absorbed MLA decode: every query row attends to one shared row per cached token.
@@ -68,7 +76,7 @@ typedef struct MlaDecodeParams {
     const void* q_latent;
     /* [tokens, heads, 64] of q_dtype; q_latent + 512 when both parts lie in one row of 576 */
     const void* q_rope;
-    /* [pages, page_size, 576] of cache_dtype: 512 latent values, then 64 rotary ones */
+    /* [pages, page_size] rows of cache_format: 512 latent values, then 64 rotary ones */
     const void* cache;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
@@ -117,12 +125,12 @@ typedef struct MlaDecodeParams {
     int32_t rope_dim;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t q_dtype;
-    /* q_dtype, or MLA_DTYPE_E4M3 */
-    int32_t cache_dtype;
+    /* MlaCacheFormat: that of q_dtype's values, or MLA_CACHE_FP8 */
+    int32_t cache_format;
     /* non-zero: causal among a request's query tokens */
     int32_t causal;
     float softmax_scale;
-    /* what an e4m3 byte is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    /* what a byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
 } MlaDecodeParams;
 
@@ -156,7 +164,7 @@ typedef struct MlaDecodePiece {
 } MlaDecodePiece;
 
 /* How mla_decode_sm90 divides a batch: writes the pieces of one team, in their order, and their number, and no more pieces than
- * `room`. The host computes what the device would. Reads heads, query_len, requests, cache_dtype, and, in host memory,
+ * `room`. The host computes what the device would. Reads heads, query_len, requests, q_dtype, cache_format, and, in host memory,
  * kv_lens and cu_q_lens, which may be null. `teams`, 1..=160: those of a launch that has one per multiprocessor, or per two with
  * more than 64 rows (heads * query_len); `team` is one of them. */
 MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams, int32_t team,
@@ -243,18 +251,6 @@ MlaStatus mla_load_prefill_sm90(void);
  * MLA_DTYPE_BF16, MLA_DTYPE_F16 and MLA_DTYPE_F32, and rounding is to nearest, ties to even.
  */
 
-/* How one token's row lies in the cache: the latent (L values), then the rotary key (R values). */
-enum {
-    /* L + R values of f32, f16 or bf16 */
-    MLA_CACHE_F32 = 0,
-    MLA_CACHE_F16 = 1,
-    MLA_CACHE_BF16 = 2,
-    /* L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale, saturated at 448 */
-    MLA_CACHE_FP8 = 3,
-    /* L bytes of e4m3, L/128 f32 scales (a power of two for each 128 values), then R values of bf16 */
-    MLA_CACHE_FP8_DS_MLA = 4
-};
-
 /* Which elements of a rotary vector form a pair. */
 enum {
     /* 2i and 2i + 1 */
@@ -313,6 +309,7 @@ typedef struct MlaCacheWriteParams {
     /* even where something is rotated */
     int32_t rope_dim;
     int32_t dtype;
+    /* MlaCacheFormat */
     int32_t cache_format;
     int32_t rotary_style;
     /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */

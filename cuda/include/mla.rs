@@ -45,9 +45,14 @@ impl Default for MlaStatus {
 }
 pub const MLA_DTYPE_BF16: _bindgen_ty_2 = 0;
 pub const MLA_DTYPE_F16: _bindgen_ty_2 = 1;
-pub const MLA_DTYPE_E4M3: _bindgen_ty_2 = 2;
 pub const MLA_DTYPE_F32: _bindgen_ty_2 = 3;
 pub type _bindgen_ty_2 = ::core::ffi::c_uint;
+pub const MLA_CACHE_F32: MlaCacheFormat = 0;
+pub const MLA_CACHE_F16: MlaCacheFormat = 1;
+pub const MLA_CACHE_BF16: MlaCacheFormat = 2;
+pub const MLA_CACHE_FP8: MlaCacheFormat = 3;
+pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;
+pub type MlaCacheFormat = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct MlaDecodeParams {
@@ -81,7 +86,7 @@ pub struct MlaDecodeParams {
     pub latent_dim: i32,
     pub rope_dim: i32,
     pub q_dtype: i32,
-    pub cache_dtype: i32,
+    pub cache_format: i32,
     pub causal: i32,
     pub softmax_scale: f32,
     pub cache_scale: f32,
@@ -183,8 +188,8 @@ const _: () = {
         "Offset of field: MlaDecodeParams::q_dtype",
     ][::core::mem::offset_of!(MlaDecodeParams, q_dtype) - 200usize];
     [
-        "Offset of field: MlaDecodeParams::cache_dtype",
-    ][::core::mem::offset_of!(MlaDecodeParams, cache_dtype) - 204usize];
+        "Offset of field: MlaDecodeParams::cache_format",
+    ][::core::mem::offset_of!(MlaDecodeParams, cache_format) - 204usize];
     [
         "Offset of field: MlaDecodeParams::causal",
     ][::core::mem::offset_of!(MlaDecodeParams, causal) - 208usize];
@@ -441,15 +446,9 @@ unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm90"]
     pub fn mla_load_prefill_sm90() -> MlaStatus;
 }
-pub const MLA_CACHE_F32: _bindgen_ty_3 = 0;
-pub const MLA_CACHE_F16: _bindgen_ty_3 = 1;
-pub const MLA_CACHE_BF16: _bindgen_ty_3 = 2;
-pub const MLA_CACHE_FP8: _bindgen_ty_3 = 3;
-pub const MLA_CACHE_FP8_DS_MLA: _bindgen_ty_3 = 4;
+pub const MLA_ROTARY_INTERLEAVED: _bindgen_ty_3 = 0;
+pub const MLA_ROTARY_HALVES: _bindgen_ty_3 = 1;
 pub type _bindgen_ty_3 = ::core::ffi::c_uint;
-pub const MLA_ROTARY_INTERLEAVED: _bindgen_ty_4 = 0;
-pub const MLA_ROTARY_HALVES: _bindgen_ty_4 = 1;
-pub type _bindgen_ty_4 = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct MlaCacheWriteParams {

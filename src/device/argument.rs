@@ -2,6 +2,7 @@
 
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::tensor::Layout;
 
 use crate::raw;
@@ -31,5 +32,16 @@ pub(crate) fn dtype_code(dtype: DType) -> i32 {
         DType::F32 => raw::MLA_DTYPE_F32 as i32,
         DType::F16 => raw::MLA_DTYPE_F16 as i32,
         DType::BF16 => raw::MLA_DTYPE_BF16 as i32,
+    }
+}
+
+/// The C interface's number of a cache format.
+pub(crate) fn format_code(format: KvFormat) -> i32 {
+    match format {
+        KvFormat::F32 => raw::MLA_CACHE_F32 as i32,
+        KvFormat::F16 => raw::MLA_CACHE_F16 as i32,
+        KvFormat::BF16 => raw::MLA_CACHE_BF16 as i32,
+        KvFormat::Fp8 => raw::MLA_CACHE_FP8 as i32,
+        KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA as i32,
     }
 }

@@ -13,7 +13,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use super::argument::{dtype_code, narrow, unit_columns, wide};
+use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
 use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
@@ -524,14 +524,4 @@ fn check_scale(layout: &CacheLayout) -> Result<()> {
 
 fn widths(layout: &CacheLayout) -> (usize, usize) {
     (layout.dims.latent as usize, layout.dims.head.rope as usize)
-}
-
-fn format_code(format: KvFormat) -> i32 {
-    match format {
-        KvFormat::F32 => raw::MLA_CACHE_F32 as i32,
-        KvFormat::F16 => raw::MLA_CACHE_F16 as i32,
-        KvFormat::BF16 => raw::MLA_CACHE_BF16 as i32,
-        KvFormat::Fp8 => raw::MLA_CACHE_FP8 as i32,
-        KvFormat::Fp8DsMla => raw::MLA_CACHE_FP8_DS_MLA as i32,
-    }
 }

@@ -620,7 +620,7 @@ fn raw_call(step: &Step<Cuda>, case: &Case, workspace: &Buffer) -> raw::MlaDecod
     params.latent_dim = LATENT as i32;
     params.rope_dim = (ROW - LATENT) as i32;
     params.q_dtype = raw::MLA_DTYPE_BF16 as i32;
-    params.cache_dtype = raw::MLA_DTYPE_BF16 as i32;
+    params.cache_format = raw::MLA_CACHE_BF16 as i32;
     params.causal = 1;
     params.softmax_scale = SCALE;
     params.cache_scale = 1.0;
@@ -648,13 +648,15 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("latent_dim", |p| p.latent_dim = 256),
         ("rope_dim", |p| p.rope_dim = 32),
         ("q_dtype", |p| p.q_dtype = raw::MLA_DTYPE_F32 as i32),
-        ("cache_dtype", |p| p.cache_dtype = raw::MLA_DTYPE_F16 as i32),
+        ("cache_format", |p| {
+            p.cache_format = raw::MLA_CACHE_F16 as i32
+        }),
         ("cache_scale", |p| {
-            p.cache_dtype = raw::MLA_DTYPE_E4M3 as i32;
+            p.cache_format = raw::MLA_CACHE_FP8 as i32;
             p.cache_scale = 0.0;
         }),
         ("cache_slot_stride", |p| {
-            p.cache_dtype = raw::MLA_DTYPE_E4M3 as i32;
+            p.cache_format = raw::MLA_CACHE_FP8 as i32;
             p.cache_slot_stride = 584;
         }),
         ("tokens", |p| p.tokens = 1),

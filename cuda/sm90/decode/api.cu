@@ -16,11 +16,26 @@ MlaStatus device_facts(DeviceFacts& facts) {
     return ok();
 }
 
+// How this kernel reads a cache of a format: as values of the queries' type, as e4m3, or not at all.
+enum class Cache { refused, values, e4m3 };
+
+Cache cache_of(const MlaDecodeParams& p) {
+    // Without a default: a new format is an error of the compiler here, too.
+    switch (static_cast<MlaCacheFormat>(p.cache_format)) {
+        case MLA_CACHE_BF16: return p.q_dtype == MLA_DTYPE_BF16 ? Cache::values : Cache::refused;
+        case MLA_CACHE_F16: return p.q_dtype == MLA_DTYPE_F16 ? Cache::values : Cache::refused;
+        case MLA_CACHE_FP8: return Cache::e4m3;
+        case MLA_CACHE_F32:
+        case MLA_CACHE_FP8_DS_MLA: break;
+    }
+    return Cache::refused;
+}
+
 // Rows per block, and blocks that do different rows of the same tiles.
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
-    shape.quantised = p.cache_dtype == MLA_DTYPE_E4M3;
+    shape.quantised = cache_of(p) == Cache::e4m3;
     shape.rows = rows <= 8 && !shape.quantised ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     shape.pair = rows > 64 ? 2 : 1;
     return shape;
@@ -47,7 +62,22 @@ Guess guess_of(const MlaDecodeParams& p, const Shape& shape, int teams) {
     return g;
 }
 
-int64_t cache_element(const MlaDecodeParams& p) { return p.cache_dtype == MLA_DTYPE_E4M3 ? 1 : 2; }
+// An element as TMA sees it.
+struct Element {
+    CUtensorMapDataType type;
+    cuuint64_t bytes;
+};
+
+Element query_element(const MlaDecodeParams& p) {
+    return {p.q_dtype == MLA_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            2};
+}
+
+Element cache_element(const MlaDecodeParams& p) {
+    return cache_of(p) == Cache::e4m3 ? Element{CU_TENSOR_MAP_DATA_TYPE_UINT8, 1}
+                                      : query_element(p);
+}
 
 size_t partial_bytes(int rows) {
     switch (rows) {
@@ -75,8 +105,10 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.rope_dim != kRope) return refuse("rope_dim", p.rope_dim, "64");
     if (p.q_dtype != MLA_DTYPE_BF16 && p.q_dtype != MLA_DTYPE_F16)
         return refuse("q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)");
-    if (p.cache_dtype != p.q_dtype && p.cache_dtype != MLA_DTYPE_E4M3)
-        return refuse("cache_dtype", p.cache_dtype, "q_dtype, or MLA_DTYPE_E4M3 (2)");
+    if (cache_of(p) == Cache::refused)
+        return refuse(
+            "cache_format", p.cache_format,
+            "MLA_CACHE_BF16 (2) or MLA_CACHE_F16 (1) as q_dtype is, or MLA_CACHE_FP8 (3)");
     return ok();
 }
 
@@ -111,7 +143,7 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
     if (p.block_table_stride < p.max_pages && p.requests > 1)
         return refuse("block_table_stride", p.block_table_stride, "at least max_pages");
 
-    const int64_t cache_quantum = 16 / cache_element(p);
+    const int64_t cache_quantum = 16 / int64_t(cache_element(p).bytes);
     const struct {
         const void* pointer;
         const char* name;
@@ -156,7 +188,7 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
         return refuse("lse", address(p.lse), "null, or a device pointer aligned to 4 bytes");
     if (p.lse && p.lse_head_stride < p.tokens && p.heads > 1)
         return refuse("lse_head_stride", p.lse_head_stride, "at least tokens");
-    if (p.cache_dtype == MLA_DTYPE_E4M3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
+    if (cache_of(p) == Cache::e4m3 && !(p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f))
         return refuse("cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
     // Also refuses NaN.
     if (!(p.softmax_scale > 0.f && p.softmax_scale < INFINITY))
@@ -169,19 +201,16 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
     return ok();
 }
 
-MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base,
+MlaStatus describe(CUtensorMap& map, Element element, int rank, const void* base,
                    const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box) {
     EncodeTiled encode;
     const MlaStatus s = encode_tiled(encode);
     if (s.code != MLA_OK) return s;
-    const CUtensorMapDataType type = dtype == MLA_DTYPE_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : dtype == MLA_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                              : CU_TENSOR_MAP_DATA_TYPE_UINT8;
     // Rows of a tile have 128 bytes, or 64.
-    const bool narrow = box[0] * (dtype == MLA_DTYPE_E4M3 ? 1 : 2) == 64;
+    const bool narrow = box[0] * element.bytes == 64;
     const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     const CUresult r =
-        encode(&map, type, rank, const_cast<void*>(base), sizes, strides, box, steps,
+        encode(&map, element.type, rank, const_cast<void*>(base), sizes, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE,
                narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -192,10 +221,10 @@ MlaStatus describe(CUtensorMap& map, int32_t dtype, int rank, const void* base,
 
 MlaStatus describe_cache(const MlaDecodeParams& p, int box_tokens, CUtensorMap& map) {
     const cuuint64_t sizes[3] = {kLatent + kRope, cuuint64_t(p.page_size), cuuint64_t(p.pages)};
-    const cuuint64_t element = cache_element(p);
+    const cuuint64_t element = cache_element(p).bytes;
     const cuuint64_t strides[2] = {p.cache_slot_stride * element, p.cache_page_stride * element};
     const cuuint32_t box[3] = {64, cuuint32_t(box_tokens), 1};
-    return describe(map, p.cache_dtype, 3, p.cache, sizes, strides, box);
+    return describe(map, cache_element(p), 3, p.cache, sizes, strides, box);
 }
 
 // The latent values alone, as four pairs of 64, of which `pairs` are copied together.
@@ -205,7 +234,7 @@ MlaStatus describe_cache_pairs(const MlaDecodeParams& p, int box_tokens, int pai
     const cuuint64_t strides[4] = {cuuint64_t(p.cache_slot_stride) * 2, 128, 256,
                                    cuuint64_t(p.cache_page_stride) * 2};
     const cuuint32_t box[5] = {64, cuuint32_t(box_tokens), 2, cuuint32_t(pairs), 1};
-    return describe(map, p.cache_dtype, 5, p.cache, sizes, strides, box);
+    return describe(map, cache_element(p), 5, p.cache, sizes, strides, box);
 }
 
 // The latent values of an e4m3 cache, as groups of 128.
@@ -214,7 +243,7 @@ MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtens
     const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128,
                                    cuuint64_t(p.cache_page_stride)};
     const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kBlock ? 4u : 1u, 1};
-    return describe(map, p.cache_dtype, 4, p.cache, sizes, strides, box);
+    return describe(map, cache_element(p), 4, p.cache, sizes, strides, box);
 }
 
 // Tiles of 64 values, in `pairs` pairs of `of_pair`; `copied` of each pair are copied together.
@@ -224,7 +253,7 @@ MlaStatus describe_query(const MlaDecodeParams& p, int rows, const void* base, i
                                  cuuint64_t(pairs)};
     const cuuint64_t strides[3] = {cuuint64_t(row_stride) * 2, 128, 256};
     const cuuint32_t box[4] = {64, cuuint32_t(rows), cuuint32_t(copied), cuuint32_t(pairs)};
-    return describe(map, p.q_dtype, 4, base, sizes, strides, box);
+    return describe(map, query_element(p), 4, base, sizes, strides, box);
 }
 
 // Whether row token * heads + head of the queries lies at that multiple of head_stride.

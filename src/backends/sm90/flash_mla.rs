@@ -9,7 +9,7 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
 use {
-    crate::device::argument::{dtype_code, narrow, unit_columns, wide},
+    crate::device::argument::{dtype_code, format_code, narrow, unit_columns, wide},
     crate::device::{Buffer, Cuda},
     crate::raw,
     mla_runtime::backend::{
@@ -51,10 +51,7 @@ impl FlashMla {
         params.latent_dim = narrow("latent", problem.dims.latent as usize)?;
         params.rope_dim = narrow("rope", problem.dims.head.rope as usize)?;
         params.q_dtype = dtype_code(problem.dtype);
-        params.cache_dtype = match problem.kv_format {
-            KvFormat::Fp8 => raw::MLA_DTYPE_E4M3 as i32,
-            _ => dtype_code(problem.dtype),
-        };
+        params.cache_format = format_code(problem.kv_format);
         params.causal = 1;
         params.softmax_scale = self.config.softmax_scale;
         params.cache_scale = 1.0;
