@@ -4,7 +4,7 @@
 //! Every function takes a plain struct of device addresses, extents and strides, and a stream
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
 //! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's context
-//! current. [`mla_decode_sm90_pieces`] alone takes addresses of host memory and enqueues nothing: it
+//! current. [`mla_decode_sm90_work_items`] alone takes addresses of host memory and enqueues nothing: it
 //! says how a decode would be divided.
 //!
 //! # Safety

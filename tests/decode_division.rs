@@ -1,12 +1,12 @@
-//! How the decode kernel divides a batch among thread blocks, computed on the host by the kernel's own code.
+//! How the decode kernel divides a batch among CTAs, computed on the host by the kernel's own code.
 #![cfg(feature = "sm90")]
 
 use std::collections::BTreeMap;
 
-use mla_kernels::raw::{self, MlaDecodeParams, MlaDecodePiece};
+use mla_kernels::raw::{self, MlaDecodeParams, MlaDecodeWorkItem};
 use rand::{RngExt as _, SeedableRng as _};
 
-const BLOCK: usize = 64;
+const TILE_TOKENS: usize = 64;
 
 struct Batch {
     heads: usize,
@@ -14,17 +14,17 @@ struct Batch {
     /// Query tokens of each request, or `query_len` each.
     queries: Option<Vec<usize>>,
     lens: Vec<usize>,
-    teams: usize,
+    groups: usize,
 }
 
 impl Batch {
-    fn equal(heads: usize, query_len: usize, requests: usize, len: usize, teams: usize) -> Self {
+    fn equal(heads: usize, query_len: usize, requests: usize, len: usize, groups: usize) -> Self {
         Self {
             heads,
             query_len,
             queries: None,
             lens: vec![len; requests],
-            teams,
+            groups,
         }
     }
 
@@ -36,11 +36,11 @@ impl Batch {
         tokens * self.heads
     }
 
-    fn blocks(&self, request: usize) -> usize {
-        self.lens[request].div_ceil(BLOCK)
+    fn kv_tiles(&self, request: usize) -> usize {
+        self.lens[request].div_ceil(TILE_TOKENS)
     }
 
-    fn pieces(&self) -> Vec<Vec<MlaDecodePiece>> {
+    fn items(&self) -> Vec<Vec<MlaDecodeWorkItem>> {
         let lens: Vec<i32> = self.lens.iter().map(|&len| len as i32).collect();
         let starts: Option<Vec<i32>> = self.queries.as_ref().map(|queries| {
             std::iter::once(0)
@@ -60,85 +60,86 @@ impl Batch {
         params.latent_dim = 512;
         params.rope_dim = 64;
         params.cache_format = raw::MLA_CACHE_BF16 as i32;
-        (0..self.teams)
-            .map(|team| {
+        (0..self.groups)
+            .map(|group| {
                 let mut count = 0;
-                let mut pieces = Vec::new();
+                let mut items = Vec::new();
                 // First how many there are, then which.
                 for _ in 0..2 {
                     // SAFETY: the struct is plain data, for which zero is a value.
-                    pieces = vec![unsafe { std::mem::zeroed::<MlaDecodePiece>() }; count as usize];
+                    items =
+                        vec![unsafe { std::mem::zeroed::<MlaDecodeWorkItem>() }; count as usize];
                     // SAFETY: the pointers are to arrays of as many elements as the header asks for.
                     let status = unsafe {
-                        raw::mla_decode_sm90_pieces(
+                        raw::mla_decode_sm90_work_items(
                             &params,
-                            self.teams as i32,
-                            team as i32,
-                            pieces.as_mut_ptr(),
+                            self.groups as i32,
+                            group as i32,
+                            items.as_mut_ptr(),
                             count,
                             &mut count,
                         )
                     };
-                    raw::check("mla_decode_sm90_pieces", status).unwrap();
+                    raw::check("mla_decode_sm90_work_items", status).unwrap();
                 }
-                pieces
+                items
             })
             .collect()
     }
 
-    /// Checks all that the kernel relies on; returns the most blocks that any team has.
+    /// Checks all that the kernel relies on; returns the most blocks that any group has.
     fn check(&self) -> usize {
-        let teams = self.pieces();
-        // By request and first row: each part with its team.
-        let mut tiles: BTreeMap<(i32, i32), Vec<(usize, MlaDecodePiece)>> = BTreeMap::new();
-        for (team, pieces) in teams.iter().enumerate() {
-            for (i, piece) in pieces.iter().enumerate() {
-                assert!(piece.last == 0 || i + 1 == pieces.len(), "{piece:?}");
+        let groups = self.items();
+        // By request and first row: each split with its group.
+        let mut tiles: BTreeMap<(i32, i32), Vec<(usize, MlaDecodeWorkItem)>> = BTreeMap::new();
+        for (group, items) in groups.iter().enumerate() {
+            for (i, item) in items.iter().enumerate() {
+                assert!(item.last == 0 || i + 1 == items.len(), "{item:?}");
                 tiles
-                    .entry((piece.request, piece.first_row))
+                    .entry((item.request, item.first_row))
                     .or_default()
-                    .push((team, *piece));
+                    .push((group, *item));
             }
-            // A team's place in the workspace: for a part of a tile that begins with it, and for another.
+            // A group's place in the workspace: for a split of a tile that begins with it, and for another.
             let split = |first| {
-                pieces
+                items
                     .iter()
-                    .filter(|piece| piece.parts > 1 && (piece.part == 0) == first)
+                    .filter(|item| item.splits > 1 && (item.split == 0) == first)
                     .count()
             };
-            assert!(split(true) <= 1 && split(false) <= 1, "team {team}");
+            assert!(split(true) <= 1 && split(false) <= 1, "group {group}");
         }
-        let rows = teams.iter().flatten().next().map_or(1, |piece| piece.rows) as usize;
+        let rows = groups.iter().flatten().next().map_or(1, |item| item.rows) as usize;
         let mut expected = 0;
         for request in 0..self.lens.len() {
             for first_row in (0..self.query_rows(request)).step_by(rows) {
                 expected += 1;
-                let parts = &tiles[&(request as i32, first_row as i32)];
+                let splits = &tiles[&(request as i32, first_row as i32)];
                 let mut done = 0;
-                for (i, (team, piece)) in parts.iter().enumerate() {
-                    assert_eq!(piece.block_begin as usize, done, "{piece:?}");
-                    done = piece.block_end as usize;
-                    assert!(done > piece.block_begin as usize || self.blocks(request) == 0);
-                    assert_eq!(piece.part as usize, i);
-                    assert_eq!(piece.parts as usize, parts.len());
-                    assert_eq!(piece.first_team as usize + i, *team);
-                    assert!(piece.parts == 1 || piece.sharers > 0);
+                for (i, (group, item)) in splits.iter().enumerate() {
+                    assert_eq!(item.kv_tile_begin as usize, done, "{item:?}");
+                    done = item.kv_tile_end as usize;
+                    assert!(done > item.kv_tile_begin as usize || self.kv_tiles(request) == 0);
+                    assert_eq!(item.split as usize, i);
+                    assert_eq!(item.splits as usize, splits.len());
+                    assert_eq!(item.first_group as usize + i, *group);
+                    assert!(item.splits == 1 || item.combiners > 0);
                     // Those who merge have nothing else to do.
                     assert!(
-                        piece.parts == 1 || i >= piece.sharers as usize || piece.last != 0,
-                        "{piece:?}"
+                        item.splits == 1 || i >= item.combiners as usize || item.last != 0,
+                        "{item:?}"
                     );
                 }
-                assert_eq!(done, self.blocks(request));
+                assert_eq!(done, self.kv_tiles(request));
             }
         }
         assert_eq!(tiles.len(), expected);
-        teams
+        groups
             .iter()
-            .map(|pieces| {
-                pieces
+            .map(|items| {
+                items
                     .iter()
-                    .map(|piece| (piece.block_end - piece.block_begin) as usize)
+                    .map(|item| (item.kv_tile_end - item.kv_tile_begin) as usize)
                     .sum()
             })
             .max()
@@ -147,8 +148,8 @@ impl Batch {
 }
 
 #[test]
-fn every_block_is_done_once_at_equal_lengths() {
-    for (heads, query_len, teams) in [
+fn every_kv_tile_is_done_once_at_equal_lengths() {
+    for (heads, query_len, groups) in [
         (16, 1, 132),
         (64, 1, 132),
         (128, 1, 66),
@@ -159,7 +160,7 @@ fn every_block_is_done_once_at_equal_lengths() {
             1, 2, 3, 4, 7, 8, 22, 31, 32, 33, 34, 65, 66, 67, 128, 131, 132, 133, 500, 1024,
         ] {
             for len in [0, 1, 63, 64, 65, 128, 1000, 4096, 8192, 131_072] {
-                let mut batch = Batch::equal(heads, query_len, requests, len, teams);
+                let mut batch = Batch::equal(heads, query_len, requests, len, groups);
                 let most = batch.check();
                 // The same, said request by request.
                 batch.queries = Some(vec![query_len; requests]);
@@ -170,21 +171,21 @@ fn every_block_is_done_once_at_equal_lengths() {
 }
 
 #[test]
-fn every_block_is_done_once_at_great_lengths() {
-    for (heads, teams) in [(16, 132), (128, 66)] {
+fn every_kv_tile_is_done_once_at_great_lengths() {
+    for (heads, groups) in [(16, 132), (128, 66)] {
         for requests in [1, 2, 5, 33] {
             for len in [(1 << 24) - 63, 1 << 24, (1 << 27) + 5] {
-                Batch::equal(heads, 1, requests, len, teams).check();
+                Batch::equal(heads, 1, requests, len, groups).check();
             }
         }
     }
 }
 
 #[test]
-fn every_block_is_done_once_at_any_lengths() {
+fn every_kv_tile_is_done_once_at_any_lengths() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(4);
     for _ in 0..4000 {
-        let teams = rng.random_range(1..=160);
+        let groups = rng.random_range(1..=160);
         let requests = 1 << rng.random_range(0..=8);
         let requests = rng.random_range(1..=requests);
         let longest = 1 << rng.random_range(0..=15);
@@ -201,15 +202,15 @@ fn every_block_is_done_once_at_any_lengths() {
             lens: (0..requests)
                 .map(|_| rng.random_range(0..=longest))
                 .collect(),
-            teams,
+            groups,
         }
         .check();
     }
 }
 
 #[test]
-fn equal_tiles_are_cut_alike() {
-    // Two of 66 teams for each of 32 requests, eight for each of 8.
+fn equal_tiles_are_divided_alike() {
+    // Two of 66 groups for each of 32 requests, eight for each of 8.
     assert_eq!(Batch::equal(128, 1, 32, 4096, 66).check(), 32);
     assert_eq!(Batch::equal(128, 1, 8, 8192, 66).check(), 16);
     // Four of 132 for each of 32.
@@ -219,8 +220,8 @@ fn equal_tiles_are_cut_alike() {
         Batch::equal(128, 1, 8, 8192, 66),
         Batch::equal(16, 1, 32, 4096, 132),
     ] {
-        for piece in batch.pieces().into_iter().flatten() {
-            assert_eq!(piece.sharers, piece.parts, "no team has two pieces");
+        for item in batch.items().into_iter().flatten() {
+            assert_eq!(item.combiners, item.splits, "no group has two items");
         }
     }
 }
@@ -232,24 +233,31 @@ fn tiles_of_unequal_length_get_teams_of_their_own() {
         query_len: 4,
         queries: None,
         lens: vec![1024, 4096, 16_384, 32_768],
-        teams: 132,
+        groups: 132,
     };
-    // 848 blocks: 132 teams need seven each.
+    // 848 blocks: 132 groups need seven each.
     assert_eq!(batch.check(), 7);
-    assert!(batch.pieces().iter().all(|pieces| pieces.len() <= 1));
+    assert!(batch.items().iter().all(|items| items.len() <= 1));
 }
 
 #[test]
 fn arguments_that_cannot_be_divided_are_refused() {
     // SAFETY: the struct is plain data, for which zero is a value.
     let mut params: MlaDecodeParams = unsafe { std::mem::zeroed() };
-    let refusal = |params: &MlaDecodeParams, teams, team| {
+    let refusal = |params: &MlaDecodeParams, groups, group| {
         let mut count = 0;
-        // SAFETY: there is no room for pieces, and what the other pointers point to lives.
+        // SAFETY: there is no room for items, and what the other pointers point to lives.
         let status = unsafe {
-            raw::mla_decode_sm90_pieces(params, teams, team, std::ptr::null_mut(), 0, &mut count)
+            raw::mla_decode_sm90_work_items(
+                params,
+                groups,
+                group,
+                std::ptr::null_mut(),
+                0,
+                &mut count,
+            )
         };
-        raw::check("mla_decode_sm90_pieces", status).map_err(|error| error.to_string())
+        raw::check("mla_decode_sm90_work_items", status).map_err(|error| error.to_string())
     };
     assert!(refusal(&params, 1, 0).unwrap_err().contains("heads"));
     let lens = [64, -1];
@@ -259,8 +267,8 @@ fn arguments_that_cannot_be_divided_are_refused() {
     assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
     params.kv_lens = lens.as_ptr();
     refusal(&params, 1, 0).unwrap();
-    assert!(refusal(&params, 161, 0).unwrap_err().contains("teams"));
-    assert!(refusal(&params, 2, 2).unwrap_err().contains("team"));
+    assert!(refusal(&params, 161, 0).unwrap_err().contains("groups"));
+    assert!(refusal(&params, 2, 2).unwrap_err().contains("group"));
     params.requests = 2;
     assert!(refusal(&params, 1, 0).unwrap_err().contains("kv_lens"));
 }

@@ -132,6 +132,10 @@ typedef struct MlaDecodeParams {
     float softmax_scale;
     /* what a byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
+    /* cycles for which a CTA waits for the others that share its query tile before it falls back to
+     * one CTA combining everything; 0: the default of 100 000; negative: it never waits. The result
+     * is the same bit for bit. */
+    int32_t split_patience;
 } MlaDecodeParams;
 
 /* Leading bytes of a decode workspace that must be zero before its first use. */
@@ -144,31 +148,77 @@ MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
 
-/* What one team of thread blocks does without looking up from it: some blocks of 64 tokens of a tile of query rows. */
-typedef struct MlaDecodePiece {
+/* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
+ * group of CTAs. A group is one CTA, or two with more than 64 rows (heads * query_len), which do
+ * different rows of the same query tile. */
+typedef struct MlaDecodeWorkItem {
     int32_t request;
-    /* the tile's first row, counting a request's query tokens and heads together, and the most rows that it has */
+    /* the query tile's first row, counting a request's query tokens and heads together, and the
+     * most rows that it has */
     int32_t first_row;
     int32_t rows;
-    /* blocks of 64 cached tokens, the last one excluded */
-    int32_t block_begin;
-    int32_t block_end;
-    /* this is part `part` of `parts`; team first_team + i has part i */
-    int32_t part;
-    int32_t parts;
-    int32_t first_team;
-    /* parts, the first ones, whose teams have nothing to do after them and merge the tile */
-    int32_t sharers;
-    /* non-zero: the team's last piece */
+    /* KV tiles of the request, the last one excluded */
+    int32_t kv_tile_begin;
+    int32_t kv_tile_end;
+    /* this is split `split` of `splits` of the query tile; group first_group + i has split i */
+    int32_t split;
+    int32_t splits;
+    int32_t first_group;
+    /* splits, the first ones, whose groups have no work item after them and combine the results */
+    int32_t combiners;
+    /* non-zero: the group's last work item */
     int32_t last;
-} MlaDecodePiece;
+} MlaDecodeWorkItem;
 
-/* How mla_decode_sm90 divides a batch: writes the pieces of one team, in their order, and their number, and no more pieces than
- * `room`. The host computes what the device would. Reads heads, query_len, requests, q_dtype, cache_format, and, in host memory,
- * kv_lens and cu_q_lens, which may be null. `teams`, 1..=160: those of a launch that has one per multiprocessor, or per two with
- * more than 64 rows (heads * query_len); `team` is one of them. */
-MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams, int32_t team,
-                                 MlaDecodePiece* pieces, int32_t room, int32_t* count);
+/* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and their
+ * number, and no more items than `room`. The host computes what the device would. Reads heads,
+ * query_len, requests, q_dtype, cache_format, and, in host memory, kv_lens and cu_q_lens, which may
+ * be null. `groups`, 1..=160: those of a launch; `group` is one of them. */
+MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
+                                     MlaDecodeWorkItem* items, int32_t room, int32_t* count);
+
+/* What a CTA does next for a query tile that is divided among CTAs. */
+typedef enum MlaSplitRole {
+    /* nothing yet */
+    MLA_SPLIT_NONE = 0,
+    /* combine its slice */
+    MLA_SPLIT_SLICE = 1,
+    /* write its slice to the workspace and yield */
+    MLA_SPLIT_YIELD = 2,
+    /* combine everything */
+    MLA_SPLIT_EVERYTHING = 3
+} MlaSplitRole;
+
+/* The split protocol's counters of one query tile: zero before and after. */
+typedef struct MlaSplitCounters {
+    int32_t arrived;
+    int32_t left;
+} MlaSplitCounters;
+
+/* A step of the split protocol: at most one atomic operation. */
+typedef enum MlaSplitStep {
+    /* by a CTA that has other work; answers a role */
+    MLA_SPLIT_ARRIVE = 0,
+    /* by a combiner */
+    MLA_SPLIT_ARRIVE_COMBINER = 1,
+    /* answers what a combiner sees of the counters */
+    MLA_SPLIT_LOOK = 2,
+    /* answers the role of a combiner that has seen `seen` */
+    MLA_SPLIT_ROLE_OF = 3,
+    /* by a combiner that has waited long enough; answers 1 if the counters are still as `seen` */
+    MLA_SPLIT_FALL_BACK = 4,
+    /* by a combiner that has written its slice to the workspace; answers a role */
+    MLA_SPLIT_YIELDED = 5,
+    /* answers how many have left */
+    MLA_SPLIT_LEAVE = 6,
+    MLA_SPLIT_RESET = 7
+} MlaSplitStep;
+
+/* Takes a step of the split protocol on counters in host memory, by the code of the kernel, for tests
+ * that try all orders. cuda/common/split_protocol.cuh draws the states and says who takes which step,
+ * when. Steps without an answer leave `answer` alone, which may then be null. */
+MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
+                         int32_t combiners, int32_t seen, int32_t* answer);
 
 /*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.

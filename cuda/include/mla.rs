@@ -90,6 +90,7 @@ pub struct MlaDecodeParams {
     pub causal: i32,
     pub softmax_scale: f32,
     pub cache_scale: f32,
+    pub split_patience: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -199,6 +200,9 @@ const _: () = {
     [
         "Offset of field: MlaDecodeParams::cache_scale",
     ][::core::mem::offset_of!(MlaDecodeParams, cache_scale) - 216usize];
+    [
+        "Offset of field: MlaDecodeParams::split_patience",
+    ][::core::mem::offset_of!(MlaDecodeParams, split_patience) - 220usize];
 };
 impl Default for MlaDecodeParams {
     fn default() -> Self {
@@ -225,62 +229,110 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
-pub struct MlaDecodePiece {
+pub struct MlaDecodeWorkItem {
     pub request: i32,
     pub first_row: i32,
     pub rows: i32,
-    pub block_begin: i32,
-    pub block_end: i32,
-    pub part: i32,
-    pub parts: i32,
-    pub first_team: i32,
-    pub sharers: i32,
+    pub kv_tile_begin: i32,
+    pub kv_tile_end: i32,
+    pub split: i32,
+    pub splits: i32,
+    pub first_group: i32,
+    pub combiners: i32,
     pub last: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaDecodePiece"][::core::mem::size_of::<MlaDecodePiece>() - 40usize];
-    ["Alignment of MlaDecodePiece"][::core::mem::align_of::<MlaDecodePiece>() - 4usize];
     [
-        "Offset of field: MlaDecodePiece::request",
-    ][::core::mem::offset_of!(MlaDecodePiece, request) - 0usize];
+        "Size of MlaDecodeWorkItem",
+    ][::core::mem::size_of::<MlaDecodeWorkItem>() - 40usize];
     [
-        "Offset of field: MlaDecodePiece::first_row",
-    ][::core::mem::offset_of!(MlaDecodePiece, first_row) - 4usize];
+        "Alignment of MlaDecodeWorkItem",
+    ][::core::mem::align_of::<MlaDecodeWorkItem>() - 4usize];
     [
-        "Offset of field: MlaDecodePiece::rows",
-    ][::core::mem::offset_of!(MlaDecodePiece, rows) - 8usize];
+        "Offset of field: MlaDecodeWorkItem::request",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, request) - 0usize];
     [
-        "Offset of field: MlaDecodePiece::block_begin",
-    ][::core::mem::offset_of!(MlaDecodePiece, block_begin) - 12usize];
+        "Offset of field: MlaDecodeWorkItem::first_row",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, first_row) - 4usize];
     [
-        "Offset of field: MlaDecodePiece::block_end",
-    ][::core::mem::offset_of!(MlaDecodePiece, block_end) - 16usize];
+        "Offset of field: MlaDecodeWorkItem::rows",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, rows) - 8usize];
     [
-        "Offset of field: MlaDecodePiece::part",
-    ][::core::mem::offset_of!(MlaDecodePiece, part) - 20usize];
+        "Offset of field: MlaDecodeWorkItem::kv_tile_begin",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, kv_tile_begin) - 12usize];
     [
-        "Offset of field: MlaDecodePiece::parts",
-    ][::core::mem::offset_of!(MlaDecodePiece, parts) - 24usize];
+        "Offset of field: MlaDecodeWorkItem::kv_tile_end",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, kv_tile_end) - 16usize];
     [
-        "Offset of field: MlaDecodePiece::first_team",
-    ][::core::mem::offset_of!(MlaDecodePiece, first_team) - 28usize];
+        "Offset of field: MlaDecodeWorkItem::split",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, split) - 20usize];
     [
-        "Offset of field: MlaDecodePiece::sharers",
-    ][::core::mem::offset_of!(MlaDecodePiece, sharers) - 32usize];
+        "Offset of field: MlaDecodeWorkItem::splits",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, splits) - 24usize];
     [
-        "Offset of field: MlaDecodePiece::last",
-    ][::core::mem::offset_of!(MlaDecodePiece, last) - 36usize];
+        "Offset of field: MlaDecodeWorkItem::first_group",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, first_group) - 28usize];
+    [
+        "Offset of field: MlaDecodeWorkItem::combiners",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, combiners) - 32usize];
+    [
+        "Offset of field: MlaDecodeWorkItem::last",
+    ][::core::mem::offset_of!(MlaDecodeWorkItem, last) - 36usize];
 };
 unsafe extern "C" {
-    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90_pieces"]
-    pub fn mla_decode_sm90_pieces(
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm90_work_items"]
+    pub fn mla_decode_sm90_work_items(
         params: *const MlaDecodeParams,
-        teams: i32,
-        team: i32,
-        pieces: *mut MlaDecodePiece,
+        groups: i32,
+        group: i32,
+        items: *mut MlaDecodeWorkItem,
         room: i32,
         count: *mut i32,
+    ) -> MlaStatus;
+}
+pub const MLA_SPLIT_NONE: MlaSplitRole = 0;
+pub const MLA_SPLIT_SLICE: MlaSplitRole = 1;
+pub const MLA_SPLIT_YIELD: MlaSplitRole = 2;
+pub const MLA_SPLIT_EVERYTHING: MlaSplitRole = 3;
+pub type MlaSplitRole = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct MlaSplitCounters {
+    pub arrived: i32,
+    pub left: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaSplitCounters"][::core::mem::size_of::<MlaSplitCounters>() - 8usize];
+    [
+        "Alignment of MlaSplitCounters",
+    ][::core::mem::align_of::<MlaSplitCounters>() - 4usize];
+    [
+        "Offset of field: MlaSplitCounters::arrived",
+    ][::core::mem::offset_of!(MlaSplitCounters, arrived) - 0usize];
+    [
+        "Offset of field: MlaSplitCounters::left",
+    ][::core::mem::offset_of!(MlaSplitCounters, left) - 4usize];
+};
+pub const MLA_SPLIT_ARRIVE: MlaSplitStep = 0;
+pub const MLA_SPLIT_ARRIVE_COMBINER: MlaSplitStep = 1;
+pub const MLA_SPLIT_LOOK: MlaSplitStep = 2;
+pub const MLA_SPLIT_ROLE_OF: MlaSplitStep = 3;
+pub const MLA_SPLIT_FALL_BACK: MlaSplitStep = 4;
+pub const MLA_SPLIT_YIELDED: MlaSplitStep = 5;
+pub const MLA_SPLIT_LEAVE: MlaSplitStep = 6;
+pub const MLA_SPLIT_RESET: MlaSplitStep = 7;
+pub type MlaSplitStep = ::core::ffi::c_uint;
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_split_step"]
+    pub fn mla_split_step(
+        step: i32,
+        counters: *mut MlaSplitCounters,
+        splits: i32,
+        combiners: i32,
+        seen: i32,
+        answer: *mut i32,
     ) -> MlaStatus;
 }
 #[repr(C)]

@@ -1,3 +1,4 @@
+// Queries of f16; a cache of f16 or of e4m3.
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {

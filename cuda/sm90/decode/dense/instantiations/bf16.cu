@@ -1,3 +1,4 @@
+// Queries of bf16; a cache of bf16 or of e4m3.
 #include "../launch.cuh"
 
 namespace mla::sm90::decode {

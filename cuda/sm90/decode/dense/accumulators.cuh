@@ -1,20 +1,23 @@
 // What the output warpgroups sum in registers: of N query rows, and of 256 of the 512 latent values
 // each. There are two forms.
 //
-//   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no padding.
-//   by rows      O = O + P V: 64 query rows on M, 128 latent values on N. An instruction reads 6 KiB of shared memory, where the other form
-//                reads 4 KiB for half as many products.
+//   transposed   O^T = O^T + V^T P^T: latent values on M, query rows on N, so that few rows need no
+//                padding.
+//   by rows      O = O + P V: 64 query rows on M, 128 latent values on N. An instruction reads
+//                6 KiB of shared memory, where the other form reads 4 KiB for half as many MMAs.
 //
-// A block is added in steps, each of which is a group of products and needs its own slots of the
+// A KV tile is added in steps, each of which is a group of MMAs and needs its own stages of the
 // ring.
 #pragma once
 
-#include "../../ptx/sm80.cuh"
-#include "../../ptx/wgmma.cuh"
-#include "layout.cuh"
-#include "merge.cuh"
+#include "../../../ptx/sm80.cuh"
+#include "../../../ptx/wgmma.cuh"
+#include "combine.cuh"
 
 namespace mla::sm90::decode {
+
+// How many panels further the next one of the same output warpgroup lies.
+constexpr int kSameOutput = 2;
 
 __device__ __forceinline__ float larger_finite(float top, float x) {
     return x < INFINITY ? fmaxf(top, x) : top;
@@ -26,8 +29,8 @@ struct TransposedSums {
 
     float acc[4][N / 2];
 
-    // Were the first product left to overwrite them, the compiler would keep these registers during
-    // the merge before.
+    // Were the first MMA left to overwrite them, the compiler would keep these registers during
+    // the combine before.
     __device__ void clear() {
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -54,7 +57,7 @@ struct TransposedSums {
         }
     }
 
-    // Adds the step's latent values of a block.
+    // Adds the step's latent values of a KV tile.
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
         const uint64_t a = ptx::wgmma_descriptor(tile), b = ptx::wgmma_descriptor(probabilities);
 #pragma unroll
@@ -62,7 +65,7 @@ struct TransposedSums {
             ptx::Wgmma<T, N, ptx::Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
     }
 
-    // The largest finite magnitude that this thread has of a part. A row with others may make
+    // The largest finite magnitude that this thread has of a split. A row with others may make
     // finite values infinite.
     __device__ float largest(const float* inverse, int thread) const {
         float top = 0.f;
@@ -80,13 +83,12 @@ struct TransposedSums {
         return top;
     }
 
-    // What this thread has of a part, as f16 and multiplied by `scale`, in vectors that lie at
-    // first_vector(thread) + vector(i) (merge.cuh).
-    static constexpr int kVectors = N / 8 * PartialLayout<N>::kGroupVectors;
+    // What this thread has of a split, as f16 and multiplied by `scale`, in vectors that lie at
+    // first_vector(thread) + vector(i) (combine.cuh).
+    static constexpr int kVectors = N / 8 * PartialResult<N>::kGroupVectors;
     __device__ static int first_vector(int thread) { return thread; }
     __device__ static constexpr int vector(int i) { return i * kOutputThreads; }
-    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float scale,
-                              int thread) {
+    __device__ void pack(uint4 (&packed)[kVectors], const float* inverse, float scale, int thread) {
 #pragma unroll
         for (int j = 0; j < N / 8; ++j) {
             const float2 f = *reinterpret_cast<const float2*>(&inverse[8 * j + 2 * (thread & 3)]);
@@ -154,7 +156,7 @@ struct RowSums {
 
     __device__ void add(int step, uint32_t probabilities, uint32_t tile) {
         const uint64_t a = ptx::wgmma_descriptor(probabilities),
-                       b = ptx::wgmma_descriptor(tile, kSameOutput * kTileBytes);
+                       b = ptx::wgmma_descriptor(tile, kSameOutput * kPanelBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k)
             ptx::WgmmaPanels<T, 128>::run(acc[step], a + 2 * k, b + 128 * k);
@@ -173,14 +175,14 @@ struct RowSums {
                              y * inverse[row_of(thread) + 8]);
     }
 
-    static constexpr int kVectors = 8 * PartialLayout<64>::kGroupVectors;
+    static constexpr int kVectors = 8 * PartialResult<64>::kGroupVectors;
     __device__ static int first_vector(int thread) {
-        return (thread >> 5 & 3) * MergeLayout<64, RowFragments::kGroupRows>::kGroupVectors +
+        return (thread >> 5 & 3) * CombineLayout<64, RowFragments::kGroupRows>::kGroupVectors +
                (thread >> 7) * 32 + (thread & 31);
     }
     __device__ static constexpr int vector(int i) { return i / 4 * kOutputThreads + i % 4 * 64; }
-    __device__ void pack_part(uint4 (&packed)[kVectors], const float* inverse, float factor,
-                              int thread) {
+    __device__ void pack(uint4 (&packed)[kVectors], const float* inverse, float factor,
+                         int thread) {
         const float x = inverse[row_of(thread)] * factor, y = inverse[row_of(thread) + 8] * factor;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {

@@ -6,50 +6,28 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../../common/split_protocol.cuh"
+
 namespace mla::sm90::decode {
 
 constexpr int kLatent = 512;
 constexpr int kRope = 64;
-// Cached tokens per step of the main loop.
-constexpr int kBlock = 64;
+// Cached tokens of a KV tile: a step of the main loop.
+constexpr int kTileTokens = 64;
 constexpr int kMaxRequests = 1024;
-// Most thread blocks of a launch, one per multiprocessor.
+// Most CTAs of a launch, one per SM.
 constexpr int kCounters = 160;
 
-// What a block that has delivered a part of a tile does next: nothing, its share of the merge, all
-// of it, or put its share into the workspace because the others took too long.
-enum class MergeRole { none, share, all, give_up };
-
-// Counts the parts of one tile; zero between launches.
-struct MergeCounters {
-    int arrived, left;
-
-#ifdef __CUDACC__
-    // Says that a part is in the workspace. It may turn out that the tile is left to this block.
-    __device__ MergeRole arrive(int parts, int sharers);
-    // A sharer says that all of its part is in the workspace but its share.
-    __device__ void arrive_sharer();
-    // Then it waits for the other parts for a while.
-    __device__ MergeRole await(int parts);
-    // Says that the share is in the workspace, too.
-    __device__ MergeRole give_up(int parts, int sharers);
-    // Every part's block calls this once, when it has its role. Answers how many have; the last one
-    // resets the counters.
-    __device__ int leave();
-    __device__ void reset();
-#endif
-};
-
-// What the host knows of where teams begin, as if all requests had as many query tokens
-// (Schedule::likely_start, divide_alike), and the inverses that spare the device its divisions.
-struct Guess {
+// What the host knows of where CTA groups begin, as if all requests had as many query tokens
+// (Schedule::likely_start, divide_uniform), and the inverses that spare the device its divisions.
+struct Estimate {
     // Of a request, and of all.
     int tiles_of_request, tiles;
-    // Of each tile; 0 where there are more tiles than teams.
-    int teams_of_tile;
-    // Of each team, where there are more tiles than teams.
-    int tiles_of_team;
-    float inverse_tiles_of_request, inverse_teams_of_tile, inverse_teams;
+    // Of each tile; 0 where there are more tiles than CTA groups.
+    int groups_of_tile;
+    // Of each CTA group, where there are more tiles than CTA groups.
+    int tiles_of_group;
+    float inverse_tiles_of_request, inverse_groups_of_tile, inverse_groups;
 };
 
 struct KernelParams {
@@ -60,8 +38,8 @@ struct KernelParams {
     const int* block_table;   // [requests, pages of the longest]
     const int* kv_lens;       // [requests]
     const int* cu_q_lens;     // [requests + 1], or null
-    MergeCounters* counters;  // [kCounters], zero before and after
-    char* partials;           // [2 * thread blocks][PartialLayout]
+    SplitCounters* counters;  // [kCounters], zero before and after
+    char* partials;           // [2 * CTAs][PartialResult]
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
     int64_t out_token_stride, out_head_stride;
@@ -76,11 +54,13 @@ struct KernelParams {
     // Cached tokens that lie together: 64, or 16 where the page size is no multiple of 64.
     int run;
     int causal;
-    // The query rows lie evenly spaced: the copy engine can fetch them.
+    // The query rows lie evenly spaced: TMA can fetch them.
     int even_query;
-    // Added to the cost of a tile, in blocks of 64 tokens: what starting and finishing one takes.
+    // Added to the cost of a tile, in KV tiles: what starting and finishing one takes.
     int tile_cost;
-    Guess guess;
+    Estimate estimate;
+    // Cycles that a CTA waits for the other splits of its tile before it falls back.
+    int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
     // What the output is multiplied by: the cache's scale
@@ -108,7 +88,7 @@ constexpr int kVectorValues = 8;
 // 11 bits. First the vectors of the 256 output threads, then of every two rows their log-sum-exps
 // (base 2), what the values have to be multiplied by, and nothing.
 template <int N>
-struct PartialLayout {
+struct PartialResult {
     // Of a thread, of each eight rows.
     static constexpr int kGroupVectors = 16 / kVectorValues;
     static constexpr int kVectors = N / 8 * kGroupVectors * 256;

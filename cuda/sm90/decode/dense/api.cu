@@ -1,7 +1,7 @@
-// The C interface of this kernel: checks every argument, describes the cache to the copy engine,
+// The C interface of this kernel: checks every argument, describes the cache to TMA,
 // launches.
 
-#include "../../common/device.cuh"
+#include "../../../common/device.cuh"
 #include "launch.cuh"
 
 namespace mla::sm90::decode {
@@ -16,7 +16,8 @@ MlaStatus device_facts(DeviceFacts& facts) {
     return ok();
 }
 
-// How this kernel reads a cache of a format: as values of the queries' type, as e4m3, or not at all.
+// How this kernel reads a cache of a format: as values of the queries' type, as e4m3, or not at
+// all.
 enum class Cache { refused, values, e4m3 };
 
 Cache cache_of(const MlaDecodeParams& p) {
@@ -31,34 +32,38 @@ Cache cache_of(const MlaDecodeParams& p) {
     return Cache::refused;
 }
 
-// Rows per block, and blocks that do different rows of the same tiles.
+// Rows per CTA, and CTAs that do different rows of the same query tile.
 Shape shape_of(const MlaDecodeParams& p) {
     const int rows = p.query_len * p.heads;
     Shape shape;
-    shape.quantised = cache_of(p) == Cache::e4m3;
-    shape.rows = rows <= 8 && !shape.quantised ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-    shape.pair = rows > 64 ? 2 : 1;
+    shape.fp8 = cache_of(p) == Cache::e4m3;
+    shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+    shape.group_ctas = rows > 64 ? 2 : 1;
     return shape;
 }
 
 // Tiles of a request with as many query tokens as any may have.
 int tiles_of_request(const MlaDecodeParams& p, const Shape& shape) {
-    const int tile_rows = shape.rows * shape.pair;
+    const int tile_rows = shape.rows * shape.group_ctas;
     return (p.query_len * p.heads + tile_rows - 1) / tile_rows;
 }
 
-// What a tile costs beside its blocks, in blocks.
+// Cycles that a CTA waits for the other splits of its query tile. Nothing on a healthy GPU comes
+// near.
+constexpr int64_t kDefaultPatience = 100000;
+
+// What a query tile costs beside its KV tiles, in KV tiles.
 constexpr int kTileCost = 1;
 
-Guess guess_of(const MlaDecodeParams& p, const Shape& shape, int teams) {
-    Guess g = {};
+Estimate estimate_of(const MlaDecodeParams& p, const Shape& shape, int groups) {
+    Estimate g = {};
     g.tiles_of_request = tiles_of_request(p, shape);
     g.tiles = p.requests * g.tiles_of_request;
-    g.teams_of_tile = teams / g.tiles;
-    g.tiles_of_team = (g.tiles + teams - 1) / teams;
+    g.groups_of_tile = groups / g.tiles;
+    g.tiles_of_group = (g.tiles + groups - 1) / groups;
     g.inverse_tiles_of_request = 1.f / g.tiles_of_request;
-    g.inverse_teams_of_tile = g.teams_of_tile > 0 ? 1.f / g.teams_of_tile : 0.f;
-    g.inverse_teams = 1.f / teams;
+    g.inverse_groups_of_tile = g.groups_of_tile > 0 ? 1.f / g.groups_of_tile : 0.f;
+    g.inverse_groups = 1.f / groups;
     return g;
 }
 
@@ -81,17 +86,17 @@ Element cache_element(const MlaDecodeParams& p) {
 
 size_t partial_bytes(int rows) {
     switch (rows) {
-        case 8: return PartialLayout<8>::kBytes;
-        case 16: return PartialLayout<16>::kBytes;
-        case 32: return PartialLayout<32>::kBytes;
-        default: return PartialLayout<64>::kBytes;
+        case 8: return PartialResult<8>::kBytes;
+        case 16: return PartialResult<16>::kBytes;
+        case 32: return PartialResult<32>::kBytes;
+        default: return PartialResult<64>::kBytes;
     }
 }
 
-static_assert(kCounters * sizeof(MergeCounters) <= MLA_DECODE_COUNTER_BYTES,
+static_assert(kCounters * sizeof(SplitCounters) <= MLA_DECODE_COUNTER_BYTES,
               "mla.h states the length of the counters");
 
-// Each team has at most two unfinished tiles.
+// Each CTA group has at most two unfinished tiles.
 size_t workspace_bytes(int rows, int multiprocessors) {
     return MLA_DECODE_COUNTER_BYTES + size_t(2) * multiprocessors * partial_bytes(rows);
 }
@@ -112,17 +117,17 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
     return ok();
 }
 
-// The schedule counts blocks of tokens over all tiles, and multiplies those of a request by teams,
+// The schedule counts KV tiles over all tiles, and multiplies those of a request by CTA groups,
 // in 31 bits, whatever the lengths on the device are.
 MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     constexpr int64_t most_tokens = int64_t(1) << 29;
-    static_assert(most_tokens / kBlock * kCounters <= INT32_MAX);
+    static_assert(most_tokens / kTileTokens * kCounters <= INT32_MAX);
     const int64_t tokens = int64_t(p.max_pages) * p.page_size,
-                  blocks = (tokens + kBlock - 1) / kBlock;
+                  kv_tiles = (tokens + kTileTokens - 1) / kTileTokens;
     if (tokens > most_tokens)
         return refuse("max_pages", p.max_pages,
                       "at most 2^29 tokens per request (max_pages * page_size)");
-    if (int64_t(p.requests) * tiles_of_request(p, shape) * (blocks + kTileCost) > INT32_MAX)
+    if (int64_t(p.requests) * tiles_of_request(p, shape) * (kv_tiles + kTileCost) > INT32_MAX)
         return refuse(
             "max_pages", p.max_pages,
             "less than 2^31 blocks of 64 tokens over all requests and tiles of their query rows");
@@ -171,7 +176,7 @@ MlaStatus check(const MlaDecodeParams& p, const Shape& shape, size_t workspace) 
         if (s.stride < s.least)
             return refuse(s.name, s.stride, s.least ? "at least 576" : "0 or more");
     }
-    // The copy engine's strides have 40 bits.
+    // TMA's strides have 40 bits.
     constexpr int64_t limit = int64_t(1) << 39;
     if (p.cache_slot_stride >= limit)
         return refuse("cache_slot_stride", p.cache_slot_stride, "less than 2^39");
@@ -242,7 +247,7 @@ MlaStatus describe_cache_groups(const MlaDecodeParams& p, int box_tokens, CUtens
     const cuuint64_t sizes[4] = {128, cuuint64_t(p.page_size), kLatent / 128, cuuint64_t(p.pages)};
     const cuuint64_t strides[3] = {cuuint64_t(p.cache_slot_stride), 128,
                                    cuuint64_t(p.cache_page_stride)};
-    const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kBlock ? 4u : 1u, 1};
+    const cuuint32_t box[4] = {128, cuuint32_t(box_tokens), box_tokens == kTileTokens ? 4u : 1u, 1};
     return describe(map, cache_element(p), 4, p.cache, sizes, strides, box);
 }
 
@@ -301,7 +306,7 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.block_table = p.block_table;
     k.kv_lens = p.kv_lens;
     k.cu_q_lens = p.cu_q_lens;
-    k.counters = static_cast<MergeCounters*>(p.workspace);
+    k.counters = static_cast<SplitCounters*>(p.workspace);
     k.partials = static_cast<char*>(p.workspace) + MLA_DECODE_COUNTER_BYTES;
     k.q_latent_token_stride = p.q_latent_token_stride;
     k.q_latent_head_stride = p.q_latent_head_stride;
@@ -320,11 +325,12 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     k.page_shift = -1;
     for (int shift = 4; shift < 31; ++shift)
         if (p.page_size == 1 << shift) k.page_shift = shift;
-    k.run = p.page_size % kBlock == 0 ? kBlock : 16;
+    k.run = p.page_size % kTileTokens == 0 ? kTileTokens : 16;
     k.causal = p.causal;
     k.tile_cost = kTileCost;
-    k.guess = guess_of(p, shape, teams_of(facts.multiprocessors, shape.pair));
-    const float cache_scale = shape.quantised ? p.cache_scale : 1.f;
+    k.patience = p.split_patience == 0 ? kDefaultPatience : p.split_patience;
+    k.estimate = estimate_of(p, shape, groups_of(facts.multiprocessors, shape.group_ctas));
+    const float cache_scale = shape.fp8 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
 
@@ -334,12 +340,12 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     TensorMaps maps;
     s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
-    s = shape.quantised ? describe_cache_groups(p, k.run, maps.cache_pairs)
-                        : describe_cache_pairs(p, k.run, shape.pair, maps.cache_pairs);
+    s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
+                  : describe_cache_pairs(p, k.run, shape.group_ctas, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
-    if (k.even_query && !shape.quantised) {
+    if (k.even_query && !shape.fp8) {
         s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
-                           shape.pair == 2 ? 1 : 2, maps.q_latent);
+                           shape.group_ctas == 2 ? 1 : 2, maps.q_latent);
         if (s.code != MLA_OK) return s;
         s = describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
         if (s.code != MLA_OK) return s;
@@ -351,18 +357,18 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     return ok();
 }
 
-extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32_t teams,
-                                            int32_t team, MlaDecodePiece* pieces, int32_t room,
-                                            int32_t* count) {
+extern "C" MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups,
+                                                int32_t group, MlaDecodeWorkItem* items,
+                                                int32_t room, int32_t* count) {
     if (!params) return refuse("params", 0, "a pointer");
     const MlaDecodeParams& p = *params;
     const MlaStatus s = check_shape(p);
     if (s.code != MLA_OK) return s;
     if (!p.kv_lens) return refuse("kv_lens", 0, "a pointer");
-    if (teams < 1 || teams > kCounters) return refuse("teams", teams, "1..=160");
-    if (team < 0 || team >= teams) return refuse("team", team, "less than teams");
+    if (groups < 1 || groups > kCounters) return refuse("groups", groups, "1..=160");
+    if (group < 0 || group >= groups) return refuse("group", group, "less than groups");
     if (room < 0) return refuse("room", room, "0 or more");
-    if (!pieces && room > 0) return refuse("pieces", 0, "a pointer");
+    if (!items && room > 0) return refuse("items", 0, "a pointer");
     if (!count) return refuse("count", 0, "a pointer");
 
     const Shape shape = shape_of(p);
@@ -377,15 +383,15 @@ extern "C" MlaStatus mla_decode_sm90_pieces(const MlaDecodeParams* params, int32
         if (p.kv_lens[i] < 0) return refuse("kv_lens", p.kv_lens[i], "0 or more");
         lens[i] = p.kv_lens[i];
     }
-    k.guess = guess_of(p, shape, teams);
-    const int rows = shape.rows * shape.pair;
-    Schedule schedule(k, lens, 1, rows, team, teams);
+    k.estimate = estimate_of(p, shape, groups);
+    const int rows = shape.rows * shape.group_ctas;
+    Schedule schedule(k, lens, 1, rows, group, groups);
     schedule.divide();
     *count = 0;
-    for (Piece piece; (piece = schedule.next()).request >= 0; ++*count)
+    for (WorkItem item; (item = schedule.next()).request >= 0; ++*count)
         if (*count < room)
-            pieces[*count] = {piece.request,   piece.first_row, rows,        piece.block_begin,
-                              piece.block_end, piece.part,      piece.parts, piece.first_team,
-                              piece.sharers,   piece.last};
+            items[*count] = {item.request,     item.first_row, rows,        item.kv_tile_begin,
+                             item.kv_tile_end, item.split,     item.splits, item.first_group,
+                             item.combiners,   item.last};
     return ok();
 }

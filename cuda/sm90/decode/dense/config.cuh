@@ -1,0 +1,86 @@
+// What a kernel is made of: the cache format decides the layout of shared memory, the roles of the
+// warps and how accumulators lie. kernel.cuh runs any of these.
+#pragma once
+
+#include "accumulators.cuh"
+#include "fp8/cache_producer.cuh"
+#include "fp8/layout.cuh"
+#include "fp8/output.cuh"
+#include "fp8/query_producer.cuh"
+#include "fp8/scores.cuh"
+#include "plain/cache_producer.cuh"
+#include "plain/layout.cuh"
+#include "plain/output.cuh"
+#include "plain/query_producer.cuh"
+#include "plain/scores.cuh"
+
+namespace mla::sm90::decode {
+
+// What each thread of a CTA has of the 65 536 registers of an SM, which are allotted in eights.
+constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
+
+// A cache of the queries' type. N query rows per CTA; two CTAs for different rows of the same query
+// tile (group_ctas = 2) with more than 64 rows.
+template <typename Element, int rows, int group_ctas>
+struct PlainConfig {
+    using T = Element;
+    static constexpr int N = rows, kGroupCtas = group_ctas;
+    // With more than 64 rows the output is by rows, and five query panels are held in registers.
+    static constexpr bool kByRows = group_ctas == 2;
+    using L = PlainLayout<N, kByRows>;
+    using Control = typename L::Control;
+    using LatentRing = Ring<L::kLatentStages>;
+    using RopeRing = Ring<L::kRopeStages>;
+    using Sums = std::conditional_t<kByRows, RowSums<T>, TransposedSums<T, N>>;
+    using Fragments = std::conditional_t<kByRows, RowFragments, TransposedFragments>;
+
+    using CacheProducer = PlainCacheProducer<PlainConfig>;
+    using QueryProducer = PlainQueryProducer<PlainConfig>;
+    using Scores = PlainScores<PlainConfig>;
+    using Output = PlainOutput<PlainConfig>;
+
+    static constexpr int kThreads = 512, kScoreGroups = 1;
+    // Registers per thread of the warpgroups; 0 where the even share, which all begin with, is
+    // enough.
+    static constexpr int kLoadRegisters = kByRows   ? 48
+                                          : N >= 32 ? 56
+                                                    : 0,
+                         kScoreRegisters = kByRows ? 144 : 88;
+    static constexpr int kOutputRegisters = kByRows ? 160 : 184;
+    static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <=
+                  4 * even_registers(kThreads));
+
+    // Stages of the latent ring that a KV tile needs, and a step of its output.
+    static constexpr int kKvTileStages = 8 / L::kStagePanels,
+                         kStepStages = kKvTileStages / Sums::kSteps;
+    // Query panels that the scores warpgroup holds, the last of them the rope panel, and the stages
+    // that the others take in the latent ring.
+    static constexpr int kHeldPanels = 9 - L::kQueryPanels,
+                         kHeldStages = (kHeldPanels - 1) / L::kStagePanels;
+};
+
+// A cache of e4m3 with one scale, whatever the queries' type.
+template <typename Element, int rows, int group_ctas>
+struct Fp8Config {
+    using T = Element;
+    static constexpr int N = rows, kGroupCtas = group_ctas;
+    using L = Fp8Layout<N>;
+    using Control = typename L::Control;
+    using LatentRing = Ring<L::kLatentStages>;
+    using Fragments = Fp8Fragments;
+
+    using CacheProducer = Fp8CacheProducer<Fp8Config>;
+    using QueryProducer = Fp8QueryProducer<Fp8Config>;
+    using Scores = Fp8Scores<Fp8Config>;
+    using Output = Fp8Output<Fp8Config>;
+
+    static constexpr int kScoreGroups = L::kScoreGroups, kScoreThreads = 128 * kScoreGroups;
+    static constexpr int kThreads = 384 + kScoreThreads;
+    static constexpr int kLoadRegisters = kScoreGroups == 2 ? 48 : 40,
+                         kScoreRegisters = kScoreGroups == 2 ? 88 : 120;
+    static constexpr int kOutputRegisters = kScoreGroups == 2 ? 128 : 176;
+    static_assert(kLoadRegisters + kScoreGroups * kScoreRegisters + 2 * kOutputRegisters <=
+                  (3 + kScoreGroups) * even_registers(kThreads));
+};
+
+}  // namespace mla::sm90::decode

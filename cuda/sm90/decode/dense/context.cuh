@@ -1,0 +1,101 @@
+// What the roles of a CTA share: its parameters, its shared memory, its place in the grid.
+#pragma once
+
+#include "fragments.cuh"
+#include "params.cuh"
+#include "schedule.cuh"
+#include "shared_memory.cuh"
+
+namespace mla::sm90::decode {
+
+// Where a run of tokens lies in the cache.
+struct Place {
+    int page, token;
+};
+
+// A place in the queue of work items.
+struct ItemQueue {
+    // Items before this one.
+    uint32_t items = 0;
+
+    __device__ uint32_t slot() const { return items % kQueuedItems; }
+    __device__ uint32_t phase() const { return items / kQueuedItems & 1; }
+};
+
+// What all roles of a CTA know. C is a Config (config.cuh).
+template <class C>
+struct Context {
+    using L = typename C::L;
+    static constexpr int N = C::N;
+
+    const KernelParams& p;
+    uint32_t base;  // shared memory
+    typename C::Control& s;
+    // Which rows of a query tile are this CTA's, and which group of CTAs it belongs to.
+    int rank, group_id;
+
+    __device__ uint32_t latent_stage(int stage) const {
+        return base + L::kRingOffset + stage * L::kLatentStageBytes;
+    }
+    __device__ uint32_t rope_stage(int stage) const {
+        return latent_stage(L::kLatentStages) + stage * kPanelBytes;
+    }
+
+    // A reader of the queue: null at the end. It releases each item when it no longer looks at it.
+    __device__ const WorkItem* acquire(const ItemQueue& q) const {
+        s.item_full[q.slot()].wait(q.phase());
+        const WorkItem* item = &s.items[q.slot()];
+        return item->request < 0 ? nullptr : item;
+    }
+    // By every thread that acquired it.
+    __device__ void release(ItemQueue& q) const {
+        s.item_empty[q.slot()].arrive();
+        ++q.items;
+    }
+
+    __device__ int first_row(const WorkItem& item) const { return item.first_row + rank * N; }
+    __device__ int rows(const WorkItem& item) const {
+        return min(max(item.q_len * p.heads - first_row(item), 0), N);
+    }
+
+    // The page of a request that holds a token.
+    __device__ int page_of(int token) const {
+        return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size);
+    }
+
+    // A small block table is copied to shared memory while the lengths are still in flight, into a
+    // stage of the ring that is not in use yet; a large one is at least fetched into L2, by all
+    // CTAs together.
+    __device__ bool table_is_small() const { return p.block_table_entries <= kPanelBytes / 4; }
+    __device__ uint32_t table_copy() const { return latent_stage(L::kLatentStages - 1); }
+
+    // What is read once need not push out what is in L2, least of all lines that were written: that
+    // costs writes beside the reads. But a long batch is read faster when it may have all of L2.
+    __device__ ptx::CachePolicy cache_policy() const {
+        return s.evict_first ? ptx::createpolicy_evict_first() : ptx::CachePolicy{};
+    }
+
+    __device__ OutputRows<typename C::T> output_rows(const WorkItem& item) const {
+        return {static_cast<typename C::T*>(p.out),
+                p.out_token_stride,
+                p.out_head_stride,
+                p.heads,
+                p.inverse_heads,
+                item.q_begin,
+                first_row(item),
+                rows(item)};
+    }
+
+    // What the output of a row with this sum is multiplied by at the end.
+    __device__ float inverse_of(float sum) const {
+        return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f;
+    }
+};
+
+// By a warp that has read a stage.
+template <uint32_t arrivals>
+__device__ __forceinline__ void free_stage(const Barrier<arrivals>& empty, int lane) {
+    if (lane == 0) empty.arrive();
+}
+
+}  // namespace mla::sm90::decode

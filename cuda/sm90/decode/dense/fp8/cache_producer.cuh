@@ -1,0 +1,78 @@
+// Copies KV tiles of e4m3 bytes by TMA, as stages become free.
+#pragma once
+
+#include "../page_walk.cuh"
+
+namespace mla::sm90::decode {
+
+// Warp 0.
+template <class C>
+struct Fp8CacheProducer {
+    using Ring_ = typename C::LatentRing;
+    using L = typename C::L;
+    using T = typename C::T;
+    static constexpr int N = C::N;
+
+    const Context<C>& c;
+    const KernelParams& p = c.p;
+    typename C::Control& s = c.s;
+
+    __device__ void prefetch_descriptors(const TensorMaps& maps, int lane) const {
+        if (lane == 0) ptx::prefetch_tensormap(&maps.cache);
+        if (lane == 1) ptx::prefetch_tensormap(&maps.cache_pairs);
+    }
+
+    __device__ void prefetch_kv_tile(const TensorMaps& maps, Place kv_tile) const {
+        const ptx::CachePolicy policy = ptx::createpolicy_evict_first();
+        if (c.rank == 0)
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache_pairs, policy, 0, kv_tile.token, 0,
+                                               kv_tile.page);
+        if (c.rank == C::kGroupCtas - 1)
+            ptx::cp_async_bulk_prefetch_tensor(&maps.cache, policy, kLatent, kv_tile.token,
+                                               kv_tile.page);
+    }
+
+    __device__ void run(const TensorMaps& maps, const Schedule& schedule,
+                        const WorkItem& first_item) const {
+        Ring_ ring;
+        PageWalk<C>{c}.for_each_kv_tile(
+            schedule, first_item,
+            [&](auto whole, bool, int tokens, const int (&page)[4], const int (&first)[4]) {
+                const ptx::CachePolicy policy = c.cache_policy();
+                const uint32_t full = s.latent_full[ring.slot].address(),
+                               slot = c.latent_stage(ring.slot), rope = slot + L::kLatentBytes;
+                s.latent_empty[ring.slot].wait(ring.phase ^ 1);
+                wait_for_copies_in_flight<L>(s, ring);
+                ptx::mbarrier_arrive_expect_tx(full, tokens * (kLatent + kRope));
+                if constexpr (whole.value) {
+                    ptx::cp_async_bulk_tensor(&maps.cache_pairs, slot, full, policy, 0, first[0], 0,
+                                              page[0]);
+                    ptx::cp_async_bulk_tensor(&maps.cache, rope, full, policy, kLatent, first[0],
+                                              page[0]);
+                } else {
+#pragma unroll 1
+                    for (int i = 0; i < 4; ++i) {
+                        if (i * 16 >= tokens) break;
+                        const int f = i == 0   ? first[0]
+                                      : i == 1 ? first[1]
+                                      : i == 2 ? first[2]
+                                               : first[3];
+                        const int z = i == 0   ? page[0]
+                                      : i == 1 ? page[1]
+                                      : i == 2 ? page[2]
+                                               : page[3];
+#pragma unroll 1
+                        for (int group = 0; group < 4; ++group)
+                            ptx::cp_async_bulk_tensor(&maps.cache_pairs,
+                                                      slot + group * L::kGroupBytes + i * 2048,
+                                                      full, policy, 0, f, group, z);
+                        ptx::cp_async_bulk_tensor(&maps.cache, rope + i * 1024, full, policy,
+                                                  kLatent, f, z);
+                    }
+                }
+                ring.advance(1);
+            });
+    }
+};
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,96 @@
+// The shared memory of a CTA that reads a cache of e4m3, which is converted after it has been read
+// from here.
+//
+//   [nine query panels][two probability stages][ring: stages of a whole KV tile][Control]
+//
+// A stage holds a KV tile: four groups of 128 latent values of 64 tokens, then the rope values.
+#pragma once
+
+#include "../shared_memory.cuh"
+
+namespace mla::sm90::decode {
+
+template <int N>
+struct Fp8Layout {
+    static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope);
+    static constexpr int kQueryPanels = 9;
+    static constexpr int kQueryPanelBytes = N * 128;
+    static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;
+    static constexpr int kGroupBytes = kTileTokens * 128, kLatentBytes = kTileTokens * kLatent;
+    static constexpr int kLatentStageBytes = kKvTileBytes;
+    static constexpr int kLatentStages = N == 64 ? 3 : N == 32 ? 4 : 5;
+    // With 32 rows the MMAs are what takes time, and tokens had better be there early; otherwise
+    // memory is faster with few requests at a time.
+    static constexpr int kStagesInFlight = N == 32 ? kLatentStages : 2;
+    // Warpgroups that take turns with the scores; with 64 rows there are no registers for a second.
+    static constexpr int kScoreGroups = N == 64 ? 1 : 2;
+    static constexpr int kProbabilityStages = 2, kProbabilityBytes = N * kTileTokens * 2;
+    static constexpr int kRingBytes = kLatentStages * kLatentStageBytes;
+
+    // Who reads the queue: warp 0, output, scores. Who writes stats: a thread per row.
+    struct Control : CommonControl<32 * (1 + 8) + 128 * kScoreGroups, N> {
+        // A KV tile: TMA; a lane of each output warp, as soon as it has read it.
+        Barrier<1> latent_full[kLatentStages];
+        Barrier<kOutputWarps> latent_empty[kLatentStages];
+        // A KV tile's probabilities: four lanes of each warp of its group; all of the output.
+        Barrier<16> scores_full[kProbabilityStages];
+        Barrier<kOutputThreads> scores_empty[kProbabilityStages];
+        // From the first group of the scores to the second, all of it, for each work item: its
+        // queries are there, and its own reads of the last item's sums are done. Back: its sums
+        // are, and it needs neither the queries nor the reference maxima any longer.
+        Barrier<128> queries_ready, sums_ready;
+        // From the group of a KV tile, all of it, to the other: what the tile raises has been
+        // decided. The other waits for each of them, so that it knows what was raised and that
+        // everybody has read what it raises next.
+        Barrier<128> decided[2];
+        // Of a KV tile whose tokens end before it does: all of its group, each for the zeros that
+        // it wrote behind them.
+        Barrier<128> tail_cleared[kProbabilityStages];
+        // What goes from the scores to the output with the probabilities.
+        int any_factor[kProbabilityStages];
+        alignas(16) float factor[kProbabilityStages][N];
+        // Row maximum (in units of log2) and sum of a finished work item, and what its output is
+        // multiplied by.
+        alignas(16) float maximum[N], sum[N], inverse[N];
+        // What each warp of the scores has to say: the maxima of a KV tile, and the sums of a work
+        // item. Each has its place, since one warp may have its sums while another still compares
+        // the maxima of the last KV tile.
+        alignas(16) float top_of_warp[4][N], sum_of_warp[4 * kScoreGroups][N];
+        // The reference maximum of each row, and what its last rise multiplies older sums by.
+        float reference[N], raised_by[N];
+        // The largest magnitude among the queries that each warp fetched, as bits of bf16.
+        uint32_t query_top[4];
+
+        __device__ void init(const KernelParams&) {
+#pragma unroll
+            for (int i = 0; i < kLatentStages; ++i) {
+                latent_full[i].init();
+                latent_empty[i].init();
+            }
+#pragma unroll
+            for (int i = 0; i < kProbabilityStages; ++i) {
+                scores_full[i].init();
+                scores_empty[i].init();
+                tail_cleared[i].init();
+            }
+            if constexpr (kScoreGroups == 2) {
+                queries_ready.init();
+                sums_ready.init();
+                decided[0].init();
+                decided[1].init();
+            }
+            this->init_common();
+            ptx::fence_mbarrier_init();
+        }
+    };
+
+    static constexpr int kProbabilityOffset = kQueryBytes;
+    static constexpr int kRingOffset = kProbabilityOffset + kProbabilityStages * kProbabilityBytes;
+    static constexpr int kControlOffset = kRingOffset + kRingBytes;
+    static constexpr int kBytes = kControlOffset + int(sizeof(Control));
+    static_assert(kRingOffset % 1024 == 0 && kLatentStageBytes % 1024 == 0,
+                  "a swizzled tile starts on 1024 bytes");
+    static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
+};
+
+}  // namespace mla::sm90::decode

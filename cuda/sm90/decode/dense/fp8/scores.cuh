@@ -1,0 +1,443 @@
+// Scores of query rows and cached tokens of e4m3, their softmax, and the probabilities.
+//
+// The cache stays as it is in shared memory, and each warp converts in registers what it multiplies
+// next: both products take the cache as the operand A, which may come from registers. e4m3 is exact
+// in f16, so the products are of f16 whatever the queries' type. Queries of bf16 are multiplied by
+// a power of two that brings the largest of a query tile below 2^15, which the scale of the scores
+// takes back: what f16 cannot hold of the others is less than 2^-39 of the largest, and f32 sums do
+// not hold that either.
+//
+// Which values of the summed dimension an instruction takes together is free, as long as both
+// operands agree. So a lane reads 16 bytes of a token at a time, and the queries are permuted to
+// fit: of 128 values, lane q of a quad has 32 q .. 32 q + 31, and instruction i takes values
+// 4 i .. 4 i + 3 of each lane.
+//
+// With 32 rows and fewer, two warpgroups take turns with the scores, KV tile by KV tile: one
+// computes products during the other's softmax. A tile's reference maxima follow from those of the
+// tile before, which the other group has. So a group decides what its tile raises when the other
+// has decided, and each sums for itself. The first fetches the queries and adds the sums up. Of a
+// work item of four KV tiles:
+//
+//   scores 0   [fetch Q][Q K0 ][decide 0, softmax 0][Q K2 ]   [decide 2, softmax 2]   [sums]
+//   scores 1            [Q K1 ]        [decide 1, softmax 1][Q K3 ]    [decide 3, softmax 3]
+//   output                                 [V0 P0 ] [V1 P1 ]      [V2 P2 ]    [V3 P3 ]
+//
+// KV tiles are counted through all work items. Even ones are the first group's and have the first
+// stage of the probabilities, odd ones the second's.
+//
+// The reference maximum lies 7 below a row's maximum, so that small probabilities keep their bits
+// in f16: they reach 2^7, and 2^15 before the reference is raised. Whether it has to be is decided
+// by all warps together, and only then are maxima compared between lanes and warps.
+#pragma once
+
+#include "../../../../common/softmax.cuh"
+#include "../../../../common/swizzle.cuh"
+#include "../../../../ptx/wgmma.cuh"
+#include "../context.cuh"
+
+namespace mla::sm90::decode {
+
+// The reference maximum of a row is this much below its true maximum when it is set, in units of
+// log2.
+constexpr float kHeadroom = 7.f;
+
+// Two warpgroups in turns, or one: S^T = K Q^T, softmax, P.
+template <class C>
+struct Fp8Scores {
+    using Ring_ = typename C::LatentRing;
+    using L = typename C::L;
+    using T = typename C::T;
+    static constexpr int N = C::N;
+
+    const Context<C>& c;
+    const KernelParams& p = c.p;
+    typename C::Control& s = c.s;
+
+    __device__ void run() {
+        const int group = C::kScoreGroups == 2 ? __shfl_sync(~0u, (threadIdx.x >> 7) - 1, 0) : 0;
+        const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31,
+                  quad = lane & 3;
+        // This lane's tokens are this one and the eighth after it; its columns 8 i + 2 quad and the
+        // next.
+        const int token = warp * 16 + (lane >> 2);
+        const uint32_t latent_from = swizzled<128>(token, 2 * quad);
+        const uint32_t rope_from = L::kLatentBytes + swizzled<64>(token, quad);
+        // A group's KV tiles are every second one, of all work items together.
+        Ring_ stages;
+        stages.advance(group);
+        uint32_t kv_tiles = 0;
+        ItemQueue queue;
+        for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
+            const WorkItem& item = *next;
+            const int begin = item.kv_tile_begin, end = item.kv_tile_end;
+            const int first = c.first_row(item);
+            const int no_mask_before = p.causal ? item.kv_len - item.q_len + 1 : item.kv_len;
+            if (group == 0) {
+                fetch_queries(item, thread);
+                if constexpr (C::kScoreGroups == 2) s.queries_ready.arrive();
+            } else {
+                s.queries_ready.wait(queue.items & 1);
+            }
+            const float scale = query_scale();
+            float maximum[N / 4], sum[N / 4];
+#pragma unroll
+            for (int i = 0; i < N / 4; ++i) {
+                maximum[i] = -INFINITY;
+                sum[i] = 0.f;
+            }
+            for (int kv_tile = begin + (C::kScoreGroups == 2 ? (kv_tiles ^ group) & 1 : 0);
+                 kv_tile < end; kv_tile += C::kScoreGroups) {
+                const uint32_t number = kv_tiles + kv_tile - begin;
+                float d[N / 2];
+                // Of five stages a group waits for every second use. The use before this one was
+                // five KV tiles ago, and over: the other group decided about a KV tile after that,
+                // the third one before this, which has been waited for.
+                s.latent_full[stages.slot].wait(stages.phase);
+                multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
+                if ((kv_tile + 1) * kTileTokens > no_mask_before) {
+                    const int column = kv_tile * kTileTokens + token;
+#pragma unroll
+                    for (int i = 0; i < N / 4; ++i) {
+                        const int row = first + 8 * (i >> 1) + 2 * quad + (i & 1);
+                        int limit = item.kv_len;
+                        if (p.causal)
+                            limit = min(limit, item.kv_len - item.q_len +
+                                                   token_of(row, p.inverse_heads) + 1);
+                        if (column >= limit) d[at_column(i)] = -INFINITY;
+                        if (column + 8 >= limit) d[at_column(i) + 2] = -INFINITY;
+                    }
+                }
+                // The stages of the probabilities take turns, as the groups do. The wait for one
+                // below is the group's own, for every use of it.
+                static_assert(L::kProbabilityStages == 2);
+                const int slot = number & 1;
+                if (kv_tile > begin) follow_the_other(maximum, sum, number - 1, quad);
+                bool raise = false;
+#pragma unroll
+                for (int i = 0; i < N / 4; ++i)
+                    raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale >
+                             maximum[i] + (kHeadroom + kLazyMaximum);
+                // All warps have read the KV tile's tokens, too.
+                raise = meet_any(group, raise);
+
+                s.scores_empty[slot].wait((number >> 1 & 1) ^ 1);
+                const int tokens = item.kv_len - kv_tile * kTileTokens;
+                if (tokens < kTileTokens) {
+                    clear_tail(c.latent_stage(stages.slot), tokens, thread);
+                    s.tail_cleared[slot].arrive();
+                }
+                if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
+                if (thread == 0) s.any_factor[slot] = raise;
+                if constexpr (C::kScoreGroups == 2) s.decided[group].arrive();
+#pragma unroll
+                for (int i = 0; i < N / 4; ++i) {
+                    const float offset = offset_of(maximum[i]);
+                    float &x = d[at_column(i)], &y = d[at_column(i) + 2];
+                    x = ptx::ex2_approx(fmaf(x, scale, -offset));
+                    y = ptx::ex2_approx(fmaf(y, scale, -offset));
+                    sum[i] += x + y;
+                }
+                store_probabilities(d, probabilities(slot), warp, lane);
+                ptx::fence_proxy_async();
+                __syncwarp();
+                // Those who write factors; for the others' probabilities, too.
+                if (lane < 4) s.scores_full[slot].arrive();
+                stages.advance(C::kScoreGroups);
+            }
+            kv_tiles += end - begin;
+            // The last KV tile's decision, too, is waited for: no phase is left out, and the sums
+            // are all relative to the same maxima.
+            if (begin < end && ((kv_tiles ^ group) & 1) == 0)
+                follow_the_other(maximum, sum, kv_tiles - 1, quad);
+
+            combine_columns(sum, &s.sum_of_warp[group * 4 + warp][2 * quad], lane,
+                            [](float x, float y) { return x + y; });
+            if (group == 1) {
+                s.sums_ready.arrive();
+                continue;
+            }
+            meet(0);
+            if constexpr (C::kScoreGroups == 2) s.sums_ready.wait(queue.items & 1);
+            s.stats_empty.wait((queue.items & 1) ^ 1);
+            if (thread < N) {
+                float total = 0.f;
+#pragma unroll
+                for (int i = 0; i < 4 * C::kScoreGroups; ++i) total += s.sum_of_warp[i][thread];
+                const float reference = s.reference[thread];
+                s.maximum[thread] = reference;
+                s.sum[thread] = total;
+                s.inverse[thread] = c.inverse_of(total);
+                if (item.splits == 1 && thread < c.rows(item))
+                    write_lse(p, first + thread, item.q_begin, log2_sum_exp2(reference, total));
+                s.stats_full.arrive();
+            }
+        }
+    }
+
+  private:
+    // One group of the scores. The numbers of barriers are constants of the instructions.
+    __device__ static void meet(int group) {
+        if (group == 0)
+            ScoresBarrier::sync();
+        else
+            SecondScoresBarrier::sync();
+    }
+
+    __device__ static bool meet_any(int group, bool own) {
+        return group == 0 ? ScoresBarrier::any(own) : SecondScoresBarrier::any(own);
+    }
+
+    __device__ uint32_t probabilities(int slot) const {
+        return c.base + L::kProbabilityOffset + slot * L::kProbabilityBytes;
+    }
+
+    // The larger of `top` and the magnitudes of two finite values of bf16, as bits.
+    __device__ static uint32_t raise_magnitude(uint32_t top, uint32_t two) {
+        const uint32_t low = two & 0x7fff, high = two >> 16 & 0x7fff, infinity = 0x7f80;
+        if (low < infinity) top = max(top, low);
+        if (high < infinity) top = max(top, high);
+        return top;
+    }
+
+    // Fetches the queries of a work item, as f16. Called by the first group of the scores, when all
+    // MMAs with the last work item's queries are done.
+    __device__ void fetch_queries(const WorkItem& item, int thread) const {
+        const int warp = thread >> 5, lane = thread & 31;
+        const int first = c.first_row(item), valid = c.rows(item);
+        if (thread < N) s.reference[thread] = -INFINITY;
+        // Two values at a time, to where the instructions look for them.
+#pragma unroll 1
+        for (int r = warp; r < N; r += 4) {
+            const int row = first + r, token = token_of(row, p.inverse_heads),
+                      head = row - token * p.heads;
+            const char* latent =
+                static_cast<const char*>(p.q_latent) +
+                ((item.q_begin + token) * p.q_latent_token_stride + head * p.q_latent_head_stride) *
+                    2 +
+                lane * 4;
+            const char* rope =
+                static_cast<const char*>(p.q_rope) +
+                ((item.q_begin + token) * p.q_rope_token_stride + head * p.q_rope_head_stride) * 2 +
+                lane * 4;
+            const uint32_t to = c.base + swizzled<128>(r, lane & 7);
+            const uint32_t latent_to = to + (lane >> 3 & 1) * L::kQueryPanelBytes + (lane >> 4) * 4;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                ptx::cp_async_4(latent_to + (i >> 1) * (2 * L::kQueryPanelBytes) + (i & 1) * 8,
+                                r < valid ? latent + i * 128 : p.q_latent, r < valid);
+            ptx::cp_async_4(to + 8 * L::kQueryPanelBytes + (lane >> 3) * 4,
+                            r < valid ? rope : p.q_rope, r < valid);
+        }
+        ptx::cp_async_wait_all();
+        if constexpr (kScaled) {
+            meet(0);
+            uint32_t top = 0;
+#pragma unroll 4
+            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+                const uint4 v = ptx::ld_shared_v4(c.base + i * 16);
+                top = raise_magnitude(
+                    raise_magnitude(raise_magnitude(raise_magnitude(top, v.x), v.y), v.z), v.w);
+            }
+            top = __reduce_max_sync(~0u, top);
+            if (lane == 0) s.query_top[warp] = top;
+            meet(0);
+            const float factor = __int_as_float((127 + query_shift()) << 23);
+#pragma unroll 4
+            for (int i = thread; i < L::kQueryBytes / 16; i += 128) {
+                const uint4 v = ptx::ld_shared_v4(c.base + i * 16);
+                ptx::st_shared_v4(c.base + i * 16,
+                                  make_uint4(scaled(v.x, factor), scaled(v.y, factor),
+                                             scaled(v.z, factor), scaled(v.w, factor)));
+            }
+        }
+        ptx::fence_proxy_async();
+        meet(0);
+    }
+
+    // The power of two that brings the largest query below 2^15; 2^100 for the smallest of all.
+    __device__ int query_shift() const {
+        const uint32_t top =
+            max(max(s.query_top[0], s.query_top[1]), max(s.query_top[2], s.query_top[3]));
+        return top == 0 ? 0 : min(127 + 14 - int(top >> 7), 100);
+    }
+
+    // What scores must be multiplied by, in units of log2, when the queries are there.
+    __device__ float query_scale() const {
+        if constexpr (kScaled) return p.scale_log2 * __int_as_float((127 - query_shift()) << 23);
+        return p.scale_log2;
+    }
+
+    // Two values of bf16, multiplied, as f16.
+    __device__ static uint32_t scaled(uint32_t two, float factor) {
+        return ptx::cvt_rn_x2<__half>(__uint_as_float(two << 16) * factor,
+                                      __uint_as_float(two & 0xffff0000) * factor);
+    }
+
+    // Waits until the other group of the scores has decided about its KV tile of this number, and
+    // takes over what that raised.
+    __device__ void follow_the_other(float (&maximum)[N / 4], float (&sum)[N / 4], uint32_t number,
+                                     int quad) const {
+        if constexpr (C::kScoreGroups == 2) {
+            s.decided[number & 1].wait(number >> 1 & 1);
+            if (s.any_factor[number & 1]) take_raised(maximum, sum, 2 * quad, nullptr);
+        }
+    }
+
+    // Takes over the reference maxima of this lane's columns, and multiplies their sums by what the
+    // last rise says; writes that to `factor`, too, unless it is null.
+    __device__ void take_raised(float (&maximum)[N / 4], float (&sum)[N / 4], int column,
+                                float* factor) const {
+#pragma unroll
+        for (int i = 0; i < N / 4; i += 2) {
+            const float2 by =
+                *reinterpret_cast<const float2*>(&s.raised_by[column + columns_before(i)]);
+            const float2 raised =
+                *reinterpret_cast<const float2*>(&s.reference[column + columns_before(i)]);
+            maximum[i] = raised.x;
+            maximum[i + 1] = raised.y;
+            sum[i] *= by.x;
+            sum[i + 1] *= by.y;
+            if (factor) *reinterpret_cast<float2*>(factor + columns_before(i)) = by;
+        }
+    }
+
+    // The first of the two accumulators that lie in a lane's i-th column; the other, of the eighth
+    // token after it, is two further.
+    __device__ static constexpr int at_column(int i) { return 4 * (i >> 1) + (i & 1); }
+
+    // d = K Q^T for a KV tile. A step takes 64 values: 16 bytes of each of the lane's two
+    // tokens.
+    __device__ void multiply(float (&d)[N / 2], uint32_t slot, uint32_t latent_from,
+                             uint32_t rope_from) const {
+        struct Words {
+            uint4 low, high;
+        };
+        const auto load = [&](int step) -> Words {
+            if (step == 8)
+                return {ptx::ld_shared_v4(slot + rope_from),
+                        ptx::ld_shared_v4(slot + rope_from + 512)};
+            const uint32_t from =
+                slot + (step >> 1) * L::kGroupBytes + (latent_from ^ ((step & 1) << 4));
+            return {ptx::ld_shared_v4(from), ptx::ld_shared_v4(from + 1024)};
+        };
+        // Each MMA's operand is converted while those before are in flight: a warp that issues
+        // one waits until they are nearly done.
+        constexpr int buffers = 3;
+        uint32_t a[buffers][4];
+        Words words = load(0);
+#pragma unroll
+        for (int step = 0; step < 9; ++step) {
+            Words following = words;
+            if (step < 8) following = load(step + 1);
+            const uint32_t low[4] = {words.low.x, words.low.y, words.low.z, words.low.w};
+            const uint32_t high[4] = {words.high.x, words.high.y, words.high.z, words.high.w};
+            const uint64_t b = ptx::wgmma_descriptor(c.base + step * L::kQueryPanelBytes);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int product = 4 * step + i;
+                if (product >= buffers) ptx::wgmma_wait_group<buffers - 1>();
+                uint32_t* own = a[product % buffers];
+                const uint2 l = ptx::cvt_f16x4_e4m3x4(low[i]), h = ptx::cvt_f16x4_e4m3x4(high[i]);
+                own[0] = l.x;
+                own[1] = h.x;
+                own[2] = l.y;
+                own[3] = h.y;
+                ptx::wgmma_fence();
+                ptx::WgmmaFromRegisters<__half, N>::run(d, own, b + 2 * i, product > 0);
+                ptx::wgmma_commit_group();
+            }
+            words = following;
+        }
+        ptx::wgmma_wait_group<0>();
+    }
+
+    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
+    // NaN.
+    __device__ void clear_tail(uint32_t slot, int tokens, int thread) const {
+#pragma unroll 1
+        for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
+#pragma unroll
+            for (int group = 0; group < 4; ++group)
+                ptx::st_shared_v4(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
+        }
+    }
+
+    // Combines what the eight lanes of the same columns have of them, and writes the results to
+    // where `to` has these columns. At each step two lanes slice the columns out; where there is
+    // one left, both have it.
+    template <int distance = 4, int count, typename Combine>
+    __device__ static void combine_columns(const float (&value)[count], float* to, int lane,
+                                           Combine combine) {
+        if constexpr (distance < 32) {
+            constexpr int kept = count > 1 ? count / 2 : 1;
+            const bool upper = count > 1 && lane & distance;
+            float some[kept];
+#pragma unroll
+            for (int i = 0; i < kept; ++i) {
+                const float sent = count == 1 || upper ? value[i] : value[i + count / 2];
+                some[i] = combine(upper ? value[i + count / 2] : value[i],
+                                  __shfl_xor_sync(~0u, sent, distance));
+            }
+            combine_columns<2 * distance>(some, upper ? to + columns_before(kept) : to, lane,
+                                          combine);
+        } else if constexpr (count == 2) {
+            *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
+        } else {
+            static_assert(count == 1 && N <= 32);
+            if (N == 32 || lane < 16) *to = value[0];
+        }
+    }
+
+    // How far the column of a lane's i-th value lies from that of its first.
+    __device__ static constexpr int columns_before(int i) { return 8 * (i >> 1) + (i & 1); }
+
+    // Raises the reference maxima of those rows whose scores demand it, and multiplies their sums
+    // by what the maxima rose. Called by all four warps of a group. A thread computes a row's, for
+    // all lanes.
+    __device__ void raise_maxima(const float (&d)[N / 2], float (&maximum)[N / 4],
+                                 float (&sum)[N / 4], float scale, int slot, int group, int warp,
+                                 int lane) const {
+        const int thread = warp * 32 + lane;
+        // Were it known to be what the output warpgroups have, too, it would be computed before the
+        // roles split, and spilled.
+        int column = 2 * (lane & 3);
+        asm volatile("" : "+r"(column));
+        float top[N / 4];
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) top[i] = fmaxf(d[at_column(i)], d[at_column(i) + 2]);
+        combine_columns(top, &s.top_of_warp[warp][column], lane,
+                        [](float x, float y) { return fmaxf(x, y); });
+        meet(group);
+        if (thread < N) {
+            const float x = fmaxf(s.top_of_warp[0][thread], s.top_of_warp[1][thread]),
+                        y = fmaxf(s.top_of_warp[2][thread], s.top_of_warp[3][thread]);
+            const float of_row = fmaxf(x, y) * scale;
+            const float reference = s.reference[thread];
+            const bool rises = of_row > reference + (kHeadroom + kLazyMaximum);
+            s.raised_by[thread] = rises ? ptx::ex2_approx(reference - (of_row - kHeadroom)) : 1.f;
+            if (rises) s.reference[thread] = of_row - kHeadroom;
+        }
+        meet(group);
+        // To the output, by those who then say that it is there.
+        take_raised(maximum, sum, column,
+                    warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
+    }
+
+    // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are
+    // tokens.
+    __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp,
+                                               int lane) {
+        const int row = (lane >> 4) * 8 + (lane & 7), chunk = 2 * warp + (lane >> 3 & 1);
+#pragma unroll
+        for (int i = 0; i < N / 16; ++i)
+            ptx::stmatrix_x4_trans(tile + swizzled<128>(16 * i + row, chunk),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i], d[8 * i + 1]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 2], d[8 * i + 3]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 4], d[8 * i + 5]),
+                                   ptx::cvt_rn_x2<__half>(d[8 * i + 6], d[8 * i + 7]));
+    }
+
+    static constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
+};
+
+}  // namespace mla::sm90::decode

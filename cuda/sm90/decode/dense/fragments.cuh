@@ -1,0 +1,201 @@
+// Output rows, and how what a thread holds of them lies in vectors of 16 bytes.
+//
+// What output threads have of a partial result travels as vectors of 16 bytes, each of two rows,
+// one group of rows after the other: so each has its place, and a slice is of few rows. How the
+// vectors of a group lie, and which rows are neighbours, depends on what the accumulators are:
+// transposed output, output by rows, or that of an e4m3 cache.
+#pragma once
+
+#include "../../../common/softmax.cuh"
+#include "params.cuh"
+#include "shared_memory.cuh"
+
+namespace mla::sm90::decode {
+
+// The query token of a row of a request. Exact, since a request has 1024 rows at most; a division
+// takes four times as many instructions.
+__device__ __forceinline__ int token_of(int row, float inverse_heads) {
+    return int((row + 0.5f) * inverse_heads);
+}
+
+// Writes output rows from accumulator fragments.
+template <typename T>
+struct OutputRows {
+    T* out;
+    int64_t token_stride, head_stride;
+    int heads;
+    float inverse_heads;
+    int q_begin;
+    // Rows of the request: this CTA's rows start at first_row and has `rows` of them.
+    int first_row, rows;
+
+    __device__ T* row(int r) const {
+        const int row = first_row + r, token = token_of(row, inverse_heads);
+        return out + (q_begin + token) * token_stride + (row - token * heads) * head_stride;
+    }
+
+    // Writes a float4 of output thread `thread`. Called by whole warps.
+    __device__ void write(T* row_pointer, bool valid, int thread, int tile, float4 v) const {
+        const int lane = thread & 31;
+        const int first =
+            (thread >> 7) * 64 + tile * 128 + ((thread >> 5) & 3) * 16 + 2 * (lane & 3);
+        const uint32_t low = ptx::movmatrix_trans(ptx::cvt_rn_x2<T>(v.x, v.y));
+        const uint32_t high = ptx::movmatrix_trans(ptx::cvt_rn_x2<T>(v.z, v.w));
+        if (valid) {
+            *reinterpret_cast<uint32_t*>(row_pointer + first) = low;
+            *reinterpret_cast<uint32_t*>(row_pointer + first + 8) = high;
+        }
+    }
+};
+
+// Writes the log-sum-exp of a row of the request, given in base 2.
+__device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_begin, float lse2) {
+    if (!p.lse) return;
+    const int token = token_of(row, p.inverse_heads);
+    constexpr float ln2 = 0.69314718055994531f;
+    p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
+}
+
+// The values of a vector: two neighbouring rows in turns, of two tiles of the output (or what takes
+// their place).
+constexpr int kVectorTiles = kVectorValues / 4;
+struct PackedVector {
+    float value[kVectorValues] = {};
+
+    PackedVector() = default;
+    __device__ explicit PackedVector(uint4 bits) {
+        const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+            value[2 * i] = two.x;
+            value[2 * i + 1] = two.y;
+        }
+    }
+
+    // Those of the i-th tile in it.
+    __device__ float4 tile(int i) const {
+        return make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
+    }
+
+    __device__ PackedVector times(float2 factors) const {
+        PackedVector product;
+#pragma unroll
+        for (int i = 0; i < kVectorValues; ++i)
+            product.value[i] = value[i] * (i & 1 ? factors.y : factors.x);
+        return product;
+    }
+
+    __device__ void add(const PackedVector& other, float2 factors) {
+#pragma unroll
+        for (int i = 0; i < kVectorValues; ++i)
+            value[i] = fmaf(other.value[i], i & 1 ? factors.y : factors.x, value[i]);
+    }
+};
+
+// Groups of eight rows as they lie in the tile.
+struct GroupsOfEight {
+    static constexpr int kGroupRows = 8;
+    // Which two rows of a group the vectors of an index are of: the first one is twice this.
+    __device__ static int rows_of(int index) { return index & 3; }
+    // Whether a vector of a group is the first one of its rows.
+    __device__ static bool begins_rows(int of_group) { return of_group < 4; }
+    // Where a row of the split lies in the tile.
+    __device__ static int row_of_tile(int row) { return row; }
+};
+
+// Vectors of the transposed output, row = latent value, column = query row: vector v of output
+// thread t (0..255) is at index v * 256 + t and holds what that thread has of two tiles and a group
+// of eight query rows, v = 2 * group + tile / 2. A float4 of it is of two neighbouring rows at one
+// latent value, and at the eighth value after it.
+struct TransposedFragments : GroupsOfEight {
+    // Where a lane writes of a group of rows.
+    template <typename T>
+    struct Place {
+        T* row;
+        bool valid;
+    };
+    template <typename T>
+    __device__ static Place<T> place(const OutputRows<T>& out, int group, int thread) {
+        // What a lane writes is of one row.
+        const int row = kGroupRows * group + (thread >> 2 & 7);
+        return {out.row(row), row < out.rows};
+    }
+    // Writes combined vector `vector` of an output thread's group. Called by a whole warp; `own`
+    // says whether the lane's is to be written.
+    template <typename T>
+    __device__ static void write(const OutputRows<T>& out, const Place<T>& to, int thread,
+                                 int vector, bool own, const PackedVector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i) {
+            // It comes from eight lanes that lie together.
+            const bool needed = __shfl_sync(~0u, own, 8 * (thread & 3));
+            out.write(to.row, needed && to.valid, thread, vector * kVectorTiles + i, v.tile(i));
+        }
+    }
+};
+
+// Where a thread writes vectors of two rows that it has two neighbouring latent values of at a
+// time.
+template <typename T>
+struct TwoRows {
+    T* rows[2];
+    bool valid[2];
+
+    __device__ TwoRows(const OutputRows<T>& out, int first, int second, int latent)
+        : rows{out.row(first) + latent, out.row(second) + latent},
+          valid{first < out.rows, second < out.rows} {}
+
+    __device__ void write(int latent, bool own, float4 v) const {
+        if (own && valid[0])
+            *reinterpret_cast<uint32_t*>(rows[0] + latent) = ptx::cvt_rn_x2<T>(v.x, v.z);
+        if (own && valid[1])
+            *reinterpret_cast<uint32_t*>(rows[1] + latent) = ptx::cvt_rn_x2<T>(v.y, v.w);
+    }
+};
+
+// Vectors of the output by rows. Of the sixteen query rows of a warp, vector v of thread t of
+// output warpgroup g is at index v / 4 * 256 + v % 4 * 64 + 32 * g + t % 32; a row and the eighth
+// after it are neighbours in the split. A float4 is of both rows at one latent value, and at the
+// next.
+struct RowFragments {
+    static constexpr int kGroupRows = 16;
+    __device__ static int rows_of(int index) { return index >> 2 & 7; }
+    __device__ static bool begins_rows(int of_group) {
+        return of_group < 32 && (of_group & 3) == 0;
+    }
+    __device__ static int row_of_tile(int row) {
+        return (row & ~15) | (row >> 1 & 7) | (row & 1) << 3;
+    }
+
+    template <typename T>
+    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+        const int row = kGroupRows * group + rows_of(thread);
+        return {out, row, row + 8, (thread & 32) * 2 + (thread >> 6) * 16 + 2 * (thread & 3)};
+    }
+    template <typename T>
+    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector,
+                                 bool own, const PackedVector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i) to.write(vector * 128 + i * 8, own, v.tile(i));
+    }
+};
+
+// Vectors of the output of an e4m3 cache: as those of the transposed output, but a float4 is of two
+// neighbouring rows at one latent value, and at the next.
+struct Fp8Fragments : GroupsOfEight {
+    template <typename T>
+    __device__ static TwoRows<T> place(const OutputRows<T>& out, int group, int thread) {
+        const int row = kGroupRows * group + 2 * rows_of(thread);
+        return {out, row, row + 1, (thread >> 5) * 64 + (thread >> 2 & 7) * 8};
+    }
+    template <typename T>
+    __device__ static void write(const OutputRows<T>&, const TwoRows<T>& to, int, int vector,
+                                 bool own, const PackedVector& v) {
+#pragma unroll
+        for (int i = 0; i < kVectorTiles; ++i)
+            to.write(2 * (vector * kVectorTiles + i), own, v.tile(i));
+    }
+};
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,116 @@
+// Dense absorbed MLA decode for Hopper: docs/kernels/decode.md.
+//
+// A CTA works on up to N query rows of one request. Its warps have roles, each in a file of its
+// own:
+//
+//   warp 0        CacheProducer   copies KV tiles by TMA          {plain,fp8}/cache_producer.cuh
+//   warp 1        QueryProducer   copies the query rows           {plain,fp8}/query_producer.cuh
+//   warp 2        WorkScheduler   hands out the work items        work_scheduler.cuh, schedule.cuh
+//   warp 3        Prologue        brings in the block table       prologue.cuh
+//   warpgroup 1   Scores          S = Q K^T, softmax, P           {plain,fp8}/scores.cuh
+//   the last two  Output          O += P V, combines the splits   {plain,fp8}/output.cuh, splits
+//
+// The Config decides which roles, and which cache format they read (config.cuh).
+#pragma once
+
+#include "config.cuh"
+#include "prologue.cuh"
+#include "work_scheduler.cuh"
+
+namespace mla::sm90::decode {
+
+// The warp of the scores that brings queries into L2, while there is nothing else to do. With 16
+// rows and fewer it has none itself.
+constexpr int kFetchingWarp = 5;
+// The length that every request has in the batch that is divided to warm up: several KV tiles, so
+// that query tiles are divided.
+constexpr int kWarmUpLength = 4096;
+
+template <class C>
+__global__ __launch_bounds__(C::kThreads,
+                             1) void decode_kernel(const __grid_constant__ KernelParams p,
+                                                   const __grid_constant__ TensorMaps maps) {
+    using L = typename C::L;
+    using StartBarrier = NamedBarrier<BarrierId::start, C::kThreads - 32>;
+    extern __shared__ __align__(1024) char shared[];
+    auto& s = *reinterpret_cast<typename C::Control*>(shared + L::kControlOffset);
+    const Context<C> context{p, ptx::shared_address(shared), s, int(blockIdx.x) % C::kGroupCtas,
+                             int(blockIdx.x) / C::kGroupCtas};
+    typename C::CacheProducer cache_producer{context};
+    typename C::QueryProducer query_producer{context};
+    const Prologue<C> prologue{context};
+
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    const bool warms_up = warp == 1;
+    Schedule schedule(p, warms_up ? &s.warm_up_length : s.lens, warms_up ? 0 : 1,
+                      C::N * C::kGroupCtas, context.group_id, gridDim.x / C::kGroupCtas);
+    // The next kernel of the stream may start where this one's CTAs have ended; and until the
+    // kernel before has ended, only shared memory and the launch's own parameters are touched.
+    // Behind the barrier two warps have waited for all.
+    ptx::griddepcontrol_launch_dependents();
+    if (warp == 2) {
+        ptx::griddepcontrol_wait();
+        prologue.fetch_lengths(lane);
+    } else if (warp == 0) {
+        if (lane == 0) s.init(p);
+    } else if (warp == 1) {
+        cache_producer.prefetch_descriptors(maps, lane);
+        query_producer.prefetch_descriptors(maps, lane);
+        // To warm up these are read, though no lengths are.
+        if (p.cu_q_lens) ptx::griddepcontrol_wait();
+        if (lane == 0) s.warm_up_length = kWarmUpLength;
+        __syncwarp();
+    } else if (warp == 3) {
+        ptx::griddepcontrol_wait();
+        prologue.fetch_table(lane);
+    }
+    // The warp that warms up begins at once.
+    if (!warms_up) StartBarrier::sync();
+    if (warp == 0) WarmUpBarrier::arrive();
+
+    // If the even share of the registers is enough, they stay as they are.
+    constexpr bool uneven = C::kLoadRegisters != 0;
+    const int warpgroup = warp >> 2;
+    if (warpgroup == 0) {
+        if constexpr (uneven) ptx::setmaxnreg_dec<C::kLoadRegisters>();
+        if (warp == 2) prologue.finish_lengths();
+        // Warps 0 and 2 divide the work, each for itself, so that the first copies need not wait
+        // for the queue. Warp 1, which waits for work items, divides another batch before: code is
+        // slow when it is run for the first time, and the lengths are still in flight. All three
+        // run the same code: `divide` and `next` are inlined once.
+        if (warp != 3) {
+            if (!warms_up) s.lengths_full.wait(0);
+            schedule.divide();
+            WorkScheduler<C> scheduler{context};
+            while (true) {
+                const WorkItem item = schedule.next();
+                if (warp == 0) {
+                    cache_producer.run(maps, schedule, item);
+                    break;
+                }
+                if (warms_up) {
+                    WarmUpBarrier::sync();
+                    query_producer.run(maps);
+                    break;
+                }
+                scheduler.publish(item);
+                if (item.request < 0) break;
+            }
+        } else {
+            const Place place = prologue.finish_table(schedule);
+            if (lane == 0 && place.page >= 0) cache_producer.prefetch_kv_tile(maps, place);
+        }
+    } else if (warpgroup <= C::kScoreGroups) {
+        if constexpr (uneven && C::kScoreRegisters > even_registers(C::kThreads))
+            ptx::setmaxnreg_inc<C::kScoreRegisters>();
+        else if constexpr (uneven)
+            ptx::setmaxnreg_dec<C::kScoreRegisters>();
+        if (warp == kFetchingWarp) prologue.prefetch_queries(lane);
+        typename C::Scores{context}.run();
+    } else {
+        if constexpr (uneven) ptx::setmaxnreg_inc<C::kOutputRegisters>();
+        typename C::Output{context}.run();
+    }
+}
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,114 @@
+// The shared memory of a CTA that reads a cache of bf16 or f16.
+//
+//   [query panels][latent ring: stages of 2 or 4 panels][rope ring: stages of 1 panel][Control]
+//
+// Of the nine query panels (N rows by 64 values) four or all lie here; the scores warpgroup holds
+// the others. A KV tile is eight latent panels and one of the rotary part. A rope panel is dead
+// once the scores are computed: the probabilities of its KV tile are written over it.
+//
+// The latent panels of a KV tile lie in the ring in the order of their values, which the output
+// warpgroups have in turns: so both finish a pair of panels at the same time, its stage is refilled
+// as early as possible, and what a copy reads of a token lies together.
+#pragma once
+
+#include "../shared_memory.cuh"
+
+namespace mla::sm90::decode {
+
+template <int N, bool by_rows>
+struct PlainLayout {
+    static constexpr int kKvTileBytes = kTileTokens * (kLatent + kRope) * 2;
+    static constexpr int kQueryPanelBytes = N * 128;
+    // By rows, every other one of the latent panels, so that reads of shared memory are spread
+    // evenly over a KV tile; the first one and every other from there, and the rope panel, are held
+    // in registers.
+    static constexpr int kQueryPanels = by_rows ? 4 : 9;
+    // Of the first panel here, and from panel to panel.
+    static constexpr int kFirstQueryValue = by_rows ? 64 : 0, kQueryValues = by_rows ? 128 : 64;
+    static constexpr int kQueryBytes = kQueryPanels * kQueryPanelBytes;
+    // Panels of a stage, which are copied and waited for together.
+    static constexpr int kStagePanels = by_rows ? 4 : 2;
+    static constexpr int kLatentStageBytes = kStagePanels * kPanelBytes;
+    // As many as there is room for.
+    static constexpr int kLatentStages = by_rows   ? 20 / kStagePanels
+                                         : N == 64 ? 8
+                                         : N == 32 ? 9
+                                                   : 11;
+    static constexpr int kRopeStages = N == 64 && !by_rows ? 2 : 3;
+    // Stages that copies may be in flight to at the same time: 64 KiB. More of them make memory
+    // slower, above all while it has to write lines back.
+    static constexpr int kStagesInFlight = by_rows ? kLatentStages : 4;
+    static constexpr int kRingBytes = kLatentStages * kLatentStageBytes + kRopeStages * kPanelBytes;
+    // The scores' rows: 16 to a warp, though there may be fewer.
+    static constexpr int kRows = N < 16 ? 16 : N;
+
+    // Who reads the queue: warps 0 and 1, scores, output. Who writes stats: a quarter of the lanes
+    // of each warp that has rows.
+    struct Control : CommonControl<32 * (1 + 1 + 4 + 8), kRows / 2> {
+        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
+        // which nobody waits for here, that lane alone. It is free: a lane of each output warp,
+        // behind its MMAs; after held queries two lanes of each scores warp.
+        Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
+        Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];
+        // A work item's queries: TMA, or the lanes of warp 1; all of the scores, behind the last
+        // MMAs.
+        Barrier<0> query_full;
+        Barrier<128> query_empty;
+        // Of the queries that are held: stages are free for them, but for the first ones, whose
+        // stages are free from the start (the lane that copies the cache); they are there (as
+        // query_full); they have been taken (all of the scores, when their reads have come back).
+        Barrier<1> held_query_empty;
+        Barrier<0> held_query_full;
+        Barrier<128> held_query_taken;
+        // What lies behind the last token of a work item has been cleared, if it ends within a KV
+        // tile: all of the scores, each for the zeros that it wrote.
+        Barrier<128> tail_cleared;
+        // Of a KV tile: the probabilities and factors are there (the lanes that write factors); all
+        // MMAs of its scores have been issued (lane 0 of each scores warp, by rows only).
+        Barrier<32> scores_full[kRopeStages];
+        Barrier<4> scores_issued[kRopeStages];
+        // What goes to the output with the probabilities: what the accumulators are multiplied by
+        // before a KV tile is added, and whether any of it is not 1, per warp.
+        alignas(16) int4 any_factor[kRopeStages];
+        float factor[kRopeStages][kRows];
+        // Row maximum (in units of log2) and sum of a finished work item, and what its output is
+        // multiplied by.
+        float maximum[kRows], sum[kRows], inverse[kRows];
+
+        __device__ void init(const KernelParams& p) {
+#pragma unroll
+            for (int i = 0; i < kLatentStages; ++i) {
+                latent_full[i].init();
+                latent_empty[i].init();
+            }
+#pragma unroll
+            for (int i = 0; i < kRopeStages; ++i) {
+                rope_full[i].init();
+                rope_empty[i].init();
+                scores_full[i].init();
+                if constexpr (by_rows) scores_issued[i].init();
+                any_factor[i] = make_int4(0, 0, 0, 0);
+            }
+            const uint32_t query_writers = p.even_query ? 1 : 32;
+            query_full.init(query_writers);
+            if constexpr (by_rows) {
+                held_query_full.init(query_writers);
+                held_query_empty.init();
+                held_query_taken.init();
+                tail_cleared.init();
+            }
+            query_empty.init();
+            this->init_common();
+            ptx::fence_mbarrier_init();
+        }
+    };
+
+    static constexpr int kRingOffset = kQueryBytes;
+    static constexpr int kControlOffset = kRingOffset + kRingBytes;
+    static constexpr int kBytes = kControlOffset + int(sizeof(Control));
+    // 1024 bytes at most are lost to alignment; the runtime places dynamic shared memory on 1024
+    // when nothing static stands before it.
+    static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
+};
+
+}  // namespace mla::sm90::decode

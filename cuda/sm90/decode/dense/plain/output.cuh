@@ -1,0 +1,96 @@
+// O += V^T P^T over the KV tiles of each work item, and what becomes of it.
+#pragma once
+
+#include "../splits.cuh"
+#include "held_queries.cuh"
+
+namespace mla::sm90::decode {
+
+// Two warpgroups, 256 latent values each.
+template <class C>
+struct PlainOutput {
+    using Sums = typename C::Sums;
+    using L = typename C::L;
+    using T = typename C::T;
+    static constexpr int N = C::N;
+
+    const Context<C>& c;
+    const KernelParams& p = c.p;
+    typename C::Control& s = c.s;
+
+    using LatentRing = typename C::LatentRing;
+    using RopeRing = typename C::RopeRing;
+
+    __device__ void run() {
+        const int thread = threadIdx.x - 256, group = __shfl_sync(~0u, thread >> 7, 0),
+                  lane = thread & 31;
+        Splits<C> splits{c};
+        LatentRing latent;
+        RopeRing rope, scored;
+        ItemQueue queue;
+        for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
+            const WorkItem& item = *next;
+            const int begin = item.kv_tile_begin, end = item.kv_tile_end;
+            Sums sums;
+            sums.clear();
+            if (begin < end) HeldQueries<C>::skip(latent, rope);
+#pragma unroll 1
+            for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
+                s.scores_full[scored.slot].wait(scored.phase);
+                const int4 any = s.any_factor[scored.slot];
+                if (kv_tile > begin) sums.rescale(s.factor[scored.slot], any, thread);
+                const uint32_t probabilities = c.rope_stage(rope.uniform().slot);
+                // The panels of a stage belong to both groups in turn.
+                LatentRing tile = latent.uniform(), done = tile;
+                const auto finish_step = [&](auto pending) {
+                    ptx::wgmma_wait_group<pending.value>();
+#pragma unroll
+                    for (int i = 0; i < C::kStepStages; ++i)
+                        free_stage(s.latent_empty[done.slot + i], lane);
+                    done.advance(C::kStepStages);
+                };
+#pragma unroll
+                for (int step = 0; step < Sums::kSteps; ++step) {
+                    if (C::kByRows && step == Sums::kSteps - 1) {
+                        // What is left is for the time of the next KV tile's softmax.
+                        finish_step(std::integral_constant<int, 0>());
+                        RopeRing next = scored;
+                        next.advance(1);
+                        // That of a work item's first KV tile is not waited for. But this one's
+                        // barrier has had its use before, since that KV tile's probabilities came,
+                        // and cannot have its next one, which needs a rope stage that is given back
+                        // below.
+                        if (kv_tile + 1 < end) s.scores_issued[next.slot].wait(next.phase);
+                    }
+#pragma unroll
+                    for (int i = 0; i < C::kStepStages; ++i)
+                        s.latent_full[tile.slot + i].wait(tile.phase);
+                    ptx::wgmma_fence();
+                    sums.add(step, probabilities, c.latent_stage(tile.slot) + group * kPanelBytes);
+                    ptx::wgmma_commit_group();
+                    tile.advance(C::kStepStages);
+                }
+                if constexpr (Sums::kSteps == 4) {
+                    finish_step(std::integral_constant<int, 3>());
+                    finish_step(std::integral_constant<int, 2>());
+                }
+                if constexpr (!C::kByRows) finish_step(std::integral_constant<int, 1>());
+                finish_step(std::integral_constant<int, 0>());
+                free_stage(s.rope_empty[rope.slot], lane);
+                latent.advance(C::kKvTileStages);
+                rope.advance(1);
+                scored.advance(1);
+            }
+            s.stats_full.wait(queue.items & 1);
+            if (item.splits == 1) {
+                sums.write(c.output_rows(item), s.inverse, thread);
+                s.stats_empty.arrive();
+            } else {
+                splits.store(item, sums, thread);
+            }
+        }
+        splits.combine(queue, thread);
+    }
+};
+
+}  // namespace mla::sm90::decode

@@ -1,0 +1,266 @@
+// Scores of query rows and cached tokens of bf16 or f16, their softmax, and the probabilities.
+#pragma once
+
+#include "../../../../common/softmax.cuh"
+#include "../../../../common/swizzle.cuh"
+#include "../../../../ptx/wgmma.cuh"
+#include "held_queries.cuh"
+
+namespace mla::sm90::decode {
+
+// One warpgroup: S = Q K^T, softmax, P.
+template <class C>
+struct PlainScores {
+    using L = typename C::L;
+    using T = typename C::T;
+    static constexpr int N = C::N;
+
+    const Context<C>& c;
+    const KernelParams& p = c.p;
+    typename C::Control& s = c.s;
+
+    using LatentRing = typename C::LatentRing;
+    using RopeRing = typename C::RopeRing;
+
+    __device__ void run() {
+        const int thread = threadIdx.x & 127, warp = thread >> 5, lane = thread & 31;
+        const bool has_rows = warp * 16 < N;
+        const int row0 = warp * 16 + (lane >> 2), row1 = row0 + 8;
+        LatentRing latent;
+        // `scored` counts KV tiles alone: where what the scores say of one lies. Held queries take
+        // stages of `rope`, too.
+        RopeRing rope, scored;
+        // Pieces whose queries have been held.
+        uint32_t held = 0;
+        ItemQueue queue;
+        for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
+            const WorkItem& item = *next;
+            const int begin = item.kv_tile_begin, end = item.kv_tile_end, kv_len = item.kv_len;
+            // Rows attend to the tokens before their limit.
+            const int first = c.first_row(item);
+            int limit0 = item.kv_len, limit1 = item.kv_len, no_mask_before = item.kv_len;
+            if (p.causal) {
+                limit0 = min(item.kv_len, item.kv_len - item.q_len +
+                                              token_of(first + row0, p.inverse_heads) + 1);
+                limit1 = min(item.kv_len, item.kv_len - item.q_len +
+                                              token_of(first + row1, p.inverse_heads) + 1);
+                no_mask_before = item.kv_len - item.q_len + 1;
+            }
+            float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
+            uint32_t query[C::kHeldPanels > 0 ? C::kHeldPanels : 1][16];
+            if constexpr (C::kHeldPanels > 0) {
+                if (begin < end) hold_queries(query, latent, rope, held++, warp, lane);
+            }
+            s.query_full.wait(queue.items & 1);
+            for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
+                float d[32];
+                LatentRing tile = latent.uniform();
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int panel = i % L::kStagePanels;
+                    if (panel == 0) s.latent_full[tile.slot].wait(tile.phase);
+                    multiply_panel(d, query, i, c.latent_stage(tile.slot) + panel * kPanelBytes,
+                                   i > 0);
+                    if (panel == L::kStagePanels - 1) tile.advance(1);
+                }
+                s.rope_full[rope.slot].wait(rope.phase);
+                multiply_panel(d, query, 8, c.rope_stage(rope.uniform().slot), 1);
+                ptx::wgmma_commit_group();
+                if (C::kByRows && lane == 0) s.scores_issued[scored.slot].arrive();
+                ptx::wgmma_wait_group<0>();
+                if (kv_tile + 1 == end) s.query_empty.arrive();
+
+                float factor0 = 1.f, factor1 = 1.f;
+                if (has_rows) {
+                    if ((kv_tile + 1) * kTileTokens > no_mask_before) {
+                        const int column = kv_tile * kTileTokens + 2 * (lane & 3);
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) {
+                            if (column + 8 * i >= limit0) d[4 * i] = -INFINITY;
+                            if (column + 8 * i + 1 >= limit0) d[4 * i + 1] = -INFINITY;
+                            if (column + 8 * i >= limit1) d[4 * i + 2] = -INFINITY;
+                            if (column + 8 * i + 1 >= limit1) d[4 * i + 3] = -INFINITY;
+                        }
+                    }
+                    const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
+                    factor0 = raise_lazily(max0, top0);
+                    factor1 = raise_lazily(max1, top1);
+                    exponentials(d, 0, max0, sum0, factor0);
+                    exponentials(d, 2, max1, sum1, factor1);
+                }
+                // What follows writes to tiles that the other warps' MMAs have to be done with.
+                ScoresBarrier::sync();
+                const int tokens = kv_len - kv_tile * kTileTokens;
+                if (tokens < kTileTokens) {
+                    clear_tail(latent, tokens, thread);
+                    if constexpr (C::kHeldPanels > 0) {
+                        // Behind the zeros of all, as for held queries.
+                        ScoresBarrier::sync();
+                        s.tail_cleared.arrive();
+                    }
+                }
+                // TMA waited for the same before it filled the stage.
+                s.rope_empty[rope.slot].wait(rope.phase ^ 1);
+                if (has_rows) {
+                    const bool any = __any_sync(
+                        ~0u, (factor0 != 1.f && row0 < N) || (factor1 != 1.f && row1 < N));
+                    if ((lane & 3) == 0) {
+                        s.factor[scored.slot][row0] = factor0;
+                        s.factor[scored.slot][row1] = factor1;
+                    }
+                    if (lane == 0) reinterpret_cast<int*>(&s.any_factor[scored.slot])[warp] = any;
+                    store_probabilities(d, c.rope_stage(rope.slot), warp, lane);
+                }
+                ptx::fence_proxy_async();
+                __syncwarp();
+                // Those who wrote factors; for the others' probabilities, too.
+                if ((lane & 3) == 0) s.scores_full[scored.slot].arrive();
+                latent.advance(C::kKvTileStages);
+                rope.advance(1);
+                scored.advance(1);
+            }
+            if (begin == end) s.query_empty.arrive();
+
+            s.stats_empty.wait((queue.items & 1) ^ 1);
+            if (has_rows) {
+                sum0 += __shfl_xor_sync(~0u, sum0, 1);
+                sum0 += __shfl_xor_sync(~0u, sum0, 2);
+                sum1 += __shfl_xor_sync(~0u, sum1, 1);
+                sum1 += __shfl_xor_sync(~0u, sum1, 2);
+                if ((lane & 3) == 0) {
+                    s.maximum[row0] = max0;
+                    s.maximum[row1] = max1;
+                    s.sum[row0] = sum0;
+                    s.sum[row1] = sum1;
+                    s.inverse[row0] = c.inverse_of(sum0);
+                    s.inverse[row1] = c.inverse_of(sum1);
+                    s.stats_full.arrive();
+                    if (item.splits == 1) {
+                        const int valid = c.rows(item);
+#pragma unroll 1
+                        for (int i = 0; i < 2; ++i) {
+                            const int row = i ? row1 : row0;
+                            if (row < valid)
+                                write_lse(p, first + row, item.q_begin,
+                                          log2_sum_exp2(i ? max1 : max0, i ? sum1 : sum0));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+  private:
+    // d += Q tile times K tile, transposed: 64 of the 576 summed values.
+    template <typename Queries>
+    __device__ void multiply_panel(float (&d)[32], const Queries& query, int query_tile,
+                                   uint32_t cache_tile, int accumulate) const {
+        const uint64_t b = ptx::wgmma_descriptor(cache_tile);
+        ptx::wgmma_fence();
+        // By rows, every other tile is in registers.
+        constexpr int stride = L::kQueryValues / 64;
+        if (query_tile % stride == L::kFirstQueryValue / 64) {
+            const uint64_t a =
+                ptx::wgmma_descriptor(c.base + query_tile / stride * L::kQueryPanelBytes);
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                ptx::Wgmma<T, 64, ptx::Major::K>::run(d, a + 2 * k, b + 2 * k,
+                                                      k > 0 ? 1 : accumulate);
+        } else if constexpr (C::kHeldPanels > 0) {
+            const uint32_t* a = query[query_tile / stride];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                ptx::WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k,
+                                                    k > 0 ? 1 : accumulate);
+        }
+    }
+
+    // Takes the queries to be held from the rings, as operands of MMAs.
+    template <typename Queries>
+    __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
+                                 int warp, int lane) const {
+        s.held_query_full.wait(held & 1);
+        const int row = warp * 16 + (lane & 15);
+#pragma unroll
+        for (int t = 0; t < C::kHeldPanels; ++t)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                ptx::ldmatrix_x4(*reinterpret_cast<uint32_t (*)[4]>(&query[t][4 * k]),
+                                 HeldQueries<C>::panel(c, t, latent, rope) +
+                                     swizzled<128>(row, 2 * k + (lane >> 4)));
+        // TMA is going to write where these lanes have read. The arrivals do not wait
+        // for what was read to come; the fence does, and behind the barrier of the warpgroup that
+        // holds for all (docs/kernels/decode.md, "Correctness").
+        ptx::fence_proxy_async();
+        ScoresBarrier::sync();
+        s.held_query_taken.arrive();
+        __syncwarp();
+        // Instead of the eight warps that free a KV tile's stages.
+        if (lane < 2) {
+            s.rope_empty[rope.slot].arrive();
+#pragma unroll
+            for (int i = 0; i < C::kHeldStages; ++i) s.latent_empty[latent.slot + i].arrive();
+        }
+        HeldQueries<C>::skip(latent, rope);
+    }
+
+    // Zeroes the latent values of tokens past the end: there may be anything there, and 0 * NaN is
+    // NaN.
+    __device__ void clear_tail(LatentRing tile, int tokens, int thread) const {
+        for (int t = 0; t < 8 / L::kStagePanels; ++t) {
+            const uint32_t slot = c.latent_stage(tile.slot);
+            for (int i = tokens * 8 + thread; i < kTileTokens * 8; i += 128) {
+#pragma unroll
+                for (int j = 0; j < L::kStagePanels; ++j)
+                    ptx::st_shared_v4(slot + j * kPanelBytes + i * 16, make_uint4(0, 0, 0, 0));
+            }
+            tile.advance(1);
+        }
+    }
+
+    // Maximum of a row's 64 scores, in units of log2.
+    __device__ float row_maximum(const float (&d)[32], int first) const {
+        float m = fmaxf(d[first], d[first + 1]), n = fmaxf(d[first + 4], d[first + 5]);
+#pragma unroll
+        for (int i = 2; i < 8; i += 2) {
+            m = fmaxf(m, fmaxf(d[4 * i + first], d[4 * i + first + 1]));
+            n = fmaxf(n, fmaxf(d[4 * i + 4 + first], d[4 * i + 5 + first]));
+        }
+        m = fmaxf(m, n);
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+        return fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
+    }
+
+    __device__ void exponentials(float (&d)[32], int first, float maximum, float& sum,
+                                 float factor) const {
+        const float offset = offset_of(maximum);
+        float total[2] = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                float& x = d[4 * i + first + j];
+                x = ptx::ex2_approx(fmaf(x, p.scale_log2, -offset));
+                total[j] += x;
+            }
+        }
+        sum = fmaf(sum, factor, total[0] + total[1]);
+    }
+
+    // Writes P as a K-major tile: row = query row, 64 tokens.
+    __device__ static void store_probabilities(const float (&d)[32], uint32_t tile, int warp,
+                                               int lane) {
+        const int row = warp * 16 + (lane & 15);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const int chunk = i + (lane >> 4);
+            ptx::stmatrix_x4(tile + swizzled<128>(row, chunk),
+                             ptx::cvt_rn_x2<T>(d[4 * i], d[4 * i + 1]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 2], d[4 * i + 3]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 4], d[4 * i + 5]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 6], d[4 * i + 7]));
+        }
+    }
+};
+
+}  // namespace mla::sm90::decode

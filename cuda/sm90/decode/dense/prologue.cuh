@@ -1,0 +1,96 @@
+// What happens before the work is divided: the lengths and the block table arrive, and the first KV
+// tile and the queries are brought into L2.
+#pragma once
+
+#include "context.cuh"
+
+namespace mla::sm90::decode {
+
+// Warps 2 and 3 while the lengths are in flight, and one warp of the scores.
+template <class C>
+struct Prologue {
+    using L = typename C::L;
+    using T = typename C::T;
+    static constexpr int N = C::N;
+
+    const Context<C>& c;
+    const KernelParams& p = c.p;
+    typename C::Control& s = c.s;
+
+    // Asks for the lengths.
+    __device__ void fetch_lengths(int lane) const {
+#pragma unroll 1
+        for (int i = lane; i < p.requests; i += 32)
+            ptx::cp_async_4(ptx::shared_address(s.lens + i), p.kv_lens + i);
+    }
+    // Says that they are there.
+    __device__ void finish_lengths() const {
+        ptx::cp_async_wait_all();
+        s.lengths_full.arrive();
+    }
+
+    __device__ void fetch_table(int lane) const {
+        const int64_t entries = p.block_table_entries;
+        if (c.table_is_small()) {
+            if ((reinterpret_cast<uintptr_t>(p.block_table) & 15) == 0 && (entries & 3) == 0) {
+#pragma unroll 1
+                for (int i = lane * 4; i < entries; i += 128)
+                    ptx::cp_async_16(c.table_copy() + i * 4, p.block_table + i, true);
+            } else {
+#pragma unroll 1
+                for (int i = lane; i < entries; i += 32)
+                    ptx::cp_async_4(c.table_copy() + i * 4, p.block_table + i);
+            }
+        } else {
+            const int64_t entry = (int64_t(blockIdx.x) * 32 + lane) * 32;
+            if (entry < entries) ptx::prefetch_global_l2(p.block_table + entry);
+        }
+    }
+
+    // Waits for the copy of the table. Returns where the KV tile lies that this CTA
+    // probably begins with; page -1 where that is not known or where its tokens do not lie
+    // together.
+    __device__ Place finish_table(const Schedule& schedule) const {
+        ptx::cp_async_wait_all();
+        __syncwarp();
+        s.lengths_full.wait(0);
+        const Start start = schedule.likely_start();
+        Place place = {-1, 0};
+        if (p.run == kTileTokens && start.request >= 0) {
+            // Of a request without tokens the entry may be anything; what is no page of the cache
+            // TMA leaves out.
+            const int token = start.kv_tile * kTileTokens, page = c.page_of(token);
+            const int64_t entry = start.request * p.block_table_stride + page;
+            if (entry < p.block_table_entries)
+                place = {c.table_is_small() ? ptx::ld_shared_s32(c.table_copy() + int(entry) * 4)
+                                            : p.block_table[entry],
+                         token - page * p.page_size};
+        }
+        // From then on the copy may be overwritten.
+        __syncwarp();
+        s.table_full.arrive();
+        return place;
+    }
+
+    // Brings the queries of a small batch into L2, each CTA some of them, `most` rows at most:
+    // TMA asks for them only when there are work items, and in many CTAs at the same
+    // time.
+    __device__ void prefetch_queries(int lane) const {
+        constexpr int most = 32, lines = (kLatent + kRope) * 2 / 128;
+        const int rows = p.requests * p.query_len * p.heads,
+                  own = unsigned(rows + gridDim.x - 1) / gridDim.x;
+        if (!p.even_query || p.cu_q_lens || own > most) return;
+#pragma unroll 1
+        for (int i = lane; i < own * lines; i += 32) {
+            const int of_block = unsigned(i) / lines, line = i - of_block * lines,
+                      row = blockIdx.x * own + of_block;
+            const char* latent =
+                static_cast<const char*>(p.q_latent) + row * p.q_latent_head_stride * 2;
+            const char* rope = static_cast<const char*>(p.q_rope) + row * p.q_rope_head_stride * 2;
+            if (row < rows) ptx::prefetch_global_l2(line < lines - 1 ? latent + line * 128 : rope);
+        }
+        __syncwarp();
+    }
+};
+
+}  // namespace mla::sm90::decode

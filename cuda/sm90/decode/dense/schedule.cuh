@@ -1,0 +1,431 @@
+// Which work items each CTA group does, derived on the device from the lengths alone. A group is
+// one CTA, or two neighbouring ones that do different rows of the same query tile.
+//
+// A query tile is up to N rows for each CTA of a group, of one request (rows count query tokens and
+// heads together). Its cost is its number of KV tiles (at least one) plus a constant. There are two
+// ways to divide query tiles among groups:
+//
+//   in line   All query tiles of all requests, in order, form one line of cost units, which is
+//             divided into equal ranges, one per group. A group walks its range tile by tile; a
+//             tile that a boundary crosses is done in splits, which are combined afterwards.
+//   apart     No group has work of two query tiles. If there are more tiles than groups, and all
+//             have the same cost, they are dealt out whole. If there are at least as many groups as
+//             tiles, each tile has groups of its own: one, or as many as it takes for no split to
+//             have more than a certain number of KV tiles, and these are divided equally among
+//             them. That number is the smallest for which the groups suffice.
+//
+// Apart is preferred unless it takes noticeably longer: it makes fewer splits, and no second items.
+//
+// Two warps of every CTA do this, each for itself: the one that copies the cache, which then
+// begins, and one that hands the items to the others through a queue in shared memory. A third one
+// divides another batch before the lengths are there, since instructions are slow to come the first
+// time. On the host one thread does the same (mla_decode_sm90_work_items), so that it can be
+// tested.
+#pragma once
+
+#include "params.cuh"
+
+namespace mla::sm90::decode {
+
+struct WorkItem {
+    // -1: there are no more.
+    int request;
+    // Row of the request's first row in this tile (for the whole CTA group).
+    int first_row;
+    int q_len, q_begin, kv_len;
+    // Blocks of this split of the tile.
+    int kv_tile_begin, kv_tile_end;
+    // This is split `split` of `splits`; split i was given to CTA group first_team + i.
+    int split, splits, first_group;
+    // How many CTA groups split_size in combining the tile, those that have no work item after it:
+    // their splits are the first ones.
+    int16_t combiners;
+    // The CTA group has no work item after this one.
+    bool last;
+};
+
+// A KV tile of a request.
+struct Start {
+    int request, kv_tile;
+};
+
+#ifdef __CUDA_ARCH__
+// What the lanes of a warp do together.
+struct Lanes {
+    static constexpr int kCount = 32;
+    __device__ static int own() { return threadIdx.x & 31; }
+    __device__ static int lowest(int x) { return __reduce_min_sync(~0u, x); }
+    __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
+    __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
+    __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+    __device__ static int last(int x) { return of(x, kCount - 1); }
+    __device__ static bool all(bool own) { return __all_sync(~0u, own); }
+    // The first lane that says so; 0 where none does.
+    __device__ static int first(bool own) {
+        const unsigned lanes = __ballot_sync(~0u, own);
+        return lanes ? __ffs(lanes) - 1 : 0;
+    }
+    // The sum of the lanes up to this one.
+    __device__ static int running_sum(int x) {
+#pragma unroll
+        for (int d = 1; d < kCount; d *= 2) {
+            const int other = __shfl_up_sync(~0u, x, d);
+            if (own() >= d) x += other;
+        }
+        return x;
+    }
+    // f(a) and f(b), by two lanes at the same time.
+    template <typename F>
+    __device__ static int2 both(F f, int a, int b) {
+        const int x = f(own() == 0 ? a : b);
+        return make_int2(__shfl_sync(~0u, x, 0), __shfl_sync(~0u, x, 1));
+    }
+};
+#else
+// A single lane.
+struct Lanes {
+    static constexpr int kCount = 1;
+    static int own() { return 0; }
+    static int lowest(int x) { return x; }
+    static int highest(int x) { return x; }
+    static int sum(int x) { return x; }
+    static int of(int x, int) { return x; }
+    static int last(int x) { return x; }
+    static bool all(bool own) { return own; }
+    static int first(bool) { return 0; }
+    static int running_sum(int x) { return x; }
+    template <typename F>
+    static int2 both(F f, int a, int b) {
+        return make_int2(f(a), f(b));
+    }
+};
+#endif
+
+// Its functions are called by one whole warp, or on the host.
+class Schedule {
+  public:
+    // `lens`: the lengths of all requests, once they are there, one after the other or, if
+    // `lens_step` is 0, all in the same place.
+    __host__ __device__ Schedule(const KernelParams& p, const int* lens, int lens_step,
+                                 int tile_rows, int group_id, int groups)
+        : p_(p),
+          lens_(lens),
+          lens_step_(lens_step),
+          tile_rows_(tile_rows),
+          group_(group_id),
+          groups_(groups) {}
+
+    // Divides the batch among the CTA groups.
+    __host__ __device__ void divide() {
+        if (divide_uniform()) return;
+        const int requests = p_.requests;
+        // Each lane has neighbouring requests.
+        const int own = unsigned(requests + Lanes::kCount - 1) / unsigned(Lanes::kCount),
+                  first = Lanes::own() * own;
+        const int last = first + own < requests ? first + own : requests;
+        int tiles = 0, low = INT32_MAX, high = 0;
+        split_size_ = splits_ = 0;
+        total_ = 0;
+#pragma unroll 1
+        for (int request = first; request < last; ++request) {
+            const int of_request = tiles_of(request), cost = cost_of(request);
+            if (of_request > 0) {
+                tiles += of_request;
+                total_ += of_request * cost;
+                low = low < cost ? low : cost;
+                high = high > cost ? high : cost;
+            }
+        }
+        low = Lanes::lowest(low);
+        high = Lanes::highest(high);
+        tiles = Lanes::sum(tiles);
+        total_ = Lanes::sum(total_);
+        kv_tiles_ = total_ - tiles * p_.tile_cost;
+        step_ = unsigned(total_) / unsigned(groups_);
+        longer_ = total_ - step_ * groups_;
+        if (tiles > 0 && tiles <= groups_) {
+            // Whole, if that will do.
+            const int longest = high - p_.tile_cost;
+            const int split_size = worth(high) ? longest : smallest_split_size(tiles, low, high);
+            if (worth(split_size + p_.tile_cost)) {
+                split_size_ = split_size;
+                if (split_size == longest || low == high) splits_ = splits_of(longest, split_size);
+            }
+        } else if (tiles > 0 && low == high) {
+            const int whole = unsigned(tiles + groups_ - 1) / unsigned(groups_) * high;
+            if (worth(whole)) {
+                step_ = whole;
+                longer_ = 0;
+            }
+        }
+        int units = 0;
+#pragma unroll 1
+        for (int request = first; request < last; ++request) units += units_of(request);
+        const int sum = Lanes::running_sum(units);
+        total_ = Lanes::last(sum);
+        begin_at_boundary();
+        // The first lane whose requests end after the position has it among them.
+        const int lane = Lanes::first(sum > position_);
+        request_ = Lanes::of(first, lane);
+        begins_ = Lanes::of(sum - units, lane);
+        ends_ = begins_ + units_of(request_);
+    }
+
+#ifdef __CUDACC__
+    // Where the CTA group begins if all requests have as many KV tiles, found in a fraction of the
+    // time that `divide` takes. Otherwise some KV tile of the batch; a negative request where there
+    // is none.
+    __device__ Start likely_start() const {
+        const Estimate& g = p_.estimate;
+        const Start none = {-1, 0};
+        // Exact for quotients that a float holds.
+        if (g.groups_of_tile == 0) {
+            const int tile = group_ * g.tiles_of_group;
+            return tile < g.tiles ? Start{int((tile + 0.5f) * g.inverse_tiles_of_request), 0}
+                                  : none;
+        }
+        // As if the first request were like all others.
+        const int kv_tiles = kv_tiles_of(0);
+        const Cut cut = cut_of(kv_tiles);
+        const int tile = int((group_ + 0.5f) * cut.inverse_splits),
+                  split = group_ - tile * cut.splits;
+        const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
+        if (kv_tiles == 0 || tile >= g.tiles) return none;
+        return {request, begin_of_split(kv_tiles_of(request), split, cut.inverse_splits)};
+    }
+#endif
+
+    // KV tiles of all query tiles of the batch.
+    __host__ __device__ int kv_tiles() const { return kv_tiles_; }
+
+    // The next work item of this CTA group's range; its request is -1 at the end.
+    __host__ __device__ WorkItem next() {
+        WorkItem item;
+        while (position_ < end_) {
+            while (ends_ <= position_) {
+                begins_ = ends_;
+                ends_ += units_of(++request_);
+            }
+            const int kv_tiles = kv_tiles_of(request_);
+            const int offset = position_ - begins_;
+            item.request = request_;
+            item.q_len = query_len(request_);
+            item.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request_] : request_ * p_.query_len;
+            item.kv_len = lens_[request_ * lens_step_];
+            if (split_size_ > 0) {
+                const int splits = splits_of(request_),
+                          tile = offset < splits ? 0 : unsigned(offset) / unsigned(splits);
+                item.first_row = tile * tile_rows_;
+                item.split = offset - tile * splits;
+                item.splits = splits;
+                item.combiners = int16_t(splits);
+                item.first_group = group_ - item.split;
+                item.kv_tile_begin = 0;
+                item.kv_tile_end = kv_tiles;
+                if (splits > 1) {
+                    const float inverse = inverse_of(splits);
+                    item.kv_tile_begin = begin_of_split(kv_tiles, item.split, inverse);
+                    if (item.split + 1 < splits)
+                        item.kv_tile_end = begin_of_split(kv_tiles, item.split + 1, inverse);
+                }
+                item.last = true;
+                position_ = end_;
+                return item;
+            }
+            const int cost = cost_of(request_), idle = cost - kv_tiles;
+            const int tile = offset < cost ? 0 : unsigned(offset) / unsigned(cost);
+            const int tile_begin = begins_ + tile * cost, tile_end = tile_begin + cost;
+            const int stop = end_ < tile_end ? end_ : tile_end;
+            const int begin = position_ - tile_begin - idle, finish = stop - tile_begin - idle;
+            const bool empty = kv_tiles == 0 && position_ == tile_begin;
+            position_ = stop;
+            if (finish <= 0 && !empty) continue;
+            item.first_row = tile * tile_rows_;
+            item.kv_tile_begin = begin > 0 ? begin : 0;
+            item.kv_tile_end = finish > 0 ? finish : 0;
+            const int2 group_id = Lanes::both([&](int unit) { return group_of(unit); },
+                                              tile_begin + idle, tile_end - 1);
+            item.first_group = empty ? group_ : group_id.x;
+            item.splits = empty ? 1 : group_id.y - group_id.x + 1;
+            item.split = group_ - item.first_group;
+            item.last = position_ >= end_;
+            // Every split but the last one ends where its CTA group's range ends.
+            item.combiners =
+                int16_t(item.splits - (boundary(item.first_group + item.splits) != tile_end));
+            return item;
+        }
+        item.request = -1;
+        return item;
+    }
+
+  private:
+    __host__ __device__ int query_len(int request) const {
+        return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
+    }
+    __host__ __device__ int tiles_of(int request) const {
+        return unsigned(query_len(request) * p_.heads + tile_rows_ - 1) / unsigned(tile_rows_);
+    }
+    __host__ __device__ int kv_tiles_of(int request) const {
+        return (lens_[request * lens_step_] + kTileTokens - 1) / kTileTokens;
+    }
+    __host__ __device__ int cost_of(int request) const {
+        const int kv_tiles = kv_tiles_of(request);
+        return (kv_tiles > 0 ? kv_tiles : 1) + p_.tile_cost;
+    }
+    // Into how many splits a tile of so many KV tiles is cut so that none has more than
+    // `split_size`.
+    __host__ __device__ static int splits_of(int kv_tiles, int split_size) {
+        return kv_tiles <= split_size ? 1
+                                      : unsigned(kv_tiles + split_size - 1) / unsigned(split_size);
+    }
+    // Where a split but the first one begins: in order, and none is empty, though of a very long
+    // tile some may be a KV tile longer than others.
+    __host__ __device__ static int begin_of_split(int kv_tiles, int split, float inverse_splits) {
+        return int((float(kv_tiles) * split + 0.5f) * inverse_splits);
+    }
+    __host__ __device__ int splits_of(int request) const {
+        return splits_ > 0 ? splits_ : splits_of(kv_tiles_of(request), split_size_);
+    }
+    // How much of the line a request's tiles take: their cost, or, apart, as many CTA groups as
+    // they have splits.
+    __host__ __device__ int units_of(int request) const {
+        return tiles_of(request) * (split_size_ > 0 ? splits_of(request) : cost_of(request));
+    }
+
+    // How a tile of so many KV tiles is cut among the CTA groups that it has of its own.
+    struct Cut {
+        int split_size, splits;
+        float inverse_splits;
+    };
+    __host__ __device__ Cut cut_of(int kv_tiles) const {
+        const Estimate& g = p_.estimate;
+        const int split_size = int((kv_tiles + g.groups_of_tile - 0.5f) * g.inverse_groups_of_tile);
+        const int splits = int((kv_tiles + split_size - 0.5f) * inverse_of(split_size));
+        return {split_size, splits, inverse_of(splits)};
+    }
+
+    // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept
+    // apart and have CTA groups of their own. Says whether that is so. A single tile is always cut,
+    // unless it has hardly more KV tiles than a combine takes time.
+    __host__ __device__ bool divide_uniform() {
+        const Estimate& g = p_.estimate;
+        const int kv_tiles = kv_tiles_of(0);
+        // Up to there, the quotients below are exact.
+        bool uniform = g.groups_of_tile > 0 && kv_tiles > 0 && kv_tiles < 1 << 18;
+#pragma unroll 1
+        for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
+            uniform = uniform && kv_tiles_of(request) == kv_tiles &&
+                      (!p_.cu_q_lens || tiles_of(request) == g.tiles_of_request);
+        if (!Lanes::all(uniform)) return false;
+        const int cost = kv_tiles + p_.tile_cost;
+        step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_groups) : 0;
+        Cut cut = {kv_tiles, 1, 1.f};
+        if (!worth(cost)) {
+            cut = cut_of(kv_tiles);
+            if (g.tiles > 1 && !worth(cut.split_size + p_.tile_cost)) return false;
+        }
+        split_size_ = cut.split_size;
+        splits_ = cut.splits;
+        kv_tiles_ = g.tiles * kv_tiles;
+        total_ = g.tiles * splits_;
+        begin_at_boundary();
+        const int of_request = g.tiles_of_request * splits_;
+        request_ = int((group_ + 0.5f) * cut.inverse_splits * g.inverse_tiles_of_request);
+        begins_ = request_ * of_request;
+        ends_ = begins_ + of_request;
+        return true;
+    }
+
+    // Of a small number, which quotients that are rounded down allow not to be exact.
+    __host__ __device__ static float inverse_of(int x) {
+#ifdef __CUDA_ARCH__
+        return __fdividef(1.f, float(x));
+#else
+        return 1.f / float(x);
+#endif
+    }
+
+    __host__ __device__ void begin_at_boundary() {
+        if (split_size_ > 0) {
+            // The line is one of CTA groups.
+            step_ = 1;
+            longer_ = 0;
+        }
+        position_ = boundary(group_);
+        end_ = boundary(group_ + 1);
+    }
+
+    // The smallest number of KV tiles for which the CTA groups suffice when no split has more.
+    // `low` and `high` bound the tiles' costs.
+    __host__ __device__ int smallest_split_size(int tiles, int low, int high) const {
+        const int longest = high - p_.tile_cost;
+        if (low == high) {
+            const int splits = unsigned(groups_) / unsigned(tiles);
+            return unsigned(longest + splits - 1) / unsigned(splits);
+        }
+        // No fewer CTA groups than that many KV tiles need; and splits that fill their split_size
+        // but for one of each tile are enough.
+        int least = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
+        int most = longest;
+        if (tiles < groups_) {
+            const int enough =
+                unsigned(kv_tiles_ + groups_ - tiles - 1) / unsigned(groups_ - tiles);
+            most = most < enough ? most : enough;
+        }
+#pragma unroll 1
+        while (least < most) {
+            const int split_size = (least + most) / 2;
+            int needed = 0;
+#pragma unroll 1
+            for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount)
+                needed += tiles_of(request) * splits_of(kv_tiles_of(request), split_size);
+            if (Lanes::sum(needed) <= groups_)
+                most = split_size;
+            else
+                least = split_size + 1;
+        }
+        return least;
+    }
+
+    // Whether to keep tiles apart when the longest CTA group then has `cost`. Cut in line, all have
+    // step_, and at the end splits are written and combined, for as long as three to six KV tiles
+    // take. Up to 64 rows, a KV tile also takes less time while some SMs leave the memory to the
+    // others, with 64 rows not by as much.
+    __host__ __device__ bool worth(int cost) const {
+        // 17/16 of a step and 6 KV tiles; 4/3 and 2 2/3; 5/3 and 5 1/3.
+        if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 96;
+        return cost * 3 <= (tile_rows_ > 32 ? step_ * 4 + 8 : step_ * 5 + 16);
+    }
+
+    // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
+    __host__ __device__ int boundary(int group_id) const {
+        const int end = group_id * step_ + (group_id < longer_ ? group_id : longer_);
+        return end < total_ ? end : total_;
+    }
+    // The CTA group whose range holds a cost unit.
+    __host__ __device__ int group_of(int unit) const {
+        const int in_longer = longer_ * (step_ + 1);
+        const bool longer = unit < in_longer;
+        return (longer ? 0 : longer_) +
+               unsigned(longer ? unit : unit - in_longer) / unsigned(longer ? step_ + 1 : step_);
+    }
+
+    const KernelParams& p_;
+    const int* lens_;
+    int lens_step_, tile_rows_, group_, groups_;
+    // Apart: the most KV tiles of a split; in line, 0.
+    int split_size_;
+    // Apart: the splits of each tile where all have as many, else 0.
+    int splits_;
+    // KV tiles of all query tiles, without the tiles' constant.
+    int kv_tiles_;
+    // Of the line: what all tiles take, and where the request of the next work item, request_,
+    // begins and ends.
+    int total_, begins_, ends_;
+    // See `boundary`.
+    int step_, longer_;
+    // What is left of this CTA group's range.
+    int position_, end_, request_;
+};
+
+}  // namespace mla::sm90::decode

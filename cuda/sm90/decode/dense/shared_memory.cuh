@@ -1,0 +1,93 @@
+// What the shared memory of a CTA holds whatever the cache format: how the work gets to the warps.
+// The rest is the format's Layout (plain/layout.cuh, fp8/layout.cuh).
+#pragma once
+
+#include "../../../common/pipeline.cuh"
+#include "params.cuh"
+#include "schedule.cuh"
+
+namespace mla::sm90::decode {
+
+// A panel is 64 tokens, or query rows, by 64 values of 16 bits.
+constexpr int kPanelBytes = kTileTokens * 64 * 2;
+// What a CTA may have on sm_90: 227 KiB.
+constexpr int kSharedLimit = 232448;
+constexpr int kOutputThreads = 256, kOutputWarps = kOutputThreads / 32;
+
+// The named barriers of a CTA, and how many threads meet there.
+enum class BarrierId : int {
+    start = 0,          // all warps but the one that warms up
+    output = 1,         // the output warpgroups
+    scores = 2,         // a warpgroup of the scores
+    second_scores = 3,  // the other one, of an e4m3 cache
+    warm_up = 4,        // the warp that warms up learns that the others have begun
+};
+
+template <BarrierId id, int threads>
+struct NamedBarrier {
+    __device__ static void sync() { ptx::bar_sync(int(id), threads); }
+    // Counts a warp in that does not wait.
+    __device__ static void arrive() { ptx::bar_arrive(int(id), threads); }
+    // Whether `own` is true for any of the threads.
+    __device__ static bool any(bool own) { return ptx::bar_red_or(int(id), threads, own); }
+};
+using OutputBarrier = NamedBarrier<BarrierId::output, kOutputThreads>;
+using ScoresBarrier = NamedBarrier<BarrierId::scores, 128>;
+using SecondScoresBarrier = NamedBarrier<BarrierId::second_scores, 128>;
+using WarmUpBarrier = NamedBarrier<BarrierId::warm_up, 64>;
+
+// Length of the queue of work items.
+constexpr int kQueuedItems = 4;
+
+// What the warp that copies the cache knows of its work item.
+struct Loading {
+    int request, kv_tile_begin, kv_tile_end, kv_len;
+};
+
+// What a CTA has to combine when it has no other work item, besides its slice of the last one's
+// tile: all of the last item's tile, or of the first one's, because all combiners fell back.
+struct DeferredCombine {
+    bool last, first;
+    WorkItem first_item;
+};
+
+// `readers` threads release each item of the queue.
+template <uint32_t readers, uint32_t stats_writers>
+struct CommonControl {
+    int lens[kMaxRequests];
+    // That of each request of the batch that is divided to warm up.
+    int warm_up_length;
+    WorkItem items[kQueuedItems];
+    Loading loading;
+    // Whether the cache is read as evict-first.
+    bool evict_first;
+    // An item in the queue: written by the scheduler's lane 0; released by every reader.
+    Barrier<1> item_full[kQueuedItems];
+    Barrier<readers> item_empty[kQueuedItems];
+    // Once: the lanes that copied them.
+    Barrier<32> lengths_full, table_full;
+    // A work item's maxima and sums: the lanes that write them; all of the output.
+    Barrier<stats_writers> stats_full;
+    Barrier<kOutputThreads> stats_empty;
+    // The largest magnitude that each output warp has of a partial result.
+    alignas(16) float split_top[kOutputWarps];
+    SplitRole split_role;
+    DeferredCombine deferred;
+
+    // Called by one thread, before the CTA's first barrier. Every address is a constant: one that
+    // differs from lane to lane would be taken lane by lane.
+    __device__ void init_common() {
+#pragma unroll
+        for (int i = 0; i < kQueuedItems; ++i) {
+            item_full[i].init();
+            item_empty[i].init();
+        }
+        deferred.last = deferred.first = false;
+        lengths_full.init();
+        table_full.init();
+        stats_full.init();
+        stats_empty.init();
+    }
+};
+
+}  // namespace mla::sm90::decode

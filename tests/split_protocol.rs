@@ -1,0 +1,301 @@
+//! The split protocol of the decode kernel, by the kernel's own code on the host: every order in which the
+//! CTAs that share a query tile can take their steps. `cuda/common/split_protocol.cuh` draws its states.
+#![cfg(feature = "sm90")]
+
+use std::collections::HashSet;
+
+use mla_kernels::raw::{self, MlaSplitCounters, MlaSplitRole, MlaSplitStep};
+
+/// The most CTAs of a tile that are tried.
+const MOST: usize = 5;
+
+/// Where a CTA is. Its partial result is in the workspace before its first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum At {
+    /// Has not counted itself in.
+    Computing,
+    /// A combiner, about to look at the counters.
+    Waiting,
+    /// A combiner whose patience has ended after it saw this.
+    Impatient(i32),
+    /// A combiner, about to write its slice to the workspace and to yield.
+    Yielding,
+    /// All are there: about to leave, then to combine its slice.
+    Slice,
+    /// About to leave, and then to combine everything or nothing.
+    Leaving {
+        everything: bool,
+    },
+    /// Combines its slice, and resets the counters afterwards if it left last.
+    Combining {
+        resets: bool,
+    },
+    /// Resets the counters, and then combines everything or nothing.
+    Resetting {
+        everything: bool,
+    },
+    Done,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct State {
+    arrived: i32,
+    left: i32,
+    at: [At; MOST],
+    /// How often each combiner's slice has been combined.
+    combined: [u8; MOST],
+    /// Whether the counters have been reset.
+    reset: bool,
+}
+
+struct Tile {
+    splits: usize,
+    /// The first ones have nothing else to do.
+    combiners: usize,
+    /// Whether patience may end.
+    impatient: bool,
+    /// A CTA that does not run, if any.
+    frozen: Option<usize>,
+}
+
+impl Tile {
+    /// Visits every state that can be reached; returns how many there are.
+    fn explore(&self) -> usize {
+        let start = State {
+            arrived: 0,
+            left: 0,
+            at: [At::Computing; MOST],
+            combined: [0; MOST],
+            reset: false,
+        };
+        let mut seen = HashSet::from([start]);
+        let mut open = vec![start];
+        while let Some(state) = open.pop() {
+            let next = self.successors(&state);
+            if next.is_empty() {
+                self.check_end(&state);
+            }
+            open.extend(next.into_iter().filter(|&state| seen.insert(state)));
+        }
+        seen.len()
+    }
+
+    fn successors(&self, state: &State) -> Vec<State> {
+        (0..self.splits)
+            .filter(|&cta| self.frozen != Some(cta))
+            .filter_map(|cta| self.step(state, cta))
+            .collect()
+    }
+
+    /// The state after this CTA's next step; none if it is done or has to wait.
+    fn step(&self, state: &State, cta: usize) -> Option<State> {
+        let mut next = *state;
+        let mut counters = MlaSplitCounters {
+            arrived: state.arrived,
+            left: state.left,
+        };
+        let touches = !matches!(state.at[cta], At::Combining { resets: false } | At::Done);
+        assert!(
+            !(touches && state.reset),
+            "{cta} touches counters that have been reset"
+        );
+        let mut take = |step, seen| self.take(step, &mut counters, seen);
+        next.at[cta] = match state.at[cta] {
+            At::Computing if cta < self.combiners => {
+                take(raw::MLA_SPLIT_ARRIVE_COMBINER, 0);
+                At::Waiting
+            }
+            At::Computing => after_arrival(take(raw::MLA_SPLIT_ARRIVE, 0)),
+            At::Waiting => {
+                let seen = take(raw::MLA_SPLIT_LOOK, 0);
+                match take(raw::MLA_SPLIT_ROLE_OF, seen) as MlaSplitRole {
+                    raw::MLA_SPLIT_SLICE => At::Slice,
+                    raw::MLA_SPLIT_YIELD => At::Yielding,
+                    raw::MLA_SPLIT_NONE if self.impatient => At::Impatient(seen),
+                    raw::MLA_SPLIT_NONE => return None,
+                    role => panic!("a combiner that looked has role {role}"),
+                }
+            }
+            At::Impatient(seen) if take(raw::MLA_SPLIT_FALL_BACK, seen) != 0 => At::Yielding,
+            At::Impatient(_) => At::Waiting,
+            At::Yielding => after_arrival(take(raw::MLA_SPLIT_YIELDED, 0)),
+            At::Slice => At::Combining {
+                resets: take(raw::MLA_SPLIT_LEAVE, 0) == self.splits as i32,
+            },
+            At::Combining { resets } => {
+                assert!(self.all_there(state), "a slice before all splits are there");
+                next.combined[cta] += 1;
+                if resets {
+                    take(raw::MLA_SPLIT_RESET, 0);
+                    next.reset = true;
+                }
+                At::Done
+            }
+            At::Leaving { everything } => {
+                if take(raw::MLA_SPLIT_LEAVE, 0) == self.splits as i32 {
+                    At::Resetting { everything }
+                } else {
+                    self.finish(state, &mut next, everything)
+                }
+            }
+            At::Resetting { everything } => {
+                take(raw::MLA_SPLIT_RESET, 0);
+                next.reset = true;
+                self.finish(state, &mut next, everything)
+            }
+            At::Done => return None,
+        };
+        (next.arrived, next.left) = (counters.arrived, counters.left);
+        Some(next)
+    }
+
+    /// The kernel's own step; returns its answer.
+    fn take(&self, step: MlaSplitStep, counters: &mut MlaSplitCounters, seen: i32) -> i32 {
+        let mut answer = 0;
+        // SAFETY: counters and answer live on this stack, and the function touches nothing else.
+        let status = unsafe {
+            raw::mla_split_step(
+                step as i32,
+                counters,
+                self.splits as i32,
+                self.combiners as i32,
+                seen,
+                &mut answer,
+            )
+        };
+        raw::check("mla_split_step", status).unwrap();
+        answer
+    }
+
+    fn finish(&self, state: &State, next: &mut State, everything: bool) -> At {
+        if everything {
+            assert!(
+                self.all_there(state),
+                "everything before all splits are there"
+            );
+            for cta in 0..self.combiners {
+                let kept = matches!(
+                    state.at[cta],
+                    At::Computing | At::Waiting | At::Impatient(_) | At::Yielding
+                );
+                assert!(!kept, "everything before {cta} has written its slice");
+                next.combined[cta] += 1;
+            }
+        }
+        At::Done
+    }
+
+    fn all_there(&self, state: &State) -> bool {
+        state.at[..self.splits]
+            .iter()
+            .all(|at| *at != At::Computing)
+    }
+
+    /// Where nobody can go on, everybody who runs is done, and all is as it was before.
+    fn check_end(&self, state: &State) {
+        let running = (0..self.splits).filter(|&cta| self.frozen != Some(cta));
+        for cta in running {
+            assert_eq!(state.at[cta], At::Done, "{cta} waits for ever");
+        }
+        if self.frozen.is_none() {
+            assert_eq!((state.arrived, state.left), (0, 0));
+            assert!(state.reset);
+            assert_eq!(state.combined[..self.combiners], vec![1; self.combiners]);
+        } else {
+            assert_eq!(
+                state.combined, [0; MOST],
+                "without a split nothing can be combined"
+            );
+        }
+    }
+}
+
+fn after_arrival(role: i32) -> At {
+    match role as MlaSplitRole {
+        raw::MLA_SPLIT_NONE => At::Leaving { everything: false },
+        raw::MLA_SPLIT_EVERYTHING => At::Leaving { everything: true },
+        role => panic!("a CTA that arrived or yielded has role {role}"),
+    }
+}
+
+fn tiles() -> impl Iterator<Item = (usize, usize)> {
+    // At least one CTA combines: all splits but the last one end where their group's work ends.
+    (2..=MOST).flat_map(|splits| (1..=splits).map(move |combiners| (splits, combiners)))
+}
+
+#[test]
+fn each_slice_is_combined_once_and_the_counters_end_at_zero_in_every_order() {
+    let mut states = 0;
+    for (splits, combiners) in tiles() {
+        states += Tile {
+            splits,
+            combiners,
+            impatient: true,
+            frozen: None,
+        }
+        .explore();
+    }
+    // Far more than one order each: falling back is among them.
+    assert!(states > 10_000, "{states} states");
+}
+
+#[test]
+fn nobody_waits_for_ever_when_patience_does_not_end() {
+    for (splits, combiners) in tiles() {
+        Tile {
+            splits,
+            combiners,
+            impatient: false,
+            frozen: None,
+        }
+        .explore();
+    }
+}
+
+#[test]
+fn nobody_depends_on_a_cta_that_does_not_run() {
+    for (splits, combiners) in tiles() {
+        for frozen in 0..splits {
+            Tile {
+                splits,
+                combiners,
+                impatient: true,
+                frozen: Some(frozen),
+            }
+            .explore();
+        }
+    }
+}
+
+#[test]
+fn steps_that_do_not_exist_are_refused() {
+    let mut counters = MlaSplitCounters {
+        arrived: 0,
+        left: 0,
+    };
+    let mut refusal = |step, splits, combiners| {
+        // SAFETY: the counters live on this stack; no answer is asked for.
+        let status = unsafe {
+            raw::mla_split_step(
+                step,
+                &mut counters,
+                splits,
+                combiners,
+                0,
+                std::ptr::null_mut(),
+            )
+        };
+        let refused = raw::check("mla_split_step", status);
+        refused.map_err(|error| error.to_string())
+    };
+    refusal(0, 2, 1).unwrap();
+    for (name, answer) in [
+        ("step", refusal(8, 2, 1)),
+        ("splits", refusal(0, 0, 0)),
+        ("splits", refusal(0, 4096, 1)),
+        ("combiners", refusal(0, 2, 3)),
+        ("combiners", refusal(0, 2, 0)),
+    ] {
+        assert!(answer.unwrap_err().contains(name), "{name}");
+    }
+}
