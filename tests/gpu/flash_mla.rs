@@ -511,6 +511,59 @@ fn hundreds_of_launches_give_the_same_bits() {
     }
 }
 
+// CTAs that never wait for the other splits of their query tile make all of them fall back, unless all are there
+// already: then one CTA combines what several would have.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
+fn falling_back_gives_the_same_bits() {
+    let gpu = &*gpu();
+    let mut rng = rng(31);
+    let mut lens = |requests| -> Vec<_> {
+        (0..requests)
+            .map(|_| (1, rng.random_range(1..=4000)))
+            .collect()
+    };
+    // Few splits, many splits, and tiles in line, where a CTA has other work after its split.
+    let cases = [
+        Case::new(16, vec![(1, 1000)]),
+        Case::new(16, vec![(1, 20_000)]),
+        Case::new(64, vec![(1, 20_000)]),
+        Case::new(128, vec![(1, 9000), (1, 3000)]),
+        Case::new(16, lens(40)),
+        Case::new(128, lens(150)),
+        Case::new(16, lens(40)).fp8(0.5),
+        Case::new(64, lens(150)).fp8(0.5),
+    ];
+    for (seed, case) in (23..).zip(&cases) {
+        let numbers = Numbers::random(case, seed);
+        let step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
+        let backend = FlashMla::new(gpu, &case.config()).unwrap();
+        let bytes = backend.workspace_bytes(gpu, &case.limits());
+        let workspace = upload(gpu, &vec![0; bytes as usize]).unwrap();
+        let mut params = raw_call(&step, case, &workspace);
+        if case.kv == KvFormat::Fp8 {
+            params.cache_format = raw::MLA_CACHE_FP8 as i32;
+            params.cache_scale = case.scale;
+        }
+        let mut expected = None;
+        for patience in [0, -1, 2000] {
+            params.split_patience = patience;
+            for launch in 0..50 {
+                // SAFETY: the parameters describe memory that lives as long as the step and the workspace.
+                let status = unsafe { raw::mla_decode_sm90(&params, gpu.raw_stream()) };
+                raw::check("decode", status).unwrap();
+                let got = step.results(gpu).unwrap();
+                let expected = expected.get_or_insert_with(|| got.clone());
+                assert!(
+                    got == *expected,
+                    "{} heads, patience {patience}: launch {launch} differs",
+                    case.heads
+                );
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn a_captured_step_replays_with_other_lengths_and_pages() {

@@ -190,7 +190,7 @@ struct PlainScores {
                                      swizzled<128>(row, 2 * k + (lane >> 4)));
         // TMA is going to write where these lanes have read. The arrivals do not wait
         // for what was read to come; the fence does, and behind the barrier of the warpgroup that
-        // holds for all (docs/kernels/decode.md, "Correctness").
+        // holds for all (docs/log/decode.md, "Correctness").
         ptx::fence_proxy_async();
         ScoresBarrier::sync();
         s.held_query_taken.arrive();
