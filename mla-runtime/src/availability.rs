@@ -10,6 +10,8 @@ use crate::text::{self, Text};
 pub enum Cause {
     /// The backend is known by name, but this version has no implementation of it.
     NotBuilt,
+    /// A crate that has an implementation is not linked into the program.
+    NotLinked(&'static str),
     /// The name is kept for backends from elsewhere, and none was registered.
     NotRegistered,
     /// The Cargo feature that compiles it is off.
@@ -44,6 +46,11 @@ impl Cause {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::NotBuilt => text.push("not built in this version"),
+            Self::NotLinked(package) => {
+                text.push("not linked: the crate ");
+                text.push(package);
+                text.push(" has it");
+            }
             Self::NotRegistered => text.push("no backend registered under this name"),
             Self::FeatureOff(feature) => {
                 text.push("feature `");
@@ -68,6 +75,11 @@ impl Cause {
     pub(crate) const fn write_remedy(self, text: &mut Text<'_>) {
         match self {
             Self::NotBuilt => text.push("choose a backend that this version implements"),
+            Self::NotLinked(package) => {
+                text.push("depend on ");
+                text.push(package);
+                text.push(" with the feature of the GPU's family, and name it in the program");
+            }
             Self::NotRegistered => text.push(
                 "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",
             ),

@@ -1,9 +1,9 @@
 //! The backends that are known by name, whether or not this version implements them.
 //!
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
-//! true constraints, and that it is not built in this version. So the support matrix is complete,
-//! and its gaps can be seen. Where a backend of the same name is linked, it takes the known one's
-//! place; [`Registry`](crate::registry::Registry) says how.
+//! true constraints, and that it is not built in this version, or which crate has it. So the
+//! support matrix is complete, and its gaps can be seen. Where a backend of the same name is linked,
+//! it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
 //!
 //! # Order
 //!
@@ -12,7 +12,7 @@
 //! follow in the order of the constants below, and so do the decode backends, for which there is no
 //! reference order.
 
-use crate::backend::{Entry, not_built, not_registered};
+use crate::backend::{Entry, not_built, not_linked, not_registered};
 use crate::capability::{Capability, CapabilityMatch, Platform};
 use crate::dims::HeadDims;
 use crate::dtype::DType;
@@ -230,12 +230,24 @@ const fn unbuilt(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_built)
 }
 
+const fn unlinked(spec: BackendSpec) -> Entry {
+    Entry::known(spec, not_linked)
+}
+
+// On the GPUs that mla-kernels has it for. On others the entry behind it decides.
+const FLASH_ATTN_ON_HOPPER: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER],
+    ..FLASH_ATTN
+}
+.checked();
+
 const fn unregistered(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_registered)
 }
 
 /// Every known backend. A name may occur more than once, for different kinds of devices.
 pub static KNOWN: &[Entry] = &[
+    unlinked(FLASH_ATTN_ON_HOPPER),
     unbuilt(FLASH_ATTN),
     unbuilt(FLASHINFER),
     unbuilt(TRTLLM_RAGGED),
@@ -245,7 +257,7 @@ pub static KNOWN: &[Entry] = &[
     unregistered(custom(Platform::Cuda)),
     unregistered(custom(Platform::Rocm)),
     unregistered(custom(Platform::Cpu)),
-    unbuilt(FLASHMLA),
+    unlinked(FLASHMLA),
     unbuilt(FLASH_ATTN_MLA),
     unbuilt(FLASHINFER_MLA),
     unbuilt(TOKENSPEED_MLA_DECODE),

@@ -5,6 +5,7 @@ use mla_runtime::backend::Entry;
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::explain::{Explanation, PhaseExplanation};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::registry::{Registry, RegistryError};
 use mla_runtime::selection::{Request, SelectionError, tried_before};
@@ -383,6 +384,24 @@ fn an_override_takes_the_name_until_it_is_reset() {
 }
 
 #[test]
+fn the_crate_that_has_a_backend_is_named() {
+    let registry = Registry::known();
+    let row = |target, phase: fn(Explanation) -> PhaseExplanation, name| {
+        let explanation = phase(registry.explain(&request(target)).unwrap());
+        let mut candidates = explanation.candidates.into_iter();
+        let row = candidates.find(|c| c.spec.name == name).unwrap();
+        row.reasons.to_string()
+    };
+    let not_linked = "not linked: the crate mla-kernels has it; depend on mla-kernels with the \
+                      feature of the GPU's family, and name it in the program";
+    assert_eq!(row(SM90, |e| e.prefill, "FLASH_ATTN"), not_linked);
+    assert_eq!(row(SM90, |e| e.decode, "FLASHMLA"), not_linked);
+    // It has none for these GPUs.
+    let not_built = "not built in this version; choose a backend that this version implements";
+    assert_eq!(row(SM80, |e| e.prefill, "FLASH_ATTN"), not_built);
+}
+
+#[test]
 fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
     const NATIVE: BackendSpec = BackendSpec {
         capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
@@ -487,8 +506,8 @@ fn a_refused_preference_is_an_error_with_its_reasons() {
     assert_eq!(
         registry.select(&request).unwrap_err().to_string(),
         "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
-         accepted 9.0; page_size: given 16, accepted 64; not built in this version; choose a \
-         backend that this version implements"
+         accepted 9.0; page_size: given 16, accepted 64; not linked: the crate mla-kernels has it; \
+         depend on mla-kernels with the feature of the GPU's family, and name it in the program"
     );
 }
 

@@ -25,7 +25,7 @@ pub use decode::{
     SlotLists,
 };
 pub use entry::{Entry, LINKED};
-pub(crate) use entry::{not_built, not_registered};
+pub(crate) use entry::{not_built, not_linked, not_registered};
 pub use opaque::Opaque;
 pub use prefill::{
     Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage,
