@@ -29,8 +29,8 @@ struct TransposedSums {
 
     float acc[4][N / 2];
 
-    // Were the first MMA left to overwrite them, the compiler would keep these registers during
-    // the combine before.
+    // Were the first MMA left to overwrite them, the compiler would keep these registers while
+    // results are combined before.
     __device__ void clear() {
 #pragma unroll
         for (int t = 0; t < 4; ++t)
@@ -65,8 +65,8 @@ struct TransposedSums {
             ptx::Wgmma<T, N, ptx::Major::M>::run(acc[step], a + 128 * k, b + 2 * k, 1);
     }
 
-    // The largest finite magnitude that this thread has of a split. A row with others may make
-    // finite values infinite.
+    // The largest finite magnitude that this thread has of a partial result. A row with others may
+    // make finite values infinite.
     __device__ float largest(const float* inverse, int thread) const {
         float top = 0.f;
 #pragma unroll
@@ -83,8 +83,8 @@ struct TransposedSums {
         return top;
     }
 
-    // What this thread has of a split, as f16 and multiplied by `scale`, in vectors that lie at
-    // first_vector(thread) + vector(i) (combine.cuh).
+    // What this thread has of a partial result, as f16 and multiplied by `scale`, in vectors that
+    // lie at first_vector(thread) + vector(i) (combine.cuh).
     static constexpr int kVectors = N / 8 * PartialResult<N>::kGroupVectors;
     __device__ static int first_vector(int thread) { return thread; }
     __device__ static constexpr int vector(int i) { return i * kOutputThreads; }

@@ -7,8 +7,8 @@
 
 namespace mla::sm90::decode {
 
-// The splits of a tile in the workspace. `step`, in bytes, is constant, so that the places of
-// splits at known distances are, too.
+// The partial results of a query tile in the workspace. `step`, in bytes, is constant, so that the
+// places of those at known distances are, too.
 template <uint32_t step>
 struct PartialResults {
     static constexpr uint32_t kStep = step;
@@ -21,7 +21,7 @@ struct PartialResults {
     __device__ const char* split(int k) const { return partials + (k * step + (k ? rest : first)); }
 };
 
-// How a combine is divided, given how many rows a group has.
+// How the work of combining is divided, given how many rows a group of vectors has.
 template <int N, int group_rows>
 struct CombineLayout {
     // What is shared out among the CTAs, and what some lanes do together, in vectors.
@@ -37,8 +37,8 @@ struct CombineLayout {
     static constexpr int kWorkers = kOutputThreads / kUnit;
 };
 
-// What a split says of two rows that are neighbours in it, of which the first is even: their
-// log-sum-exp, and what values have to be multiplied by.
+// What a partial result says of two rows that are neighbours in it, of which the first is even:
+// their log-sum-exp, and what values have to be multiplied by.
 struct SplitRows {
     float2 lse = {-INFINITY, -INFINITY};
     float scale = 1.f;
@@ -67,7 +67,7 @@ struct Slice {
 };
 
 // Combines one slice of a tile of few splits, by all output threads. In shared memory lie the
-// splits' weights, then the slice of the split that it is named after (stage 0), which may be there
+// splits' weights, then the slice of the split that it is named after (slot 0), which may be there
 // already, then that of the others in order, as many units at a time as there is room for.
 //
 // This code runs once in a launch, with eight warps: what counts is how many instructions there are
@@ -85,7 +85,7 @@ struct CombineFew {
     const int split, thread, place, worker;
     uint32_t weights, kept, fetched;
     int first_group, rows, room;
-    // This round's units, and how a worker goes through pairs of stage and unit.
+    // This round's units, and how a worker goes through pairs of slot and unit.
     int first, units, slot, unit, slot_step, unit_step;
 
     __device__ CombineFew(const KernelParams& p, const Source& source, const OutputRows<T>& out,
@@ -127,7 +127,7 @@ struct CombineFew {
         return source.split(slot == 0 ? split : slot - (slot <= split));
     }
 
-    // `there`: whether stage 0 is in shared memory already.
+    // `there`: whether slot 0 is in shared memory already.
     __device__ void run(bool there) {
         if (!there)
             for (int u = worker; u < slice.end - slice.begin; u += M::kWorkers)
@@ -183,11 +183,11 @@ struct CombineFew {
                 scale[i] = 1.f;
                 if (row < merge.rows && slot < merge.source.splits) {
                     const char* split = merge.slot_source(slot);
-                    const int of_part = Fragments::kGroupRows * merge.first_group + row;
-                    lse[i] = *reinterpret_cast<const float*>(split +
-                                                             PartialResult<N>::lse_offset(of_part));
+                    const int of_split = Fragments::kGroupRows * merge.first_group + row;
+                    lse[i] = *reinterpret_cast<const float*>(
+                        split + PartialResult<N>::lse_offset(of_split));
                     scale[i] = *reinterpret_cast<const float*>(
-                        split + PartialResult<N>::scale_offset(of_part));
+                        split + PartialResult<N>::scale_offset(of_split));
                 }
             }
         }
@@ -216,14 +216,14 @@ struct CombineFew {
         for (int i = 0; i < most; ++i)
             ptx::st_shared(weights + ((lane + i * lanes) * rows + row) * 4,
                            __float_as_uint(weight[i] * inverse * of_row.scale[i]));
-        const int of_part = Fragments::kGroupRows * first_group + row,
-                  of_tile = Fragments::row_of_tile(of_part);
-        if (lane == 0 && of_part / Fragments::kGroupRows * M::kGroupUnits >= slice.begin &&
+        const int of_split = Fragments::kGroupRows * first_group + row,
+                  of_tile = Fragments::row_of_tile(of_split);
+        if (lane == 0 && of_split / Fragments::kGroupRows * M::kGroupUnits >= slice.begin &&
             of_tile < out.rows)
             write_lse(p, out.first_row + of_tile, out.q_begin, log2_sum_exp2(top, sum));
     }
 
-    // Adds the stages and writes the output, each warp its vectors of a group one after the other.
+    // Adds the slots and writes the output, each warp its vectors of a group one after the other.
     __device__ void add() const {
 #pragma unroll 1
         for (int group = unsigned(first) / M::kGroupUnits; group * M::kGroupUnits < first + units;
@@ -309,7 +309,7 @@ struct CombineState {
     }
 };
 
-// Parts first, first + step, ... of `count` vectors of the rows that begin at `column`: vector
+// Splits first, first + step, ... of `count` vectors of the rows that begin at `column`: vector
 // `index`, and, if `all` are there, those that lie `apart` behind one another. All reads of a batch
 // are in flight together.
 template <int N, int step, int apart, int count, typename Source>

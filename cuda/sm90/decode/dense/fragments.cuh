@@ -26,7 +26,7 @@ struct OutputRows {
     int heads;
     float inverse_heads;
     int q_begin;
-    // Rows of the request: this CTA's rows start at first_row and has `rows` of them.
+    // Rows of the request: this CTA has `rows` of them, from first_row on.
     int first_row, rows;
 
     __device__ T* row(int r) const {
@@ -56,8 +56,8 @@ __device__ __forceinline__ void write_lse(const KernelParams& p, int row, int q_
     p.lse[(row - token * p.heads) * p.lse_head_stride + q_begin + token] = lse2 * ln2;
 }
 
-// The values of a vector: two neighbouring rows in turns, of two tiles of the output (or what takes
-// their place).
+// The values of a vector: two neighbouring rows in turns, of two panels of the output (or what
+// takes their place).
 constexpr int kVectorTiles = kVectorValues / 4;
 struct PackedVector {
     float value[kVectorValues] = {};
@@ -73,7 +73,7 @@ struct PackedVector {
         }
     }
 
-    // Those of the i-th tile in it.
+    // Those of the i-th panel in it.
     __device__ float4 tile(int i) const {
         return make_float4(value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]);
     }
@@ -100,14 +100,14 @@ struct GroupsOfEight {
     __device__ static int rows_of(int index) { return index & 3; }
     // Whether a vector of a group is the first one of its rows.
     __device__ static bool begins_rows(int of_group) { return of_group < 4; }
-    // Where a row of the split lies in the tile.
+    // Where a row of the partial result lies in the query tile.
     __device__ static int row_of_tile(int row) { return row; }
 };
 
 // Vectors of the transposed output, row = latent value, column = query row: vector v of output
-// thread t (0..255) is at index v * 256 + t and holds what that thread has of two tiles and a group
-// of eight query rows, v = 2 * group + tile / 2. A float4 of it is of two neighbouring rows at one
-// latent value, and at the eighth value after it.
+// thread t (0..255) is at index v * 256 + t and holds what that thread has of two panels and a
+// group of eight query rows, v = 2 * group + panel / 2. A float4 of it is of two neighbouring rows
+// at one latent value, and at the eighth value after it.
 struct TransposedFragments : GroupsOfEight {
     // Where a lane writes of a group of rows.
     template <typename T>
@@ -156,8 +156,8 @@ struct TwoRows {
 
 // Vectors of the output by rows. Of the sixteen query rows of a warp, vector v of thread t of
 // output warpgroup g is at index v / 4 * 256 + v % 4 * 64 + 32 * g + t % 32; a row and the eighth
-// after it are neighbours in the split. A float4 is of both rows at one latent value, and at the
-// next.
+// after it are neighbours in the partial result. A float4 is of both rows at one latent value, and
+// at the next.
 struct RowFragments {
     static constexpr int kGroupRows = 16;
     __device__ static int rows_of(int index) { return index >> 2 & 7; }

@@ -30,17 +30,17 @@ namespace mla::sm90::decode {
 struct WorkItem {
     // -1: there are no more.
     int request;
-    // Row of the request's first row in this tile (for the whole CTA group).
+    // Row of the request's first row in this tile (for the whole group).
     int first_row;
     int q_len, q_begin, kv_len;
-    // Blocks of this split of the tile.
+    // KV tiles of this split of the query tile.
     int kv_tile_begin, kv_tile_end;
-    // This is split `split` of `splits`; split i was given to CTA group first_team + i.
+    // This is split `split` of `splits`; split i was given to group first_group + i.
     int split, splits, first_group;
-    // How many CTA groups split_size in combining the tile, those that have no work item after it:
-    // their splits are the first ones.
+    // How many groups combine the results, those that have no work item after this one: their
+    // splits are the first ones.
     int16_t combiners;
-    // The CTA group has no work item after this one.
+    // The group has no work item after this one.
     bool last;
 };
 
@@ -115,7 +115,7 @@ class Schedule {
           group_(group_id),
           groups_(groups) {}
 
-    // Divides the batch among the CTA groups.
+    // Divides the batch among the groups.
     __host__ __device__ void divide() {
         if (divide_uniform()) return;
         const int requests = p_.requests;
@@ -172,7 +172,7 @@ class Schedule {
     }
 
 #ifdef __CUDACC__
-    // Where the CTA group begins if all requests have as many KV tiles, found in a fraction of the
+    // Where the group begins if all requests have as many KV tiles, found in a fraction of the
     // time that `divide` takes. Otherwise some KV tile of the batch; a negative request where there
     // is none.
     __device__ Start likely_start() const {
@@ -186,19 +186,19 @@ class Schedule {
         }
         // As if the first request were like all others.
         const int kv_tiles = kv_tiles_of(0);
-        const Cut cut = cut_of(kv_tiles);
-        const int tile = int((group_ + 0.5f) * cut.inverse_splits),
-                  split = group_ - tile * cut.splits;
+        const Division division = division_of(kv_tiles);
+        const int tile = int((group_ + 0.5f) * division.inverse_splits),
+                  split = group_ - tile * division.splits;
         const int request = int((tile + 0.5f) * g.inverse_tiles_of_request);
         if (kv_tiles == 0 || tile >= g.tiles) return none;
-        return {request, begin_of_split(kv_tiles_of(request), split, cut.inverse_splits)};
+        return {request, begin_of_split(kv_tiles_of(request), split, division.inverse_splits)};
     }
 #endif
 
     // KV tiles of all query tiles of the batch.
     __host__ __device__ int kv_tiles() const { return kv_tiles_; }
 
-    // The next work item of this CTA group's range; its request is -1 at the end.
+    // The next work item of this group's range; its request is -1 at the end.
     __host__ __device__ WorkItem next() {
         WorkItem item;
         while (position_ < end_) {
@@ -249,7 +249,7 @@ class Schedule {
             item.splits = empty ? 1 : group_id.y - group_id.x + 1;
             item.split = group_ - item.first_group;
             item.last = position_ >= end_;
-            // Every split but the last one ends where its CTA group's range ends.
+            // Every split but the last one ends where its group's range ends.
             item.combiners =
                 int16_t(item.splits - (boundary(item.first_group + item.splits) != tile_end));
             return item;
@@ -272,7 +272,7 @@ class Schedule {
         const int kv_tiles = kv_tiles_of(request);
         return (kv_tiles > 0 ? kv_tiles : 1) + p_.tile_cost;
     }
-    // Into how many splits a tile of so many KV tiles is cut so that none has more than
+    // Into how many splits so many KV tiles are divided so that none has more than
     // `split_size`.
     __host__ __device__ static int splits_of(int kv_tiles, int split_size) {
         return kv_tiles <= split_size ? 1
@@ -286,18 +286,18 @@ class Schedule {
     __host__ __device__ int splits_of(int request) const {
         return splits_ > 0 ? splits_ : splits_of(kv_tiles_of(request), split_size_);
     }
-    // How much of the line a request's tiles take: their cost, or, apart, as many CTA groups as
+    // How much of the line a request's tiles take: their cost, or, apart, as many groups as
     // they have splits.
     __host__ __device__ int units_of(int request) const {
         return tiles_of(request) * (split_size_ > 0 ? splits_of(request) : cost_of(request));
     }
 
-    // How a tile of so many KV tiles is cut among the CTA groups that it has of its own.
-    struct Cut {
+    // How so many KV tiles are divided among the groups that a query tile has of its own.
+    struct Division {
         int split_size, splits;
         float inverse_splits;
     };
-    __host__ __device__ Cut cut_of(int kv_tiles) const {
+    __host__ __device__ Division division_of(int kv_tiles) const {
         const Estimate& g = p_.estimate;
         const int split_size = int((kv_tiles + g.groups_of_tile - 0.5f) * g.inverse_groups_of_tile);
         const int splits = int((kv_tiles + split_size - 0.5f) * inverse_of(split_size));
@@ -305,8 +305,8 @@ class Schedule {
     }
 
     // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept
-    // apart and have CTA groups of their own. Says whether that is so. A single tile is always cut,
-    // unless it has hardly more KV tiles than a combine takes time.
+    // apart and have groups of their own. Says whether that is so. A single tile is always
+    // divided, unless its KV tiles take hardly longer than combining splits.
     __host__ __device__ bool divide_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
@@ -319,18 +319,18 @@ class Schedule {
         if (!Lanes::all(uniform)) return false;
         const int cost = kv_tiles + p_.tile_cost;
         step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_groups) : 0;
-        Cut cut = {kv_tiles, 1, 1.f};
+        Division division = {kv_tiles, 1, 1.f};
         if (!worth(cost)) {
-            cut = cut_of(kv_tiles);
-            if (g.tiles > 1 && !worth(cut.split_size + p_.tile_cost)) return false;
+            division = division_of(kv_tiles);
+            if (g.tiles > 1 && !worth(division.split_size + p_.tile_cost)) return false;
         }
-        split_size_ = cut.split_size;
-        splits_ = cut.splits;
+        split_size_ = division.split_size;
+        splits_ = division.splits;
         kv_tiles_ = g.tiles * kv_tiles;
         total_ = g.tiles * splits_;
         begin_at_boundary();
         const int of_request = g.tiles_of_request * splits_;
-        request_ = int((group_ + 0.5f) * cut.inverse_splits * g.inverse_tiles_of_request);
+        request_ = int((group_ + 0.5f) * division.inverse_splits * g.inverse_tiles_of_request);
         begins_ = request_ * of_request;
         ends_ = begins_ + of_request;
         return true;
@@ -347,7 +347,7 @@ class Schedule {
 
     __host__ __device__ void begin_at_boundary() {
         if (split_size_ > 0) {
-            // The line is one of CTA groups.
+            // The line is one of groups.
             step_ = 1;
             longer_ = 0;
         }
@@ -355,7 +355,7 @@ class Schedule {
         end_ = boundary(group_ + 1);
     }
 
-    // The smallest number of KV tiles for which the CTA groups suffice when no split has more.
+    // The smallest number of KV tiles for which the groups suffice when no split has more.
     // `low` and `high` bound the tiles' costs.
     __host__ __device__ int smallest_split_size(int tiles, int low, int high) const {
         const int longest = high - p_.tile_cost;
@@ -363,7 +363,7 @@ class Schedule {
             const int splits = unsigned(groups_) / unsigned(tiles);
             return unsigned(longest + splits - 1) / unsigned(splits);
         }
-        // No fewer CTA groups than that many KV tiles need; and splits that fill their split_size
+        // No fewer groups than that many KV tiles need; and splits of full size
         // but for one of each tile are enough.
         int least = unsigned(kv_tiles_ + groups_ - 1) / unsigned(groups_);
         int most = longest;
@@ -387,7 +387,7 @@ class Schedule {
         return least;
     }
 
-    // Whether to keep tiles apart when the longest CTA group then has `cost`. Cut in line, all have
+    // Whether to keep tiles apart when the longest group then has `cost`. In line, all have
     // step_, and at the end splits are written and combined, for as long as three to six KV tiles
     // take. Up to 64 rows, a KV tile also takes less time while some SMs leave the memory to the
     // others, with 64 rows not by as much.
@@ -402,7 +402,7 @@ class Schedule {
         const int end = group_id * step_ + (group_id < longer_ ? group_id : longer_);
         return end < total_ ? end : total_;
     }
-    // The CTA group whose range holds a cost unit.
+    // The group whose range holds a cost unit.
     __host__ __device__ int group_of(int unit) const {
         const int in_longer = longer_ * (step_ + 1);
         const bool longer = unit < in_longer;
@@ -424,7 +424,7 @@ class Schedule {
     int total_, begins_, ends_;
     // See `boundary`.
     int step_, longer_;
-    // What is left of this CTA group's range.
+    // What is left of this group's range.
     int position_, end_, request_;
 };
 

@@ -117,7 +117,7 @@ struct Fp8Scores {
                 for (int i = 0; i < N / 4; ++i)
                     raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale >
                              maximum[i] + (kHeadroom + kLazyMaximum);
-                // All warps have read the KV tile's tokens, too.
+                // All warps have read the tile's tokens, too.
                 raise = meet_any(group, raise);
 
                 s.scores_empty[slot].wait((number >> 1 & 1) ^ 1);
@@ -363,7 +363,7 @@ struct Fp8Scores {
     }
 
     // Combines what the eight lanes of the same columns have of them, and writes the results to
-    // where `to` has these columns. At each step two lanes slice the columns out; where there is
+    // where `to` has these columns. At each step two lanes share the columns out; where there is
     // one left, both have it.
     template <int distance = 4, int count, typename Combine>
     __device__ static void combine_columns(const float (&value)[count], float* to, int lane,
@@ -399,7 +399,7 @@ struct Fp8Scores {
                                  int lane) const {
         const int thread = warp * 32 + lane;
         // Were it known to be what the output warpgroups have, too, it would be computed before the
-        // roles split, and spilled.
+        // roles part, and spilled.
         int column = 2 * (lane & 3);
         asm volatile("" : "+r"(column));
         float top[N / 4];
@@ -423,7 +423,7 @@ struct Fp8Scores {
                     warp == 0 && lane < 4 ? &s.factor[slot][column] : nullptr);
     }
 
-    // Writes P as a K-major tile, row = query row, 64 tokens, from accumulators whose rows are
+    // Writes P as a K-major panel, row = query row, 64 tokens, from accumulators whose rows are
     // tokens.
     __device__ static void store_probabilities(const float (&d)[N / 2], uint32_t tile, int warp,
                                                int lane) {

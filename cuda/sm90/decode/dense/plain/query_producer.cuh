@@ -33,8 +33,8 @@ struct PlainQueryProducer {
     }
 
   private:
-    // Calls load(work item, full, tiles, where) for the queries of each work item: those that are
-    // held, then those that stay in shared memory. where(tile) gives the tile's place and its first
+    // Calls load(item, full, tiles, where) for the queries of each work item: those that are
+    // held, then those that stay in shared memory. where(i) gives panel i's place and its first
     // value.
     template <typename Load>
     __device__ void load_query_panels(Load load) {
@@ -72,7 +72,7 @@ struct PlainQueryProducer {
         }
     }
 
-    // The latent tiles that come together are a box of N rows, all of them or every other one.
+    // The latent panels that come together are a box of N rows, all of them or every other one.
     __device__ void load_even_query(const CUtensorMap* latent, const CUtensorMap* rope) {
         load_query_panels([&](const WorkItem& item, const Barrier<0>& full, int tiles, auto where) {
             if ((threadIdx.x & 31) != 0) return;

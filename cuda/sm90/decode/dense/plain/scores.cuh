@@ -30,7 +30,7 @@ struct PlainScores {
         // `scored` counts KV tiles alone: where what the scores say of one lies. Held queries take
         // stages of `rope`, too.
         RopeRing rope, scored;
-        // Pieces whose queries have been held.
+        // Work items whose queries have been held.
         uint32_t held = 0;
         ItemQueue queue;
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
@@ -88,7 +88,7 @@ struct PlainScores {
                     exponentials(d, 0, max0, sum0, factor0);
                     exponentials(d, 2, max1, sum1, factor1);
                 }
-                // What follows writes to tiles that the other warps' MMAs have to be done with.
+                // What follows writes to panels that the other warps' MMAs have to be done with.
                 ScoresBarrier::sync();
                 const int tokens = kv_len - kv_tile * kTileTokens;
                 if (tokens < kTileTokens) {
@@ -151,13 +151,13 @@ struct PlainScores {
     }
 
   private:
-    // d += Q tile times K tile, transposed: 64 of the 576 summed values.
+    // d += Q panel times K panel, transposed: 64 of the 576 summed values.
     template <typename Queries>
     __device__ void multiply_panel(float (&d)[32], const Queries& query, int query_tile,
                                    uint32_t cache_tile, int accumulate) const {
         const uint64_t b = ptx::wgmma_descriptor(cache_tile);
         ptx::wgmma_fence();
-        // By rows, every other tile is in registers.
+        // By rows, every other panel is in registers.
         constexpr int stride = L::kQueryValues / 64;
         if (query_tile % stride == L::kFirstQueryValue / 64) {
             const uint64_t a =
@@ -247,7 +247,7 @@ struct PlainScores {
         sum = fmaf(sum, factor, total[0] + total[1]);
     }
 
-    // Writes P as a K-major tile: row = query row, 64 tokens.
+    // Writes P as a K-major panel: row = query row, 64 tokens.
     __device__ static void store_probabilities(const float (&d)[32], uint32_t tile, int warp,
                                                int lane) {
         const int row = warp * 16 + (lane & 15);
