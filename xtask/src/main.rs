@@ -6,6 +6,7 @@ mod goldens;
 mod kernels;
 mod macro_cost;
 mod package;
+mod sass;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,8 @@ enum Chore {
     Goldens(goldens::Arguments),
     /// Compare the public interface of each crate with the checked-in list, or write it anew.
     Api(api::Arguments),
+    /// Compare the machine code of two revisions, symbol names aside.
+    Sass(sass::Arguments),
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
     /// Time what one more backend adds to a check build of mla-kernels.
@@ -45,6 +48,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),
         Chore::Api(arguments) => api::run(&arguments),
+        Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),
         Chore::MacroCost(arguments) => macro_cost::run(&arguments),
     }

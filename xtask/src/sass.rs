@@ -1,0 +1,430 @@
+//! Compares the machine code of two revisions, symbol names aside: a step that only renames or moves code
+//! leaves it as it was.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::Workspace;
+
+/// The disassemblers, which the toolkit does not need and does not have. They read what earlier compilers
+/// made; the wheels have no release as old as the toolkit's.
+const PACKAGES: &[&str] = &[
+    "nvidia-cuda-cuobjdump==13.2.51",
+    "nvidia-cuda-nvdisasm==13.2.51",
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The revision to compare with.
+    #[arg(default_value = "HEAD")]
+    before: String,
+    /// The other revision; without it, the working tree.
+    after: Option<String>,
+    /// The families to compile.
+    #[arg(long, value_delimiter = ',', default_value = "sm90")]
+    families: Vec<String>,
+    /// Only sources whose path matches this glob, below `cuda/`.
+    #[arg(long, default_value = "**/*.cu")]
+    only: String,
+    /// The Python whose pip downloads cuobjdump and nvdisasm, once, where PATH has none.
+    #[arg(long, default_value = "python3")]
+    python: PathBuf,
+    /// Compile this tree into `--out` and end: what the command calls itself for, since a build speaks
+    /// to Cargo on its standard output.
+    #[arg(long, hide = true, requires = "out")]
+    compile: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let (Some(tree), Some(out)) = (&arguments.compile, &arguments.out) {
+        return compile(arguments, tree, out);
+    }
+    let workspace = Workspace::find()?;
+    let tools = Tools::find(arguments, &workspace)?;
+    let folder = tempfile::tempdir()?;
+    let before = checked_out(&workspace, &arguments.before, folder.path())?;
+    let after = match &arguments.after {
+        Some(revision) => checked_out(&workspace, revision, folder.path())?,
+        None => workspace.root.clone(),
+    };
+    let mut functions = Vec::new();
+    for (name, tree) in [("before", &before), ("after", &after)] {
+        let out = folder.path().join(name);
+        fs::create_dir(&out)?;
+        functions.push(tools.functions(&build(arguments, tree, &out)?)?);
+    }
+    let [before, after] = functions.as_slice() else {
+        unreachable!("two trees");
+    };
+    report(before, after)
+}
+
+/// A function of the machine code, for one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Function {
+    /// As the compiler wrote it.
+    symbol: String,
+    code: Code,
+}
+
+/// What is compared of a function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Code {
+    target: String,
+    /// Registers, stack, shared and constant memory.
+    resources: String,
+    /// Instructions with their encodings.
+    lines: Vec<String>,
+}
+
+/// The folder of a revision's kernels, below `folder`.
+fn checked_out(workspace: &Workspace, revision: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+    let parsed = Command::new("git")
+        .args([
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            &format!("{revision}^{{commit}}"),
+        ])
+        .current_dir(&workspace.root)
+        .output()
+        .context("git does not start")?;
+    ensure!(
+        parsed.status.success(),
+        "revision: given {revision}, accepted a commit of this repository"
+    );
+    let commit = String::from_utf8(parsed.stdout)?.trim().to_owned();
+    let tree = folder.join(&commit);
+    if tree.exists() {
+        return Ok(tree);
+    }
+    fs::create_dir(&tree)?;
+    let mut archive = Command::new("git")
+        .args(["archive", &commit, "cuda"])
+        .current_dir(&workspace.root)
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let unpacked = Command::new("tar")
+        .arg("-x")
+        .current_dir(&tree)
+        .stdin(archive.stdout.take().context("git has no output")?)
+        .status()
+        .context("tar does not start")?;
+    ensure!(
+        archive.wait()?.success() && unpacked.success(),
+        "{commit} has no folder cuda"
+    );
+    Ok(tree)
+}
+
+/// Compiles a tree in a process of its own, and returns the library.
+fn build(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<PathBuf> {
+    let status = Command::new(env::current_exe()?)
+        .arg("sass")
+        .arg("--compile")
+        .arg(tree)
+        .arg("--out")
+        .arg(out)
+        .args(["--families", &arguments.families.join(",")])
+        .args(["--only", &arguments.only])
+        .stdout(Stdio::null())
+        .status()?;
+    ensure!(status.success(), "{} does not compile", tree.display());
+    let library = out.join("library");
+    Ok(fs::read_to_string(&library)?.into())
+}
+
+fn compile(arguments: &Arguments, tree: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut kernels = mla_build::Kernels::new()
+        .root(tree)
+        .sources(format!("cuda/{}", arguments.only))
+        .include("cuda")
+        .cutlass()
+        .out_dir(out)
+        .install_command("cargo xtask toolkit");
+    for family in &arguments.families {
+        kernels = kernels.enable(family);
+    }
+    let built = kernels.compile("mla")?;
+    fs::write(
+        out.join("library"),
+        built.library.to_string_lossy().as_ref(),
+    )?;
+    Ok(())
+}
+
+/// Where the disassemblers are.
+struct Tools {
+    cuobjdump: PathBuf,
+    /// What PATH has to hold for it.
+    path: std::ffi::OsString,
+}
+
+impl Tools {
+    fn find(arguments: &Arguments, workspace: &Workspace) -> anyhow::Result<Self> {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let on_path = |name: &str| {
+            env::split_paths(&path)
+                .map(|folder| folder.join(name))
+                .find(|file| file.is_file())
+        };
+        if let (Some(cuobjdump), Some(_)) = (on_path("cuobjdump"), on_path("nvdisasm")) {
+            return Ok(Self { cuobjdump, path });
+        }
+        let folder = workspace.target.join("sass-tools");
+        let bin = PACKAGES
+            .iter()
+            .map(|package| installed(&arguments.python, &folder, package))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let cuobjdump = bin[0].join("cuobjdump");
+        let path = env::join_paths(bin.into_iter().chain(env::split_paths(&path)))?;
+        Ok(Self { cuobjdump, path })
+    }
+
+    fn output(&self, option: &str, library: &Path) -> anyhow::Result<String> {
+        let output = Command::new(&self.cuobjdump)
+            .arg(option)
+            .arg(library)
+            .env("PATH", &self.path)
+            .output()
+            .with_context(|| format!("{} does not start", self.cuobjdump.display()))?;
+        if !output.status.success() {
+            bail!(
+                "cuobjdump {option}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// The functions of a library, in no order.
+    fn functions(&self, library: &Path) -> anyhow::Result<Vec<Function>> {
+        let resources = resources(&self.output("-res-usage", library)?);
+        let functions = functions(&self.output("-sass", library)?, &resources);
+        ensure!(
+            !functions.is_empty(),
+            "{} holds no machine code",
+            library.display()
+        );
+        Ok(functions)
+    }
+}
+
+/// The folder of a wheel's programs, installed into a folder of its own: two of them have files of one
+/// name.
+fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<PathBuf> {
+    let target = folder.join(package);
+    if !target.exists() {
+        fs::create_dir_all(folder)?;
+        let staging = tempfile::tempdir_in(folder)?;
+        println!("installing {package}");
+        let status = Command::new(python)
+            .args([
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--no-deps",
+                "--only-binary=:all:",
+            ])
+            .args(["--root-user-action=ignore", "--target"])
+            .arg(staging.path())
+            .arg(package)
+            .status()
+            .with_context(|| format!("{} does not start", python.display()))?;
+        ensure!(status.success(), "pip ended with {status}");
+        fs::rename(staging.keep(), &target)?;
+    }
+    Ok(target.join("nvidia/cu13/bin"))
+}
+
+/// What each function uses, by its target and its symbol.
+type Resources = HashMap<(String, String), String>;
+
+/// Of `cuobjdump -res-usage`.
+fn resources(text: &str) -> Resources {
+    let mut lines = text.lines();
+    let mut target = String::new();
+    let mut found = HashMap::new();
+    while let Some(line) = lines.next() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("arch = ") {
+            target = name.to_owned();
+        } else if let Some(name) = line.strip_prefix("Function ")
+            && let Some(usage) = lines.next()
+        {
+            let name = name.trim_end_matches(':').to_owned();
+            found.insert((target.clone(), name), usage.trim().to_owned());
+        }
+    }
+    found
+}
+
+/// Of `cuobjdump -sass`: its functions. Names of symbols stand in their headings alone.
+fn functions(text: &str, resources: &Resources) -> Vec<Function> {
+    let mut target = String::new();
+    let mut functions: Vec<Function> = Vec::new();
+    for line in text.lines() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("arch = ") {
+            target = name.to_owned();
+        } else if let Some(name) = line.strip_prefix("Function : ") {
+            functions.push(Function {
+                symbol: name.to_owned(),
+                code: Code {
+                    target: target.clone(),
+                    resources: resources
+                        .get(&(target.clone(), name.to_owned()))
+                        .cloned()
+                        .unwrap_or_default(),
+                    lines: Vec::new(),
+                },
+            });
+        } else if line.starts_with("/*")
+            && let Some(function) = functions.last_mut()
+        {
+            function.code.lines.push(line.to_owned());
+        }
+    }
+    functions
+}
+
+/// The functions of `these` whose code is not among `those`; equal ones are matched one by one.
+fn unmatched<'a>(these: &'a [Function], those: &[Function]) -> Vec<&'a Function> {
+    let mut counts: HashMap<&Code, usize> = HashMap::new();
+    for function in those {
+        *counts.entry(&function.code).or_default() += 1;
+    }
+    these
+        .iter()
+        .filter(|function| match counts.get_mut(&function.code) {
+            Some(count) if *count > 0 => {
+                *count -= 1;
+                false
+            }
+            _ => true,
+        })
+        .collect()
+}
+
+fn report(before: &[Function], after: &[Function]) -> anyhow::Result<()> {
+    let (gone, new) = (unmatched(before, after), unmatched(after, before));
+    let mut targets: BTreeMap<&str, usize> = BTreeMap::new();
+    for function in after {
+        *targets.entry(&function.code.target).or_default() += 1;
+    }
+    let targets: Vec<_> = targets
+        .iter()
+        .map(|(target, count)| format!("{count} for {target}"))
+        .collect();
+    println!(
+        "{} functions before, {} after ({})",
+        before.len(),
+        after.len(),
+        targets.join(", ")
+    );
+    if gone.is_empty() && new.is_empty() {
+        println!("the machine code is the same, symbol names aside");
+        return Ok(());
+    }
+    for (sign, functions) in [("-", &gone), ("+", &new)] {
+        for function in functions.iter() {
+            println!(
+                "{sign} {} {} ({} instructions, {})",
+                function.code.target,
+                function.symbol,
+                function.code.lines.len() / 2,
+                function.code.resources
+            );
+        }
+    }
+    bail!(
+        "{} functions are gone and {} are new",
+        gone.len(),
+        new.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DUMP: &str = "
+Fatbin elf code:
+================
+arch = sm_90a
+
+\t\tFunction : _Z1av
+\t.headerflags\t@\"EF_CUDA_SM90\"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;   /* 0x00000a00ff017b82 */
+                                                            /* 0x000fe20000000800 */
+        /*0010*/                   EXIT ;                   /* 0x000000000000794d */
+                                                            /* 0x000fea0003800000 */
+\t\t..........
+
+\t\tFunction : _Z1bv
+        /*0000*/                   EXIT ;                   /* 0x000000000000794d */
+                                                            /* 0x000fea0003800000 */
+";
+
+    const USAGE: &str = "
+Fatbin elf code:
+================
+arch = sm_90a
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Z1av:
+  REG:8 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:528
+ Function _Z1bv:
+  REG:4 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:528
+";
+
+    fn parsed(dump: &str) -> Vec<Function> {
+        functions(dump, &resources(USAGE))
+    }
+
+    #[test]
+    fn a_function_is_its_target_its_resources_and_its_instructions() {
+        let functions = parsed(DUMP);
+        assert_eq!(functions.len(), 2);
+        let first = &functions[0];
+        assert_eq!(first.symbol, "_Z1av");
+        assert_eq!(first.code.target, "sm_90a");
+        assert!(first.code.resources.starts_with("REG:8"));
+        assert_eq!(first.code.lines.len(), 4);
+        assert_eq!(functions[1].code.lines.len(), 2);
+    }
+
+    #[test]
+    fn names_and_order_do_not_matter_and_code_and_number_do() {
+        let before = parsed(DUMP);
+        let mut after = before.clone();
+        after.reverse();
+        after[0].symbol = "_Z7renamedv".to_owned();
+        report(&before, &after).unwrap();
+        after[0].code.lines[0] = "/*0000*/ NOP ; /* 0x0 */".to_owned();
+        assert!(report(&before, &after).is_err());
+        // A second copy of what is there is new.
+        let mut twice = before.clone();
+        twice.push(before[0].clone());
+        assert_eq!(unmatched(&twice, &before).len(), 1);
+        assert!(unmatched(&before, &twice).is_empty());
+    }
+
+    #[test]
+    fn registers_count_even_where_instructions_are_the_same() {
+        let before = parsed(DUMP);
+        let after = functions(DUMP, &resources(&USAGE.replace("REG:8", "REG:9")));
+        assert_eq!(unmatched(&before, &after).len(), 1);
+    }
+}
