@@ -184,8 +184,8 @@ impl DecodeBackend for FlashMla {
             ));
         }
         let element = match cache.format {
-            KvFormat::Fp8 => 1,
-            _ => dtype.bytes(),
+            KvFormat::Fp8 | KvFormat::Fp8DsMla => 1,
+            KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 => dtype.bytes(),
         };
         for (field, stride) in [
             ("page stride", cache.page_stride),
