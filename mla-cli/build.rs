@@ -1,14 +1,18 @@
 //! Tells the program what it was built from, for the reports of benchmarks.
 
-use std::error::Error;
+#[cfg(feature = "bench")]
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    use vergen_gitcl::{Emitter, Gitcl, Rustc};
 
-use vergen_gitcl::{Emitter, Gitcl, Rustc};
-
-fn main() -> Result<(), Box<dyn Error>> {
     // Without a repository or without git, the values say that they are not known.
     Emitter::default()
         .add_instructions(&Gitcl::builder().sha(false).dirty(true).build())?
         .add_instructions(&Rustc::builder().semver(true).build())?
         .emit()?;
     Ok(())
+}
+
+#[cfg(not(feature = "bench"))]
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
 }

@@ -126,11 +126,13 @@ pub(crate) fn natural(text: &str) -> Result<u32, String> {
 }
 
 /// How often something is timed: few enough that all times are kept.
+#[cfg(feature = "bench")]
 pub(crate) fn samples(text: &str) -> Result<u32, String> {
     within(text, 1, MAX_SAMPLES)
 }
 
 /// The most samples of one row.
+#[cfg(feature = "bench")]
 pub(crate) const MAX_SAMPLES: u32 = 1_000_000;
 
 /// An amount of memory.

@@ -14,6 +14,7 @@ use mla_runtime::selection::SelectionError;
 pub(crate) enum CliError {
     #[error(transparent)]
     BatchSpec(#[from] BatchSpecError),
+    #[cfg(feature = "build-report")]
     #[error(
         "--target-dir: {0}; accepted: the target folder of a build with --features sm90 or sm100"
     )]

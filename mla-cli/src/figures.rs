@@ -3,6 +3,7 @@
 use bytesize::ByteSize;
 
 /// Three digits that count, more where there are more before the point.
+#[cfg(feature = "bench")]
 pub(crate) fn number(number: f64) -> String {
     match number.abs() {
         n if n >= 99.95 => format!("{number:.0}"),
@@ -12,6 +13,7 @@ pub(crate) fn number(number: f64) -> String {
 }
 
 /// A large number with its thousands in a letter.
+#[cfg(feature = "bench")]
 pub(crate) fn amount(count: f64) -> String {
     match count {
         n if n >= 1e9 => format!("{}G", number(n / 1e9)),
@@ -39,6 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg(feature = "bench")]
     fn numbers_have_three_digits_that_count() {
         let shown = [0.123, 1.234, 9.996, 12.34, 99.96, 1234.5].map(number);
         assert_eq!(shown, ["0.12", "1.23", "10.0", "12.3", "100", "1234"]);
@@ -47,6 +50,7 @@ mod tests {
             ["12.0", "1.23k", "5.60M", "7.80G"]
         );
     }
+
     #[test]
     fn one_thing_is_no_plural() {
         let shown = [0u32, 1, 2].map(|count| counted(count, "chunk"));

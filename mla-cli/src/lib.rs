@@ -20,17 +20,24 @@
 //! standard output unless all of it is right.
 
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
+#[cfg(feature = "build-report")]
 mod build_report;
+#[cfg(feature = "bench")]
 mod cost;
+#[cfg(feature = "bench")]
 mod deviation;
+#[cfg(feature = "bench")]
 mod device;
 mod error;
 mod explain;
 mod figures;
 mod plan;
+#[cfg(feature = "bench")]
 mod run;
 mod spec;
+#[cfg(feature = "bench")]
 mod stopwatch;
 mod table;
 mod target;
@@ -62,10 +69,13 @@ enum Command {
     #[command(subcommand)]
     Plan(plan::Command),
     /// Run the layer on random data, time it, and compare it with a reference in f64.
+    #[cfg(feature = "bench")]
     Run(run::Args),
     /// Time attention, check it, and say how far the limit is.
+    #[cfg(feature = "bench")]
     Bench(Box<bench::Args>),
     /// Show what the last build of CUDA kernels did.
+    #[cfg(feature = "build-report")]
     BuildReport(build_report::Args),
 }
 
@@ -76,8 +86,11 @@ impl Command {
             Self::Explain(args) => explain::output(args)?,
             Self::Spec(args) => spec::output(args)?,
             Self::Plan(command) => plan::output(command)?,
+            #[cfg(feature = "bench")]
             Self::Run(args) => return run::output(args),
+            #[cfg(feature = "bench")]
             Self::Bench(args) => return bench::output(args),
+            #[cfg(feature = "build-report")]
             Self::BuildReport(args) => build_report::output(args)?,
         };
         Ok((output, true))
