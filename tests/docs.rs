@@ -51,9 +51,41 @@ fn the_tutorial_is_the_example_that_is_tested() {
         }
     }
     assert!(lines < 100, "{lines} lines of the author's own code");
-    let build = fs::read_to_string(root().join("examples/backend-crate/build.rs")).unwrap();
-    assert!(
-        guide.contains(&build),
-        "docs/new-backend.md shows another build script"
-    );
+}
+
+/// The fenced blocks of one language.
+fn fenced<'a>(guide: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    let blocks = guide.split(&*fence).skip(1);
+    blocks.filter_map(|rest| rest.split("```").next()).collect()
+}
+
+#[test]
+fn what_a_kernel_adds_is_the_example_that_is_tested() {
+    let guide = fs::read_to_string(root().join("docs/new-backend.md")).unwrap();
+    let (_, guide) = guide.split_once("## With a CUDA kernel").unwrap();
+    let example = |path: &str| {
+        let file = root().join("examples/backend-crate").join(path);
+        fs::read_to_string(file).unwrap()
+    };
+    let files = ["build.rs", "src/lib.rs", "tests/conformance.rs"].map(example);
+    let blocks = fenced(guide, "rust,ignore");
+    assert_eq!(blocks.len(), 4);
+    for block in blocks {
+        let shown = files.iter().any(|file| file.contains(block));
+        assert!(
+            shown,
+            "docs/new-backend.md shows what is in no file:\n{block}"
+        );
+    }
+    let manifest = example("Cargo.toml");
+    let lines = fenced(guide, "toml").into_iter().flat_map(str::lines);
+    let keys: Vec<&str> = lines.filter(|line| line.contains('=')).collect();
+    assert_eq!(keys.len(), 7);
+    for line in keys {
+        assert!(
+            manifest.lines().any(|it| it == line),
+            "docs/new-backend.md has another {line}"
+        );
+    }
 }

@@ -13,12 +13,17 @@ mod ffi {
     include!(concat!(env!("OUT_DIR"), "/naive.rs"));
 }
 
+/// What this build compiled the kernels for.
+pub mod compiled {
+    include!(concat!(env!("OUT_DIR"), "/naive_compiled.rs"));
+}
+
 /// Absorbed attention by a block per query token and head.
 pub struct Naive(LayerConfig);
 
 #[mla_backend(
-    provider = "backend-crate",
     sm = "90|10x",
+    compiled = "compiled::SM90|compiled::SM100",
     dtypes = "bf16",
     cache_dims = "(512,64)",
     heads = "1..=65535",

@@ -1,7 +1,7 @@
 //! FLASH_ATTN: expanded prefill on Hopper GPUs, one launch per attention.
 //!
 //! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on the
-//! device, so [`prepare`](PrefillBackend::prepare) has nothing to do.
+//! device, so [`prepare`](mla_runtime::backend::PrefillBackend::prepare) has nothing to do.
 
 use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;

@@ -1,7 +1,7 @@
 //! FLASHMLA: dense absorbed decode on Hopper GPUs, one launch per step.
 //!
 //! `docs/kernels/decode.md` tells how the kernel works. Everything a step needs is worked out on the
-//! device from the lengths there, so [`prepare`](DecodeBackend::prepare) has nothing to do and a captured
+//! device from the lengths there, so [`prepare`](mla_runtime::backend::DecodeBackend::prepare) has nothing to do and a captured
 //! step can be replayed with other lengths and pages in the same arrays.
 
 use mla_runtime::backend::LayerConfig;

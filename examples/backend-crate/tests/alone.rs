@@ -1,0 +1,53 @@
+//! Beside the device alone: found, and selected where its kernels are compiled for.
+
+use backend_crate::Naive;
+use mla_runtime::backend::DecodeBackend;
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::Phase;
+
+fn why(target: Target) -> String {
+    let registry = Registry::linked().unwrap();
+    let explanation = registry.explain(&Request::new(target, MlaDims::R1, 256, DType::BF16)).unwrap();
+    let candidates = explanation.phase(Phase::Decode).candidates.iter();
+    let mut found = candidates.filter(|candidate| candidate.spec == Naive::SPEC);
+    found.next().unwrap().reasons.iter().map(|reason| reason.to_string()).collect()
+}
+
+#[test]
+fn it_is_selected_where_it_is_compiled_for() {
+    assert_eq!(Naive::SPEC.provider, "backend-crate");
+    assert_eq!(why(Target::dry_run(Capability::new(9, 0))), "");
+    let blackwell = why(Target::dry_run(Capability::new(10, 3)));
+    if cfg!(feature = "sm100") {
+        assert_eq!(blackwell, "");
+    } else {
+        assert_eq!(blackwell, "compiled for: sm_90a; build with `--features sm100`");
+    }
+}
+
+#[test]
+#[cfg(not(feature = "built-in"))]
+fn the_built_in_backends_say_which_feature_they_want() {
+    let registry = Registry::linked().unwrap();
+    let flash_mla = registry.get(Phase::Decode, "FLASHMLA").unwrap();
+    assert!(!flash_mla.is_implemented());
+    let missing = flash_mla.availability_on(Target::dry_run(Capability::new(9, 0)), true);
+    let cause = mla_runtime::availability::Cause::FeatureOff("sm90");
+    assert_eq!(missing, mla_runtime::availability::Availability::Unavailable(cause));
+}
+
+#[test]
+#[cfg(not(feature = "built-in"))]
+fn an_operation_of_the_device_that_needs_a_kernel_says_so() {
+    // SAFETY: without kernels the function reads nothing.
+    let status = unsafe { mla_kernels::raw::mla_load_helpers() };
+    let error = mla_kernels::raw::check("load", status).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "kernels: given none, accepted those of a family: build with its feature, such as `sm90`"
+    );
+}
