@@ -52,8 +52,8 @@ pub enum RegistryError {
     /// Two backends of one phase claim one name.
     #[error(
         "name: {phase} backend {name} is claimed by `{first}` and by `{second}`; accepted: one claim \
-         to a name. Give one of them another name in its crate, or in this program, with \
-         `Registry::linked_by`, another name or none"
+         to a name. Give one of them another name in its crate, or settle it in this program with \
+         `Registry::linked_by`"
     )]
     Duplicate {
         /// The phase.

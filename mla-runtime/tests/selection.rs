@@ -323,8 +323,8 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
     assert_eq!(
         error.to_string(),
         "name: decode backend D is claimed by `unknown` and by `elsewhere`; accepted: one claim to a \
-         name. Give one of them another name in its crate, or in this program, with `Registry::linked_by`, \
-         another name or none"
+         name. Give one of them another name in its crate, or settle it in this program with \
+         `Registry::linked_by`"
     );
     // The first is untouched, and the same name in the other phase is another name.
     assert_eq!(

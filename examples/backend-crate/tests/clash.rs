@@ -4,6 +4,7 @@ use backend_crate::Naive;
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits};
 use mla_runtime::registry::Registry;
+use mla_runtime::spec::Phase;
 use mla_runtime::{mla_backend, Result};
 
 struct Mine(Naive);
@@ -52,8 +53,20 @@ fn one_name_from_two_crates_is_an_error_that_names_both_and_the_ways_out() {
         "`backend_crate::Naive`",
         "`clash::Mine`",
         "another name",
-        "`Registry::replace`",
+        "`Registry::linked_by`",
     ] {
         assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_program_settles_it() {
+    let registry = Registry::linked_by(|entry| match entry.origin() {
+        "clash::Mine" => Some(entry.named("MINE")),
+        _ => Some(entry),
+    });
+    let registry = registry.unwrap();
+    for (name, origin) in [("NAIVE", "backend_crate::Naive"), ("MINE", "clash::Mine")] {
+        assert_eq!(registry.get(Phase::Decode, name).unwrap().origin(), origin);
     }
 }

@@ -80,7 +80,10 @@ fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
         ("FLASHMLA", "backend-crate")
     );
     assert_eq!(registry.reset(Phase::Decode, "FLASHMLA"), Ok(true));
-    assert_eq!(origin(&registry), Ok("mla_kernels::backends::sm90::flash_mla::FlashMla"));
+    assert_eq!(
+        origin(&registry),
+        Ok("mla_kernels::backends::sm90::flash_mla::FlashMla")
+    );
     assert_eq!(registry.select(&asked).unwrap().decode.provider, "native");
 }
 
