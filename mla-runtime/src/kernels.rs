@@ -486,7 +486,7 @@ mod tests {
 
     #[test]
     fn what_no_build_keeps_is_a_fault() {
-        use CapabilityMatch::{Any, Exact, Family, FamilyFrom, Floor};
+        use CapabilityMatch::{Exact, Family, FamilyFrom, Floor};
         for (declared, families) in [
             (&[Exact(sm(9, 0))][..], &[SM90][..]),
             (&[Exact(sm(9, 0)), Family(10)], &[SM90, SM100]),
