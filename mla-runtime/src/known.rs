@@ -245,6 +245,31 @@ const fn unregistered(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_registered)
 }
 
+// What the CPU device's own backends are called where its feature leaves them out.
+#[cfg(not(feature = "cpu"))]
+const fn left_out(phase: Phase) -> Entry {
+    const fn off() -> crate::availability::Availability {
+        crate::availability::Availability::Unavailable(crate::availability::Cause::FeatureOff(
+            "cpu",
+        ))
+    }
+    let plain = BackendSpec {
+        dtypes: DType::ALL,
+        quant_output: true,
+        ..BackendSpec::new("CPU", phase, Platform::Cpu)
+    };
+    let spec = match phase {
+        Phase::Prefill => plain,
+        Phase::Decode => BackendSpec {
+            kv_formats: KvFormat::ALL,
+            query_len: QueryLen::Ragged,
+            sparse: SparseSupport::Optional,
+            ..plain
+        },
+    };
+    Entry::known(spec.checked(), off)
+}
+
 /// Every known backend. A name may occur more than once, for different kinds of devices.
 pub static KNOWN: &[Entry] = &[
     unlinked(FLASH_ATTN_ON_HOPPER),
@@ -265,4 +290,8 @@ pub static KNOWN: &[Entry] = &[
     unbuilt(TRITON_MLA),
     unbuilt(FLASHMLA_SPARSE),
     unbuilt(FLASHINFER_MLA_SPARSE),
+    #[cfg(not(feature = "cpu"))]
+    left_out(Phase::Prefill),
+    #[cfg(not(feature = "cpu"))]
+    left_out(Phase::Decode),
 ];

@@ -9,6 +9,7 @@ pub mod batch;
 pub mod cache;
 pub mod capability;
 pub mod conformance;
+#[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod device;
 pub mod dims;
