@@ -28,6 +28,9 @@ struct Arguments {
     /// Include roots.
     #[arg(long)]
     include: Vec<PathBuf>,
+    /// The declarations to take where only bindings are asked for.
+    #[arg(long)]
+    declarations: Option<PathBuf>,
     /// Require the CUTLASS headers and make them an include root.
     #[arg(long)]
     cutlass: bool,
@@ -71,6 +74,9 @@ fn main() -> Result<(), mla_build::Error> {
     }
     for folder in arguments.include {
         kernels = kernels.include(folder);
+    }
+    if let Some(file) = arguments.declarations {
+        kernels = kernels.declarations(file);
     }
     if arguments.cutlass {
         kernels = kernels.cutlass();

@@ -15,7 +15,7 @@ pub(crate) fn write(
     output: &Path,
     includes: &[PathBuf],
     libclang: &Found,
-    host: &Host,
+    host: Option<&Host>,
     tag: &Tag,
 ) -> Result<Vec<PathBuf>, Error> {
     let failed = |message: String| Error::Bindings {
@@ -47,7 +47,7 @@ pub(crate) fn write(
         // A build must not depend on whether rustfmt is installed.
         .formatter(bindgen::Formatter::None);
     // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
-    if let Some(builtin) = builtin_headers(host) {
+    if let Some(builtin) = host.and_then(builtin_headers) {
         builder = builder.clang_args([
             "-isystem".to_owned(),
             builtin.to_string_lossy().into_owned(),

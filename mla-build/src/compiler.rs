@@ -84,7 +84,15 @@ impl Host {
         let output = Command::new(&path)
             .arg("--version")
             .output()
-            .map_err(|e| tool(&program, e))?;
+            .map_err(|error| {
+                tool(
+                    &program,
+                    format!(
+                        "{error}. nvcc works with a C++ compiler of this machine: install GCC's (apt-get install g++), or \
+                         name one in NVCC_CCBIN"
+                    ),
+                )
+            })?;
         if !output.status.success() {
             return Err(tool(&program, format!("--version: {}", output.status)));
         }
@@ -194,7 +202,7 @@ impl Include {
 }
 
 impl Compiler {
-    fn fixed(&self, unit: &Unit) -> Vec<String> {
+    pub(crate) fn fixed(&self, unit: &Unit) -> Vec<String> {
         let mut arguments: Vec<String> = match unit.language {
             Language::Cuda => [
                 "-std=c++17",

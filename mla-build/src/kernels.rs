@@ -4,7 +4,7 @@ use std::{env, path::PathBuf, time::Instant};
 
 use crate::{
     Error, Family,
-    build::{Plan, output_folder},
+    build::{Plan, only, output_folder},
     compiled,
     family::Families,
     report::Report,
@@ -34,6 +34,7 @@ use crate::{
 pub struct Kernels {
     pub(crate) sources: Vec<String>,
     pub(crate) header: Option<PathBuf>,
+    pub(crate) declarations: Option<PathBuf>,
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
     pub(crate) flags: Vec<String>,
@@ -56,7 +57,7 @@ pub struct Kernels {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Built {
-    /// The static library.
+    /// The static library. It is not there if only bindings were asked for.
     pub library: PathBuf,
     /// The Rust declarations of the header, to be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
@@ -87,6 +88,14 @@ impl Kernels {
     /// declare, and its folder becomes an include root.
     pub fn header(mut self, header: impl Into<PathBuf>) -> Self {
         self.header = Some(header.into());
+        self
+    }
+
+    /// The Rust declarations of the header, checked in. They stand for what bindgen makes where only
+    /// bindings are asked for, so that a check needs no libclang; a test of the package holds them to the
+    /// header.
+    pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
+        self.declarations = Some(file.into());
         self
     }
 
@@ -254,6 +263,10 @@ impl Kernels {
     /// stands before each, two underscores included, in the environment variable
     /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"), "decode")]`.
     ///
+    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing is compiled
+    /// and CUDA is not needed: bindings and constants are made, which is enough for `cargo check`. What is
+    /// then linked all the same fails with a missing library whose name says why.
+    ///
     /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build script
     /// may read or write the environment meanwhile.
     ///
@@ -261,6 +274,9 @@ impl Kernels {
     ///
     /// See [`Error`]. When a unit fails, all others are compiled and kept first.
     pub fn compile(self, library: &str) -> Result<Built, Error> {
+        if let Some(variable) = only::asked()? {
+            return only::run(self, library, variable);
+        }
         let started = Instant::now();
         let limits = Limits::new(self.jobs).map_err(Error::file(
             "open the jobserver of",

@@ -17,6 +17,7 @@ mod bindings;
 pub mod budget;
 mod build;
 mod cache;
+mod clangd;
 mod compiled;
 mod compiler;
 mod depfile;

@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
+    time::{Instant, SystemTime},
 };
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -91,6 +92,30 @@ impl fmt::Display for Outcome {
 }
 
 impl Report {
+    /// Of a build that compiled nothing because a variable asked for bindings alone.
+    pub(crate) fn of_nothing(
+        package: String,
+        library: &str,
+        started: Instant,
+        variable: &str,
+    ) -> Self {
+        Self {
+            package,
+            library: library.to_owned(),
+            finished: now(),
+            targets: Vec::new(),
+            toolkit: Vec::new(),
+            host_compiler: Default::default(),
+            cache: PathBuf::new(),
+            notes: vec![format!(
+                "{variable} is set: bindings were made, and nothing compiled"
+            )],
+            seconds: started.elapsed().as_secs_f64(),
+            library_bytes: 0,
+            units: Vec::new(),
+        }
+    }
+
     /// Reads a report.
     ///
     /// # Errors
@@ -146,6 +171,14 @@ impl Report {
             .filter(|unit| unit.outcome == outcome)
             .count()
     }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> f64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
 }
 
 /// The folder of the reports within a target folder.

@@ -48,6 +48,12 @@ impl Tag {
         format!("{}__{name}", self.0)
     }
 
+    /// The line by which Cargo gives the package's code what stands before each name.
+    pub(crate) fn prefix_variable(&self, library: &str) -> String {
+        let library = library.to_uppercase().replace('-', "_");
+        format!("rustc-env=MLA_BUILD_PREFIX_{library}={}", self.of_c(""))
+    }
+
     fn of(&self, name: &[u8]) -> Vec<u8> {
         if is_cpp(name) {
             [name, b".", self.0.as_bytes()].concat()

@@ -1,6 +1,7 @@
 //! The build: from sources to a linked library.
 
 mod compile;
+pub(crate) mod only;
 mod output;
 mod watch;
 
@@ -90,17 +91,11 @@ struct Done {
 
 impl Plan {
     pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
-        if library.is_empty()
-            || !library
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
-        {
-            return Err(Error::Setting {
-                field: "library".into(),
-                given: library.to_owned(),
-                accepted: "a name of letters, digits, _ and -".into(),
-            });
-        }
+        check_library(library)?;
+        check_target(
+            env::var("TARGET").ok().as_deref(),
+            env::var("HOST").ok().as_deref(),
+        )?;
         let source_flags = kernels.source_flags();
         for flag in kernels.flags.iter().chain(&source_flags) {
             flags::check(flag)?;
@@ -140,29 +135,19 @@ impl Plan {
             cuda.version,
             &cuda.nvcc,
         )?;
+        if cuda.has_library(library) {
+            return Err(Error::Setting {
+                field: "library".into(),
+                given: library.to_owned(),
+                accepted: "a name that no library of the toolkit or the system has".into(),
+            });
+        }
         let mut found = vec![cuda.found.clone()];
         let host = Host::find(kernels.host_compiler.as_deref())?;
 
         // The order of the search, and the role of each folder.
         let header = kernels.header.map(|header| root.join(header));
-        let mut own: Vec<PathBuf> = header
-            .iter()
-            .filter_map(|h| h.parent())
-            .map(Path::to_owned)
-            .collect();
-        for include in kernels.includes {
-            let folder = root.join(&include);
-            if !folder.is_dir() {
-                return Err(Error::Setting {
-                    field: "include".into(),
-                    given: include.display().to_string(),
-                    accepted: "an existing folder, absolute or relative to the package".into(),
-                });
-            }
-            if !own.contains(&folder) {
-                own.push(folder);
-            }
-        }
+        let own = own_includes(&root, header.as_deref(), &kernels.includes)?;
         let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
         let own_includes = own.clone();
         let mut includes = Vec::new();
@@ -397,7 +382,7 @@ impl Plan {
             &output,
             &self.roots,
             &libclang,
-            &self.compiler.host,
+            Some(&self.compiler.host),
             &self.tag,
         )?;
         watched.extend(files);
@@ -409,14 +394,79 @@ impl Plan {
     fn bind(&mut self, _: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
         match &self.header {
             None => Ok(None),
-            Some(header) => Err(Error::Bindings {
-                header: header.clone(),
-                message: "mla-build was built without its feature `bindings`; turn it on under \
-                          [build-dependencies], or name no header"
-                    .to_owned(),
-            }),
+            Some(header) => Err(without_bindings(header)),
         }
     }
+}
+
+#[cfg(not(feature = "bindings"))]
+fn without_bindings(header: &Path) -> Error {
+    Error::Bindings {
+        header: header.to_owned(),
+        message: "mla-build was built without its feature `bindings`; turn it on under \
+                  [build-dependencies], or name no header"
+            .to_owned(),
+    }
+}
+
+fn check_library(library: &str) -> Result<(), Error> {
+    let named = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !library.is_empty() && library.chars().all(named) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "library".into(),
+        given: library.to_owned(),
+        accepted: "a name of letters, digits, _ and -".into(),
+    })
+}
+
+/// Refuses to compile for another machine than this, and for a C library that the runtime of CUDA does not
+/// work with. Outside a build script nothing is said of either.
+fn check_target(target: Option<&str>, host: Option<&str>) -> Result<(), Error> {
+    const SUPPORTED: &[&str] = &["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+    let Some(target) = target else { return Ok(()) };
+    if SUPPORTED.contains(&target) && host.is_none_or(|host| host == target) {
+        return Ok(());
+    }
+    Err(Error::Setting {
+        field: "TARGET".into(),
+        given: target.to_owned(),
+        accepted: format!(
+            "{}, on a machine of the same: kernels are compiled with GCC and glibc, and not for \
+             another machine than this ({}). {}=bindings checks the Rust code for any target",
+            SUPPORTED.join(" or "),
+            host.unwrap_or(target),
+            only::VARIABLE
+        ),
+    })
+}
+
+/// The package's own include roots: the header's folder, and those that were added.
+fn own_includes(
+    root: &Path,
+    header: Option<&Path>,
+    includes: &[PathBuf],
+) -> Result<Vec<PathBuf>, Error> {
+    let mut own: Vec<_> = header
+        .and_then(Path::parent)
+        .map(Path::to_owned)
+        .into_iter()
+        .collect();
+    for include in includes {
+        let folder = root.join(include);
+        if !folder.is_dir() {
+            return Err(Error::Setting {
+                field: "include".into(),
+                given: include.display().to_string(),
+                accepted: "an existing folder, absolute or relative to the package".into(),
+            });
+        }
+        if !own.contains(&folder) {
+            own.push(folder);
+        }
+    }
+    Ok(own)
 }
 
 fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
@@ -520,6 +570,28 @@ fn parse_size(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_target_other_than_this_machine_is_refused_with_what_is_supported() {
+        const HERE: &str = "x86_64-unknown-linux-gnu";
+        check_target(Some(HERE), Some(HERE)).unwrap();
+        check_target(None, None).unwrap();
+        for target in [
+            "aarch64-unknown-linux-gnu",
+            "x86_64-unknown-linux-musl",
+            "x86_64-pc-windows-msvc",
+        ] {
+            let message = check_target(Some(target), Some(HERE))
+                .unwrap_err()
+                .to_string();
+            assert!(message.starts_with(&format!("TARGET: given {target:?}, accepted: {HERE} or")));
+            assert!(
+                message.contains("GCC and glibc") && message.contains("MLA_BUILD_ONLY=bindings")
+            );
+        }
+        let musl = "x86_64-unknown-linux-musl";
+        assert!(check_target(Some(musl), Some(musl)).is_err());
+    }
 
     #[test]
     fn sizes_are_read_with_their_units() {

@@ -1,11 +1,6 @@
 //! What a build makes of its objects: the library, the report, and what Cargo is told.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    path::Path,
-    time::{Instant, SystemTime},
-};
+use std::{collections::BTreeMap, fs, io, path::Path, time::Instant};
 
 use super::{Done, Plan};
 use crate::{
@@ -92,10 +87,7 @@ impl Plan {
         Report {
             package: self.package.clone(),
             library: self.library.clone(),
-            finished: SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs_f64(),
+            finished: report::now(),
             targets: target::names(&self.families.targets()),
             toolkit: self.found.clone(),
             host_compiler: (
@@ -115,47 +107,10 @@ impl Plan {
             .units
             .iter()
             .map(|unit| {
-                // clangd speaks clang's dialect of CUDA, not nvcc's.
-                let mut arguments: Vec<String> = [
-                    "clang++",
-                    "-x",
-                    "cuda",
-                    "-std=c++17",
-                    "-nocudalib",
-                    "-Wno-unknown-cuda-version",
-                ]
-                .map(str::to_owned)
-                .into();
-                // It compiles for one target, and knows none that is shared by a family.
-                if let Some(target) = unit.targets.first() {
-                    let number = target.number();
-                    let exact = if target.to_string() == "sm_90a" {
-                        "a"
-                    } else {
-                        ""
-                    };
-                    arguments.push(format!("--cuda-gpu-arch=sm_{number}{exact}"));
-                }
-                arguments.push(format!(
-                    "--cuda-path={}",
-                    self.compiler.cuda.found.path.display()
-                ));
-                arguments.extend(
-                    self.roots
-                        .iter()
-                        .map(|folder| format!("-I{}", folder.display())),
-                );
-                arguments.extend(
-                    self.compiler
-                        .defines
-                        .iter()
-                        .map(|define| format!("-D{define}")),
-                );
-                arguments.extend(["-c".to_owned(), unit.source.clone()]);
                 serde_json::json!({
                     "directory": self.compiler.root,
                     "file": unit.source,
-                    "arguments": arguments,
+                    "arguments": self.compiler.for_clangd(unit),
                 })
             })
             .collect();
@@ -174,11 +129,7 @@ impl Plan {
             self.compiler.cuda.library.display()
         );
         println!("cargo::rustc-link-lib=static={}", self.tag.as_str());
-        println!(
-            "cargo::rustc-env=MLA_BUILD_PREFIX_{}={}",
-            self.library.to_uppercase().replace('-', "_"),
-            self.tag.of_c("")
-        );
+        println!("cargo::{}", self.tag.prefix_variable(&self.library));
         // The runtime is linked in whole, and itself looks for the driver when it is first called: a
         // program with kernels starts on a machine without one.
         println!("cargo::rustc-link-lib=static=cudart_static");

@@ -14,7 +14,7 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
-use super::Plan;
+use super::{Plan, only};
 use crate::{Error, compiler, toolkit, unit};
 
 /// The variables of a build that are neither of the toolkit's search nor of the compilers.
@@ -23,6 +23,8 @@ const VARIABLES: &[&str] = &[
     "MLA_BUILD_CACHE_SIZE",
     "MLA_BUILD_COMPILE_COMMANDS",
     "MLA_BUILD_LINE_INFO",
+    only::VARIABLE,
+    only::DOCUMENTATION,
 ];
 
 impl Plan {

@@ -59,6 +59,26 @@ pub(crate) struct Cuda {
     pub(crate) version_text: String,
 }
 
+impl Cuda {
+    /// Whether the toolkit, or what every program links, has a library of this name.
+    pub(crate) fn has_library(&self, name: &str) -> bool {
+        const ALWAYS: &[&str] = &[
+            "c",
+            "cuda",
+            "cudart",
+            "cudart_static",
+            "dl",
+            "m",
+            "pthread",
+            "rt",
+        ];
+        ALWAYS.contains(&name)
+            || ["a", "so"]
+                .iter()
+                .any(|kind| self.library.join(format!("lib{name}.{kind}")).exists())
+    }
+}
+
 /// A part that was found nowhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotFound {

@@ -53,19 +53,23 @@ impl Package {
         self.variables.push((variable.to_owned(), value));
     }
 
-    /// Builds, and returns whether the build script ran.
-    fn ran(&self) -> bool {
-        let runs = || fs::read_to_string(self.world.at("runs")).unwrap_or_default();
-        let before = runs();
-        let output = Command::new(env!("CARGO"))
-            .args(["build", "--offline", "--quiet"])
+    fn cargo(&self, command: &str) -> Command {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args([command, "--offline", "--quiet"])
             .current_dir(self.world.at("package"))
             .env_remove("CARGO_TARGET_DIR")
             .env("MLA_BUILD_CACHE", self.world.at("cache"))
             .env("MLA_CUDA_HOME", self.world.at("toolkit"))
-            .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .output()
-            .unwrap();
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        cargo
+    }
+
+    /// Builds, and returns whether the build script ran.
+    fn ran(&self) -> bool {
+        let runs = || fs::read_to_string(self.world.at("runs")).unwrap_or_default();
+        let before = runs();
+        let output = self.cargo("build").output().unwrap();
         assert!(
             output.status.success(),
             "{:?}:\n{}",
@@ -202,4 +206,28 @@ fn an_nvcc_that_newly_appears_earlier_in_the_order_is_noticed() {
     package.notices("a toolkit where CUDA_HOME says");
     let report = fs::read_to_string(world.at("package/target/mla-build/counted-kernels.json"));
     assert!(report.unwrap().contains("13.1.88"));
+}
+
+#[test]
+fn a_check_without_kernels_passes_and_a_build_says_what_it_lacks() {
+    let mut package = Package::new(&["--declarations=declared.rs", "--include=cuda"]);
+    package.world.write("package/declared.rs", "");
+    package.set("MLA_BUILD_ONLY", "bindings".into());
+    package.set("MLA_CUDA_HOME", package.world.at("none"));
+    let cargo = |command: &str| package.cargo(command).output().unwrap();
+    let checked = cargo("check");
+    let stderr = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert!(checked.status.success(), "{stderr}");
+    let built = cargo("build");
+    let stderr = String::from_utf8_lossy(&built.stderr).into_owned();
+    assert!(!built.status.success());
+    assert!(
+        stderr.contains("kernels_is_not_compiled_because_MLA_BUILD_ONLY_is_set"),
+        "{stderr}"
+    );
+    // The switch turned off, everything is compiled.
+    package.set("MLA_BUILD_ONLY", PathBuf::new());
+    package.set("MLA_CUDA_HOME", package.world.at("toolkit"));
+    package.notices("the switch");
+    assert_eq!(package.world.calls().len(), 3);
 }

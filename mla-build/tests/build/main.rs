@@ -5,6 +5,7 @@ mod cpp;
 mod family;
 mod fresh;
 mod memory;
+mod only;
 mod paths;
 mod program;
 mod real;

@@ -114,6 +114,10 @@ fn commands_for_clangd_are_written_on_request() {
     world
         .kernels()
         .compile_commands("compile_commands.json")
+        .define("TILE=64")
+        .flag("-lineinfo")
+        .flag("-Xcompiler=-Wall")
+        .flag_for("cuda/sm90/a.cu", "-maxrregcount=128")
         .compile("kernels")
         .unwrap();
     let text = fs::read_to_string(world.at("package/compile_commands.json")).unwrap();
@@ -125,12 +129,22 @@ fn commands_for_clangd_are_written_on_request() {
             .collect::<Vec<_>>(),
         ALL
     );
-    let arguments = commands[1]["arguments"].as_array().unwrap();
+    let has = |unit: usize, expected: &str| {
+        let arguments = commands[unit]["arguments"].as_array().unwrap();
+        arguments.iter().any(|argument| argument == expected)
+    };
+    for expected in [
+        "--cuda-gpu-arch=sm_90a",
+        "-DTILE=64",
+        "-gline-tables-only",
+        "-Wall",
+        "-fPIC",
+    ] {
+        assert!(has(0, expected) && has(1, expected), "{expected}: {text}");
+    }
     assert!(
-        arguments
-            .iter()
-            .any(|argument| argument == "--cuda-gpu-arch=sm_90a"),
-        "{arguments:?}"
+        has(1, "--maxrregcount=128") && !has(0, "--maxrregcount=128"),
+        "{text}"
     );
 }
 

@@ -195,6 +195,24 @@ fn wrong_settings_are_named() {
         world.kernels().cuda_home(world.at("cache")),
         "cuda_home: given",
     );
+    for flag in ["--ptx", "-fatbin", "-rdc=true", "-keep"] {
+        says(
+            world.kernels().flag(flag),
+            &format!("flag: given {flag:?}, accepted: "),
+        );
+    }
+    world.write("toolkit/lib/libcublas.so", "");
+    for library in ["cudart_static", "cublas", "cuda", "pthread"] {
+        let message = world.kernels().compile(library).unwrap_err().to_string();
+        assert!(
+            message.contains(&format!("library: given {library:?}")),
+            "{message}"
+        );
+    }
+    says(
+        world.kernels().host_compiler(world.at("no/g++")),
+        "No such file or directory (os error 2). nvcc works with a C++ compiler of this machine: install GCC's",
+    );
     let message = world.kernels().compile("lib/x").unwrap_err().to_string();
     assert!(message.contains("library: given \"lib/x\""), "{message}");
     world.write("package/cuda/sm91/x.cu", "");
@@ -202,6 +220,29 @@ fn wrong_settings_are_named() {
         world.kernels(),
         "given the family's folder \"sm91\", accepted: sm80, sm90, sm100, all",
     );
+}
+
+#[test]
+fn another_target_than_this_machine_is_refused() {
+    let world = World::new();
+    for target in [
+        "x86_64-unknown-linux-musl",
+        "x86_64-pc-windows-msvc",
+        "riscv64gc-unknown-linux-gnu",
+    ] {
+        let mut build = world.command("out");
+        build
+            .env("TARGET", target)
+            .env("HOST", "x86_64-unknown-linux-gnu");
+        let output = build.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let expected = format!("TARGET: given {target:?}, accepted: x86_64-unknown-linux-gnu or");
+        assert!(
+            !output.status.success() && stderr.contains(&expected),
+            "{stderr}"
+        );
+    }
+    assert_eq!(world.calls(), NONE);
 }
 
 #[test]

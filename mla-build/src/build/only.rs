@@ -1,0 +1,128 @@
+//! A build that compiles nothing: the bindings and the constants alone, for a check of the Rust code.
+//!
+//! Cargo runs a build script in the same way for `cargo check` and `cargo build`, and keeps one result
+//! for both, so a script cannot know what it is run for. It is told by a variable.
+
+use std::{env, fs, path::PathBuf, time::Instant};
+
+use super::{check_library, folder, output_folder, own_includes};
+use crate::{
+    Built, Error, Kernels, compiled,
+    report::Report,
+    shell,
+    symbols::Tag,
+    toolkit::{self, Pins, Search},
+};
+
+/// The variable that asks for it.
+pub(crate) const VARIABLE: &str = "MLA_BUILD_ONLY";
+
+/// The variable by which docs.rs makes itself known.
+pub(crate) const DOCUMENTATION: &str = "DOCS_RS";
+
+/// The name of the variable that asks for bindings alone, if one does.
+pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
+    match env::var(VARIABLE).as_deref() {
+        Ok("bindings") => Ok(Some(VARIABLE)),
+        Ok("") | Err(_) => Ok(env::var_os(DOCUMENTATION).map(|_| DOCUMENTATION)),
+        Ok(given) => Err(Error::Setting {
+            field: VARIABLE.into(),
+            given: given.to_owned(),
+            accepted: "bindings; unset it to compile".into(),
+        }),
+    }
+}
+
+/// Makes the bindings and the constants, because `variable` asks for no more.
+pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Built, Error> {
+    let started = Instant::now();
+    check_library(library)?;
+    let families = kernels.resolve()?;
+    let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
+    let root = root
+        .canonicalize()
+        .map_err(Error::file("open the package's folder", &root))?;
+    let for_cargo = kernels.out_dir.is_none();
+    let out_dir = output_folder(kernels.out_dir.clone())?;
+    shell::check_for_cargo("OUT_DIR", &out_dir)?;
+    let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
+    let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
+        let name = root.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    });
+    let tag = Tag::new(&package, of_cargo("CARGO_PKG_VERSION").as_deref(), library);
+    let constants = out_dir.join(format!("{library}_compiled.rs"));
+    compiled::write(&families, &constants)?;
+
+    let output = out_dir.join(format!("{library}.rs"));
+    let mut watched = Vec::new();
+    let bindings = if let Some(declarations) = &kernels.declarations {
+        let source = root.join(declarations);
+        fs::copy(&source, &output).map_err(Error::file("copy the declarations", &source))?;
+        watched.push(source);
+        Some(output)
+    } else if let Some(header) = &kernels.header {
+        let header = root.join(header);
+        let mut roots = own_includes(&root, Some(&header), &kernels.includes)?;
+        let install = kernels
+            .install_command
+            .clone()
+            .unwrap_or_else(|| Pins::current().command());
+        let search = Search::new();
+        // A header may include CUDA's own where there are any; most include none.
+        roots.extend(
+            toolkit::cuda(&search, &install)
+                .ok()
+                .map(|cuda| cuda.include),
+        );
+        watched = bind(&header, &output, &roots, &search, &install, &tag)?;
+        Some(output)
+    } else {
+        None
+    };
+    if for_cargo {
+        for name in [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES) {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        for path in watched.iter().filter(|path| !path.starts_with(&out_dir)) {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        println!("cargo::{}", tag.prefix_variable(library));
+        // Nothing looks for it before something is linked, and then its name is the message.
+        println!(
+            "cargo::rustc-link-lib=static={library}_is_not_compiled_because_{variable}_is_set"
+        );
+    }
+    Ok(Built {
+        library: out_dir.join(format!("lib{}.a", tag.as_str())),
+        bindings,
+        compiled: constants,
+        report: Report::of_nothing(package, library, started, variable),
+    })
+}
+
+#[cfg(feature = "bindings")]
+fn bind(
+    header: &std::path::Path,
+    output: &std::path::Path,
+    roots: &[PathBuf],
+    search: &Search,
+    install: &str,
+    tag: &Tag,
+) -> Result<Vec<PathBuf>, Error> {
+    let libclang = toolkit::libclang(search, install)?;
+    let host = crate::compiler::Host::find(None).ok();
+    crate::bindings::write(header, output, roots, &libclang, host.as_ref(), tag)
+}
+
+#[cfg(not(feature = "bindings"))]
+fn bind(
+    header: &std::path::Path,
+    _: &std::path::Path,
+    _: &[PathBuf],
+    _: &Search,
+    _: &str,
+    _: &Tag,
+) -> Result<Vec<PathBuf>, Error> {
+    Err(super::without_bindings(header))
+}

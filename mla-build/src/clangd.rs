@@ -1,0 +1,114 @@
+//! The command lines that clangd reads. It speaks clang's dialect of CUDA, so flags of nvcc are told in
+//! clang's words.
+
+use crate::{
+    compiler::Compiler,
+    unit::{Language, Unit},
+};
+
+/// Flags of nvcc that clang spells otherwise. A value of the first is put for `{}` in the second.
+const SPELLED: &[(&str, &str)] = &[
+    ("lineinfo", "-gline-tables-only"),
+    ("generate-line-info", "-gline-tables-only"),
+    ("G", "-g"),
+    ("device-debug", "-g"),
+    ("use_fast_math", "-ffast-math"),
+    ("ftz", "-fgpu-flush-denormals-to-zero"),
+    ("default-stream", "-fgpu-default-stream={}"),
+    ("std", "-std={}"),
+    ("optimize", "-O{}"),
+    ("undefine-macro", "-U{}"),
+];
+
+impl Compiler {
+    /// The arguments for a unit: its macros, include roots and flags.
+    pub(crate) fn for_clangd(&self, unit: &Unit) -> Vec<String> {
+        let mut arguments = vec!["clang++".to_owned()];
+        if unit.language == Language::Cuda {
+            arguments.extend(
+                ["-x", "cuda", "-nocudalib", "-Wno-unknown-cuda-version"].map(str::to_owned),
+            );
+            // clang compiles for one target, and knows none that is shared by a family.
+            if let Some(target) = unit.targets.first() {
+                let exact = if target.to_string() == "sm_90a" {
+                    "a"
+                } else {
+                    ""
+                };
+                arguments.push(format!("--cuda-gpu-arch=sm_{}{exact}", target.number()));
+            }
+            arguments.push(format!("--cuda-path={}", self.cuda.found.path.display()));
+        }
+        for flag in self.fixed(unit) {
+            match unit.language {
+                Language::Cuda => arguments.extend(in_clang(&flag)),
+                Language::Cpp => arguments.push(flag),
+            }
+        }
+        for include in &self.includes {
+            let flag = if include.is_system { "-isystem" } else { "-I" };
+            arguments.push(format!("{flag}{}", include.folder.display()));
+        }
+        arguments.push(format!("-isystem{}", self.cuda.include.display()));
+        arguments.extend(["-c".to_owned(), unit.source.clone()]);
+        arguments
+    }
+}
+
+/// A flag of nvcc in clang's words. What clang has no word for is left out: extended lambdas,
+/// say, need no flag there.
+fn in_clang(flag: &str) -> Vec<String> {
+    if ["-D", "-U", "-O", "-W", "-g"]
+        .iter()
+        .any(|start| flag.starts_with(start))
+        && !flag.starts_with("-gen")
+    {
+        return vec![flag.to_owned()];
+    }
+    let name = flag.trim_start_matches('-');
+    let (name, value) = name.split_once('=').unwrap_or((name, ""));
+    match name {
+        "Xcompiler" | "compiler-options" => value.split(',').map(str::to_owned).collect(),
+        "Xptxas" | "ptxas-options" => {
+            let options = value.split(',').map(str::to_owned);
+            options
+                .flat_map(|option| ["-Xcuda-ptxas".to_owned(), option])
+                .collect()
+        }
+        "maxrregcount" => in_clang(&format!("-Xptxas=--maxrregcount={value}")),
+        "ftz" | "use_fast_math" if value == "false" => Vec::new(),
+        "fmad" => vec![format!(
+            "-ffp-contract={}",
+            if value == "false" { "off" } else { "fast" }
+        )],
+        _ => SPELLED
+            .iter()
+            .filter(|(nvcc, _)| *nvcc == name)
+            .map(|(_, clang)| clang.replace("{}", value))
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_told_in_the_words_of_clang() {
+        for (nvcc, clang) in [
+            ("-DTILE=64", "-DTILE=64"),
+            ("-std=c++20", "-std=c++20"),
+            ("-lineinfo", "-gline-tables-only"),
+            ("--use_fast_math", "-ffast-math"),
+            ("-Xcompiler=-fPIC,-Wall", "-fPIC -Wall"),
+            ("-Xptxas=-v,-O2", "-Xcuda-ptxas -v -Xcuda-ptxas -O2"),
+            ("-maxrregcount=128", "-Xcuda-ptxas --maxrregcount=128"),
+            ("--fmad=false", "-ffp-contract=off"),
+            ("-O3", "-O3"),
+            ("-gencode=arch=compute_90a,code=sm_90a", ""),
+            ("--expt-relaxed-constexpr", ""),
+        ] {
+            assert_eq!(in_clang(nvcc).join(" "), clang, "{nvcc}");
+        }
+    }
+}

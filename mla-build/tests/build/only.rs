@@ -1,0 +1,55 @@
+//! A check of the Rust code, which compiles no kernels and needs no CUDA.
+
+use std::{fs, process::Output};
+
+use crate::stub::World;
+
+fn build(world: &World, arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut build = world.command("out");
+    build
+        .args(arguments)
+        .envs(variables.iter().copied())
+        // Nothing of a toolkit is there, and none of the machine's own is wanted.
+        .env("MLA_CUDA_HOME", world.at("none"))
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn bindings_alone_need_neither_a_toolkit_nor_a_compiler() {
+    let world = World::new();
+    world.write("package/declared.rs", "pub fn declared();\n");
+    let arguments = ["--declarations=declared.rs"];
+    for variables in [[("MLA_BUILD_ONLY", "bindings")], [("DOCS_RS", "1")]] {
+        let output = build(&world, &arguments, &variables);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let bindings = fs::read_to_string(world.at("out/kernels.rs")).unwrap();
+        assert_eq!(bindings, "pub fn declared();\n");
+        let constants = fs::read_to_string(world.at("out/kernels_compiled.rs")).unwrap();
+        assert!(
+            constants.contains("SM90: &[&str] = &[\"sm_90a\"]"),
+            "{constants}"
+        );
+        assert!(!world.at("out/libpackage_kernels.a").exists());
+        fs::remove_dir_all(world.at("out")).unwrap();
+    }
+    assert_eq!(world.calls(), [""; 0]);
+    let output = build(&world, &arguments, &[("MLA_BUILD_ONLY", "")]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && stderr.contains("MLA_CUDA_HOME: given"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn another_value_of_the_switch_is_refused() {
+    let output = build(&World::new(), &[], &[("MLA_BUILD_ONLY", "check")]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        stderr.contains("MLA_BUILD_ONLY: given \"check\", accepted: bindings; unset it to compile"),
+        "{stderr}"
+    );
+}
