@@ -16,7 +16,7 @@
 mod bindings;
 pub mod budget;
 mod build;
-mod cache;
+pub mod cache;
 mod clangd;
 mod compiled;
 mod compiler;

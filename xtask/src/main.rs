@@ -2,6 +2,7 @@
 
 mod api;
 mod bundle;
+mod cache;
 mod goldens;
 mod kernels;
 mod macro_cost;
@@ -28,6 +29,8 @@ struct Arguments {
 enum Chore {
     /// Compile the kernels, show each unit as it is done, and tell where the time went.
     Kernels(kernels::Arguments),
+    /// Show what the cache of compiled kernels holds, clean it, take it elsewhere.
+    Cache(cache::Arguments),
     /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them anew.
@@ -45,6 +48,7 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().chore {
         Chore::Kernels(arguments) => kernels::run(&arguments),
+        Chore::Cache(arguments) => cache::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),
         Chore::Api(arguments) => api::run(&arguments),

@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     Built, Error, Kernels,
-    cache::{Cache, Entry, Key, Lookup, PACKAGE},
+    cache::{self, Cache, Entry, Key, Lookup, PACKAGE},
     compiled,
     compiler::{self, Compiler, Host, Include},
     diagnostic::{Failure, Failures},
@@ -211,12 +211,7 @@ impl Plan {
 
         let cache = kernels
             .cache
-            .or_else(|| {
-                env::var_os("MLA_BUILD_CACHE")
-                    .filter(|v| !v.is_empty())
-                    .map(PathBuf::from)
-            })
-            .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
+            .or_else(cache::folder)
             // Without a home there is still a build, whose cache lives and dies with its target folder.
             .unwrap_or_else(|| out_dir.join("mla-build-cache"));
         let cache = Cache::open(cache);
@@ -290,7 +285,7 @@ impl Plan {
             lookup: Lookup::new(searched, root),
             roots,
             cache,
-            cache_bound: cache_bound()?,
+            cache_bound: cache::bound()?,
             compile_commands,
             #[cfg(feature = "bindings")]
             install_command,
@@ -345,6 +340,7 @@ impl Plan {
         }
         watched.extend(done.iter().flat_map(|done| done.files.iter().cloned()));
         let report = self.report(done, started, library_bytes);
+        self.cache.count(&report);
         report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
         if self.target_dir != self.out_dir {
             report.save(
@@ -540,33 +536,6 @@ fn new_enough(
     }
 }
 
-/// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
-fn cache_bound() -> Result<u64, Error> {
-    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE")
-        .ok()
-        .filter(|v| !v.is_empty())
-    else {
-        return Ok(10 << 30);
-    };
-    parse_size(&given).ok_or_else(|| Error::Setting {
-        field: "MLA_BUILD_CACHE_SIZE".into(),
-        given,
-        accepted: "a number of bytes, or one with MiB or GiB after it".into(),
-    })
-}
-
-fn parse_size(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let (number, shift) = if let Some(number) = text.strip_suffix("GiB") {
-        (number, 30)
-    } else if let Some(number) = text.strip_suffix("MiB") {
-        (number, 20)
-    } else {
-        (text, 0)
-    };
-    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -591,14 +560,5 @@ mod tests {
         }
         let musl = "x86_64-unknown-linux-musl";
         assert!(check_target(Some(musl), Some(musl)).is_err());
-    }
-
-    #[test]
-    fn sizes_are_read_with_their_units() {
-        assert_eq!(parse_size("4096"), Some(4096));
-        assert_eq!(parse_size("3 MiB"), Some(3 << 20));
-        assert_eq!(parse_size("2GiB"), Some(2 << 30));
-        assert_eq!(parse_size("much"), None);
-        assert_eq!(parse_size("99999999999999GiB"), None);
     }
 }

@@ -19,6 +19,7 @@
 //! file. What a disk does to it afterwards is found by its hash.
 
 pub(crate) mod includes;
+mod maintenance;
 mod store;
 
 use std::{path::PathBuf, time::Duration};
@@ -26,6 +27,7 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use includes::Lookup;
+pub use maintenance::{Statistics, bound, clean, copy, folder, statistics};
 pub(crate) use store::{Cache, Estimate, Loaded};
 
 use crate::{
@@ -85,6 +87,17 @@ impl Manifest {
     pub(crate) fn remember(&mut self, set: DependencySet) {
         self.sets.retain(|known| *known != set);
         self.sets.insert(0, set);
+        self.sets.truncate(Self::MOST_SETS);
+    }
+
+    /// Adds the sets of another, as older ones.
+    fn add(&mut self, other: Self) {
+        let new = other
+            .sets
+            .into_iter()
+            .filter(|set| !self.sets.contains(set));
+        let new: Vec<_> = new.collect();
+        self.sets.extend(new);
         self.sets.truncate(Self::MOST_SETS);
     }
 }

@@ -272,7 +272,7 @@ impl Cache {
     }
 
     /// Writes a file that is either whole or not there.
-    fn publish(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn publish(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let folder = path.parent().unwrap_or(&self.folder);
         fs::create_dir_all(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(self.folder.join("staging"))?;

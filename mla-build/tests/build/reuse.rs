@@ -322,3 +322,46 @@ fn a_header_edited_while_a_unit_compiles_is_not_kept_under_its_new_content() {
         world.library("out").contains("shared-2") && !world.library("out").contains("shared-1")
     );
 }
+
+#[test]
+fn a_cache_is_counted_exported_and_cleaned() {
+    use mla_build::cache;
+    let world = World::new();
+    world.compiled();
+    world.compiled();
+    let counted = cache::statistics(&world.at("cache"));
+    assert_eq!((counted.objects, counted.builds), (3, 2));
+    assert_eq!((counted.cached, counted.compiled), (3, 3));
+    assert!(counted.bytes > 0 && counted.oldest.is_some());
+
+    // What was exported serves another machine, beside what that one has.
+    assert_eq!(
+        cache::copy(&world.at("cache"), &world.at("taken")).unwrap(),
+        3
+    );
+    assert_eq!(
+        cache::copy(&world.at("cache"), &world.at("taken")).unwrap(),
+        0
+    );
+    let elsewhere = || world.kernels().cache(world.at("taken"));
+    assert_eq!(world.compiled_by(elsewhere()), NONE);
+    world.write("package/cuda/common/shared.h", "shared-2\n");
+    assert_eq!(world.compiled_by(elsewhere()).len(), 2);
+    assert_eq!(
+        cache::copy(&world.at("taken"), &world.at("cache")).unwrap(),
+        2
+    );
+    assert_eq!(world.compiled(), NONE);
+    world.write("package/cuda/common/shared.h", "shared-1\n");
+    assert_eq!(world.compiled(), NONE, "manifests are merged");
+
+    assert_eq!(
+        cache::clean(&world.at("cache"), Duration::from_secs(3600)).unwrap(),
+        0
+    );
+    assert!(cache::clean(&world.at("cache"), Duration::ZERO).unwrap() > 0);
+    assert_eq!(cache::statistics(&world.at("cache")).objects, 0);
+    assert_eq!(world.compiled(), ALL);
+    let message = cache::copy(&world.at("package"), &world.at("taken")).unwrap_err();
+    assert!(message.to_string().starts_with("cache: given"), "{message}");
+}

@@ -1,0 +1,248 @@
+//! What a person does with the cache: look at it, clean it, take it elsewhere.
+
+use std::{
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Cache, Manifest};
+use crate::{Error, report};
+
+/// What the cache holds, by the folders in it.
+const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
+
+/// The file of builds in the cache, one line each, and how long it may grow.
+const BUILDS: &str = "builds";
+const MOST_BUILDS: u64 = 1 << 18;
+
+/// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without either.
+pub fn folder() -> Option<PathBuf> {
+    env::var_os("MLA_BUILD_CACHE")
+        .filter(|given| !given.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| Some(dirs::cache_dir()?.join("mla-build")))
+}
+
+/// The bound of the cache in bytes: `MLA_BUILD_CACHE_SIZE`, or 10 GiB.
+///
+/// # Errors
+///
+/// The variable's value is no size.
+pub fn bound() -> Result<u64, Error> {
+    let Some(given) = env::var("MLA_BUILD_CACHE_SIZE")
+        .ok()
+        .filter(|v| !v.is_empty())
+    else {
+        return Ok(10 << 30);
+    };
+    parse_size(&given).ok_or_else(|| Error::Setting {
+        field: "MLA_BUILD_CACHE_SIZE".into(),
+        given,
+        accepted: "a number of bytes, or one with MiB or GiB after it".into(),
+    })
+}
+
+fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, shift) = if let Some(number) = text.strip_suffix("GiB") {
+        (number, 30)
+    } else if let Some(number) = text.strip_suffix("MiB") {
+        (number, 20)
+    } else {
+        (text, 0)
+    };
+    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// What a cache holds and what it was good for.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Statistics {
+    /// How many objects there are.
+    pub objects: usize,
+    /// Bytes of everything in it.
+    pub bytes: u64,
+    /// When the object that was not used for longest was last used.
+    pub oldest: Option<SystemTime>,
+    /// How many of the latest builds are counted below.
+    pub builds: usize,
+    /// Units that they found in the cache.
+    pub cached: u64,
+    /// Units that they compiled.
+    pub compiled: u64,
+}
+
+/// A build in the file of builds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Build {
+    finished: f64,
+    package: String,
+    library: String,
+    cached: u64,
+    compiled: u64,
+}
+
+/// Counts what is in a cache. One that does not exist holds nothing.
+pub fn statistics(cache: &Path) -> Statistics {
+    let objects = files(&cache.join("objects"));
+    let builds: Vec<Build> = fs::read_to_string(cache.join(BUILDS))
+        .unwrap_or_default()
+        .lines()
+        // A line that was torn when the file was cut counts for nothing.
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    Statistics {
+        objects: objects.len(),
+        bytes: KINDS
+            .iter()
+            .flat_map(|kind| files(&cache.join(kind)))
+            .map(|file| file.bytes)
+            .sum(),
+        oldest: objects.iter().map(|file| file.used).min(),
+        builds: builds.len(),
+        cached: builds.iter().map(|build| build.cached).sum(),
+        compiled: builds.iter().map(|build| build.compiled).sum(),
+    }
+}
+
+/// Throws away what was not used for `age`, and returns how many bytes that was. With no age at all the
+/// cache is empty afterwards; a build that runs meanwhile compiles what it misses.
+///
+/// # Errors
+///
+/// A file cannot be removed.
+pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
+    let mut bytes = 0;
+    for file in KINDS.iter().flat_map(|kind| files(&cache.join(kind))) {
+        let unused = file.used.elapsed().unwrap_or_default();
+        if unused >= age {
+            fs::remove_file(&file.path).map_err(Error::file("remove", &file.path))?;
+            bytes += file.bytes;
+        }
+    }
+    Ok(bytes)
+}
+
+/// Adds what one cache holds to another, and returns how many objects were new there. A copy is a cache
+/// like any other: nothing in it depends on where it lies or which machine made it.
+///
+/// # Errors
+///
+/// A file cannot be read or written.
+pub fn copy(from: &Path, to: &Path) -> Result<usize, Error> {
+    if !from.join("objects").is_dir() {
+        return Err(Error::Setting {
+            field: "cache".into(),
+            given: from.display().to_string(),
+            accepted: "the folder of a cache, which holds a folder `objects`".into(),
+        });
+    }
+    let cache = Cache::open(to.to_owned());
+    if !cache.is_writable() {
+        return Err(Error::Setting {
+            field: "cache".into(),
+            given: to.display().to_string(),
+            accepted: format!(
+                "a folder that can be written ({})",
+                cache.notes().join("; ")
+            ),
+        });
+    }
+    let mut new = 0;
+    // Objects first: a manifest may name one that is not there, but not the other way round.
+    for kind in ["objects", "estimates", "manifests"] {
+        for file in files(&from.join(kind)) {
+            let place = to.join(file.path.strip_prefix(from).unwrap_or(&file.path));
+            let mut bytes = fs::read(&file.path).map_err(Error::file("read", &file.path))?;
+            let known = fs::read(&place).ok();
+            if let Some(known) = &known {
+                if kind != "manifests" {
+                    continue;
+                }
+                bytes = merged(known, &bytes).unwrap_or(bytes);
+            }
+            cache
+                .publish(&place, &bytes)
+                .map_err(Error::file("write", &place))?;
+            new += usize::from(kind == "objects");
+        }
+    }
+    Ok(new)
+}
+
+/// A manifest with the sets of both; `None` unless both are manifests.
+fn merged(known: &[u8], more: &[u8]) -> Option<Vec<u8>> {
+    let mut manifest: Manifest = serde_json::from_slice(known).ok()?;
+    let more: Manifest = serde_json::from_slice(more).ok()?;
+    manifest.add(more);
+    serde_json::to_vec(&manifest).ok()
+}
+
+impl Cache {
+    /// Remembers a build, for [`statistics`]. Where that fails, nothing is lost but a count.
+    pub(crate) fn count(&self, report: &report::Report) {
+        if !self.is_writable() {
+            return;
+        }
+        let path = self.folder().join(BUILDS);
+        if fs::metadata(&path).is_ok_and(|data| data.len() > MOST_BUILDS) {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let half = text.len() / 2;
+            let rest = text.as_bytes().split_at(half).1;
+            let _ = self.publish(&path, rest);
+        }
+        let build = Build {
+            finished: report.finished,
+            package: report.package.clone(),
+            library: report.library.clone(),
+            cached: report.count(report::Outcome::Cached) as u64,
+            compiled: report.count(report::Outcome::Compiled) as u64,
+        };
+        if let Ok(mut line) = serde_json::to_string(&build)
+            && let Ok(mut file) = fs::File::options().append(true).create(true).open(path)
+        {
+            line.push('\n');
+            // One write per line: appending is atomic between processes.
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+}
+
+struct Kept {
+    path: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+fn files(folder: &Path) -> Vec<Kept> {
+    walkdir::WalkDir::new(folder)
+        .into_iter()
+        .filter_map(|entry| {
+            let entry = entry.ok().filter(|entry| entry.file_type().is_file())?;
+            let data = entry.metadata().ok()?;
+            Some(Kept {
+                bytes: data.len(),
+                used: data.modified().ok()?,
+                path: entry.into_path(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(parse_size("4096"), Some(4096));
+        assert_eq!(parse_size("3 MiB"), Some(3 << 20));
+        assert_eq!(parse_size("2GiB"), Some(2 << 30));
+        assert_eq!(parse_size("much"), None);
+        assert_eq!(parse_size("99999999999999GiB"), None);
+    }
+}
