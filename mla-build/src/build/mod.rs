@@ -62,6 +62,7 @@ pub(crate) struct Plan {
     roles: Roles,
     lookup: Lookup,
     /// The include roots, in the order of the search, without their roles.
+    #[cfg(feature = "bindings")]
     roots: Vec<PathBuf>,
     cache: Cache,
     cache_bound: u64,
@@ -283,6 +284,7 @@ impl Plan {
             wheel_variables,
             roles: Roles::new(roles),
             lookup: Lookup::new(searched, root),
+            #[cfg(feature = "bindings")]
             roots,
             cache,
             cache_bound: cache::bound()?,
