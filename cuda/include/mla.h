@@ -247,8 +247,8 @@ typedef struct MlaPrefillParams {
     const int32_t* cu_query_lens;
     /* [requests + 1] int32: the same for keys and values */
     const int32_t* cu_key_lens;
-    /* workspace_bytes bytes, aligned to 256, zero before the first launch that uses it; every launch leaves it zero.
-     * Launches that share a workspace must not overlap. */
+    /* workspace_bytes bytes, aligned to 256. The first MLA_PREFILL_COUNTER_BYTES must be zero before the first launch
+     * that uses it; every launch leaves them zero. Launches that share a workspace must not overlap. */
     void* workspace;
     size_t workspace_bytes;
 
@@ -285,8 +285,12 @@ typedef struct MlaPrefillParams {
     float softmax_scale;
 } MlaPrefillParams;
 
-/* Bytes of workspace that mla_prefill_sm90 needs: a constant. */
-#define MLA_PREFILL_WORKSPACE_BYTES 256
+/* Leading bytes of a prefill workspace that must be zero before its first use. */
+#define MLA_PREFILL_COUNTER_BYTES 4096
+
+/* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's properties; the result
+ * depends on no number of tokens, requests or heads. */
+MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);

@@ -71,9 +71,6 @@ MlaStatus check(const MlaPrefillParams& p) {
         return refuse("softmax_scale", truncated(p.softmax_scale), "a finite number above 0");
     if (!p.workspace || !is_aligned(p.workspace, 256))
         return refuse("workspace", address(p.workspace), "a device pointer aligned to 256 bytes");
-    if (p.workspace_bytes < MLA_PREFILL_WORKSPACE_BYTES)
-        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
-                      "at least MLA_PREFILL_WORKSPACE_BYTES (256)");
     return ok();
 }
 
@@ -148,6 +145,30 @@ Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
 
+// The workspace of a launch: counters, then partial results.
+struct Workspace {
+    int64_t slots, value;
+
+    Workspace(const DeviceFacts& facts, int value_dim)
+        : slots(int64_t(kSlotsPerMultiprocessor) * facts.multiprocessors), value(value_dim) {}
+
+    static constexpr int64_t kArrived = 256;
+    static_assert(kArrived + 4 * kSlotsPerMultiprocessor * 256 <= MLA_PREFILL_COUNTER_BYTES);
+    int64_t sums() const { return slots * kQueries * 8; }
+    int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + slots * kQueries * value * 4; }
+
+    void place(void* address, KernelParams& k) const {
+        auto* bytes = static_cast<uint8_t*>(address);
+        k.claimed = reinterpret_cast<int*>(bytes);
+        k.done = reinterpret_cast<int*>(bytes + kArrived / 2);
+        k.arrived = reinterpret_cast<int*>(bytes + kArrived);
+        bytes += MLA_PREFILL_COUNTER_BYTES;
+        k.partial_sum = reinterpret_cast<float2*>(bytes);
+        k.partial_out = reinterpret_cast<float4*>(bytes + sums());
+        k.slots = int(slots);
+    }
+};
+
 template <typename Tile>
 MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
     KernelParams k = {};
@@ -155,7 +176,11 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.lse = p.lse;
     k.cu_q = p.cu_query_lens;
     k.cu_k = p.cu_key_lens;
-    k.counters = static_cast<int*>(p.workspace);
+    const Workspace workspace(facts, Tile::kValue);
+    if (p.workspace_bytes < workspace.bytes())
+        return refuse("workspace_bytes", int64_t(p.workspace_bytes),
+                      "at least what mla_prefill_sm90_workspace says");
+    workspace.place(p.workspace, k);
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
@@ -208,7 +233,9 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     if (tiles > INT32_MAX - facts.multiprocessors)
         return refuse("query_tokens", p.query_tokens,
                       "fewer than 2^31 tiles of 128 rows over all requests and heads");
-    const Launch l{int(tiles < facts.multiprocessors ? tiles : facts.multiprocessors), stream};
+    // Each item is a CTA's, if there are so few, and none has less than a KV tile.
+    const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
+    const Launch l{int(items < facts.multiprocessors ? items : facts.multiprocessors), stream};
     const cudaError_t e = launch<Tile>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
 }
@@ -236,6 +263,19 @@ MlaStatus load_dtype() {
 
 }  // namespace
 }  // namespace mla::sm90::prefill
+
+extern "C" MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes) {
+    using namespace mla;
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!bytes) return refuse("bytes", 0, "a pointer");
+    const int value = params->value_dim;
+    if (value != 64 && value != 128 && value != 256)
+        return refuse("value_dim", value, "64, 128 or 256");
+    DeviceFacts facts;
+    const MlaStatus s = sm90_facts(facts);
+    if (s.code == MLA_OK) *bytes = size_t(sm90::prefill::Workspace(facts, value).bytes());
+    return s;
+}
 
 extern "C" MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream) {
     using namespace mla;

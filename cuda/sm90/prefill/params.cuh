@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "tile.cuh"
 
 namespace mla::sm90::prefill {
 
@@ -12,8 +15,14 @@ struct KernelParams {
     float* lse;       // [heads, query tokens], or null
     const int* cu_q;  // [requests + 1]
     const int* cu_k;  // [requests + 1]
-    int*
-        counters;  // two: tiles handed out beyond the first of each block, and blocks that are done
+    // Zero between launches: tiles or items claimed, CTAs that are done, and of each query tile of
+    // several splits the warps that have stored their partial results, at its first slot.
+    int *claimed, *done, *arrived;
+    // Partial results, each of kQueries rows: sums of weights times values, [slot, warp, V / 8, lane]
+    // of 4 f32 as they lie in registers, and of each row (reference, sum of weights).
+    float4* partial_out;
+    float2* partial_sum;
+    int slots;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.

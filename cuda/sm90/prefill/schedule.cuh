@@ -19,11 +19,13 @@
 // next lower one.
 #pragma once
 
+#include "item.cuh"
 #include "params.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
 
+template <typename Tile>
 struct Schedule {
     const KernelParams& p;
     int lane;
@@ -39,13 +41,12 @@ struct Schedule {
         enter_section(0);
     }
 
-    // The tile at `index`, all but its blocks; request -1 past the end. From call to call the index
-    // rises.
-    __device__ Work find(int index) {
-        Work work = {};
-        work.request = -1;
+    // The tile at `index`, in one split. From call to call the index rises.
+    __device__ Item find(int index) {
+        Item item = {};
+        item.request = -1;
         while (index - start >= per_head * p.heads) {
-            if (end == p.requests) return work;
+            if (end == p.requests) return item;
             start += per_head * p.heads;
             enter_section(end);
         }
@@ -54,7 +55,7 @@ struct Schedule {
         const int first_head = at_group * p.group;
         const int heads = min(p.group, p.heads - first_head);
         const int within = index - at_group * (per_head * p.group);
-        work.head = first_head + within % heads;
+        item.head = first_head + within % heads;
         const int position = within / heads;
 
         if (at_group != group) {
@@ -71,7 +72,7 @@ struct Schedule {
         for (int request = first;; request += 32) {
             unsigned has = __ballot_sync(~0u, tiles_of(request + lane) > level);
             int count = __popc(has);
-            if (nth < count) return describe(work, request + __fns(has, 0, nth + 1), level);
+            if (nth < count) return describe(item, request + __fns(has, 0, nth + 1), level);
             nth -= count;
         }
     }
@@ -113,15 +114,16 @@ struct Schedule {
         requests = __reduce_add_sync(~0u, reach);
     }
 
-    __device__ Work describe(Work work, int request, int level) const {
-        work.request = request;
-        work.query = level * kQueries;
-        work.query_start = p.cu_q[work.request];
-        work.query_len = p.cu_q[work.request + 1] - work.query_start;
-        const int key_start = p.cu_k[work.request];
-        work.key_end = p.cu_k[work.request + 1];
-        work.key_len = work.key_end - key_start;
-        return work;
+    __device__ Item describe(Item item, int request, int level) const {
+        item.request = request;
+        item.query = level * kQueries;
+        item.query_start = p.cu_q[item.request];
+        item.query_len = p.cu_q[item.request + 1] - item.query_start;
+        item.key_start = p.cu_k[item.request];
+        item.key_len = p.cu_k[item.request + 1] - item.key_start;
+        item.end = visible_kv_tiles<Tile::kKeys>(p, item.query, item.query_len, item.key_len);
+        item.splits = 1;
+        return item;
     }
 };
 

@@ -26,6 +26,9 @@ constexpr int kAnnounced = 2;
 constexpr int kClaimBlock = 1;
 // Query rows of a warp, which it stores by itself.
 constexpr int kWarpRows = 16;
+constexpr int kConsumerWarps = kQueries / kWarpRows;
+// Partial results that the workspace has room for, for each SM: so many items of divided tiles.
+constexpr int kSlotsPerMultiprocessor = 3;
 // A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
@@ -59,14 +62,31 @@ struct Tile {
     static constexpr int kOutPanelBytes = kWarpRows * kPanel * 2;
 };
 
-// A tile as the scheduler announces it.
+// What the scheduler announces: first query tiles, or splits of them, to compute, and a mark behind
+// the last one; then, where query tiles are divided, shares of their combine, and a mark behind these.
 struct alignas(16) Work {
-    int request;
+    // Where the partial results of this query tile begin in the workspace, and this split's; -1: it
+    // has one split, and its output is stored as it is.
+    int16_t first_slot, slot;
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len;
+    // Keys from the split's first one to the request's last one, and where the latter ends. Of a
+    // combine: the splits.
     int key_len, key_end;
-    int blocks;  // key blocks to go through; 0: there is no more work
+    int blocks;  // KV tiles to go through
+
+    __device__ static Work mark(bool is_end) {
+        Work work = {};
+        work.first_slot = -1;
+        work.slot = is_end ? -1 : 0;
+        return work;
+    }
+
+    // A tile to compute; a share of a combine; a mark behind which nothing comes.
+    __device__ bool computes() const { return blocks > 0; }
+    __device__ bool combines() const { return blocks == 0 && first_slot >= 0; }
+    __device__ bool is_end() const { return blocks == 0 && slot < 0; }
 };
 
 template <typename Tile>

@@ -1,0 +1,432 @@
+// A warpgroup that computes.
+#pragma once
+
+#include <cstring>
+
+#include "../../common/instructions.cuh"
+#include "../../common/mbarrier.cuh"
+#include "../../common/tma.cuh"
+#include "combine.cuh"
+#include "params.cuh"
+#include "pipeline.cuh"
+#include "product.cuh"
+#include "softmax.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+template <typename Tile>
+struct Consumer {
+    const KernelParams& p;
+    const Maps& maps;
+    Shared<Tile>& shared;
+    int warpgroup, thread;
+    Position key, value;
+    // Which half of the tile's rows is its own: 0, the upper one, or 1. It changes with each tile,
+    // as in Producer::bring_queries.
+    int half = warpgroup;
+
+    // What is the same for all lanes. Told so, the compiler keeps what depends on it in uniform
+    // registers.
+    __device__ __forceinline__ static int same(int number) { return __shfl_sync(~0u, number, 0); }
+
+    __device__ int row_in_tile() const {
+        return half * kRows + thread / 32 * kWarpRows + thread % 32 / 4;
+    }
+
+    // Keeps the compiler from moving a use of registers that a product reads or writes across this
+    // place.
+    template <int registers>
+    __device__ __forceinline__ static void settle(float (&d)[registers]) {
+#pragma unroll
+        for (int i = 0; i < registers; i++) cute::warpgroup_fence_operand(d[i]);
+    }
+    __device__ __forceinline__ static void settle(uint32_t (&weights)[Tile::kKeySteps][4]) {
+#pragma unroll
+        for (int i = 0; i < Tile::kKeySteps * 4; i++)
+            cute::warpgroup_fence_operand(weights[i / 4][i % 4]);
+    }
+
+    // Waits for nothing, in a way that needs `sum`, which is never negative. The exponentials
+    // belong before the wait for the products that hide them; ptxas would sink them behind it, but
+    // not across a loop that needs their sum. The barrier is one that nobody arrives at: a warp may
+    // come here long after another of its warpgroup has released what it read.
+    __device__ __forceinline__ void hold(float sum) const {
+        barrier_wait(shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
+    }
+
+    // One warpgroup issues its products while the other computes.
+    __device__ __forceinline__ void take_turn() const {
+        asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup) : "memory");
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        asm volatile("bar.arrive %0, 256;" ::"r"(1 + (warpgroup + 1) % kConsumers) : "memory");
+    }
+
+    // Each warp for itself.
+    __device__ __forceinline__ void release(uint64_t& empty) const {
+        if (thread % 32 == 0) barrier_arrive(shared_address(&empty));
+    }
+
+    // How many keys of its request a query row sees.
+    __device__ __forceinline__ int visible_keys(const Work& work, int query) const {
+        return p.causal ? min(work.key_len, query + work.key_len - work.query_len + 1)
+                        : work.key_len;
+    }
+
+    // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
+    __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
+        const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
+        return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) /
+               kChunkKeys;
+    }
+
+    // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look
+    // at few of these chunks.
+    __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
+                                         int block, int chunks) const {
+        const int query = work.query + row_in_tile(), before = block * Tile::kKeys;
+        const int least = visible_keys(work, same(query)) - before;
+        const int end[2] = {visible_keys(work, query) - before - thread % 4 * 2,
+                            visible_keys(work, query + 8) - before - thread % 4 * 2};
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (least >= kChunkKeys * (chunk + 1) || (chunk > 0 && chunk >= chunks)) continue;
+#pragma unroll
+            for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    if (8 * i >= end[row]) scores[4 * i + 2 * row] = -INFINITY;
+                    if (8 * i + 1 >= end[row]) scores[4 * i + 2 * row + 1] = -INFINITY;
+                }
+            }
+        }
+    }
+
+    // The number of blocks that every row of this warpgroup sees whole, the same for all lanes.
+    __device__ __forceinline__ int unmasked_blocks(const Work& work) const {
+        return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
+    }
+
+    // Enqueues the scores of the key block at hand.
+    __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
+        settle(scores);
+        cute::warpgroup_arrive();
+        multiply_query_key<Tile>(scores, shared_address(shared.query[warpgroup]),
+                                 shared_address(shared.key[key.stage]));
+        cute::warpgroup_commit_batch();
+    }
+
+    // Enqueues the output of the value block at hand. The output so far is corrected as late as
+    // that: behind scores in flight, where it costs nothing.
+    __device__ __forceinline__ void begin_output(Rows<Tile>& rows, bool first) const {
+        if (!first) rows.rescale();
+        settle(rows.weights);
+        settle(rows.out);
+        barrier_wait(shared_address(&shared.value_full[value.stage]), value.phase);
+        cute::warpgroup_arrive();
+        multiply_weight_value<Tile>(rows.out, rows.weights,
+                                    shared_address(shared.value[value.stage]), !first);
+        cute::warpgroup_commit_batch();
+    }
+
+    __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2],
+                                               Rows<Tile>& rows) const {
+        barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+        take_turn();
+        settle(rows.out);
+        begin_scores(scores);
+        begin_output(rows, false);
+        pass_turn();
+    }
+
+    // Gives back the key block, and after the tile's last, block 0, the query rows.
+    __device__ __forceinline__ void release_scores(int block) {
+        release(shared.key_empty[key.stage]);
+        if (block == 0) release(shared.query_empty[warpgroup]);
+        key.advance();
+    }
+
+    __device__ __forceinline__ void end_output(Rows<Tile>& rows) {
+        settle(rows.weights);
+        settle(rows.out);
+        release(shared.value_empty[value.stage]);
+        value.advance();
+    }
+
+    // Ends a step: the softmax of the scores in flight, up to the weights, behind the output that
+    // was enqueued after them. Of a tile's first block, what no row of a warp sees is left out.
+    template <bool first>
+    __device__ __forceinline__ void end_step(float (&scores)[Tile::kKeys / 2], const Work& work,
+                                             int block, int unmasked, Rows<Tile>& rows,
+                                             int chunks = Tile::kChunks) {
+        cute::warpgroup_wait<1>();
+        settle(scores);
+        release_scores(block);
+        if (block >= unmasked) mask(scores, work, block, chunks);
+        rows.template absorb<first>(scores, p.scale_log2, chunks);
+        hold(rows.sum[0] + rows.sum[1]);
+        cute::warpgroup_wait<0>();
+        end_output(rows);
+        rows.round(scores);
+    }
+
+    // The same for a block that every row sees whole. It keeps the key block until the softmax is
+    // done: if a score lies so far above the reference that its weight overflows, each warp
+    // computes its scores once more.
+    __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
+                                                      Rows<Tile>& rows) {
+        cute::warpgroup_wait<1>();
+        settle(scores);
+        if (!rows.absorb_by_sum(scores, p.scale_log2)) {
+            multiply_query_key_by_warp<Tile>(scores, shared_address(shared.query[warpgroup]),
+                                             shared_address(shared.key[key.stage]), thread);
+            rows.template absorb<false>(scores, p.scale_log2, Tile::kChunks);
+        }
+        __syncwarp();
+        release_scores(-1);
+        cute::warpgroup_wait<0>();
+        end_output(rows);
+        rows.round(scores);
+    }
+
+    // What the store of a tile needs beside its output. Another tile's softmax comes before the
+    // store.
+    struct Finished {
+        int slot, first_slot;  // -1: the tile has one split
+        int head, query, query_start, query_len;
+        float reference[2], sum[2];
+    };
+
+    // Once the last weights of a tile are there. Gives its description back.
+    __device__ __forceinline__ Finished finish(const Work& work, int number,
+                                               const Rows<Tile>& rows) const {
+        release(shared.work_empty[Slot(number).index]);
+        return {work.slot,
+                work.first_slot,
+                work.head,
+                work.query + half * kRows,
+                work.query_start,
+                work.query_len,
+                {rows.reference[0], rows.reference[1]},
+                {rows.sum[0], rows.sum[1]}};
+    }
+
+    // Writes the warp's rows: the output of a tile, or the partial result of a split.
+    __device__ __forceinline__ void store(const Finished& finished, const Rows<Tile>& rows) const {
+        float sum[2] = {finished.sum[0], finished.sum[1]};
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
+        }
+        if (finished.slot < 0) {
+            store_out(finished, rows, sum);
+        } else {
+            store_partial(finished, rows, sum);
+        }
+    }
+
+    __device__ __forceinline__ void store_partial(const Finished& finished, const Rows<Tile>& rows,
+                                                  const float (&sum)[2]) const {
+        const int lane = thread % 32, first = finished.query + thread / 32 * kWarpRows;
+        const Partial<Tile> partial(p, finished.slot, first % kQueries / kWarpRows);
+        if (first < finished.query_len) {
+#pragma unroll
+            for (int i = 0; i < Tile::kValue / 8; i++) {
+                const float* out = &rows.out[4 * i];
+                partial.out[i * 32 + lane] = make_float4(out[0], out[1], out[2], out[3]);
+            }
+            if (lane % 4 == 0) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    partial.sum[lane / 4 + 8 * row] =
+                        make_float2(finished.reference[row], sum[row]);
+                }
+            }
+        }
+        __syncwarp();
+        if (lane == 0) add_release(&p.arrived[finished.first_slot], 1);
+    }
+
+    // Writes one panel of columns after the other: rounded into shared memory, and from there by
+    // the copy engine, which leaves out rows that the request does not have.
+    __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Tile>& rows,
+                                              const float (&sum)[2]) const {
+        const int warp = thread / 32, lane = thread % 32;
+        const int first = finished.query + warp * kWarpRows;
+        float factor[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            factor[row] = sum[row] > 0.f ? reciprocal_approx(sum[row]) : 0.f;
+            const int query = first + lane / 4 + 8 * row;
+            if (lane % 4 == 0 && p.lse && query < finished.query_len) {
+                p.lse[finished.head * p.lse_head_stride + finished.query_start + query] =
+                    sum[row] > 0.f
+                        ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f
+                        : -INFINITY;
+            }
+        }
+        const uint32_t staged = shared_address(shared.out[warpgroup * (kRows / kWarpRows) + warp]);
+        // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight
+        // columns, then of the next eight.
+        const int row = lane % 16, chunk = lane / 16;
+#pragma unroll
+        for (int panel = 0; panel < Tile::kValuePanels; panel++) {
+            if (lane == 0) tma_wait_stores_read();
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < kPanel / 8; i += 2) {
+                const float* out = &rows.out[4 * (kPanel / 8 * panel + i)];
+                uint32_t words[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    words[j] = pack<typename Tile::Element>(out[2 * j] * factor[j % 2],
+                                                            out[2 * j + 1] * factor[j % 2]);
+                }
+                store_matrices(staged + row * 128 + ((chunk + i) ^ row % 8) * 16, words[0],
+                               words[1], words[2], words[3]);
+            }
+            fence_async_proxy();
+            __syncwarp();
+            // Never a box that lies behind the last row altogether, as for queries.
+            if (lane == 0 && first < finished.query_len) {
+                tma_store(&maps.out, staged, panel * kPanel, finished.head,
+                          first + p.max_query_len - finished.query_len,
+                          finished.query_start + finished.query_len);
+            }
+        }
+    }
+
+    // A tile's description stays in shared memory: its registers are needed for the products. Only
+    // the first lane reads it, the one that gives it back, and told that all lanes have the same,
+    // the compiler keeps it in uniform registers.
+    __device__ __forceinline__ Work work_at(int number) const {
+        const uint32_t address = shared_address(&shared.work[Slot(number).index]);
+        int words[sizeof(Work) / 4];
+#pragma unroll
+        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = 0;
+        if (thread % 32 == 0) {
+#pragma unroll
+            for (int i = 0; i < sizeof(Work) / 16; i++) {
+                const uint4 four = load_shared16(address + 16 * i);
+                words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z,
+                          words[4 * i + 3] = four.w;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = same(words[i]);
+        Work work;
+        memcpy(&work, words, sizeof work);
+        return work;
+    }
+
+    __device__ __forceinline__ void await_work(int number) const {
+        const Slot slot(number);
+        barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+    }
+
+    __device__ void run() {
+        if (warpgroup == kConsumers - 1) pass_turn();
+        int number = attend();
+        for (;; number++) {
+            await_work(number);
+            const Work work = work_at(number);
+            if (work.is_end()) break;
+            if (work.combines()) {
+                combine<Tile>(p, work, warpgroup * (kRows / kWarpRows) + thread / 32, thread % 32);
+            }
+            __syncwarp();
+            release(shared.work_empty[Slot(number).index]);
+        }
+    }
+
+    // Computes all tiles; returns the number of the first announcement that is none. Steps go on
+    // across tiles: the first scores of a tile are in flight with the last output of the one before,
+    // and that output is stored behind the second scores.
+    __device__ __forceinline__ int attend() {
+        await_work(0);
+        Work work = work_at(0);
+        if (!work.computes()) return 0;
+        int blocks = work.blocks, unmasked = unmasked_blocks(work);
+        Rows<Tile> rows = {};
+        {
+            float scores[Tile::kKeys / 2];
+            barrier_wait(shared_address(&shared.query_full[warpgroup]), 0);
+            barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+            take_turn();
+            begin_scores(scores);
+            pass_turn();
+            cute::warpgroup_wait<0>();
+            settle(scores);
+            release_scores(blocks - 1);
+            const int chunks = chunks_seen(work, blocks - 1);
+            if (blocks > unmasked) mask(scores, work, blocks - 1, chunks);
+            rows.template absorb<true>(scores, p.scale_log2, chunks);
+            rows.round(scores);
+        }
+        Finished before = {}, older = {};
+        int number = 0;
+        for (;; number++) {
+            if (blocks > 1) {
+                {
+                    float scores[Tile::kKeys / 2];
+                    barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+                    take_turn();
+                    begin_scores(scores);
+                    pass_turn();
+                    if (number > 0) store(before, rows);
+                    // Without its turn, which would come late: the other consumer's softmax of its
+                    // first block takes long.
+                    begin_output(rows, true);
+                    end_step<false>(scores, work, blocks - 2, unmasked, rows);
+                }
+                for (int block = blocks - 3; block >= 0; block--) {
+                    for (; block > 0 && block < unmasked; block--) {
+                        float scores[Tile::kKeys / 2];
+                        begin_step(scores, rows);
+                        end_step_unmasked(scores, rows);
+                    }
+                    // The last block gives its keys and the query rows back early, for the next
+                    // tile.
+                    float scores[Tile::kKeys / 2];
+                    begin_step(scores, rows);
+                    end_step<false>(scores, work, block, unmasked, rows);
+                }
+            }
+            // Of a tile of one block the output has not begun, and that of the tile before has not
+            // been stored.
+            older = before;
+            before = finish(work, number, rows);
+            await_work(number + 1);
+            work = work_at(number + 1);
+            if (!work.computes()) break;
+            half ^= 1;
+            unmasked = unmasked_blocks(work);
+            const int chunks = chunks_seen(work, work.blocks - 1);
+            float scores[Tile::kKeys / 2];
+            barrier_wait(shared_address(&shared.query_full[warpgroup]), (number + 1) & 1);
+            barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+            take_turn();
+            begin_scores(scores);
+            if (blocks == 1) {
+                pass_turn();
+                if (number > 0) store(older, rows);
+                take_turn();
+            }
+            begin_output(rows, blocks == 1);
+            pass_turn();
+            blocks = work.blocks;
+            end_step<true>(scores, work, blocks - 1, unmasked, rows, chunks);
+        }
+        if (blocks == 1 && number > 0) store(older, rows);
+        begin_output(rows, blocks == 1);
+        cute::warpgroup_wait<0>();
+        end_output(rows);
+        store(before, rows);
+        if (thread % 32 == 0) tma_wait_stores();
+        return number + 1;
+    }
+};
+
+}  // namespace mla::sm90::prefill

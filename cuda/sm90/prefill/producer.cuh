@@ -1,0 +1,109 @@
+// The threads that bring tiles into shared memory.
+#pragma once
+
+#include "../../common/mbarrier.cuh"
+#include "../../common/tma.cuh"
+#include "params.cuh"
+#include "pipeline.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+// Two threads bring what the announced tiles need: one the query rows, whose places become free
+// late and are needed soon, one keys and values, in the order in which they are needed.
+template <typename Tile>
+struct Producer {
+    const KernelParams& p;
+    const Maps& maps;
+    Shared<Tile>& shared;
+
+    // Calls `bring` with each announced tile and the number of those before it.
+    template <typename Bring>
+    __device__ void for_each_tile(Bring bring) const {
+#pragma unroll 1
+        for (int number = 0;; number++) {
+            const Slot slot(number);
+            barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+            const Work work = shared.work[slot.index];
+            if (work.is_end()) break;
+            if (work.computes()) bring(work, number);
+            barrier_arrive(shared_address(&shared.work_empty[slot.index]));
+        }
+    }
+
+    __device__ static void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column,
+                                 int head, int row, int end) {
+        tma_load(&map, shared_address(to), shared_address(&full), column, head, row, end);
+    }
+
+    __device__ void bring_queries() const {
+        for_each_tile([&](const Work& work, int number) {
+            for (int consumer = 0; consumer < kConsumers; consumer++) {
+                barrier_wait(shared_address(&shared.query_empty[consumer]), (number & 1) ^ 1);
+                // The halves change sides with each tile.
+                bring_query(work, consumer, consumer ^ (number & 1));
+            }
+        });
+    }
+
+    __device__ void bring_query(const Work& work, int consumer, int half) const {
+        // Never a box that lies behind the last row altogether: with bounds far apart the copy
+        // engine faults on it. Rows that do not exist are computed with whatever comes, and not
+        // stored.
+        const int query = min(work.query + half * kRows, work.query_len - 1);
+        const int row = query + p.max_query_len - work.query_len,
+                  end = work.query_start + work.query_len;
+        uint64_t& full = shared.query_full[consumer];
+        barrier_expect(shared_address(&full), Tile::kQueryBytes);
+        for (int panel = 0; panel < Tile::kQkPanels; panel++) {
+            const bool rope = panel == Tile::kNopePanels;
+            bring(rope ? maps.query_rope : maps.query,
+                  shared.query[consumer] + panel * Tile::kQueryPanelBytes, full,
+                  rope ? 0 : panel * kPanel, work.head, row, end);
+        }
+    }
+
+    __device__ void bring_keys_and_values() const {
+        Position key, value;
+        for_each_tile([&](const Work& work, int) {
+            const int last = work.blocks - 1;
+#pragma unroll 1
+            for (int block = last; block >= 0; block--) {
+                bring_key(work, block, key);
+                if (block == min(last, kClaimBlock))
+                    barrier_arrive(shared_address(&shared.work_wanted));
+                if (block < last) bring_value(work, block + 1, value);
+            }
+            bring_value(work, 0, value);
+        });
+    }
+
+    __device__ void bring_key(const Work& work, int block, Position& at) const {
+        const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
+        barrier_wait(shared_address(&shared.key_empty[at.stage]), at.phase ^ 1);
+        uint64_t& full = shared.key_full[at.stage];
+        barrier_expect(shared_address(&full), Tile::kKeyBytes);
+        for (int panel = 0; panel < Tile::kQkPanels; panel++) {
+            const bool rope = panel == Tile::kNopePanels;
+            bring(rope ? maps.key_rope : maps.key,
+                  shared.key[at.stage] + panel * Tile::kKeyPanelBytes, full,
+                  rope ? 0 : panel * kPanel, rope && !p.rope_per_head ? 0 : work.head, row,
+                  work.key_end);
+        }
+        at.advance();
+    }
+
+    __device__ void bring_value(const Work& work, int block, Position& at) const {
+        const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
+        barrier_wait(shared_address(&shared.value_empty[at.stage]), at.phase ^ 1);
+        uint64_t& full = shared.value_full[at.stage];
+        barrier_expect(shared_address(&full), Tile::kValueBytes);
+        for (int panel = 0; panel < Tile::kValuePanels; panel++) {
+            bring(maps.value, shared.value[at.stage] + panel * Tile::kKeyPanelBytes, full,
+                  panel * kPanel, work.head, row, work.key_end);
+        }
+        at.advance();
+    }
+};
+
+}  // namespace mla::sm90::prefill

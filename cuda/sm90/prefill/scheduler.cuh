@@ -1,0 +1,131 @@
+// The warp that works out which tile comes next.
+#pragma once
+
+#include "../../common/mbarrier.cuh"
+#include "division.cuh"
+#include "params.cuh"
+#include "pipeline.cuh"
+#include "schedule.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+// Announces what the others bring and compute: first the items that this CTA claims, then, where
+// query tiles are divided, its shares of combining them. All items are claimed, by CTAs that run, so
+// whoever waits for the splits of a query tile waits for CTAs that go on.
+template <typename Tile>
+struct Scheduler {
+    const KernelParams& p;
+    Shared<Tile>& shared;
+    int lane;
+    int announced = 0;
+
+    __device__ void run() {
+        // On its way while the lengths are read.
+        const int first = claim();
+        Division<Tile::kKeys> division(p, gridDim.x, p.slots);
+        const bool divided = division.divide();
+        if (divided) {
+            announce_items(division, first);
+            // This CTA's own splits are stored before it waits for those of others.
+            announce(Work::mark(false));
+            division.rewind();
+            announce_combines(division);
+        } else {
+            Schedule<Tile> schedule(p, lane);
+            announce_items(schedule, first);
+        }
+        announce(Work::mark(true));
+        leave(divided ? division.items() : 0);
+    }
+
+  private:
+    // Of lane 0 alone.
+    __device__ int claim() const { return lane == 0 ? atomicAdd(p.claimed, 1) : 0; }
+
+    template <typename Order>
+    __device__ void announce_items(Order& order, int first) {
+        for (int claimed = first;; claimed = claim()) {
+            const Item item = order.find(__shfl_sync(~0u, claimed, 0));
+            if (item.request < 0) return;
+            if (item.begin < item.end) {
+                announce(work_of(item));
+                barrier_wait(shared_address(&shared.work_wanted), (announced - 1) & 1);
+            } else if (item.split == 0) {
+                store_nothing(item);
+            }
+        }
+    }
+
+    // As many shares of a combine as a query tile has splits.
+    __device__ void announce_combines(Division<Tile::kKeys>& division) {
+        for (int index = blockIdx.x;; index += gridDim.x) {
+            const Item item = division.find(index);
+            if (item.request < 0) return;
+            if (item.splits == 1 || item.begin == item.end) continue;
+            while (load_acquire(&p.arrived[item.first_slot]) < item.splits * kConsumerWarps) {
+                __nanosleep(100);
+            }
+            Work work = work_of(item);
+            work.blocks = 0;
+            work.key_len = item.splits;
+            announce(work);
+        }
+    }
+
+    __device__ static Work work_of(const Item& item) {
+        Work work = Work::mark(true);
+        if (item.splits > 1) {
+            work.first_slot = int16_t(item.first_slot);
+            work.slot = int16_t(item.first_slot + item.split);
+        }
+        work.head = item.head;
+        work.query = item.query;
+        work.query_start = item.query_start;
+        work.query_len = item.query_len;
+        work.key_len = item.key_len - item.begin * Tile::kKeys;
+        work.key_end = item.key_start + item.key_len;
+        work.blocks = item.end - item.begin;
+        return work;
+    }
+
+    __device__ void announce(const Work& work) {
+        const Slot slot(announced);
+        barrier_wait(shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
+        if (lane == 0) {
+            shared.work[slot.index] = work;
+            barrier_arrive(shared_address(&shared.work_full[slot.index]));
+        }
+        announced++;
+    }
+
+    // The last CTA leaves the counters as it found them: nobody claims or waits any more, and what
+    // was waited for has arrived.
+    __device__ void leave(int slots) const {
+        int is_last;
+        if (lane == 0) {
+            is_last = atomicInc(reinterpret_cast<unsigned*>(p.done), gridDim.x - 1) == gridDim.x - 1;
+            if (is_last) atomicExch(p.claimed, 0);
+        }
+        if (!__shfl_sync(~0u, is_last, 0)) return;
+        for (int slot = lane; slot < slots; slot += 32) p.arrived[slot] = 0;
+    }
+
+    // What rows that see nothing give: zeros, and minus infinity.
+    __device__ void store_nothing(const Item& item) const {
+        const int rows = min(kQueries, item.query_len - item.query);
+        const int64_t token = int64_t(item.query_start) + item.query;
+#pragma unroll 1
+        for (int row = 0; row < rows; row++) {
+            auto* out = static_cast<typename Tile::Element*>(p.out) +
+                        (token + row) * p.out_token_stride + item.head * p.out_head_stride;
+#pragma unroll 1
+            for (int column = lane * 8; column < Tile::kValue; column += 32 * 8) {
+                *reinterpret_cast<uint4*>(out + column) = make_uint4(0, 0, 0, 0);
+            }
+            if (lane == 0 && p.lse) p.lse[item.head * p.lse_head_stride + token + row] = -INFINITY;
+        }
+    }
+};
+
+}  // namespace mla::sm90::prefill

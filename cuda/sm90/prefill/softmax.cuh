@@ -1,0 +1,163 @@
+// The softmax of two query rows in the registers of a thread.
+#pragma once
+
+#include "../../common/instructions.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+// What a thread holds of its two query rows.
+template <typename Tile>
+struct Rows {
+    float out[Tile::kValue / 2];
+    uint32_t weights[Tile::kKeySteps][4];
+    // Weights are 2^(score - reference), scores in units of log2. The reference is near the largest
+    // score so far: it rises only when a weight, or a thread's sum of weights, would pass kRise.
+    // Weights up to that do no harm, and the output hardly ever needs a correction.
+    float reference[2], sum[2];
+    // What the output so far has to be multiplied by before the next weights count, and whether any
+    // lane's is not 1.
+    float correction[2];
+    bool corrected;
+
+    static constexpr float kRise = 256.f, kRiseLog2 = 8.f;
+    // Sums from here on are not to be trusted: their weights may have overflowed, and 1 over them
+    // would be flushed to 0.
+    static constexpr float kLost = 1e30f;
+
+    // Takes the scores of one block and leaves the weights in their place: 0 behind the first
+    // `chunks`, whose scores are not looked at. What was there before the tile's first block does
+    // not count.
+    template <bool first>
+    __device__ __forceinline__ void absorb(float (&scores)[Tile::kKeys / 2], float scale_log2,
+                                           int chunks) {
+        // Both rows side by side, and four maxima of each, so that no chain of instructions is
+        // long. The first chunk sets all four.
+        static_assert(kChunkOctets >= 4);
+        float largest[2][4];
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (chunk > 0 && chunk >= chunks) continue;
+#pragma unroll
+            for (int i = chunk * kChunkOctets; i < chunk * kChunkOctets + kChunkOctets; i++) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    const float pair = fmaxf(scores[4 * i + 2 * row], scores[4 * i + 2 * row + 1]);
+                    largest[row][i % 4] = i < 4 ? pair : fmaxf(largest[row][i % 4], pair);
+                }
+            }
+        }
+        float top[2], shift[2];
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            top[row] = fmaxf(fmaxf(largest[row][0], largest[row][1]),
+                             fmaxf(largest[row][2], largest[row][3]));
+        }
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2) {
+#pragma unroll
+            for (int row = 0; row < 2; row++)
+                top[row] = fmaxf(top[row], __shfl_xor_sync(~0u, top[row], distance));
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            const float before = first ? -INFINITY : reference[row];
+            float now = fmaxf(before, top[row] * scale_log2);
+            if (!first && now - before <= kRiseLog2) now = before;
+            reference[row] = now;
+            // A row that has seen nothing yet keeps -inf: subtracting it from itself would give
+            // NaN.
+            shift[row] = now == -INFINITY ? 0.f : now;
+            if (!first) correction[row] = exp2_approx(before - shift[row]);
+        }
+        if (!first) corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
+        float total[2] = {};
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::kChunks; chunk++) {
+            if (chunk == 0 || chunk < chunks) {
+#pragma unroll
+                for (int row = 0; row < 2; row++) {
+                    weigh(scores, chunk * kChunkOctets, chunk * kChunkOctets + kChunkOctets, row,
+                          scale_log2, shift[row], total[row]);
+                }
+            } else {
+#pragma unroll
+                for (int i = 4 * chunk * kChunkOctets;
+                     i < 4 * chunk * kChunkOctets + 4 * kChunkOctets; i++)
+                    scores[i] = 0.f;
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            sum[row] = first ? total[row] : sum[row] * correction[row] + total[row];
+    }
+
+    // The same without looking for the largest score first: the sums of the weights tell afterwards
+    // whether the reference has to rise. False if they are too large for that, as for a row without
+    // a reference; then the scores are lost.
+    __device__ __forceinline__ bool absorb_by_sum(float (&scores)[Tile::kKeys / 2],
+                                                  float scale_log2) {
+        float total[2] = {};
+#pragma unroll
+        for (int row = 0; row < 2; row++)
+            weigh(scores, 0, Tile::kKeys / 8, row, scale_log2, reference[row], total[row]);
+        corrected = __any_sync(~0u, !(total[0] <= kRise && total[1] <= kRise));
+        if (corrected) {
+            if (__any_sync(~0u, !(total[0] < kLost && total[1] < kLost))) return false;
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                float largest = fmaxf(total[row], __shfl_xor_sync(~0u, total[row], 1));
+                largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+                const float before = reference[row];
+                if (largest > kRise) reference[row] = before + log2f(largest);
+                correction[row] = exp2_approx(before - reference[row]);
+#pragma unroll
+                for (int i = 0; i < Tile::kKeys / 8; i++) {
+                    scores[4 * i + 2 * row] *= correction[row];
+                    scores[4 * i + 2 * row + 1] *= correction[row];
+                }
+                sum[row] *= correction[row];
+                total[row] *= correction[row];
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < 2; row++) sum[row] += total[row];
+        return true;
+    }
+
+    // Turns a row's scores of the octets of keys from `begin` to `end` into weights and adds these
+    // to `total`.
+    __device__ __forceinline__ static void weigh(float (&scores)[Tile::kKeys / 2], int begin,
+                                                 int end, int row, float scale_log2, float shift,
+                                                 float& total) {
+#pragma unroll
+        for (int i = begin; i < end; i++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float& score = scores[4 * i + 2 * row + j];
+                score = exp2_approx(score * scale_log2 - shift);
+                total += score;
+            }
+        }
+    }
+
+    // Rounds the weights into the layout of a product's left operand.
+    __device__ __forceinline__ void round(const float (&scores)[Tile::kKeys / 2]) {
+#pragma unroll
+        for (int step = 0; step < Tile::kKeySteps; step++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                weights[step][i] = pack<typename Tile::Element>(scores[8 * step + 2 * i],
+                                                                scores[8 * step + 2 * i + 1]);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void rescale() {
+        if (!corrected) return;
+#pragma unroll
+        for (int i = 0; i < Tile::kValue / 2; i++) out[i] *= correction[i / 2 % 2];
+    }
+};
+
+}  // namespace mla::sm90::prefill
