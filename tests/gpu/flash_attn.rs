@@ -544,6 +544,30 @@ fn any_number_of_heads_and_of_requests() {
     );
 }
 
+// The keys of few query tiles are divided among CTAs, evenly and not, and beside whole tiles.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
+fn few_query_tiles_on_long_contexts_agree() {
+    let batches: [(usize, &[(usize, usize)]); 5] = [
+        (1, &[(16, 20_000)]),
+        (3, &[(129, 3000), (1, 2999)]),
+        (8, &[(64, 2048)]),
+        (2, &[(300, 1300), (0, 500), (40, 130), (257, 5000)]),
+        (4, &[(1000, 1000)]),
+    ];
+    for (heads, lens) in batches {
+        for dims in [R1, WIDE, SMALL] {
+            for causal in [false, true] {
+                let case = Case {
+                    causal,
+                    ..case(dims, DType::BF16, heads, lens)
+                };
+                check(&case, 13);
+            }
+        }
+    }
+}
+
 // A captured graph's bounds have to hold for each batch that it is replayed for.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
@@ -822,13 +846,11 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
         "{error}"
     );
 
-    let limits = case.limits();
-    assert!(
-        FlashAttn::new(gpu, &case.config())
-            .unwrap()
-            .workspace_bytes(gpu, &limits)
-            <= 1 << 20
-    );
+    // Partial results of three splits for each SM, of 128 rows in f32.
+    let bytes = FlashAttn::new(gpu, &case.config())
+        .unwrap()
+        .workspace_bytes(gpu, &case.limits());
+    assert!((1..=32 << 20).contains(&bytes), "{bytes}");
     let mut config = case.config();
     config.softmax_scale = f32::NAN;
     let error = FlashAttn::new(gpu, &config).unwrap_err();
@@ -845,9 +867,10 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let case = case(R1, DType::BF16, 2, &same(&[100, 30]));
     let inputs = Inputs::new(&case, 11);
     let bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
-    let workspace = gpu
-        .allocate(raw::MLA_PREFILL_WORKSPACE_BYTES as usize)
-        .unwrap();
+    let bytes = FlashAttn::new(gpu, &case.config())
+        .unwrap()
+        .workspace_bytes(gpu, &case.limits());
+    let workspace = gpu.allocate(bytes as usize).unwrap();
     let address = |host: &Host, buffer: &Buffer| buffer.address() + host.span().start as u64;
     let [query, nope, rope, _, values] = &bench.buffers;
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values.
@@ -953,10 +976,9 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         &expected,
     );
     assert!(
-        download(gpu, &workspace)
-            .unwrap()
+        download(gpu, &workspace).unwrap()[..raw::MLA_PREFILL_COUNTER_BYTES as usize]
             .iter()
             .all(|byte| *byte == 0),
-        "a launch leaves its workspace as it found it"
+        "a launch leaves its counters as it found them"
     );
 }

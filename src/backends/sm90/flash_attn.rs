@@ -28,7 +28,8 @@ pub struct FlashAttn {
     config: LayerConfig,
 }
 
-/// The counters by which blocks share out their work.
+/// The counters by which CTAs share out their work, and the partial results of query tiles whose keys
+/// they divide.
 #[cfg(feature = "sm90")]
 pub struct FlashAttnState {
     workspace: Buffer,
@@ -68,13 +69,15 @@ impl PrefillBackend for FlashAttn {
         Ok(Self { config: *config })
     }
 
-    fn workspace_bytes(&self, _: &Cuda, _: &StepLimits) -> u64 {
-        u64::from(raw::MLA_PREFILL_WORKSPACE_BYTES)
+    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> u64 {
+        // What keeps the size from being known keeps `state` from allocating it, and says so there.
+        self.workspace(device).map_or(0, |bytes| bytes as u64)
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<FlashAttnState> {
+        // Zeros are how the kernel's counters have to begin.
         Ok(FlashAttnState {
-            workspace: device.allocate(raw::MLA_PREFILL_WORKSPACE_BYTES as usize)?,
+            workspace: device.allocate(self.workspace(device)?)?,
         })
     }
 
@@ -120,6 +123,21 @@ impl PrefillBackend for FlashAttn {
 
 #[cfg(feature = "sm90")]
 impl FlashAttn {
+    /// Bytes of the workspace, which depend on the width of a value and on the device.
+    fn workspace(&self, device: &Cuda) -> Result<usize> {
+        let params = raw::MlaPrefillParams {
+            value_dim: narrow("v", self.config.problem.dims.head.v as usize)?,
+            // SAFETY: the struct is plain data, for which zero is a value.
+            ..unsafe { std::mem::zeroed() }
+        };
+        let mut bytes = 0;
+        device.bind()?;
+        // SAFETY: both addresses are those of values on this stack.
+        let status = unsafe { raw::mla_prefill_sm90_workspace(&params, &mut bytes) };
+        raw::check("prefill workspace", status)?;
+        Ok(bytes)
+    }
+
     fn attend(
         &self,
         device: &Cuda,
