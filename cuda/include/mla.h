@@ -295,6 +295,29 @@ MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* byt
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
+/* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through without a stop. */
+typedef struct MlaPrefillItem {
+    int32_t request;
+    int32_t head;
+    /* the tile's first query row within its request */
+    int32_t query;
+    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an item that is void */
+    int32_t begin;
+    int32_t end;
+    /* this is split `split` of `splits`; from `splits` on they are void */
+    int32_t split;
+    int32_t splits;
+    /* where its partial result is kept */
+    int32_t slot;
+} MlaPrefillItem;
+
+/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which CTAs take them, and their
+ * number, and no more of them than `room`. No items: every query tile is one CTA's. The host computes what the device would.
+ * Reads heads, requests, max_query_len, causal, value_dim, and, in host memory, cu_query_lens and cu_key_lens. `ctas`,
+ * 1..=256: those of the launch, as many as the device has SMs where there is so much work. */
+MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* items, int32_t room,
+                                 int32_t* count);
+
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
 MlaStatus mla_load_prefill_sm90(void);
 

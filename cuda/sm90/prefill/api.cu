@@ -101,7 +101,7 @@ MlaStatus describe(EncodeTiled encode, int dtype, const Operand& o, CUtensorMap&
     const CUresult r =
         encode(&map, type, 4, reinterpret_cast<void*>(base), sizes, strides, box, steps,
                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     // The driver's codes and the runtime's agree on what can come here.
     return cuda_status("cuTensorMapEncodeTiled", cudaError_t(r));
 }
@@ -155,7 +155,9 @@ struct Workspace {
     static constexpr int64_t kArrived = 256;
     static_assert(kArrived + 4 * kSlotsPerMultiprocessor * 256 <= MLA_PREFILL_COUNTER_BYTES);
     int64_t sums() const { return slots * kQueries * 8; }
-    int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + slots * kQueries * value * 4; }
+    int64_t bytes() const {
+        return MLA_PREFILL_COUNTER_BYTES + sums() + slots * kQueries * value * 4;
+    }
 
     void place(void* address, KernelParams& k) const {
         auto* bytes = static_cast<uint8_t*>(address);
@@ -181,6 +183,10 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_prefill_sm90_workspace says");
     workspace.place(p.workspace, k);
+    // Below so many KV tiles combining takes longer than what it saves, and so many query rows
+    // fill the device; they may be fewer than the bound says, if a graph is replayed.
+    const int64_t least_tiles = int64_t(p.query_tokens / kQueries) * p.heads;
+    k.may_divide = p.max_key_len > 5 * Tile::kKeys && least_tiles < 8 * workspace.slots;
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "../../common/instructions.cuh"
+#include "../../common/mbarrier.cuh"
 #include "params.cuh"
 #include "tile.cuh"
 
@@ -49,7 +50,8 @@ struct Merged {
     }
 };
 
-// One of the shares in which a query tile's splits are combined, by the warps of all consumers.
+// One of the shares in which a query tile's splits are combined, by the warps of all consumers. They
+// wait for the splits, whose CTAs have claimed them and so go on.
 template <typename Tile>
 __device__ __forceinline__ void combine(const KernelParams& p, const Work& work, int warp,
                                         int lane) {
@@ -59,6 +61,8 @@ __device__ __forceinline__ void combine(const KernelParams& p, const Work& work,
     const int rows = min(kQueries, work.query_len - work.query);
     const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
     const int end = lines * (share + 1) / splits;
+    if (lines * share / splits + warp >= end) return;
+    while (load_acquire(&p.arrived[work.first_slot]) < splits * kConsumerWarps) __nanosleep(20);
     for (int line = lines * share / splits + warp; line < end; line += kConsumerWarps) {
         const int of_warp = line / kLines, column = line % kLines * 8 + lane % 4 * 2;
         Merged merged;

@@ -11,7 +11,7 @@
 // as it is; the splits of others leave partial results in the workspace, which are combined in the
 // order of the splits, whoever computed them.
 //
-// The number of splits of the longest query tile is the one of 1 to 32 for which the end is
+// The number of splits of the longest query tile is the one of 1 to 64 for which the end is
 // predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. All of it follows from
 // the lengths on the device. One warp does this, or a thread on the host (mla_prefill_sm90_items).
 #pragma once
@@ -28,29 +28,84 @@ namespace mla::sm90::prefill {
 
 // What the prediction counts with, in KV tiles: what an item takes beside its own, and what
 // combining takes at the end, for any number of splits and for each of them.
-constexpr float kItemCost = 1.5f, kCombineCost = 2.f, kCombineCostOfSplit = 0.0625f;
+constexpr float kItemCost = 1.5f, kCombineCost = 3.f, kCombineCostOfSplit = 0.0625f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.96f;
-constexpr int kMostSplits = 32;
+constexpr int kMostSplits = 64;
 
-__host__ __device__ inline int ceil_of(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ inline int ceil_of(int a, int b) {
+    return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
+}
+
+// The lengths of a batch's requests.
+struct Lengths {
+    const int *cu_q, *cu_k;  // [requests + 1]
+    int requests, heads;
+    // Query tiles of the longest request, at most.
+    int levels;
+    int causal;
+
+    __host__ __device__ explicit Lengths(const KernelParams& p)
+        : cu_q(p.cu_q),
+          cu_k(p.cu_k),
+          requests(p.requests),
+          heads(p.heads),
+          levels(p.levels),
+          causal(p.causal) {}
+};
 
 template <int keys>
 class Division {
   public:
     // `ctas`: those of the launch. `room`: for how many partial results the workspace has a place.
-    __host__ __device__ Division(const KernelParams& p, int ctas, int room)
-        : p_(p), ctas_(ctas), room_(room) {}
+    __host__ __device__ Division(const Lengths& batch, int ctas, int room)
+        : batch_(batch), ctas_(ctas), room_(room) {}
 
     // Chooses the length of a split. False: query tiles are not divided.
-    __host__ __device__ bool divide() {
-        if (!count()) return false;
-        float best = INFINITY;
+    __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
+
+    // Counts query tiles and KV tiles. False where there are too many of the former to be divided,
+    // or nothing to divide.
+    __host__ __device__ bool count() {
+        int tiles = 0, same = 1;
+        longest_ = 0;
+        shortest_ = INT32_MAX;
+        total_ = 0.f;
+        const Request first = request(0);
+#pragma unroll 1
+        for (int begin = 0; begin < batch_.requests; begin += Lanes::kCount) {
+            const Request own = request(begin + Lanes::own());
+            if (begin + Lanes::own() < batch_.requests) {
+                same = same && own.top == first.top && own.bottom == first.bottom &&
+                       own.tiles == first.tiles;
+            }
+            tiles += Lanes::sum(own.tiles);
+            longest_ = Lanes::highest(own.top > longest_ ? own.top : longest_);
+            shortest_ = Lanes::lowest(own.tiles && own.bottom < shortest_ ? own.bottom : shortest_);
+            // A sum that is cut is one of tiles that are divided anyway.
+            total_ += Lanes::sum(least(own.kv_tiles(), 1 << 25));
+            if (int64_t(tiles) * batch_.heads > room_) return false;
+        }
+        alike_ = Lanes::lowest(same) != 0;
+        tiles_ = tiles * batch_.heads;
+        total_ *= float(batch_.heads);
+        return tiles > 0 && longest_ > 1;
+    }
+
+    // Whether an even division would end earlier. Most launches have their answer here.
+    __host__ __device__ bool may_gain() const {
+        const float even = total_ / float(ctas_) + kItemCost + kCombineCost;
+        return whole() * kWorthwhile > even;
+    }
+
+    // Chooses the best number of splits.
+    __host__ __device__ bool choose() {
+        float best = whole() * kWorthwhile;
         int splits = 1;
 #pragma unroll 1
-        for (int candidate = Lanes::own() + 1; candidate <= kMostSplits; candidate += Lanes::kCount) {
-            float time = predicted(ceil_of(longest_, candidate));
-            if (candidate > 1) time /= kWorthwhile;
+        for (int candidate = Lanes::own() + 2; candidate <= kMostSplits;
+             candidate += Lanes::kCount) {
+            const float time = predicted(ceil_of(longest_, candidate));
             if (time < best) best = time, splits = candidate;
         }
         // Positive numbers are in the order of their bits.
@@ -59,32 +114,37 @@ class Division {
         const int lowest = Lanes::lowest(bits);
         splits = Lanes::lowest(bits == lowest ? splits : kMostSplits);
         length_ = ceil_of(longest_, splits);
-        rewind();
         return splits > 1;
     }
 
-    // The item of an index. From call to call the index rises, or rewind() comes between.
+    // The item of an index. After rewind(), the index rises from call to call.
     __host__ __device__ Item find(int index) {
         Item item = {};
         item.request = -1;
         while (index - before_ >= of_chunk_) {
-            if (chunk_ + Lanes::kCount >= p_.requests) return item;
+            if (chunk_ + Lanes::kCount >= batch_.requests) return item;
             before_ += of_chunk_;
             enter(chunk_ + Lanes::kCount);
         }
         const int lane = Lanes::first(index - before_ < running_);
         item.request = chunk_ + lane;
-        read(item);
-        const int tiles = tiles_of(item.query_len), top = kv_tiles(item, (tiles - 1) * kQueries);
+        item.query_start = batch_.cu_q[item.request];
+        item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
+        item.key_start = batch_.cu_k[item.request];
+        item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
+        const int tiles = tiles_of(item.query_len);
+        const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
         const int most = splits_of(top), length = ceil_of(top, most);
-        const int first = before_ + Lanes::of(running_, lane) - p_.heads * tiles * most;
-        const int per_head = tiles * most, of_request = index - first;
-        item.head = of_request / per_head;
-        const int of_head = of_request % per_head, tile = tiles - 1 - of_head % tiles;
-        item.split = of_head / tiles;
+        const int per_head = tiles * most;
+        const int first = before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
+        const int of_request = index - first;
+        item.head = unsigned(of_request) / unsigned(per_head);
+        const int of_head = of_request - item.head * per_head;
+        item.split = unsigned(of_head) / unsigned(tiles);
+        const int tile = tiles - 1 - (of_head - item.split * tiles);
         item.query = tile * kQueries;
         item.first_slot = first + (item.head * tiles + tile) * most;
-        const int visible = kv_tiles(item, item.query);
+        const int visible = kv_tiles(item.query_len, item.key_len, tile);
         item.splits = visible > 0 ? ceil_of(visible, length) : 1;
         item.begin = least(item.split * length, visible);
         item.end = least(item.begin + length, visible);
@@ -98,24 +158,46 @@ class Division {
     }
 
     // Items, void ones included: one behind the last index.
-    __host__ __device__ int items() {
+    __host__ __device__ int items() const {
         int items = 0;
-        for (int request = Lanes::own(); request < p_.requests; request += Lanes::kCount) {
-            items += items_of(request);
+        for (int at = Lanes::own(); at < batch_.requests; at += Lanes::kCount) {
+            items += items_of(request(at));
         }
         return Lanes::sum(items);
     }
 
-    // KV tiles that any row of a query tile sees.
-    __host__ __device__ int kv_tiles(const Item& request, int query) const {
-        return visible_kv_tiles<keys>(p_, query, request.query_len, request.key_len);
-    }
-
   private:
-    __host__ __device__ static int least(int a, int b) { return a < b ? a : b; }
+    struct Request {
+        // Query tiles, and the KV tiles of the last and of the first.
+        int tiles, top, bottom;
+
+        // Of all query tiles of a head, which see ever more of them where keys are hidden.
+        __host__ __device__ int64_t kv_tiles() const {
+            return int64_t(tiles) * (int64_t(top) + bottom) / 2;
+        }
+    };
+
+    __host__ __device__ static int least(int64_t a, int b) { return a < b ? int(a) : b; }
 
     __host__ __device__ int tiles_of(int query_len) const {
-        return least(ceil_of(query_len, kQueries), p_.levels);
+        return least((query_len + kQueries - 1) / kQueries, batch_.levels);
+    }
+
+    __host__ __device__ int kv_tiles(int query_len, int key_len, int tile) const {
+        return visible_kv_tiles<keys>(batch_.causal, tile * kQueries, query_len, key_len);
+    }
+
+    // Without any tile behind the last request.
+    __host__ __device__ Request request(int at) const {
+        Request r = {};
+        if (at >= batch_.requests) return r;
+        const int query_len = batch_.cu_q[at + 1] - batch_.cu_q[at];
+        const int key_len = batch_.cu_k[at + 1] - batch_.cu_k[at];
+        r.tiles = tiles_of(query_len);
+        if (r.tiles == 0) return r;
+        r.top = kv_tiles(query_len, key_len, r.tiles - 1);
+        r.bottom = kv_tiles(query_len, key_len, 0);
+        return r;
     }
 
     // Splits of a query tile of so many KV tiles.
@@ -123,100 +205,54 @@ class Division {
         return kv_tiles > 0 ? ceil_of(kv_tiles, length_) : 1;
     }
 
-    __host__ __device__ void read(Item& item) const {
-        item.query_start = p_.cu_q[item.request];
-        item.query_len = p_.cu_q[item.request + 1] - item.query_start;
-        item.key_start = p_.cu_k[item.request];
-        item.key_len = p_.cu_k[item.request + 1] - item.key_start;
-    }
-
-    __host__ __device__ int items_of(int request) const {
-        Item item = {};
-        item.request = request;
-        read(item);
-        const int tiles = tiles_of(item.query_len);
-        return tiles ? p_.heads * tiles * splits_of(kv_tiles(item, (tiles - 1) * kQueries)) : 0;
+    __host__ __device__ int items_of(const Request& r) const {
+        return r.tiles ? batch_.heads * r.tiles * splits_of(r.top) : 0;
     }
 
     // Goes to the requests of which each lane has one.
     __host__ __device__ void enter(int chunk) {
         chunk_ = chunk;
-        const int own = chunk + Lanes::own();
-        running_ = Lanes::running_sum(own < p_.requests ? items_of(own) : 0);
+        running_ = Lanes::running_sum(items_of(request(chunk + Lanes::own())));
         of_chunk_ = Lanes::of(running_, Lanes::kCount - 1);
     }
 
-    // Counts query tiles and the KV tiles of the longest. False where there are too many of the
-    // former to be divided, or nothing to divide.
-    __host__ __device__ bool count() {
-        int tiles = 0;
-        longest_ = 0;
-        alike_ = true;
-        Item first = {};
-        read(first);
-#pragma unroll 1
-        for (int begin = 0; begin < p_.requests; begin += Lanes::kCount) {
-            const int request = begin + Lanes::own();
-            int own = 0, top = 0;
-            bool differs = false;
-            if (request < p_.requests) {
-                Item item = {};
-                item.request = request;
-                read(item);
-                own = tiles_of(item.query_len);
-                top = own ? kv_tiles(item, (own - 1) * kQueries) : 0;
-                differs = item.query_len != first.query_len || item.key_len != first.key_len;
-            }
-            tiles += Lanes::sum(own);
-            longest_ = Lanes::highest(top > longest_ ? top : longest_);
-            if (Lanes::highest(differs)) alike_ = false;
-            if (int64_t(tiles) * p_.heads > room_) return false;
-        }
-        return tiles > 0 && longest_ > 1;
+    // In KV tiles, before when the last query tile cannot end if they are not divided: the longest
+    // one, all of them, and as many of the shortest as some CTA has.
+    __host__ __device__ float whole() const {
+        const float alone = float(longest_) + kItemCost;
+        const float even = (total_ + kItemCost * float(tiles_)) / float(ctas_);
+        const float waves = float(ceil_of(tiles_, ctas_)) * (float(shortest_) + kItemCost);
+        return fmaxf(alone, fmaxf(even, waves));
     }
 
-    // When the last split would end, in KV tiles, if none had more than `length` of them.
+    // By when the last one is combined if none of them has splits of more than `length`.
     __host__ __device__ float predicted(int length) const {
-        float items = 0.f, total = 0.f;
-        int slots = 0, most = 0;
+        const float factor = 1.f / float(length);
+        float items = 0.f, slots = 0.f;
 #pragma unroll 1
-        for (int request = 0; request < p_.requests; request++) {
-            Item item = {};
-            item.request = request;
-            read(item);
-            const int times = alike_ ? p_.requests : 1;
-            const int tiles = tiles_of(item.query_len);
-            if (tiles > 0) {
-                const int top = kv_tiles(item, (tiles - 1) * kQueries);
-                const int splits = top > 0 ? ceil_of(top, length) : 1, own = ceil_of(top, splits);
-                slots += times * tiles * splits;
-                most = own > most ? own : most;
-                const float factor = 1.f / float(own > 0 ? own : 1);
-                for (int tile = p_.causal ? 0 : tiles - 1; tile < tiles; tile++) {
-                    const int n = kv_tiles(item, tile * kQueries);
-                    const float weight = float(p_.causal ? times : times * tiles);
-                    items += weight * (n > 0 ? ceilf((float(n) - 0.5f) * factor) : 1.f);
-                    total += weight * float(n);
-                }
-            }
+        for (int at = 0; at < batch_.requests; at++) {
+            const Request r = request(at);
+            const float tiles = float(r.tiles);
+            // Exact as long as KV tiles are fewer than 2^20.
+            const float splits = r.top > 0 ? ceilf((float(r.top) - 0.5f) * factor) : 1.f;
+            slots += tiles * splits;
+            items += tiles * fminf(splits, 0.5f * float(r.top + r.bottom) * factor + 1.f);
             if (alike_) break;
         }
-        const float heads = float(p_.heads);
-        if (float(slots) * heads > float(room_)) return 1e30f;
-        items *= heads;
-        total *= heads;
-        const float waves = ceilf(items / float(ctas_));
-        const float even = waves * (total / items + kItemCost), alone = float(most) + kItemCost;
-        const float combining =
-            most < longest_ ? kCombineCost + kCombineCostOfSplit * float(longest_ / most) : 0.f;
-        return (even > alone ? even : alone) + combining;
+        const float times = float(alike_ ? batch_.heads * batch_.requests : batch_.heads);
+        slots *= times;
+        items *= times;
+        if (slots > float(room_)) return 1e30f;
+        return ceilf(items / float(ctas_)) * (float(length) + kItemCost) + kCombineCost +
+               kCombineCostOfSplit * float(longest_) * factor;
     }
 
-    const KernelParams& p_;
+    Lengths batch_;
     int ctas_, room_;
-    // KV tiles of the longest query tile, and of a split at most; whether all requests are of the
-    // same lengths.
-    int longest_ = 0, length_ = 1;
+    // KV tiles of the longest and the shortest query tile, and of a split at most; all query tiles
+    // and KV tiles; whether all requests are alike.
+    int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
+    float total_ = 0.f;
     bool alike_ = false;
     // The requests at hand: the first one, the items before it, the items up to each lane's request
     // and of all of them.

@@ -22,10 +22,9 @@ struct Item {
 
 // KV tiles of `keys` keys that any row of a query tile sees.
 template <int keys>
-__host__ __device__ inline int visible_kv_tiles(const KernelParams& p, int query, int query_len,
-                                                int key_len) {
+__host__ __device__ inline int visible_kv_tiles(int causal, int query, int query_len, int key_len) {
     const int last = query + kQueries + key_len - query_len;
-    const int visible = p.causal && last < key_len ? last : key_len;
+    const int visible = causal && last < key_len ? last : key_len;
     return visible > 0 ? (visible + keys - 1) / keys : 0;
 }
 

@@ -23,6 +23,8 @@ struct KernelParams {
     float4* partial_out;
     float2* partial_sum;
     int slots;
+    // Whether the bounds of the lengths let query tiles be divided (division.cuh).
+    int may_divide;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.

@@ -121,7 +121,8 @@ struct Schedule {
         item.query_len = p.cu_q[item.request + 1] - item.query_start;
         item.key_start = p.cu_k[item.request];
         item.key_len = p.cu_k[item.request + 1] - item.key_start;
-        item.end = visible_kv_tiles<Tile::kKeys>(p, item.query, item.query_len, item.key_len);
+        item.end =
+            visible_kv_tiles<Tile::kKeys>(p.causal, item.query, item.query_len, item.key_len);
         item.splits = 1;
         return item;
     }

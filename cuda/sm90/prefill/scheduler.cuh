@@ -21,32 +21,41 @@ struct Scheduler {
     int announced = 0;
 
     __device__ void run() {
+        if (!p.may_divide) return run_whole(blockIdx.x, gridDim.x);
         // On its way while the lengths are read.
         const int first = claim();
-        Division<Tile::kKeys> division(p, gridDim.x, p.slots);
-        const bool divided = division.divide();
-        if (divided) {
-            announce_items(division, first);
-            // This CTA's own splits are stored before it waits for those of others.
-            announce(Work::mark(false));
-            division.rewind();
-            announce_combines(division);
-        } else {
-            Schedule<Tile> schedule(p, lane);
-            announce_items(schedule, first);
-        }
+        Division<Tile::kKeys> division(Lengths(p), gridDim.x, p.slots);
+        if (!division.divide()) return run_whole(__shfl_sync(~0u, first, 0), 0);
+        division.rewind();
+        announce_items(division, __shfl_sync(~0u, first, 0), 0);
+        // This CTA's own splits are stored before it waits for those of others.
+        announce(Work::mark(false));
+        division.rewind();
+        announce_combines(division);
         announce(Work::mark(true));
-        leave(divided ? division.items() : 0);
+        // Behind the last wait of this CTA's consumers.
+        const Slot slot(announced - 2);
+        barrier_wait(shared_address(&shared.work_empty[slot.index]), slot.phase);
+        leave(division.items());
     }
 
   private:
+    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, which count
+    // from `before`.
+    __device__ void run_whole(int first, int before) {
+        Schedule<Tile> schedule(p, lane);
+        announce_items(schedule, first, before);
+        announce(Work::mark(true));
+        leave(0);
+    }
+
     // Of lane 0 alone.
     __device__ int claim() const { return lane == 0 ? atomicAdd(p.claimed, 1) : 0; }
 
     template <typename Order>
-    __device__ void announce_items(Order& order, int first) {
-        for (int claimed = first;; claimed = claim()) {
-            const Item item = order.find(__shfl_sync(~0u, claimed, 0));
+    __device__ void announce_items(Order& order, int first, int before) {
+        for (int claimed = first;; claimed = before + __shfl_sync(~0u, claim(), 0)) {
+            const Item item = order.find(claimed);
             if (item.request < 0) return;
             if (item.begin < item.end) {
                 announce(work_of(item));
@@ -63,9 +72,6 @@ struct Scheduler {
             const Item item = division.find(index);
             if (item.request < 0) return;
             if (item.splits == 1 || item.begin == item.end) continue;
-            while (load_acquire(&p.arrived[item.first_slot]) < item.splits * kConsumerWarps) {
-                __nanosleep(100);
-            }
             Work work = work_of(item);
             work.blocks = 0;
             work.key_len = item.splits;
@@ -104,7 +110,8 @@ struct Scheduler {
     __device__ void leave(int slots) const {
         int is_last;
         if (lane == 0) {
-            is_last = atomicInc(reinterpret_cast<unsigned*>(p.done), gridDim.x - 1) == gridDim.x - 1;
+            is_last =
+                atomicInc(reinterpret_cast<unsigned*>(p.done), gridDim.x - 1) == gridDim.x - 1;
             if (is_last) atomicExch(p.claimed, 0);
         }
         if (!__shfl_sync(~0u, is_last, 0)) return;

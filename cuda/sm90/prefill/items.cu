@@ -1,0 +1,58 @@
+// What the schedule of divided query tiles comes to, computed on the host by the kernel's own code.
+
+#include <cuda_fp16.h>
+
+#include "../../common/status.cuh"
+#include "division.cuh"
+#include "launch.cuh"
+
+namespace mla::sm90::prefill {
+namespace {
+
+// `keys`: of a KV tile.
+template <int keys>
+int write_items(const KernelParams& k, int ctas, MlaPrefillItem* items, int room) {
+    Division<keys> division(Lengths(k), ctas, kSlotsPerMultiprocessor * ctas);
+    if (!division.divide()) return 0;
+    division.rewind();
+    int count = 0;
+    for (Item i; (i = division.find(count)).request >= 0; count++) {
+        if (count >= room) continue;
+        items[count] = {i.request, i.head,  i.query,  i.begin,
+                        i.end,     i.split, i.splits, i.first_slot + i.split};
+    }
+    return count;
+}
+
+}  // namespace
+}  // namespace mla::sm90::prefill
+
+extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
+                                            MlaPrefillItem* items, int32_t room, int32_t* count) {
+    using namespace mla;
+    using namespace mla::sm90::prefill;
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaPrefillParams& p = *params;
+    if (p.heads < 1 || p.heads > 65535) return refuse("heads", p.heads, "1..=65535");
+    if (p.requests < 1) return refuse("requests", p.requests, "at least 1");
+    if (p.max_query_len < 0 || p.max_query_len > INT32_MAX - kQueries)
+        return refuse("max_query_len", p.max_query_len, "0..=2147483519");
+    if (!p.cu_query_lens) return refuse("cu_query_lens", 0, "a host pointer");
+    if (!p.cu_key_lens) return refuse("cu_key_lens", 0, "a host pointer");
+    if (ctas < 1 || ctas > 256) return refuse("ctas", ctas, "1..=256");
+    if (room < 0) return refuse("room", room, "at least 0");
+    if (!items && room > 0) return refuse("items", 0, "a host pointer");
+    if (!count) return refuse("count", 0, "a host pointer");
+    KernelParams k = {};
+    k.cu_q = p.cu_query_lens;
+    k.cu_k = p.cu_key_lens;
+    k.requests = p.requests;
+    k.heads = p.heads;
+    k.levels = ceil_of(p.max_query_len, kQueries);
+    k.causal = p.causal;
+    if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
+        return refuse("value_dim", p.value_dim, "64, 128 or 256");
+    *count = p.value_dim == 256 ? write_items<Tile_192_64_256<__half>::kKeys>(k, ctas, items, room)
+                                : write_items<Tile_128_64_128<__half>::kKeys>(k, ctas, items, room);
+    return ok();
+}

@@ -1,0 +1,285 @@
+//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by the kernel's own code.
+#![cfg(feature = "sm90")]
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams};
+use rand::{RngExt as _, SeedableRng as _};
+
+const QUERIES: usize = 128;
+/// What an item takes beside its KV tiles, and what combining takes, in KV tiles: as `division.cuh` predicts.
+const ITEM: f64 = 1.5;
+const COMBINE: f64 = 3.0;
+
+#[derive(Clone, Debug)]
+struct Batch {
+    heads: usize,
+    causal: bool,
+    value_dim: i32,
+    /// Query and key tokens of each request.
+    lens: Vec<(usize, usize)>,
+    ctas: usize,
+}
+
+impl Batch {
+    fn context(heads: usize, requests: usize, queries: usize, keys: usize) -> Self {
+        Self {
+            heads,
+            causal: false,
+            value_dim: 128,
+            lens: vec![(queries, keys); requests],
+            ctas: 132,
+        }
+    }
+
+    fn prompt(heads: usize, queries: usize) -> Self {
+        Self {
+            causal: true,
+            ..Self::context(heads, 1, queries, queries)
+        }
+    }
+
+    fn items(&self) -> Vec<MlaPrefillItem> {
+        let starts = |len: fn(&(usize, usize)) -> usize| -> Vec<i32> {
+            let mut starts = vec![0];
+            for request in &self.lens {
+                starts.push(starts[starts.len() - 1] + len(request) as i32);
+            }
+            starts
+        };
+        let (queries, keys) = (starts(|len| len.0), starts(|len| len.1));
+        let params = MlaPrefillParams {
+            cu_query_lens: queries.as_ptr(),
+            cu_key_lens: keys.as_ptr(),
+            requests: self.lens.len() as i32,
+            heads: self.heads as i32,
+            max_query_len: self.lens.iter().map(|len| len.0).max().unwrap() as i32,
+            value_dim: self.value_dim,
+            causal: i32::from(self.causal),
+            // SAFETY: the struct is plain data, for which zero is a value.
+            ..unsafe { std::mem::zeroed() }
+        };
+        let mut count = 0;
+        let mut items = Vec::new();
+        // First how many there are, then which.
+        for _ in 0..2 {
+            // SAFETY: the struct is plain data, for which zero is a value.
+            items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; count as usize];
+            // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+            let status = unsafe {
+                raw::mla_prefill_sm90_items(
+                    &params,
+                    self.ctas as i32,
+                    items.as_mut_ptr(),
+                    count,
+                    &mut count,
+                )
+            };
+            raw::check("mla_prefill_sm90_items", status).unwrap();
+        }
+        items
+    }
+
+    /// KV tiles that any row of a query tile sees.
+    fn kv_tiles(&self, request: usize, query: usize) -> usize {
+        let (queries, keys) = self.lens[request];
+        let visible = if self.causal {
+            (query + QUERIES + keys).saturating_sub(queries).min(keys)
+        } else {
+            keys
+        };
+        visible.div_ceil(if self.value_dim == 256 { 64 } else { 128 })
+    }
+
+    fn query_tiles(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        self.lens.iter().enumerate().flat_map(|(request, len)| {
+            (0..self.heads).flat_map(move |head| {
+                (0..len.0)
+                    .step_by(QUERIES)
+                    .map(move |query| (request, head, query))
+            })
+        })
+    }
+
+    /// When the last CTA ends if each takes the next of `costs` as soon as it is free.
+    fn end(&self, costs: impl Iterator<Item = usize>) -> f64 {
+        // The heap gives the largest; in thousandths, since f64 has no order.
+        let mut free: BinaryHeap<i64> = std::iter::repeat_n(0, self.ctas).collect();
+        let mut end = 0;
+        for cost in costs {
+            let time = -free.pop().unwrap() + (1000.0 * (cost as f64 + ITEM)) as i64;
+            free.push(-time);
+            end = end.max(time);
+        }
+        end as f64 / 1000.0
+    }
+
+    /// The same if no query tile is divided, the longest first.
+    fn end_of_whole(&self) -> f64 {
+        let mut costs: Vec<usize> = self
+            .query_tiles()
+            .map(|(request, _, query)| self.kv_tiles(request, query))
+            .collect();
+        costs.sort_unstable_by(|a, b| b.cmp(a));
+        self.end(costs.into_iter())
+    }
+
+    /// Checks all that the kernel relies on, if the batch is divided; returns when its last item ends.
+    fn check(&self) -> Option<f64> {
+        let items = self.items();
+        if items.is_empty() {
+            return None;
+        }
+        assert!(items.len() <= 3 * self.ctas, "{self:?}");
+        let mut tiles: BTreeMap<(usize, usize, usize), Vec<MlaPrefillItem>> = BTreeMap::new();
+        let mut slots = BTreeSet::new();
+        for item in &items {
+            let key = (
+                item.request as usize,
+                item.head as usize,
+                item.query as usize,
+            );
+            tiles.entry(key).or_default().push(*item);
+            assert!((0..items.len() as i32).contains(&item.slot), "{item:?}");
+            assert!(slots.insert(item.slot), "{item:?}");
+        }
+        let mut expected = 0;
+        for (request, head, query) in self.query_tiles() {
+            expected += 1;
+            let splits = &tiles[&(request, head, query)];
+            let of_tile = self.kv_tiles(request, query);
+            let mut done = 0;
+            for (at, item) in splits.iter().enumerate() {
+                assert_eq!(item.split as usize, at, "{item:?}");
+                assert_eq!(item.slot, splits[0].slot + item.split, "{item:?}");
+                assert_eq!(item.splits, splits[0].splits, "{item:?}");
+                assert_eq!(item.begin as usize, done.min(of_tile), "{item:?}");
+                let is_void = item.split >= item.splits || of_tile == 0;
+                assert_eq!(item.begin == item.end, is_void, "{item:?}");
+                done = item.end as usize;
+            }
+            assert_eq!(done, of_tile, "{self:?}");
+        }
+        assert_eq!(tiles.len(), expected);
+        let costs = items.iter().map(|item| (item.end - item.begin) as usize);
+        Some(self.end(costs.filter(|cost| *cost > 0)))
+    }
+
+    fn longest(&self) -> usize {
+        let items = self.items();
+        let costs = items.iter().map(|item| (item.end - item.begin) as usize);
+        costs.max().unwrap_or(0)
+    }
+}
+
+#[test]
+fn few_query_tiles_fill_the_gpu() {
+    for (heads, requests, queries, keys, longest) in [
+        // 8 query tiles of 256 KV tiles: 16 splits each.
+        (8, 1, 16, 32_768, 16),
+        (8, 4, 16, 32_768, 64),
+        (8, 1, 1024, 32_768, 128),
+        (16, 1, 512, 32_768, 128),
+        (16, 1, 256, 2048, 4),
+        (8, 2, 64, 8192, 8),
+    ] {
+        let batch = Batch::context(heads, requests, queries, keys);
+        let end = batch.check().unwrap();
+        assert_eq!(batch.longest(), longest, "{batch:?}");
+        let even = heads * requests * queries.div_ceil(QUERIES) * keys.div_ceil(128);
+        let even = even as f64 / batch.ctas as f64;
+        assert!(end <= 1.04 * even + ITEM, "{batch:?}: {end} of {even}");
+    }
+}
+
+#[test]
+fn query_tiles_of_a_head_share_their_splits_keys() {
+    let batch = Batch {
+        causal: true,
+        ..Batch::context(16, 1, 512, 33_280)
+    };
+    batch.check().unwrap();
+    let mut begins: BTreeMap<i32, BTreeSet<i32>> = BTreeMap::new();
+    for item in batch.items() {
+        begins.entry(item.split).or_default().insert(item.begin);
+    }
+    assert!(
+        begins.values().all(|begins| begins.len() == 1),
+        "{begins:?}"
+    );
+}
+
+#[test]
+fn what_fills_the_gpu_is_not_divided() {
+    for batch in [
+        Batch::prompt(128, 2048),
+        Batch::prompt(16, 2048),
+        Batch::prompt(8, 512),
+        Batch::context(128, 1, 128, 32_768),
+        Batch::context(8, 16, 16, 2048),
+        Batch::context(16, 4, 512, 8192),
+        Batch::context(8, 1, 128, 128),
+        Batch::context(8, 1, 0, 4096),
+        Batch::context(8, 1, 128, 0),
+    ] {
+        assert_eq!(batch.check(), None, "{batch:?}");
+    }
+}
+
+#[test]
+fn dividing_random_batches_is_exact_and_pays() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(1);
+    let mut divided = 0;
+    for _ in 0..3000 {
+        let most = [4, 60][rng.random_range(0..2)];
+        let batch = Batch {
+            heads: rng.random_range(1..=[16, 128][rng.random_range(0..2)]),
+            causal: rng.random(),
+            value_dim: [64, 128, 256][rng.random_range(0..3)],
+            lens: (0..rng.random_range(1..=most))
+                .map(|_| {
+                    let queries = rng.random_range(0..1 << rng.random_range(1..12));
+                    let keys = rng.random_range(0..1 << rng.random_range(4..17));
+                    (queries, keys)
+                })
+                .collect(),
+            ctas: rng.random_range(1..=256),
+        };
+        if batch.query_tiles().next().is_none() {
+            continue;
+        }
+        let Some(end) = batch.check() else { continue };
+        divided += 1;
+        let whole = batch.end_of_whole();
+        assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
+    }
+    assert!(divided > 300, "{divided}");
+}
+
+#[test]
+fn arguments_that_cannot_be_divided_are_refused() {
+    // SAFETY: the struct is plain data, for which zero is a value.
+    let mut params: MlaPrefillParams = unsafe { std::mem::zeroed() };
+    let refusal = |params: &MlaPrefillParams, ctas| {
+        let mut count = 0;
+        // SAFETY: there is no room for items, and what the other pointers point to lives.
+        let status = unsafe {
+            raw::mla_prefill_sm90_items(params, ctas, std::ptr::null_mut(), 0, &mut count)
+        };
+        raw::check("mla_prefill_sm90_items", status).map_err(|error| error.to_string())
+    };
+    assert!(refusal(&params, 1).unwrap_err().contains("heads"));
+    params.heads = 1;
+    assert!(refusal(&params, 1).unwrap_err().contains("requests"));
+    params.requests = 1;
+    assert!(refusal(&params, 1).unwrap_err().contains("cu_query_lens"));
+    let starts = [0, 5];
+    params.cu_query_lens = starts.as_ptr();
+    assert!(refusal(&params, 1).unwrap_err().contains("cu_key_lens"));
+    params.cu_key_lens = starts.as_ptr();
+    assert!(refusal(&params, 1).unwrap_err().contains("value_dim"));
+    params.value_dim = 128;
+    refusal(&params, 1).unwrap();
+    assert!(refusal(&params, 0).unwrap_err().contains("ctas"));
+    assert!(refusal(&params, 257).unwrap_err().contains("ctas"));
+}
