@@ -165,7 +165,7 @@ struct Workspace {
         k.done = reinterpret_cast<int*>(bytes + kArrived / 2);
         k.arrived = reinterpret_cast<int*>(bytes + kArrived);
         bytes += MLA_PREFILL_COUNTER_BYTES;
-        k.partial_sum = reinterpret_cast<float2*>(bytes);
+        k.partial_sum = reinterpret_cast<float4*>(bytes);
         k.partial_out = reinterpret_cast<float4*>(bytes + sums());
         k.slots = int(slots);
     }

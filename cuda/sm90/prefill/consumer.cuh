@@ -3,9 +3,8 @@
 
 #include <cstring>
 
-#include "../../common/instructions.cuh"
-#include "../../common/mbarrier.cuh"
-#include "../../common/tma.cuh"
+#include "../../common/swizzle.cuh"
+#include "../../ptx/sm90.cuh"
 #include "combine.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
@@ -52,20 +51,20 @@ struct Consumer {
     // not across a loop that needs their sum. The barrier is one that nobody arrives at: a warp may
     // come here long after another of its warpgroup has released what it read.
     __device__ __forceinline__ void hold(float sum) const {
-        barrier_wait(shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
+        ptx::mbarrier_wait(ptx::shared_address(&shared.idle), 1 ^ uint32_t(sum < 0.f));
     }
 
     // One warpgroup issues its products while the other computes.
     __device__ __forceinline__ void take_turn() const {
-        asm volatile("bar.sync %0, 256;" ::"r"(1 + warpgroup) : "memory");
+        ptx::bar_sync(kTurnBarrier + warpgroup, 128 * kConsumers);
     }
     __device__ __forceinline__ void pass_turn() const {
-        asm volatile("bar.arrive %0, 256;" ::"r"(1 + (warpgroup + 1) % kConsumers) : "memory");
+        ptx::bar_arrive(kTurnBarrier + (warpgroup + 1) % kConsumers, 128 * kConsumers);
     }
 
     // Each warp for itself.
     __device__ __forceinline__ void release(uint64_t& empty) const {
-        if (thread % 32 == 0) barrier_arrive(shared_address(&empty));
+        if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty));
     }
 
     // How many keys of its request a query row sees.
@@ -112,8 +111,8 @@ struct Consumer {
     __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
         settle(scores);
         cute::warpgroup_arrive();
-        multiply_query_key<Tile>(scores, shared_address(shared.query[warpgroup]),
-                                 shared_address(shared.key[key.stage]));
+        multiply_query_key<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
+                                 ptx::shared_address(shared.key[key.stage]));
         cute::warpgroup_commit_batch();
     }
 
@@ -123,16 +122,16 @@ struct Consumer {
         if (!first) rows.rescale();
         settle(rows.weights);
         settle(rows.out);
-        barrier_wait(shared_address(&shared.value_full[value.stage]), value.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.value_full[value.stage]), value.phase);
         cute::warpgroup_arrive();
         multiply_weight_value<Tile>(rows.out, rows.weights,
-                                    shared_address(shared.value[value.stage]), !first);
+                                    ptx::shared_address(shared.value[value.stage]), !first);
         cute::warpgroup_commit_batch();
     }
 
     __device__ __forceinline__ void begin_step(float (&scores)[Tile::kKeys / 2],
                                                Rows<Tile>& rows) const {
-        barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
         take_turn();
         settle(rows.out);
         begin_scores(scores);
@@ -179,8 +178,8 @@ struct Consumer {
         cute::warpgroup_wait<1>();
         settle(scores);
         if (!rows.absorb_by_sum(scores, p.scale_log2)) {
-            multiply_query_key_by_warp<Tile>(scores, shared_address(shared.query[warpgroup]),
-                                             shared_address(shared.key[key.stage]), thread);
+            multiply_query_key_by_warp<Tile>(scores, ptx::shared_address(shared.query[warpgroup]),
+                                             ptx::shared_address(shared.key[key.stage]), thread);
             rows.template absorb<false>(scores, p.scale_log2, Tile::kChunks);
         }
         __syncwarp();
@@ -238,15 +237,12 @@ struct Consumer {
                 partial.out[i * 32 + lane] = make_float4(out[0], out[1], out[2], out[3]);
             }
             if (lane % 4 == 0) {
-#pragma unroll
-                for (int row = 0; row < 2; row++) {
-                    partial.sum[lane / 4 + 8 * row] =
-                        make_float2(finished.reference[row], sum[row]);
-                }
+                partial.sum[lane / 4] =
+                    make_float4(finished.reference[0], sum[0], finished.reference[1], sum[1]);
             }
         }
         __syncwarp();
-        if (lane == 0) add_release(&p.arrived[finished.first_slot], 1);
+        if (lane == 0) ptx::red_add_release(&p.arrived[finished.first_slot], 1);
     }
 
     // Writes one panel of columns after the other: rounded into shared memory, and from there by
@@ -258,22 +254,21 @@ struct Consumer {
         float factor[2];
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            factor[row] = sum[row] > 0.f ? reciprocal_approx(sum[row]) : 0.f;
+            factor[row] = row_factor(sum[row]);
             const int query = first + lane / 4 + 8 * row;
             if (lane % 4 == 0 && p.lse && query < finished.query_len) {
                 p.lse[finished.head * p.lse_head_stride + finished.query_start + query] =
-                    sum[row] > 0.f
-                        ? (finished.reference[row] + log2_approx(sum[row])) * 0.693147180559945309f
-                        : -INFINITY;
+                    row_log_sum_exp(finished.reference[row], sum[row]);
             }
         }
-        const uint32_t staged = shared_address(shared.out[warpgroup * (kRows / kWarpRows) + warp]);
+        const uint32_t staged =
+            ptx::shared_address(shared.out[warpgroup * (kRows / kWarpRows) + warp]);
         // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight
         // columns, then of the next eight.
         const int row = lane % 16, chunk = lane / 16;
 #pragma unroll
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
-            if (lane == 0) tma_wait_stores_read();
+            if (lane == 0) ptx::cp_async_bulk_wait_group_read();
             __syncwarp();
 #pragma unroll
             for (int i = 0; i < kPanel / 8; i += 2) {
@@ -281,19 +276,19 @@ struct Consumer {
                 uint32_t words[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    words[j] = pack<typename Tile::Element>(out[2 * j] * factor[j % 2],
-                                                            out[2 * j + 1] * factor[j % 2]);
+                    words[j] = ptx::cvt_rn_x2<typename Tile::Element>(
+                        out[2 * j] * factor[j % 2], out[2 * j + 1] * factor[j % 2]);
                 }
-                store_matrices(staged + row * 128 + ((chunk + i) ^ row % 8) * 16, words[0],
-                               words[1], words[2], words[3]);
+                ptx::stmatrix_x4(staged + swizzled<128>(row, chunk + i), words[0], words[1],
+                                 words[2], words[3]);
             }
-            fence_async_proxy();
+            ptx::fence_proxy_async();
             __syncwarp();
             // Never a box that lies behind the last row altogether, as for queries.
             if (lane == 0 && first < finished.query_len) {
-                tma_store(&maps.out, staged, panel * kPanel, finished.head,
-                          first + p.max_query_len - finished.query_len,
-                          finished.query_start + finished.query_len);
+                ptx::cp_async_bulk_tensor_store(&maps.out, staged, panel * kPanel, finished.head,
+                                                first + p.max_query_len - finished.query_len,
+                                                finished.query_start + finished.query_len);
             }
         }
     }
@@ -302,14 +297,14 @@ struct Consumer {
     // the first lane reads it, the one that gives it back, and told that all lanes have the same,
     // the compiler keeps it in uniform registers.
     __device__ __forceinline__ Work work_at(int number) const {
-        const uint32_t address = shared_address(&shared.work[Slot(number).index]);
+        const uint32_t address = ptx::shared_address(&shared.work[Slot(number).index]);
         int words[sizeof(Work) / 4];
 #pragma unroll
         for (int i = 0; i < sizeof(Work) / 4; i++) words[i] = 0;
         if (thread % 32 == 0) {
 #pragma unroll
             for (int i = 0; i < sizeof(Work) / 16; i++) {
-                const uint4 four = load_shared16(address + 16 * i);
+                const uint4 four = ptx::ld_shared_v4(address + 16 * i);
                 words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z,
                           words[4 * i + 3] = four.w;
             }
@@ -323,18 +318,26 @@ struct Consumer {
 
     __device__ __forceinline__ void await_work(int number) const {
         const Slot slot(number);
-        barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
     }
 
     __device__ void run() {
         if (warpgroup == kConsumers - 1) pass_turn();
         int number = attend();
+        bool may_stage = false;
         for (;; number++) {
             await_work(number);
             const Work work = work_at(number);
             if (work.is_end()) break;
             if (work.combines()) {
-                combine<Tile>(p, work, warpgroup * (kRows / kWarpRows) + thread / 32, thread % 32);
+                // Keys and values are no longer read, and their place is taken.
+                if (!may_stage) ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
+                may_stage = true;
+                const int warp = warpgroup * (kRows / kWarpRows) + thread / 32;
+                constexpr int kBytes = Combine<Tile>::kStaged * Combine<Tile>::kPartBytes;
+                const uint32_t staged = ptx::shared_address(shared.key) + warp * kBytes;
+                Combine<Tile>{p, work, thread % 32, staged}.run(work.key_len,
+                                                                work.slot - work.first_slot, warp);
             }
             __syncwarp();
             release(shared.work_empty[Slot(number).index]);
@@ -352,8 +355,8 @@ struct Consumer {
         Rows<Tile> rows = {};
         {
             float scores[Tile::kKeys / 2];
-            barrier_wait(shared_address(&shared.query_full[warpgroup]), 0);
-            barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[warpgroup]), 0);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
             take_turn();
             begin_scores(scores);
             pass_turn();
@@ -371,7 +374,7 @@ struct Consumer {
             if (blocks > 1) {
                 {
                     float scores[Tile::kKeys / 2];
-                    barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+                    ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
                     take_turn();
                     begin_scores(scores);
                     pass_turn();
@@ -405,8 +408,9 @@ struct Consumer {
             unmasked = unmasked_blocks(work);
             const int chunks = chunks_seen(work, work.blocks - 1);
             float scores[Tile::kKeys / 2];
-            barrier_wait(shared_address(&shared.query_full[warpgroup]), (number + 1) & 1);
-            barrier_wait(shared_address(&shared.key_full[key.stage]), key.phase);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.query_full[warpgroup]),
+                               (number + 1) & 1);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.key_full[key.stage]), key.phase);
             take_turn();
             begin_scores(scores);
             if (blocks == 1) {
@@ -424,7 +428,7 @@ struct Consumer {
         cute::warpgroup_wait<0>();
         end_output(rows);
         store(before, rows);
-        if (thread % 32 == 0) tma_wait_stores();
+        if (thread % 32 == 0) ptx::cp_async_bulk_wait_group();
         return number + 1;
     }
 };

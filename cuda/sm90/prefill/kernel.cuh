@@ -34,7 +34,7 @@
 
 #include <cuda_runtime.h>
 
-#include "../../common/mbarrier.cuh"
+#include "../../ptx/sm90.cuh"
 #include "consumer.cuh"
 #include "params.cuh"
 #include "producer.cuh"
@@ -51,37 +51,38 @@ __global__ void __launch_bounds__(kThreads, 1)
     auto& shared = *reinterpret_cast<Shared<Tile>*>((reinterpret_cast<uintptr_t>(memory) + 1023) &
                                                     ~uintptr_t(1023));
     const int warpgroup = threadIdx.x / 128;
+    if (threadIdx.x / 32 == kSchedulerWarp) prefetch_lengths(p);
 
     if (threadIdx.x == 0) {
         for (int consumer = 0; consumer < kConsumers; consumer++) {
-            barrier_init(shared_address(&shared.query_full[consumer]), 1);
-            barrier_init(shared_address(&shared.query_empty[consumer]), 4);
+            ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&shared.query_empty[consumer]), 4);
         }
         for (int stage = 0; stage < kStages; stage++) {
-            barrier_init(shared_address(&shared.key_full[stage]), 1);
-            barrier_init(shared_address(&shared.key_empty[stage]), 4 * kConsumers);
-            barrier_init(shared_address(&shared.value_full[stage]), 1);
-            barrier_init(shared_address(&shared.value_empty[stage]), 4 * kConsumers);
+            ptx::mbarrier_init(ptx::shared_address(&shared.key_full[stage]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&shared.key_empty[stage]), 4 * kConsumers);
+            ptx::mbarrier_init(ptx::shared_address(&shared.value_full[stage]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&shared.value_empty[stage]), 4 * kConsumers);
         }
         for (int slot = 0; slot < kAnnounced; slot++) {
-            barrier_init(shared_address(&shared.work_full[slot]), 1);
-            barrier_init(shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
+            ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
-        barrier_init(shared_address(&shared.work_wanted), 1);
-        barrier_init(shared_address(&shared.idle), 1);
-        fence_barrier_init();
+        ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
+        ptx::fence_mbarrier_init();
     }
     __syncthreads();
 
     if (warpgroup == 0) {
-        registers_shrink<kProducerRegisters>();
+        ptx::setmaxnreg_dec<kProducerRegisters>();
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const Producer<Tile> producer{p, maps, shared};
-        if (warp == 0 && lane == 0) producer.bring_keys_and_values();
-        if (warp == 2 && lane == 0) producer.bring_queries();
-        if (warp == 3) Scheduler<Tile>{p, shared, lane}.run();
+        if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
+        if (warp == kQueryWarp && lane == 0) producer.bring_queries();
+        if (warp == kSchedulerWarp) Scheduler<Tile>{p, shared, lane}.run();
     } else {
-        registers_grow<kConsumerRegisters>();
+        ptx::setmaxnreg_inc<kConsumerRegisters>();
         Consumer<Tile>{p, maps, shared, warpgroup - 1, int(threadIdx.x % 128)}.run();
     }
 }

@@ -19,9 +19,9 @@ struct KernelParams {
     // several splits the warps that have stored their partial results, at its first slot.
     int *claimed, *done, *arrived;
     // Partial results, each of kQueries rows: sums of weights times values, [slot, warp, V / 8, lane]
-    // of 4 f32 as they lie in registers, and of each row (reference, sum of weights).
-    float4* partial_out;
-    float2* partial_sum;
+    // of 4 f32 as they lie in registers, and (reference, sum of weights) of rows, [slot, warp,
+    // row % 8] of two rows each.
+    float4 *partial_out, *partial_sum;
     int slots;
     // Whether the bounds of the lengths let query tiles be divided (division.cuh).
     int may_divide;

@@ -1,8 +1,7 @@
 // The threads that bring tiles into shared memory.
 #pragma once
 
-#include "../../common/mbarrier.cuh"
-#include "../../common/tma.cuh"
+#include "../../ptx/sm90.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
 #include "tile.cuh"
@@ -23,23 +22,28 @@ struct Producer {
 #pragma unroll 1
         for (int number = 0;; number++) {
             const Slot slot(number);
-            barrier_wait(shared_address(&shared.work_full[slot.index]), slot.phase);
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
             const Work work = shared.work[slot.index];
             if (work.is_end()) break;
             if (work.computes()) bring(work, number);
-            barrier_arrive(shared_address(&shared.work_empty[slot.index]));
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[slot.index]));
         }
     }
 
     __device__ static void bring(const CUtensorMap& map, const void* to, uint64_t& full, int column,
                                  int head, int row, int end) {
-        tma_load(&map, shared_address(to), shared_address(&full), column, head, row, end);
+        ptx::cp_async_bulk_tensor(&map, ptx::shared_address(to), ptx::shared_address(&full), column,
+                                  head, row, end);
     }
 
     __device__ void bring_queries() const {
+        for (const CUtensorMap* map : {&maps.query, &maps.query_rope, &maps.out}) {
+            ptx::prefetch_tensormap(map);
+        }
         for_each_tile([&](const Work& work, int number) {
             for (int consumer = 0; consumer < kConsumers; consumer++) {
-                barrier_wait(shared_address(&shared.query_empty[consumer]), (number & 1) ^ 1);
+                ptx::mbarrier_wait(ptx::shared_address(&shared.query_empty[consumer]),
+                                   (number & 1) ^ 1);
                 // The halves change sides with each tile.
                 bring_query(work, consumer, consumer ^ (number & 1));
             }
@@ -54,7 +58,7 @@ struct Producer {
         const int row = query + p.max_query_len - work.query_len,
                   end = work.query_start + work.query_len;
         uint64_t& full = shared.query_full[consumer];
-        barrier_expect(shared_address(&full), Tile::kQueryBytes);
+        ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), Tile::kQueryBytes);
         for (int panel = 0; panel < Tile::kQkPanels; panel++) {
             const bool rope = panel == Tile::kNopePanels;
             bring(rope ? maps.query_rope : maps.query,
@@ -64,6 +68,9 @@ struct Producer {
     }
 
     __device__ void bring_keys_and_values() const {
+        for (const CUtensorMap* map : {&maps.key, &maps.key_rope, &maps.value}) {
+            ptx::prefetch_tensormap(map);
+        }
         Position key, value;
         for_each_tile([&](const Work& work, int) {
             const int last = work.blocks - 1;
@@ -71,7 +78,7 @@ struct Producer {
             for (int block = last; block >= 0; block--) {
                 bring_key(work, block, key);
                 if (block == min(last, kClaimBlock))
-                    barrier_arrive(shared_address(&shared.work_wanted));
+                    ptx::mbarrier_arrive(ptx::shared_address(&shared.work_wanted));
                 if (block < last) bring_value(work, block + 1, value);
             }
             bring_value(work, 0, value);
@@ -80,9 +87,9 @@ struct Producer {
 
     __device__ void bring_key(const Work& work, int block, Position& at) const {
         const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
-        barrier_wait(shared_address(&shared.key_empty[at.stage]), at.phase ^ 1);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.key_empty[at.stage]), at.phase ^ 1);
         uint64_t& full = shared.key_full[at.stage];
-        barrier_expect(shared_address(&full), Tile::kKeyBytes);
+        ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), Tile::kKeyBytes);
         for (int panel = 0; panel < Tile::kQkPanels; panel++) {
             const bool rope = panel == Tile::kNopePanels;
             bring(rope ? maps.key_rope : maps.key,
@@ -95,9 +102,9 @@ struct Producer {
 
     __device__ void bring_value(const Work& work, int block, Position& at) const {
         const int row = block * Tile::kKeys + p.max_key_len - work.key_len;
-        barrier_wait(shared_address(&shared.value_empty[at.stage]), at.phase ^ 1);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.value_empty[at.stage]), at.phase ^ 1);
         uint64_t& full = shared.value_full[at.stage];
-        barrier_expect(shared_address(&full), Tile::kValueBytes);
+        ptx::mbarrier_arrive_expect_tx(ptx::shared_address(&full), Tile::kValueBytes);
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
             bring(maps.value, shared.value[at.stage] + panel * Tile::kKeyPanelBytes, full,
                   panel * kPanel, work.head, row, work.key_end);

@@ -8,8 +8,9 @@
 
 #include <utility>
 
-#include "../../common/instructions.cuh"
-#include "../../common/wgmma.cuh"
+#include "../../common/swizzle.cuh"
+#include "../../ptx/sm90.cuh"
+#include "../../ptx/wgmma.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
@@ -57,8 +58,8 @@ __device__ __forceinline__ void multiply_query_key(float (&scores)[Tile::kKeys /
     using Op = decltype(cute::GMMA::ss_op_selector<
                         T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kKeys>, cute::_16>>());
     // Adding bytes / 16 moves a descriptor's start.
-    const uint64_t query_start = wgmma_descriptor(detail::uniform(query)),
-                   key_start = wgmma_descriptor(detail::uniform(key));
+    const uint64_t query_start = ptx::wgmma_descriptor(detail::uniform(query)),
+                   key_start = ptx::wgmma_descriptor(detail::uniform(key));
 #pragma unroll
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, column = step % 4 * 32;
@@ -85,16 +86,16 @@ __device__ __forceinline__ void multiply_query_key_by_warp(float (&scores)[Tile:
     for (int step = 0; step < Tile::kQkSteps; step++) {
         const int panel = step / 4, chunk = step % 4 * 2;
         uint32_t a[4];
-        load_matrices(a, query + panel * Tile::kQueryPanelBytes + query_row * 128 +
-                             ((chunk + query_chunk) ^ query_row % 8) * 16);
+        ptx::ldmatrix_x4(a, query + panel * Tile::kQueryPanelBytes +
+                                swizzled<128>(query_row, chunk + query_chunk));
 #pragma unroll
         for (int i = 0; i < Tile::kKeys / 16; i++) {
             const int row = 16 * i + key_row;
             uint32_t b[4];
-            load_matrices(b, key + panel * Tile::kKeyPanelBytes + row * 128 +
-                                 ((chunk + key_chunk) ^ row % 8) * 16);
-            multiply_16x8<typename Tile::Element>(&scores[8 * i], a, b[0], b[1]);
-            multiply_16x8<typename Tile::Element>(&scores[8 * i + 4], a, b[2], b[3]);
+            ptx::ldmatrix_x4(
+                b, key + panel * Tile::kKeyPanelBytes + swizzled<128>(row, chunk + key_chunk));
+            ptx::mma_m16n8k16<typename Tile::Element>(&scores[8 * i], a, b[0], b[1]);
+            ptx::mma_m16n8k16<typename Tile::Element>(&scores[8 * i + 4], a, b[2], b[3]);
         }
     }
 }
@@ -108,7 +109,7 @@ __device__ __forceinline__ void multiply_weight_value(float (&out)[Tile::kValue 
     using Op = decltype(cute::GMMA::rs_op_selector<
                         T, T, float, cute::Shape<cute::_64, cute::Int<Tile::kValue>, cute::_16>,
                         cute::GMMA::Major::K, cute::GMMA::Major::MN>());
-    const uint64_t start = wgmma_descriptor(detail::uniform(value), Tile::kKeyPanelBytes);
+    const uint64_t start = ptx::wgmma_descriptor(detail::uniform(value), Tile::kKeyPanelBytes);
 #pragma unroll
     for (int step = 0; step < Tile::kKeySteps; step++) {
         detail::multiply<Op>(out, weights[step], start + step * 16 * kPanel * 2 / 16,

@@ -1,7 +1,7 @@
 // The warp that works out which tile comes next.
 #pragma once
 
-#include "../../common/mbarrier.cuh"
+#include "../../ptx/sm90.cuh"
 #include "division.cuh"
 #include "params.cuh"
 #include "pipeline.cuh"
@@ -9,6 +9,14 @@
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
+
+// The lengths lie in device memory as a rule; one thread asks for each 128 bytes of them.
+__device__ __forceinline__ void prefetch_lengths(const KernelParams& p) {
+    for (int at = threadIdx.x % 32 * 32; at <= p.requests; at += 32 * 32) {
+        ptx::prefetch_global_l2(p.cu_q + at);
+        ptx::prefetch_global_l2(p.cu_k + at);
+    }
+}
 
 // Announces what the others bring and compute: first the items that this CTA claims, then, where
 // query tiles are divided, its shares of combining them. All items are claimed, by CTAs that run, so
@@ -35,7 +43,7 @@ struct Scheduler {
         announce(Work::mark(true));
         // Behind the last wait of this CTA's consumers.
         const Slot slot(announced - 2);
-        barrier_wait(shared_address(&shared.work_empty[slot.index]), slot.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase);
         leave(division.items());
     }
 
@@ -59,7 +67,7 @@ struct Scheduler {
             if (item.request < 0) return;
             if (item.begin < item.end) {
                 announce(work_of(item));
-                barrier_wait(shared_address(&shared.work_wanted), (announced - 1) & 1);
+                ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (announced - 1) & 1);
             } else if (item.split == 0) {
                 store_nothing(item);
             }
@@ -97,10 +105,10 @@ struct Scheduler {
 
     __device__ void announce(const Work& work) {
         const Slot slot(announced);
-        barrier_wait(shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[slot.index]), slot.phase ^ 1);
         if (lane == 0) {
             shared.work[slot.index] = work;
-            barrier_arrive(shared_address(&shared.work_full[slot.index]));
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[slot.index]));
         }
         announced++;
     }

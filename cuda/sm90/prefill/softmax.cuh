@@ -1,10 +1,20 @@
 // The softmax of two query rows in the registers of a thread.
 #pragma once
 
-#include "../../common/instructions.cuh"
+#include "../../ptx/sm90.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
+
+// What a row's output is multiplied by, and its log-sum-exp, of the weights' sum: of a row that sees
+// nothing 0 and minus infinity, and of one that sees a NaN a NaN.
+__device__ __forceinline__ float row_factor(float sum) {
+    return sum == 0.f ? 0.f : ptx::rcp_approx(sum);
+}
+__device__ __forceinline__ float row_log_sum_exp(float reference, float sum) {
+    constexpr float kLn2 = 0.693147180559945309f;
+    return sum == 0.f ? -INFINITY : (reference + ptx::lg2_approx(sum)) * kLn2;
+}
 
 // What a thread holds of its two query rows.
 template <typename Tile>
@@ -68,7 +78,7 @@ struct Rows {
             // A row that has seen nothing yet keeps -inf: subtracting it from itself would give
             // NaN.
             shift[row] = now == -INFINITY ? 0.f : now;
-            if (!first) correction[row] = exp2_approx(before - shift[row]);
+            if (!first) correction[row] = ptx::ex2_approx(before - shift[row]);
         }
         if (!first) corrected = __any_sync(~0u, correction[0] != 1.f || correction[1] != 1.f);
         float total[2] = {};
@@ -110,7 +120,7 @@ struct Rows {
                 largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
                 const float before = reference[row];
                 if (largest > kRise) reference[row] = before + log2f(largest);
-                correction[row] = exp2_approx(before - reference[row]);
+                correction[row] = ptx::ex2_approx(before - reference[row]);
 #pragma unroll
                 for (int i = 0; i < Tile::kKeys / 8; i++) {
                     scores[4 * i + 2 * row] *= correction[row];
@@ -135,7 +145,7 @@ struct Rows {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float& score = scores[4 * i + 2 * row + j];
-                score = exp2_approx(score * scale_log2 - shift);
+                score = ptx::ex2_approx(score * scale_log2 - shift);
                 total += score;
             }
         }
@@ -147,8 +157,8 @@ struct Rows {
         for (int step = 0; step < Tile::kKeySteps; step++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                weights[step][i] = pack<typename Tile::Element>(scores[8 * step + 2 * i],
-                                                                scores[8 * step + 2 * i + 1]);
+                weights[step][i] = ptx::cvt_rn_x2<typename Tile::Element>(
+                    scores[8 * step + 2 * i], scores[8 * step + 2 * i + 1]);
             }
         }
     }

@@ -15,6 +15,8 @@ constexpr int kConsumers = 2;
 constexpr int kRows = 64;
 constexpr int kQueries = kConsumers * kRows;
 constexpr int kThreads = 128 * (kConsumers + 1);
+// Warps of the first warpgroup with a role.
+constexpr int kKeyWarp = 0, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
 // Tiles that are announced and not yet finished: the one that is being computed and the one that is
@@ -29,6 +31,9 @@ constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerMultiprocessor = 3;
+// Named barriers among the warps of all consumers: one for each consumer's turn, and one before they
+// combine. 0 is __syncthreads'.
+enum NamedBarrier { kTurnBarrier = 1, kCombineBarrier = kTurnBarrier + kConsumers };
 // A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
