@@ -1,5 +1,5 @@
 pub const MLA_DECODE_COUNTER_BYTES: u32 = 4096;
-pub const MLA_PREFILL_WORKSPACE_BYTES: u32 = 256;
+pub const MLA_PREFILL_COUNTER_BYTES: u32 = 4096;
 pub const MLA_OK: _bindgen_ty_1 = 0;
 pub const MLA_BAD_ARGUMENT: _bindgen_ty_1 = 1;
 pub const MLA_CUDA_ERROR: _bindgen_ty_1 = 2;
@@ -488,10 +488,68 @@ impl Default for MlaPrefillParams {
     }
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_workspace"]
+    pub fn mla_prefill_sm90_workspace(
+        params: *const MlaPrefillParams,
+        bytes: *mut usize,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90"]
     pub fn mla_prefill_sm90(
         params: *const MlaPrefillParams,
         stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct MlaPrefillItem {
+    pub request: i32,
+    pub head: i32,
+    pub query: i32,
+    pub begin: i32,
+    pub end: i32,
+    pub split: i32,
+    pub splits: i32,
+    pub slot: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaPrefillItem"][::core::mem::size_of::<MlaPrefillItem>() - 32usize];
+    ["Alignment of MlaPrefillItem"][::core::mem::align_of::<MlaPrefillItem>() - 4usize];
+    [
+        "Offset of field: MlaPrefillItem::request",
+    ][::core::mem::offset_of!(MlaPrefillItem, request) - 0usize];
+    [
+        "Offset of field: MlaPrefillItem::head",
+    ][::core::mem::offset_of!(MlaPrefillItem, head) - 4usize];
+    [
+        "Offset of field: MlaPrefillItem::query",
+    ][::core::mem::offset_of!(MlaPrefillItem, query) - 8usize];
+    [
+        "Offset of field: MlaPrefillItem::begin",
+    ][::core::mem::offset_of!(MlaPrefillItem, begin) - 12usize];
+    [
+        "Offset of field: MlaPrefillItem::end",
+    ][::core::mem::offset_of!(MlaPrefillItem, end) - 16usize];
+    [
+        "Offset of field: MlaPrefillItem::split",
+    ][::core::mem::offset_of!(MlaPrefillItem, split) - 20usize];
+    [
+        "Offset of field: MlaPrefillItem::splits",
+    ][::core::mem::offset_of!(MlaPrefillItem, splits) - 24usize];
+    [
+        "Offset of field: MlaPrefillItem::slot",
+    ][::core::mem::offset_of!(MlaPrefillItem, slot) - 28usize];
+};
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm90_items"]
+    pub fn mla_prefill_sm90_items(
+        params: *const MlaPrefillParams,
+        ctas: i32,
+        items: *mut MlaPrefillItem,
+        room: i32,
+        count: *mut i32,
     ) -> MlaStatus;
 }
 unsafe extern "C" {
