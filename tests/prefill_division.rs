@@ -63,15 +63,16 @@ impl Batch {
         let mut items = Vec::new();
         // First how many there are, then which.
         for _ in 0..2 {
+            let room = count;
             // SAFETY: the struct is plain data, for which zero is a value.
-            items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; count as usize];
+            items = vec![unsafe { std::mem::zeroed::<MlaPrefillItem>() }; room as usize];
             // SAFETY: the pointers are to arrays of as many elements as the header asks for.
             let status = unsafe {
                 raw::mla_prefill_sm90_items(
                     &params,
                     self.ctas as i32,
                     items.as_mut_ptr(),
-                    count,
+                    room,
                     &mut count,
                 )
             };
@@ -231,19 +232,20 @@ fn dividing_random_batches_is_exact_and_pays() {
     let mut rng = rand::rngs::StdRng::seed_from_u64(1);
     let mut divided = 0;
     for _ in 0..3000 {
-        let most = [4, 60][rng.random_range(0..2)];
+        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let most_requests = [4, 60][below(2)];
+        let most_heads = [16, 128][below(2)];
         let batch = Batch {
-            heads: rng.random_range(1..=[16, 128][rng.random_range(0..2)]),
-            causal: rng.random(),
-            value_dim: [64, 128, 256][rng.random_range(0..3)],
-            lens: (0..rng.random_range(1..=most))
+            heads: 1 + below(most_heads),
+            causal: below(2) == 1,
+            value_dim: [64, 128, 256][below(3)],
+            lens: (0..=below(most_requests))
                 .map(|_| {
-                    let queries = rng.random_range(0..1 << rng.random_range(1..12));
-                    let keys = rng.random_range(0..1 << rng.random_range(4..17));
-                    (queries, keys)
+                    let most = [1 << (1 + below(11)), 1 << (4 + below(13))];
+                    (below(most[0]), below(most[1]))
                 })
                 .collect(),
-            ctas: rng.random_range(1..=256),
+            ctas: 1 + below(256),
         };
         if batch.query_tiles().next().is_none() {
             continue;

@@ -183,10 +183,10 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_prefill_sm90_workspace says");
     workspace.place(p.workspace, k);
-    // Below so many KV tiles combining takes longer than what it saves, and so many query rows
-    // fill the device; they may be fewer than the bound says, if a graph is replayed.
-    const int64_t least_tiles = int64_t(p.query_tokens / kQueries) * p.heads;
-    k.may_divide = p.max_key_len > 5 * Tile::kKeys && least_tiles < 8 * workspace.slots;
+    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
+    // have no room. The query rows may be fewer than this if a graph is replayed.
+    k.may_divide = p.max_key_len > 5 * Tile::kKeys &&
+                   int64_t(p.query_tokens / kQueries) * p.heads <= workspace.slots;
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
