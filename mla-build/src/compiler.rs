@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    Error,
+    Error, flags,
     shell::Place,
     toolkit::Cuda,
     unit::{Language, Unit},
@@ -57,11 +57,15 @@ pub(crate) fn variables() -> Vec<String> {
 }
 
 /// The flags that environment variables add to every call of nvcc.
-pub(crate) fn flags_of_environment() -> Vec<String> {
-    ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"]
-        .iter()
-        .filter_map(|name| env::var(name).ok())
-        .collect()
+pub(crate) fn flags_of_environment() -> Result<Vec<String>, Error> {
+    let mut all = Vec::new();
+    for name in ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"] {
+        if let Ok(value) = env::var(name) {
+            flags::check_variable(name, &value)?;
+            all.push(value);
+        }
+    }
+    Ok(all)
 }
 
 impl Host {

@@ -108,6 +108,9 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
 ];
 
+/// Where in the list those begin that make another product, or none.
+const PRODUCTS: usize = 5;
+
 /// Refuses a flag that the tool itself sets or that makes another product, with what to do in its place.
 pub(crate) fn check(flag: &str) -> Result<(), Error> {
     let refuse = |accepted: &str| {
@@ -143,6 +146,27 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
         }
         (None, None) => Ok(()),
     }
+}
+
+/// Refuses a flag in the value of an environment variable that makes another product. Include roots and macros
+/// are accepted there: the whole text is part of every key.
+pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
+    for flag in value
+        .split_whitespace()
+        .filter(|word| word.starts_with('-'))
+    {
+        let name = flag.trim_start_matches('-');
+        let (name, given) = name.split_once('=').unwrap_or((name, ""));
+        let refused = |(names, _): &&(&[&str], &str)| names.contains(&name) && given != "false";
+        if let Some((_, accepted)) = REFUSED[PRODUCTS..].iter().find(refused) {
+            return Err(Error::Setting {
+                field: variable.to_owned(),
+                given: flag.to_owned(),
+                accepted: (*accepted).to_owned(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a macro whose value a shell would change.
@@ -287,6 +311,23 @@ mod tests {
                 message.starts_with(&format!("flag: given {flag:?}, accepted: ")),
                 "{message}"
             );
+        }
+    }
+
+    #[test]
+    fn variables_may_add_include_roots_but_no_product() {
+        const NAME: &str = "NVCC_APPEND_FLAGS";
+        check_variable(
+            NAME,
+            "-I /opt/include -DX=1 --use_fast_math -rdc=false -ccbin g++-12",
+        )
+        .unwrap();
+        for flag in ["-keep", "--ptx", "-rdc=true", "-MD", "--dryrun"] {
+            let message = check_variable(NAME, &format!("-lineinfo {flag}"))
+                .unwrap_err()
+                .to_string();
+            let expected = format!("{NAME}: given {flag:?}, accepted: ");
+            assert!(message.starts_with(&expected), "{message}");
         }
     }
 

@@ -217,7 +217,7 @@ impl Plan {
             .unwrap_or_else(|| out_dir.join("mla-build-cache"));
         let cache = Cache::open(cache);
         let named = Named::new(
-            compiler::flags_of_environment()
+            compiler::flags_of_environment()?
                 .iter()
                 .map(String::as_str)
                 .chain(
