@@ -1,10 +1,11 @@
 //! Objects that outlive a target folder, shared by checkouts, profiles and packages.
 //!
 //! Two steps lead to an object, as in ccache's direct mode. What is known before compiling (the
-//! source's bytes and its place in the package, the flags, the compilers' versions) makes the *first
-//! key*, which names a **manifest**: the sets of files that this source was found to depend on, with
-//! the hash of each and of what its includes find ([`includes`]). A set whose every file still has both
-//! makes the *second key*, which names the **object**. So a hit costs no preprocessing, and a header that changes back finds its old object.
+//! source's bytes and its place in the package, the flags, the compilers' versions and programs) makes
+//! the *first key*, which names a **manifest**: the sets of files that this source was found to depend on,
+//! with the hash of each and of what its includes find (`includes`). A set whose every file still has both
+//! makes the *second key*, which names the **object**. So a hit costs no preprocessing, and a header that
+//! changes back finds its old object.
 //!
 //! ```text
 //! <cache>/manifests/ab/<first key>.json
