@@ -243,9 +243,7 @@ pub struct MlaDecodeWorkItem {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    [
-        "Size of MlaDecodeWorkItem",
-    ][::core::mem::size_of::<MlaDecodeWorkItem>() - 40usize];
+    ["Size of MlaDecodeWorkItem"][::core::mem::size_of::<MlaDecodeWorkItem>() - 40usize];
     [
         "Alignment of MlaDecodeWorkItem",
     ][::core::mem::align_of::<MlaDecodeWorkItem>() - 4usize];
