@@ -221,6 +221,82 @@ MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t split
                          int32_t combiners, int32_t seen, int32_t* answer);
 
 /*
+ * Sparse absorbed MLA, for decode and prefill: every query token attends to the cache rows that its
+ * list names, whatever request they belong to. As in decode,
+ *
+ *   score[t, h, s] = softmax_scale * (q_latent[t, h] . latent[s] + q_rope[t, h] . rope[s])
+ *   out[t, h]      = sum over s in list[t] of softmax(score)[t, h, s] * latent[s]
+ *
+ * An entry of a list is a slot, page * page_size + place in the page. An entry that is no slot of
+ * the cache (-1, or any other number below 0 or past the end) is skipped wherever it stands, and no
+ * memory is read for it; a slot that stands twice counts twice. Rows that no list names are not
+ * read. There is no causality beside what the lists say. It takes time in proportion to the valid
+ * entries, and no workspace.
+ */
+typedef struct MlaSparseParams {
+    /* [tokens, heads, 512] of q_dtype */
+    const void* q_latent;
+    /* [tokens, heads, 64] of q_dtype; q_latent + 512 when both parts lie in one row of 576 */
+    const void* q_rope;
+    /* [pages, page_size] rows of cache_format; each begins on 16 bytes */
+    const void* cache;
+    /* [tokens, width] int32: slots; not looked at where width is 0 */
+    const int32_t* lists;
+    /* [tokens] int32: how many entries of each list count, the first ones; or null: all. What is
+     * below 0 counts as 0, what is above width as width. */
+    const int32_t* counts;
+    /* [heads] f32, or null: a score for each head that takes part in the softmax without a value.
+     * The log-sum-exp leaves it out. */
+    const float* sinks;
+    /* [tokens, heads, 512] of q_dtype */
+    void* out;
+    /* [heads, tokens] f32, or null */
+    float* lse;
+
+    int64_t q_latent_token_stride;
+    int64_t q_latent_head_stride;
+    int64_t q_rope_token_stride;
+    int64_t q_rope_head_stride;
+    /* in bytes: multiples of 16 */
+    int64_t cache_page_stride;
+    int64_t cache_slot_stride;
+    int64_t list_stride;
+    int64_t out_token_stride;
+    int64_t out_head_stride;
+    int64_t lse_head_stride;
+    /* number of pages behind `cache` */
+    int64_t pages;
+
+    /* query tokens, less than 2^24 */
+    int32_t tokens;
+    /* query heads, 1..=128 */
+    int32_t heads;
+    /* entries of a list, 0..=8192 */
+    int32_t width;
+    /* slots per page: any number from 1 on */
+    int32_t page_size;
+    /* must be 512 and 64 */
+    int32_t latent_dim;
+    int32_t rope_dim;
+    /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
+    int32_t q_dtype;
+    /* MlaCacheFormat: that of q_dtype's values, MLA_CACHE_FP8, or MLA_CACHE_FP8_DS_MLA */
+    int32_t cache_format;
+    float softmax_scale;
+    /* what an e4m3 byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
+    float cache_scale;
+} MlaSparseParams;
+
+/* Enqueues one kernel on `stream`; none where there are no tokens. */
+MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
+
+/* How mla_sparse_sm90 divides a batch: how many thread blocks share each list. Reads heads, tokens
+ * and width. `clusters` is [5] in host memory: how many clusters of 1, 2, 4, 8 and 16 blocks the
+ * device runs at the same time, 0 where it does not take them. */
+MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
+                                 int32_t* splits);
+
+/*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
  *
  *   score[i, j] = softmax_scale * (query[i] . [key_nope[j], key_rope[j]])

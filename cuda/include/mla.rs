@@ -335,6 +335,157 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaSparseParams {
+    pub q_latent: *const ::core::ffi::c_void,
+    pub q_rope: *const ::core::ffi::c_void,
+    pub cache: *const ::core::ffi::c_void,
+    pub lists: *const i32,
+    pub counts: *const i32,
+    pub sinks: *const f32,
+    pub out: *mut ::core::ffi::c_void,
+    pub lse: *mut f32,
+    pub q_latent_token_stride: i64,
+    pub q_latent_head_stride: i64,
+    pub q_rope_token_stride: i64,
+    pub q_rope_head_stride: i64,
+    pub cache_page_stride: i64,
+    pub cache_slot_stride: i64,
+    pub list_stride: i64,
+    pub out_token_stride: i64,
+    pub out_head_stride: i64,
+    pub lse_head_stride: i64,
+    pub pages: i64,
+    pub tokens: i32,
+    pub heads: i32,
+    pub width: i32,
+    pub page_size: i32,
+    pub latent_dim: i32,
+    pub rope_dim: i32,
+    pub q_dtype: i32,
+    pub cache_format: i32,
+    pub softmax_scale: f32,
+    pub cache_scale: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaSparseParams"][::core::mem::size_of::<MlaSparseParams>() - 192usize];
+    [
+        "Alignment of MlaSparseParams",
+    ][::core::mem::align_of::<MlaSparseParams>() - 8usize];
+    [
+        "Offset of field: MlaSparseParams::q_latent",
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent) - 0usize];
+    [
+        "Offset of field: MlaSparseParams::q_rope",
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope) - 8usize];
+    [
+        "Offset of field: MlaSparseParams::cache",
+    ][::core::mem::offset_of!(MlaSparseParams, cache) - 16usize];
+    [
+        "Offset of field: MlaSparseParams::lists",
+    ][::core::mem::offset_of!(MlaSparseParams, lists) - 24usize];
+    [
+        "Offset of field: MlaSparseParams::counts",
+    ][::core::mem::offset_of!(MlaSparseParams, counts) - 32usize];
+    [
+        "Offset of field: MlaSparseParams::sinks",
+    ][::core::mem::offset_of!(MlaSparseParams, sinks) - 40usize];
+    [
+        "Offset of field: MlaSparseParams::out",
+    ][::core::mem::offset_of!(MlaSparseParams, out) - 48usize];
+    [
+        "Offset of field: MlaSparseParams::lse",
+    ][::core::mem::offset_of!(MlaSparseParams, lse) - 56usize];
+    [
+        "Offset of field: MlaSparseParams::q_latent_token_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_token_stride) - 64usize];
+    [
+        "Offset of field: MlaSparseParams::q_latent_head_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_head_stride) - 72usize];
+    [
+        "Offset of field: MlaSparseParams::q_rope_token_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_token_stride) - 80usize];
+    [
+        "Offset of field: MlaSparseParams::q_rope_head_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_head_stride) - 88usize];
+    [
+        "Offset of field: MlaSparseParams::cache_page_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_page_stride) - 96usize];
+    [
+        "Offset of field: MlaSparseParams::cache_slot_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_slot_stride) - 104usize];
+    [
+        "Offset of field: MlaSparseParams::list_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, list_stride) - 112usize];
+    [
+        "Offset of field: MlaSparseParams::out_token_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, out_token_stride) - 120usize];
+    [
+        "Offset of field: MlaSparseParams::out_head_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, out_head_stride) - 128usize];
+    [
+        "Offset of field: MlaSparseParams::lse_head_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, lse_head_stride) - 136usize];
+    [
+        "Offset of field: MlaSparseParams::pages",
+    ][::core::mem::offset_of!(MlaSparseParams, pages) - 144usize];
+    [
+        "Offset of field: MlaSparseParams::tokens",
+    ][::core::mem::offset_of!(MlaSparseParams, tokens) - 152usize];
+    [
+        "Offset of field: MlaSparseParams::heads",
+    ][::core::mem::offset_of!(MlaSparseParams, heads) - 156usize];
+    [
+        "Offset of field: MlaSparseParams::width",
+    ][::core::mem::offset_of!(MlaSparseParams, width) - 160usize];
+    [
+        "Offset of field: MlaSparseParams::page_size",
+    ][::core::mem::offset_of!(MlaSparseParams, page_size) - 164usize];
+    [
+        "Offset of field: MlaSparseParams::latent_dim",
+    ][::core::mem::offset_of!(MlaSparseParams, latent_dim) - 168usize];
+    [
+        "Offset of field: MlaSparseParams::rope_dim",
+    ][::core::mem::offset_of!(MlaSparseParams, rope_dim) - 172usize];
+    [
+        "Offset of field: MlaSparseParams::q_dtype",
+    ][::core::mem::offset_of!(MlaSparseParams, q_dtype) - 176usize];
+    [
+        "Offset of field: MlaSparseParams::cache_format",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_format) - 180usize];
+    [
+        "Offset of field: MlaSparseParams::softmax_scale",
+    ][::core::mem::offset_of!(MlaSparseParams, softmax_scale) - 184usize];
+    [
+        "Offset of field: MlaSparseParams::cache_scale",
+    ][::core::mem::offset_of!(MlaSparseParams, cache_scale) - 188usize];
+};
+impl Default for MlaSparseParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_sparse_sm90"]
+    pub fn mla_sparse_sm90(
+        params: *const MlaSparseParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_sparse_sm90_splits"]
+    pub fn mla_sparse_sm90_splits(
+        params: *const MlaSparseParams,
+        clusters: *const i32,
+        splits: *mut i32,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaPrefillParams {
     pub query: *const ::core::ffi::c_void,
     pub key_nope: *const ::core::ffi::c_void,

@@ -68,6 +68,16 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* 
         : "memory");
 }
 
+// The same, under a policy.
+__device__ __forceinline__ void cp_async_bulk(uint32_t destination, const void* source,
+                                              uint32_t bytes, uint32_t bar, CachePolicy policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], %4;" ::"r"(destination),
+        "l"(source), "r"(bytes), "r"(bar), "l"(policy.bits)
+        : "memory");
+}
+
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -179,6 +189,64 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
 // Waits until this thread's stores are done.
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// ------------------------------------------------------------------------------ clusters
+
+// The number of this CTA's cluster, and of all clusters, along x; a launch without clusters has
+// clusters of one.
+__device__ __forceinline__ uint32_t clusterid() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
+    return r;
+}
+__device__ __forceinline__ uint32_t nclusterid() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
+    return r;
+}
+
+// This CTA's rank in its cluster, and how many there are.
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+__device__ __forceinline__ uint32_t cluster_nctarank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
+    return r;
+}
+
+// The cluster's barrier, for all of its threads that have not ended: what was written before the
+// arrival can be read after the wait.
+__device__ __forceinline__ void barrier_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Where the CTA of this rank has what this CTA has at `address`.
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
+    uint32_t r;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+    return r;
+}
+
+__device__ __forceinline__ float ld_shared_cluster_f32(uint32_t address) {
+    float v;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float4 ld_shared_cluster_v4_f32(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
 }
 
 // ------------------------------------------------------------------------------ matrices of a warp

@@ -138,6 +138,8 @@ struct WgmmaFromRegisters;
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
+MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
 
 #undef MLA_WGMMA_FROM_REGISTERS

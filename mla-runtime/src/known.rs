@@ -226,6 +226,32 @@ pub const FLASHINFER_MLA_SPARSE: BackendSpec = BackendSpec {
 }
 .checked();
 
+/// FlashAttention-3 with pages of one slot, so that the list is the block table.
+pub const FLASH_ATTN_MLA_SPARSE: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER],
+    cache_dims: Some(&[CacheDims::R1]),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::UniformBatch,
+    lse: LseOutput::None,
+    sparse: SparseSupport::Required,
+    priority: Priority::everywhere(25),
+    ..decode("FLASH_ATTN_MLA_SPARSE", "flash-attention")
+}
+.checked();
+
+/// FlashInfer's sparse decode on Hopper, which returns no log-sum-exp.
+pub const FLASHINFER_MLA_SPARSE_SM90: BackendSpec = BackendSpec {
+    capabilities: &[HOPPER],
+    cache_dims: Some(&[CacheDims::R1]),
+    query_len: QueryLen::Ragged,
+    graphs: GraphSupport::UniformBatch,
+    lse: LseOutput::None,
+    sparse: SparseSupport::Required,
+    priority: Priority::everywhere(20),
+    ..decode("FLASHINFER_MLA_SPARSE_SM90", "flashinfer")
+}
+.checked();
+
 const fn unbuilt(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_built)
 }
@@ -290,6 +316,8 @@ pub static KNOWN: &[Entry] = &[
     unbuilt(TRITON_MLA),
     unbuilt(FLASHMLA_SPARSE),
     unbuilt(FLASHINFER_MLA_SPARSE),
+    unbuilt(FLASH_ATTN_MLA_SPARSE),
+    unbuilt(FLASHINFER_MLA_SPARSE_SM90),
     #[cfg(not(feature = "cpu"))]
     left_out(Phase::Prefill),
     #[cfg(not(feature = "cpu"))]

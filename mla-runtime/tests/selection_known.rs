@@ -116,6 +116,26 @@ const DECODE: &[[&str; 8]] = &[
         "",
         "sparse",
     ],
+    [
+        "FLASH_ATTN_MLA_SPARSE",
+        "9.0",
+        "f16 bf16",
+        "any",
+        "none",
+        "",
+        "",
+        "row sparse",
+    ],
+    [
+        "FLASHINFER_MLA_SPARSE_SM90",
+        "9.0",
+        "f16 bf16",
+        "any",
+        "none",
+        "",
+        "",
+        "row sparse",
+    ],
 ];
 
 // The published order of prefill, completed by that of the table.
@@ -157,6 +177,9 @@ fn capability_fits(cell: &str, capability: &str) -> bool {
 }
 
 fn page_fits(cell: &str, page: u32) -> bool {
+    if cell == "any" {
+        return true;
+    }
     match cell.strip_prefix('x') {
         Some(unit) => page.is_multiple_of(unit.parse().unwrap()),
         None => has(cell, &page.to_string()),
@@ -371,6 +394,7 @@ fn the_first_that_the_tables_allow_is_selected() {
             "FLASHMLA",
             "FLASHMLA_SPARSE",
             "FLASH_ATTN_MLA",
+            "FLASH_ATTN_MLA_SPARSE",
             "TRITON_MLA",
         ]
     );
@@ -428,12 +452,10 @@ fn a_preference_is_obeyed_or_refused_and_never_replaced() {
 #[test]
 fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
     let registry = Registry::known();
-    let lse = |cell: &str| {
-        if cell == "log2" {
-            LseOutput::Log2
-        } else {
-            LseOutput::Ln
-        }
+    let lse = |cell: &str| match cell {
+        "log2" => LseOutput::Log2,
+        "none" => LseOutput::None,
+        _ => LseOutput::Ln,
     };
     for [name, _, _, produced] in PREFILL {
         let spec = registry.get(Phase::Prefill, name).unwrap().spec;

@@ -38,6 +38,6 @@ macro_rules! families {
 
 families! {
     "sm80", SM80, sm80 { prefill: [], decode: [] }
-    "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla] }
+    "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla, FlashMlaSparse] }
     "sm100", SM100, sm100 { prefill: [], decode: [] }
 }

@@ -12,6 +12,18 @@ mod flash_mla {
     );
 }
 
+mod flash_mla_sparse {
+    use mla_kernels::backends::sm90::FlashMlaSparse;
+
+    use crate::common::gpu;
+
+    mla_runtime::decode_conformance!(
+        #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
+        FlashMlaSparse,
+        gpu()
+    );
+}
+
 mod flash_attn {
     use mla_kernels::backends::sm90::FlashAttn;
 

@@ -261,7 +261,7 @@ fn check_query_len(batch: &DecodeBatch<'_, Cuda>, state: &FlashMlaState) -> Resu
 
 /// The latent and the rotary part, which a concatenated query has side by side.
 #[cfg(feature = "sm90")]
-fn query_parts<'a>(
+pub(super) fn query_parts<'a>(
     query: &Query<'a, Cuda>,
     latent_dim: usize,
 ) -> Result<(TensorRef<'a, Cuda>, TensorRef<'a, Cuda>)> {

@@ -5,9 +5,11 @@
 
 mod flash_attn;
 mod flash_mla;
+mod flash_mla_sparse;
 
 pub use flash_attn::FlashAttn;
 pub use flash_mla::FlashMla;
+pub use flash_mla_sparse::FlashMlaSparse;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 

@@ -1,0 +1,176 @@
+// The C interface of this kernel: checks every argument, and launches.
+
+#include "launch.cuh"
+
+namespace mla::sm90::sparse {
+namespace {
+
+int64_t row_bytes(int32_t cache_format) {
+    switch (cache_format) {
+        case MLA_CACHE_FP8: return E4m3Rows<void>::kBytes;
+        case MLA_CACHE_FP8_DS_MLA: return DsMlaRows<void>::kBytes;
+        default: return SameRows<__half>::kBytes;
+    }
+}
+
+MlaStatus check_shape(const MlaSparseParams& p) {
+    const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
+    const bool quantised =
+        p.cache_format == MLA_CACHE_FP8 || p.cache_format == MLA_CACHE_FP8_DS_MLA;
+    const bool same = p.cache_format == (bf16 ? MLA_CACHE_BF16 : MLA_CACHE_F16);
+    return Check()
+        .that(p.tokens >= 0 && p.tokens < 1 << 24, "tokens", p.tokens, "less than 2^24")
+        .that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
+        .that(p.width >= 0 && p.width <= 8192, "width", p.width, "0..=8192")
+        .that(p.latent_dim == kLatent, "latent_dim", p.latent_dim, "512")
+        .that(p.rope_dim == kRope, "rope_dim", p.rope_dim, "64")
+        .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
+        .that(quantised || same, "cache_format", p.cache_format,
+              "the format of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)")
+        .status();
+}
+
+MlaStatus check(const MlaSparseParams& p) {
+    const int64_t row = row_bytes(p.cache_format);
+    Check check;
+    check.that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
+        .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647");
+    const struct {
+        const void* pointer;
+        const char* name;
+    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+    for (const auto& r : rows)
+        check.that(r.pointer && is_aligned(r.pointer, 16), r.name, address(r.pointer),
+                   "a device pointer aligned to 16 bytes");
+    if (p.width > 0) check.pointer(p.lists, 4, "lists");
+    const struct {
+        const void* pointer;
+        const char* name;
+    } optional[] = {{p.counts, "counts"}, {p.sinks, "sinks"}, {p.lse, "lse"}};
+    for (const auto& o : optional)
+        check.that(is_aligned(o.pointer, 4), o.name, address(o.pointer),
+                   "null, or a device pointer aligned to 4 bytes");
+    // A stride that no row or head is apart by may be anything.
+    const struct {
+        int64_t stride;
+        const char* name;
+        int64_t least, quantum;
+        bool used;
+    } strides[] = {
+        {p.q_latent_token_stride, "q_latent_token_stride", 0, 8, p.tokens > 1},
+        {p.q_latent_head_stride, "q_latent_head_stride", 0, 8, p.heads > 1},
+        {p.q_rope_token_stride, "q_rope_token_stride", 0, 8, p.tokens > 1},
+        {p.q_rope_head_stride, "q_rope_head_stride", 0, 8, p.heads > 1},
+        {p.out_token_stride, "out_token_stride", kLatent, 8, p.tokens > 1},
+        {p.out_head_stride, "out_head_stride", kLatent, 8, p.heads > 1},
+        {p.cache_page_stride, "cache_page_stride", row, 16, p.pages > 1},
+        {p.cache_slot_stride, "cache_slot_stride", row, 16, p.page_size > 1},
+        {p.list_stride, "list_stride", 0, 1, p.tokens > 1},
+    };
+    for (const auto& s : strides) {
+        if (!s.used) continue;
+        check.that(s.stride % s.quantum == 0, s.name, s.stride, "a multiple of 16 bytes")
+            .stride(s.stride, s.name, s.least);
+    }
+    check
+        .that(!p.lse || p.heads == 1 || p.lse_head_stride >= p.tokens, "lse_head_stride",
+              p.lse_head_stride, "at least tokens")
+        // Also refuses NaN.
+        .that(p.softmax_scale > 0.f && p.softmax_scale < INFINITY, "softmax_scale",
+              truncated(p.softmax_scale), "a finite number above 0")
+        .that(p.cache_format != MLA_CACHE_FP8 ||
+                  (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
+              "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60");
+    return check.status();
+}
+
+// Tiles of a token's heads: as few as there can be, and then as even.
+int head_tiles(const MlaSparseParams& p) { return int(ceil_div(p.heads, kMostRows)); }
+
+KernelParams kernel_params(const MlaSparseParams& p) {
+    KernelParams k = {};
+    k.q_latent = p.q_latent;
+    k.q_rope = p.q_rope;
+    k.cache = static_cast<const char*>(p.cache);
+    k.lists = p.lists;
+    k.counts = p.counts;
+    k.sinks = p.sinks;
+    k.out = p.out;
+    k.lse = p.lse;
+    k.q_latent_token_stride = p.q_latent_token_stride;
+    k.q_latent_head_stride = p.q_latent_head_stride;
+    k.q_rope_token_stride = p.q_rope_token_stride;
+    k.q_rope_head_stride = p.q_rope_head_stride;
+    k.list_stride = p.list_stride;
+    k.out_token_stride = p.out_token_stride;
+    k.out_head_stride = p.out_head_stride;
+    k.lse_head_stride = p.lse_head_stride;
+    k.cache_page_stride = p.cache_page_stride;
+    k.cache_slot_stride = p.cache_slot_stride;
+    // No entry names a slot past 2^31.
+    k.cache_slots = uint32_t(std::min(p.pages * p.page_size, int64_t(1) << 31));
+    k.page_size = uint32_t(p.page_size);
+    k.pages_adjoin = p.pages == 1 ||
+                     (p.page_size == 1 ? p.cache_page_stride == p.cache_slot_stride
+                                       : p.cache_page_stride == p.page_size * p.cache_slot_stride);
+    // As in dense decode.
+    k.read_once = int64_t(p.tokens) * p.width * row_bytes(p.cache_format) <= int64_t(192) << 20;
+    k.tokens = p.tokens;
+    k.heads = p.heads;
+    k.width = p.width;
+    k.head_tiles = head_tiles(p);
+    k.tile_heads = int(ceil_div(p.heads, k.head_tiles));
+    k.items = p.tokens * k.head_tiles;
+    const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
+    k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
+    k.out_scale = cache_scale;
+    return k;
+}
+
+template <typename T>
+cudaError_t launch_dtype(int32_t cache_format, const Launch& l, const KernelParams& k) {
+    switch (cache_format) {
+        case MLA_CACHE_FP8: return launch_format<T, Format::e4m3>(l, k);
+        case MLA_CACHE_FP8_DS_MLA: return launch_format<T, Format::ds_mla>(l, k);
+        default: return launch_format<T, Format::same>(l, k);
+    }
+}
+
+}  // namespace
+}  // namespace mla::sm90::sparse
+
+using namespace mla;
+using namespace mla::sm90::sparse;
+
+extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaSparseParams& p = *params;
+    MlaStatus s = check_shape(p);
+    if (s.code != MLA_OK) return s;
+    DeviceFacts facts;
+    s = sm90_facts(facts);
+    if (s.code != MLA_OK) return s;
+    if (facts.device >= kMaxDevices)
+        return unsupported("device", facts.device, "an ordinal below 64");
+    if (p.tokens == 0) return ok();
+    s = check(p);
+    if (s.code != MLA_OK) return s;
+    const KernelParams k = kernel_params(p);
+    const Launch l = {facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
+    return cuda_status("cudaLaunchKernelEx", p.q_dtype == MLA_DTYPE_BF16
+                                                 ? launch_dtype<__nv_bfloat16>(p.cache_format, l, k)
+                                                 : launch_dtype<__half>(p.cache_format, l, k));
+}
+
+extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
+                                            int32_t* splits) {
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!clusters) return refuse("clusters", 0, "a pointer");
+    if (!splits) return refuse("splits", 0, "a pointer");
+    const MlaStatus s = check_shape(*params);
+    if (s.code != MLA_OK) return s;
+    *splits = divide(int64_t(params->tokens) * head_tiles(*params), params->width, [&](int blocks) {
+                  return clusters[Resident::index(blocks)];
+              }).splits;
+    return ok();
+}

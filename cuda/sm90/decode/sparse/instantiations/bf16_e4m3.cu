@@ -1,0 +1,5 @@
+#include "../launch.cuh"
+
+namespace mla::sm90::sparse {
+template cudaError_t launch_format<__nv_bfloat16, Format::e4m3>(const Launch&, const KernelParams&);
+}

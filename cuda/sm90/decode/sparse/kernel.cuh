@@ -1,0 +1,114 @@
+// Sparse absorbed MLA for Hopper: every query token attends to the cache rows
+// that its list names.
+//
+// A thread block works on up to N heads of one query token at a time; four
+// warpgroups share the work:
+//
+//   load     four warps walk the list, compact its valid entries and have TMA
+//   fetch their rows, a
+//            bulk copy for each, to a ring of slots of 16 rows (load.cuh);
+//   scores   S^T = K Q^T for a KV tile of 64 keys, softmax, P to shared memory
+//   (scores.cuh); output   two warpgroups, each 256 of the 512 latent values:
+//   O^T = O^T + V^T P^T (output.cuh).
+//
+// Both products take the cache as operand A from registers, so that rows may
+// stay as the cache has them, and heads on N, so that few of them need no
+// padding (rows.cuh).
+//
+//   for each item of this block (schedule.cuh):
+//       load Q
+//       for each 64 valid entries of the list:   scores output
+//           four slots arrive                    S^T = K Q^T
+//                                                mask, lazy maximum
+//                                                P = exp2(S - m) -> shared  O^T
+//                                                = O^T * factor
+//                                                                           O^T
+//                                                                           +=
+//                                                                           V^T
+//                                                                           P^T
+//                                                                           free
+//                                                                           each
+//                                                                           slot
+//       O / l -> out; in a cluster first the parts of all blocks are added
+//
+// What waits for what, each barrier with one phase per use of what it guards,
+// and who arrives:
+//
+//   announced[i], announced_empty[i]     the number of keys of a tile: lane 0
+//   of warp 0; lane 0 of
+//                                        each warp of the scores and the output
+//   full[i], empty[i]                    a slot's rows: the copies; lane 0 of
+//   each output warp. The
+//                                        scores have read them before the
+//                                        probabilities are there.
+//   scores_full[i], scores_empty[i]      a tile's probabilities, factors and
+//   ratios: lane 0 of each
+//                                        scores warp; lane 0 of each output
+//                                        warp
+//   stats_full, stats_empty              an item's maxima and sums: all of the
+//   scores; of the output
+#pragma once
+
+#include "output.cuh"
+
+namespace mla::sm90::sparse {
+
+// Threads of a block, and registers per thread of its warpgroups: of the even
+// share, which all begin with, each may be given another's.
+template <int N, class Rows>
+struct Threads {
+    static constexpr int kGroups = Layout<N, Rows>::kScoreGroups;
+    static constexpr int kAll = 128 + 128 * kGroups + kOutputThreads;
+    static constexpr int kEvenShare = 65536 / kAll / 8 * 8, kShares = kEvenShare * kAll / 128;
+    // With 64 rows, scales of the keys need a second set of accumulators for the
+    // scores.
+    static constexpr int kLoad = N == 16 ? 32 : 24;
+    static constexpr int kScores = N == 16 ? 96 : N == 32 ? 136 : Rows::kScales ? 136 : 120;
+    static constexpr int kOutput = (kShares - kLoad - kGroups * kScores) / 16 * 8;
+};
+
+template <int groups, class Small>
+__device__ __forceinline__ void initialise(Small& s) {
+    for (uint64_t& bar : s.full) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
+    for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), 8);
+    for (uint64_t& bar : s.announced) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
+    for (uint64_t& bar : s.announced_empty)
+        ptx::mbarrier_init(ptx::shared_address(&bar), 4 * groups + 8);
+    for (uint64_t& bar : s.scores_full) ptx::mbarrier_init(ptx::shared_address(&bar), 4);
+    for (uint64_t& bar : s.scores_empty) ptx::mbarrier_init(ptx::shared_address(&bar), 8);
+    for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
+    ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
+    ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
+    ptx::fence_mbarrier_init();
+}
+
+template <typename T, int N, Format format>
+__global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
+                             1) void sparse_kernel(const __grid_constant__ KernelParams p) {
+    using R = Rows<T, format>;
+    using L = Layout<N, R>;
+    using Share = Threads<N, R>;
+    extern __shared__ __align__(1024) char shared[];
+    typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
+    const uint32_t base = ptx::shared_address(shared);
+
+    if (threadIdx.x == 0) initialise<L::kScoreGroups>(s);
+    __syncthreads();
+
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (warp < 4) {
+        ptx::setmaxnreg_dec<Share::kLoad>();
+        KeyLoader<L, R>{p, s, base + L::kRingOffset, warp, lane}.run();
+    } else if (warp < 4 + 4 * L::kScoreGroups) {
+        if constexpr (Share::kScores > Share::kEvenShare)
+            ptx::setmaxnreg_inc<Share::kScores>();
+        else if constexpr (Share::kScores < Share::kEvenShare)
+            ptx::setmaxnreg_dec<Share::kScores>();
+        Scores<T, N, format>(p, s, base).run();
+    } else {
+        ptx::setmaxnreg_inc<Share::kOutput>();
+        Output<T, N, format>(p, s, base).run();
+    }
+}
+
+}  // namespace mla::sm90::sparse

@@ -1,0 +1,89 @@
+// The shared memory of one thread block.
+//
+// Nine query tiles come first, N rows by 64 values each, then two tiles of
+// probabilities, N rows by 64 keys, then the ring of slots. All of this is idle
+// when an item's last product is done, and holds the block's part of the output
+// while a cluster merges.
+#pragma once
+
+#include "../../../common/pipeline.cuh"
+#include "rows.cuh"
+
+namespace mla::sm90::sparse {
+
+// What a thread block may have on sm_90: 227 KiB.
+constexpr int kSharedLimit = 232448;
+// KV tiles that are announced ahead of the ones worked on.
+constexpr int kAnnounced = 4;
+// Probabilities of so many KV tiles.
+constexpr int kProbabilityTiles = 2;
+
+template <int N, class Rows>
+struct Layout {
+    // Warpgroups that take turns with the scores; with more rows there are no
+    // registers for a second.
+    static constexpr int kScoreGroups = N <= 16 ? 2 : 1;
+    static constexpr int kScoreThreads = 128 * kScoreGroups;
+    static constexpr int kQueryTileBytes = N * 128, kQueryBytes = 9 * kQueryTileBytes;
+    static constexpr int kProbabilityBytes = N * kTileKeys * 2;
+    static constexpr int kProbabilityOffset = kQueryBytes;
+    static constexpr int kRingOffset = kQueryBytes + kProbabilityTiles * kProbabilityBytes;
+    static constexpr int kSlotBytes = kSlotKeys * Rows::kPitch;
+    // The most that `Small` has, for as many slots as there may be.
+    static constexpr int kSmallBytes = 3840 + 64 * N;
+    static constexpr int kMostSlots = (kSharedLimit - kRingOffset - kSmallBytes) / kSlotBytes;
+    static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
+    static_assert(kSlots >= kTileKeys / kSlotKeys, "a KV tile does not fit the ring");
+
+    // The block's part of the output while a cluster merges: [N][kPartPitch] f32.
+    // The pitch keeps neighbouring heads in different banks.
+    static constexpr int kPartPitch = kLatent + 4;
+
+    struct Small {
+        uint64_t full[kSlots], empty[kSlots];
+        uint64_t announced[kAnnounced], announced_empty[kAnnounced];
+        uint64_t scores_full[kProbabilityTiles], scores_empty[kProbabilityTiles];
+        uint64_t stats_full, stats_empty;
+        // From one group of the scores to the other.
+        uint64_t decided[kProbabilityTiles];
+        // The keys of a tile; 0 behind an item's last one.
+        int keys[kAnnounced];
+        // Of each loading warp: valid entries that no tile has yet.
+        int pending[4][2 * kTileKeys];
+        // From the scores to the output, with the probabilities: whether any row's
+        // sums are to be multiplied, and by what.
+        int any_factor[kProbabilityTiles];
+        alignas(16) float factor[kProbabilityTiles][N];
+        // A key's scale of each group of latent values, relative to its largest.
+        alignas(16) __half ratio[Rows::kScales ? kProbabilityTiles : 1][4][kTileKeys];
+        // Per row: what scores are multiplied by, in units of log2; the reference
+        // maximum, and what its last rise multiplies older sums by; what each warp
+        // has to say.
+        alignas(16) float query_scale[N], reference[N], raised_by[N];
+        alignas(16) float of_warp[4 * kScoreGroups][N];
+        float scale_of_warp[4 * kScoreGroups];
+        // Of a finished item: the maximum (in units of log2), the sum, and what the
+        // output is multiplied by; between parts of one item, before the sum
+        // divides.
+        alignas(16) float maximum[N], sum[N], inverse[N];
+        // Of the keys' scales, see Scores.
+        float unit;
+    };
+
+    static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;
+    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
+    static_assert(kRingOffset % 1024 == 0, "a swizzled tile starts on 1024 bytes");
+    static_assert(N * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
+    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
+};
+
+// Counts uses of one of `count` places that are taken in turns.
+template <int count>
+struct Turn {
+    uint32_t uses = 0;
+
+    __device__ uint32_t place() const { return uses % count; }
+    __device__ uint32_t phase() const { return uses / count & 1; }
+};
+
+}  // namespace mla::sm90::sparse

@@ -1,0 +1,339 @@
+// The output warpgroups: O^T = O^T + V^T P^T, 256 of the 512 latent values
+// each; at an item's end they write the output, or merge it with those of the
+// other blocks of the cluster.
+//
+// Accumulators have latent values for rows and heads for columns: of a lane 4 g
+// + q, acc[t][4 j + e] is of latent value R::latent(t, 0, g) of its warp's 64,
+// at head 8 j + 2 q + e, e = 0, 1, and acc[t][4 j + 2 + e] of R::latent(t, 1,
+// g).
+#pragma once
+
+#include "scores.cuh"
+
+namespace mla::sm90::sparse {
+
+constexpr int kOutputThreads = 256;
+
+template <typename T, int N, Format format>
+struct Output {
+    using R = Rows<T, format>;
+    using L = Layout<N, R>;
+    using Operand = typename R::Operand;
+    using Sums = float[4][N / 2];
+
+    const KernelParams& p;
+    typename L::Small& s;
+    uint32_t base;
+    int thread, lane, g, q;
+    // The first of this warp's latent values.
+    int first_latent;
+
+    __device__ Output(const KernelParams& params, typename L::Small& small, uint32_t address)
+        : p(params),
+          s(small),
+          base(address),
+          thread(threadIdx.x - 128 - L::kScoreThreads),
+          lane(thread & 31),
+          g(lane >> 2),
+          q(lane & 3),
+          first_latent(__shfl_sync(~0u, thread >> 5, 0) * 64) {}
+
+    __device__ void run() {
+        Ring<L::kSlots> ring;
+        Turn<kAnnounced> tile;
+        Turn<kProbabilityTiles> turn;
+        uint32_t done = 0;
+#pragma unroll 1
+        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
+            Sums acc;
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int j = 0; j < N / 2; ++j) acc[t][j] = 0.f;
+#pragma unroll 1
+            while (true) {
+                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
+                const int keys = __shfl_sync(~0u, s.keys[tile.place()], 0);
+                if (keys > 0) {
+                    if (keys == kTileKeys)
+                        add_tile(acc, turn, ring);
+                    else
+                        add_some(acc, turn, ring, keys);
+                    __syncwarp();
+                    if (lane == 0)
+                        ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
+                    ++turn.uses;
+                }
+                __syncwarp();
+                if (lane == 0)
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
+                ++tile.uses;
+                if (keys == 0) break;
+            }
+            ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), done & 1);
+            const Item item(p, i);
+            if (Items::splits() == 1)
+                write(acc, item);
+            else
+                merge(acc, item);
+            ptx::mbarrier_arrive(ptx::shared_address(&s.stats_empty));
+        }
+    }
+
+    __device__ void rescale(Sums& acc, const float* factor) const {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            const float2 f = *reinterpret_cast<const float2*>(&factor[8 * j + 2 * q]);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) {
+                acc[t][4 * j] *= f.x;
+                acc[t][4 * j + 1] *= f.y;
+                acc[t][4 * j + 2] *= f.x;
+                acc[t][4 * j + 3] *= f.y;
+            }
+        }
+    }
+
+    // A KV tile.
+    __device__ void add_tile(Sums& acc, const Turn<kProbabilityTiles>& turn,
+                             Ring<L::kSlots>& ring) const {
+        constexpr int steps = kTileKeys / kSlotKeys;
+        Ring<L::kSlots> ahead = ring;
+        // The first keys need not wait for the probabilities.
+        Values values = read(ahead);
+        wait_for_scores(acc, turn);
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            const Values own = values;
+            if (step + 1 < steps) values = read(ahead);
+            add(acc, own, turn.place(), step, ring);
+        }
+        ptx::wgmma_wait_group<0>();
+    }
+
+    // A KV tile that has fewer keys.
+    __device__ void add_some(Sums& acc, const Turn<kProbabilityTiles>& turn, Ring<L::kSlots>& ring,
+                             int keys) const {
+        wait_for_scores(acc, turn);
+#pragma unroll 1
+        for (int step = 0; step * kSlotKeys < keys; ++step) {
+            Ring<L::kSlots> at = ring;
+            add(acc, read(at), turn.place(), step, ring);
+            ptx::wgmma_wait_group<0>();
+        }
+    }
+
+    __device__ void wait_for_scores(Sums& acc, const Turn<kProbabilityTiles>& turn) const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[turn.place()]), turn.phase());
+        if (s.any_factor[turn.place()]) rescale(acc, s.factor[turn.place()]);
+    }
+
+    // Of e4m3, eight latent values of each of four keys.
+    struct Values {
+        uint2 x, y, x8, y8;
+    };
+
+    __device__ uint32_t slot_address(const Ring<L::kSlots>& ring) const {
+        return base + L::kRingOffset + ring.slot * L::kSlotBytes;
+    }
+
+    // Waits for a slot, and reads this lane's values. Those of other formats are
+    // read as operands.
+    __device__ Values read(Ring<L::kSlots>& ring) const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.full[ring.slot]), ring.phase);
+        Values v = {};
+        if constexpr (R::kConverts) {
+            const uint32_t from = slot_address(ring) + first_latent + 8 * g;
+            v.x = ptx::ld_shared_v2(from + R::key_row(2 * q) * R::kPitch);
+            v.y = ptx::ld_shared_v2(from + R::key_row(2 * q + 1) * R::kPitch);
+            v.x8 = ptx::ld_shared_v2(from + R::key_row(2 * q + 8) * R::kPitch);
+            v.y8 = ptx::ld_shared_v2(from + R::key_row(2 * q + 9) * R::kPitch);
+        }
+        ring.advance(1);
+        return v;
+    }
+
+    // Adds the 16 keys of a slot, and gives it back. Operands of two products at
+    // a time are made while the two before are under way.
+    __device__ void add(Sums& acc, const Values& v, int place, int step,
+                        Ring<L::kSlots>& ring) const {
+        const uint64_t b =
+            ptx::wgmma_descriptor(base + L::kProbabilityOffset +
+                                  __shfl_sync(~0u, place, 0) * L::kProbabilityBytes) +
+            2 * step;
+        uint32_t a[2][8];
+        if constexpr (R::kConverts) {
+            __half2 ratio, ratio8;
+            if constexpr (R::kScales) {
+                const __half* of_group = s.ratio[place][first_latent / R::kGroupValues];
+                const __half* of_key = of_group + step * kSlotKeys + 2 * q;
+                ratio = *reinterpret_cast<const __half2*>(of_key);
+                ratio8 = *reinterpret_cast<const __half2*>(of_key + 8);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                ptx::wgmma_wait_group<1>();
+                const uint32_t x = half ? v.x.y : v.x.x, y = half ? v.y.y : v.y.x;
+                const uint32_t x8 = half ? v.x8.y : v.x8.x, y8 = half ? v.y8.y : v.y8.x;
+#pragma unroll
+                for (int t = 0; t < 2; ++t) {
+                    // Two latent values of both keys of a pair.
+                    const uint32_t selector = t ? 0x7362 : 0x5140;
+                    const uint2 low = ptx::cvt_f16x4_e4m3x4(__byte_perm(x, y, selector));
+                    const uint2 high = ptx::cvt_f16x4_e4m3x4(__byte_perm(x8, y8, selector));
+                    uint32_t* own = a[half] + 4 * t;
+                    own[0] = low.x;
+                    own[1] = low.y;
+                    own[2] = high.x;
+                    own[3] = high.y;
+                    if constexpr (R::kScales) {
+                        own[0] = times(own[0], ratio);
+                        own[1] = times(own[1], ratio);
+                        own[2] = times(own[2], ratio8);
+                        own[3] = times(own[3], ratio8);
+                    }
+                }
+                multiply(acc, a[half], half, b);
+            }
+        } else {
+            const uint32_t from = slot_address(ring) + ((lane & 7) + (lane >> 4) * 8) * R::kPitch +
+                                  (first_latent + (lane >> 3 & 1) * 8) * 2;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                ptx::wgmma_wait_group<1>();
+#pragma unroll
+                for (int t = 0; t < 2; ++t)
+                    ptx::ldmatrix_x4_trans(*reinterpret_cast<uint32_t (*)[4]>(a[half] + 4 * t),
+                                           from + (2 * half + t) * 32);
+                multiply(acc, a[half], half, b);
+            }
+        }
+        // What was read is in registers: the products have been issued.
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+        ring.advance(1);
+    }
+
+    __device__ static void multiply(Sums& acc, const uint32_t (&a)[8], int half, uint64_t b) {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int t = 0; t < 2; ++t)
+            ptx::WgmmaFromRegisters<Operand, N>::run(acc[2 * half + t], a + 4 * t, b, 1);
+        ptx::wgmma_commit_group();
+    }
+
+    __device__ static uint32_t times(uint32_t two, __half2 by) {
+        const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&two), by);
+        return *reinterpret_cast<const uint32_t*>(&product);
+    }
+
+    __device__ T* row(const Item& item, int head) const {
+        return static_cast<T*>(p.out) + item.token * p.out_token_stride +
+               (item.first_head + head) * p.out_head_stride;
+    }
+
+    // Writes the output of an item that has no splits.
+    __device__ void write(const Sums& acc, const Item& item) const {
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j) {
+            if (8 * j >= item.heads) break;
+            const float2 f = *reinterpret_cast<const float2*>(&s.inverse[8 * j + 2 * q]);
+            if constexpr (R::kConverts) {
+                // A lane has eight neighbouring latent values.
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int head = 8 * j + 2 * q + e;
+                    const float by = e ? f.y : f.x;
+                    uint32_t v[4];
+#pragma unroll
+                    for (int t = 0; t < 4; ++t)
+                        v[t] =
+                            ptx::cvt_rn_x2<T>(acc[t][4 * j + e] * by, acc[t][4 * j + 2 + e] * by);
+                    if (head < item.heads)
+                        *reinterpret_cast<uint4*>(row(item, head) + first_latent + 8 * g) =
+                            make_uint4(v[0], v[1], v[2], v[3]);
+                }
+            } else {
+                // Transposed, a lane has two neighbouring values of head g of the
+                // eight.
+                const int head = 8 * j + g;
+                T* to = row(item, head) + first_latent + 2 * q;
+#pragma unroll
+                for (int t = 0; t < 4; ++t) {
+                    const uint32_t low = ptx::movmatrix_trans(
+                        ptx::cvt_rn_x2<T>(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y));
+                    const uint32_t high = ptx::movmatrix_trans(
+                        ptx::cvt_rn_x2<T>(acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
+                    if (head < item.heads) {
+                        *reinterpret_cast<uint32_t*>(to + 16 * t) = low;
+                        *reinterpret_cast<uint32_t*>(to + 16 * t + 8) = high;
+                    }
+                }
+            }
+        }
+    }
+
+    // Merges the parts that the blocks of a cluster have of an item: each block
+    // puts its part into its shared memory, then takes a share of the item and
+    // adds all parts of it in order.
+    __device__ void merge(const Sums& acc, const Item& item) const {
+        // All products are done: what they read may be overwritten.
+        ptx::bar_sync(kOutputBarrier, kOutputThreads);
+#pragma unroll
+        for (int j = 0; j < N / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int head = 8 * j + 2 * q + e;
+                const float scale = s.inverse[head];
+                const uint32_t to = base + (head * L::kPartPitch + first_latent) * 4;
+#pragma unroll
+                for (int t = 0; t < 4; ++t)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        ptx::st_shared(to + R::latent(t, half, g) * 4,
+                                       __float_as_uint(acc[t][4 * j + 2 * half + e] * scale));
+            }
+        ptx::barrier_cluster_arrive();
+        ptx::barrier_cluster_wait();
+        constexpr int fours = kLatent / 4;
+        const int all = item.heads * fours;
+        const int split = Items::split(), splits = Items::splits();
+        const int begin = all * split / splits, end = all * (split + 1) / splits;
+        const uint32_t maxima = ptx::shared_address(s.maximum), sums = ptx::shared_address(s.sum);
+#pragma unroll 1
+        for (int i = begin + thread; i < end; i += kOutputThreads) {
+            const int head = i / fours, latent = i % fours * 4;
+            float top = -INFINITY;
+#pragma unroll 4
+            for (int k = 0; k < splits; ++k)
+                top = fmaxf(top, ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)));
+            const float offset = offset_of(top);
+            float sum = 0.f;
+            float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+            for (int k = 0; k < splits; ++k) {
+                const float weight = ptx::ex2_approx(
+                    ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)) - offset);
+                const float4 x = ptx::ld_shared_cluster_v4_f32(
+                    ptx::mapa(base + (head * L::kPartPitch + latent) * 4, k));
+                sum = fmaf(weight, ptx::ld_shared_cluster_f32(ptx::mapa(sums + head * 4, k)), sum);
+                v.x = fmaf(weight, x.x, v.x);
+                v.y = fmaf(weight, x.y, v.y);
+                v.z = fmaf(weight, x.z, v.z);
+                v.w = fmaf(weight, x.w, v.w);
+            }
+            using S = Scores<T, N, format>;
+            const float lse = S::natural_lse(top, sum);
+            if (latent == 0) S::write_lse(p, item, head, lse);
+            const float by =
+                sum > 0.f || sum != sum ? S::sink_factor(p, item, head, lse) / sum : 0.f;
+            *reinterpret_cast<uint2*>(row(item, head) + latent) = make_uint2(
+                ptx::cvt_rn_x2<T>(v.x * by, v.y * by), ptx::cvt_rn_x2<T>(v.z * by, v.w * by));
+        }
+        // Nobody leaves while others read.
+        ptx::barrier_cluster_arrive();
+        ptx::barrier_cluster_wait();
+    }
+};
+
+}  // namespace mla::sm90::sparse

@@ -1,0 +1,87 @@
+// The formats of cache rows, and how a warp makes operands of them.
+//
+// A row lies in shared memory as it lies in the cache, at a pitch that is 4
+// words more than a multiple of all banks, so that no access below meets a bank
+// conflict. Both products take the cache as operand A from registers, S^T = K
+// Q^T and O^T = V^T P^T; a lane is 4 g + q.
+//
+//   keys     a warp has the 16 rows of one slot of the ring: row i of its
+//   operand is row key_row(i)
+//            of the slot, and both products and the probabilities keep this
+//            order;
+//   values   a warp has 64 latent values. Accumulator rows g and g + 8 of its
+//   tile t, 0..3, are the
+//            latent values latent(t, 0) and latent(t, 1).
+//
+// e4m3 becomes f16, which holds it exactly. A lane reads eight bytes of a row
+// at a time, so that the order of the summed values differs from that of the
+// row; that of the queries follows it.
+#pragma once
+
+#include <type_traits>
+
+#include "../../../ptx/sm90.cuh"
+#include "../../../ptx/wgmma.cuh"
+#include "params.cuh"
+
+namespace mla::sm90::sparse {
+
+enum class Format { same, e4m3, ds_mla };
+
+// Rows of the queries' own dtype, T.
+template <typename T>
+struct SameRows {
+    using Operand = T;
+    static constexpr int kBytes = (kLatent + kRope) * 2;
+    static constexpr int kPitch = kBytes + 16;
+    // Whether latent values have scales of their own.
+    static constexpr bool kScales = false;
+    // Whether queries are converted to f16 and scaled, and which of their words
+    // goes where.
+    static constexpr bool kConverts = false;
+
+    __device__ static int key_row(int i) { return i; }
+    __device__ static int latent(int t, int half, int g) { return 16 * t + 8 * half + g; }
+};
+
+// What rows of e4m3 have in common.
+struct QuantisedRows {
+    using Operand = __half;
+    static constexpr bool kConverts = true;
+
+    // Of eight rows whose numbers differ in the lowest three bits, every four
+    // that a load takes together, neighbours or every other one, lie eight words
+    // apart.
+    __device__ static int key_row(int i) {
+        return (i >> 3) + ((i ^ i >> 2) & 1) * 4 + (i & 2) + (i & 4) * 2;
+    }
+    __device__ static int latent(int t, int half, int g) { return 8 * g + 2 * t + half; }
+};
+
+// Bytes with one scale for the whole cache.
+template <typename T>
+struct E4m3Rows : QuantisedRows {
+    static constexpr int kBytes = kLatent + kRope;
+    // As that of the rows with scales.
+    static constexpr int kPitch = 656;
+    static constexpr bool kScales = false;
+};
+
+// fp8_ds_mla: 512 bytes, four f32 scales, 64 rotary values of bf16.
+template <typename T>
+struct DsMlaRows : QuantisedRows {
+    static constexpr int kBytes = 656;
+    static constexpr int kPitch = 656;
+    static constexpr bool kScales = true;
+    static constexpr int kScalesOffset = 512, kRopeOffset = 528;
+    static constexpr int kGroups = 4, kGroupValues = kLatent / kGroups;
+};
+
+template <typename T, Format format>
+using Rows =
+    std::conditional_t<format == Format::same, SameRows<T>,
+                       std::conditional_t<format == Format::e4m3, E4m3Rows<T>, DsMlaRows<T>>>;
+
+static_assert(SameRows<__half>::kPitch % 128 == 16 && DsMlaRows<__half>::kPitch % 128 == 16);
+
+}  // namespace mla::sm90::sparse
