@@ -8,8 +8,8 @@ use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
 /// What an item takes beside its KV tiles, and what combining takes, in KV tiles: as `division.cuh` predicts.
-const ITEM: f64 = 1.5;
-const COMBINE: f64 = 3.0;
+const ITEM: f64 = 2.0;
+const COMBINE: f64 = 7.0;
 
 #[derive(Clone, Debug)]
 struct Batch {

@@ -1,4 +1,4 @@
-// The C interface of this kernel: checks every argument, describes the operands to the copy engine,
+// The C interface of this kernel: checks every argument, describes the operands to TMA,
 // launches.
 
 #include <cuda_bf16.h>
@@ -51,7 +51,7 @@ MlaStatus check(const MlaPrefillParams& p) {
         } strides[] = {{t.token_stride, t.token_name, false},
                        {t.head_stride, t.head_name, t.may_be_shared}};
         for (const auto& s : strides) {
-            // The copy engine's strides are multiples of 16 bytes below 2^40.
+            // TMA's strides are multiples of 16 bytes below 2^40.
             if (s.stride % 8) return refuse(s.name, s.stride, "a multiple of 8 elements");
             if (s.stride < (s.zero ? 0 : 8) || s.stride >= int64_t(1) << 39)
                 return refuse(s.name, s.stride, s.zero ? "0..=549755813887" : "8..=549755813887");
@@ -140,7 +140,7 @@ Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     const int group = (p.heads + groups - 1) / groups;
     if (!is_short) return {p.requests, group};
     // Neighbouring heads lie side by side in memory, and requests far apart: no more of these than
-    // keep all blocks busy.
+    // keep all CTAs busy.
     const double request_tiles = levels * longest_requests / p.requests * group;
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }

@@ -29,108 +29,168 @@ struct Partial {
     }
 };
 
-// One lane's four values: two columns of one row, then of the row 8 further.
-struct Merged {
-    SoftmaxState<Base2> state[2];
-    float out[4] = {};
-
-    __device__ __forceinline__ void add(const float4& part, const float4& sums) {
-        const SoftmaxState<Base2> other[2] = {{sums.x, sums.y}, {sums.z, sums.w}};
-        const float values[4] = {part.x, part.y, part.z, part.w};
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const float top = fmaxf(state[row].maximum, other[row].maximum);
-            const float by = other[row].factor(top), before = state[row].raise(top);
-            state[row].add(other[row], by);
-#pragma unroll
-            for (int i = 2 * row; i < 2 * row + 2; i++) out[i] = out[i] * before + values[i] * by;
-        }
-    }
-};
-
-// What a warp combines of a query tile: `lines`, each eight columns of the rows of a warp. It brings
-// all that it can hold of them into shared memory at the same time, each lane what it reads itself.
+// What a warp combines of a query tile: some of its lines, each eight columns of the rows of a warp.
+// It brings what it needs of them into shared memory, as much as it has room for at the same time.
 template <typename Tile>
 struct Combine {
     const KernelParams& p;
     const Work& work;
     int lane;
-    uint32_t staged;  // kStaged parts of kPartBytes
+    // The warp's bytes of shared memory: the sums of each split's rows, the weights of its rows,
+    // and lines.
+    uint32_t staged;
 
     static constexpr int kLines = Tile::kValue / 8;
-    static constexpr int kPartBytes = 32 * 2 * sizeof(float4);
-    static constexpr int kStaged =
-        kStages * (Tile::kKeyBytes + Tile::kValueBytes) / kConsumerWarps / kPartBytes;
+    static constexpr int kSumBytes = kWarpRows / 2 * sizeof(float4);
+    static constexpr int kWeightBytes = kWarpRows / 2 * sizeof(float2);
+    static constexpr int kLineBytes = 32 * sizeof(float4);
+    static constexpr int kBytes =
+        (kConsumers * Tile::kQueryBytes + kStages * (Tile::kKeyBytes + Tile::kValueBytes)) /
+        kConsumerWarps;
+    static constexpr int kStagedLines =
+        (kBytes - kMostSplits * (kSumBytes + kWeightBytes)) / kLineBytes;
+    static_assert(kStagedLines >= 4);
 
-    // Share `share` of `splits` of them, by the warps of all consumers. They wait for the splits,
-    // whose CTAs have claimed them and so go on.
+    // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
+    // splits, whose CTAs have claimed them and so go on.
     __device__ __forceinline__ void run(int splits, int share, int warp) const {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
         const int each = (end - begin + kConsumerWarps - 1) / kConsumerWarps;
         int line = begin + warp * each;
-        int parts = (min(line + each, end) - line) * splits;
-        if (parts <= 0) return;
+        const int last = min(line + each, end);
+        if (line >= last) return;
         while (ptx::ld_acquire(&p.arrived[work.first_slot]) < splits * kConsumerWarps) {
             __nanosleep(20);
         }
-        int split = 0;
-        Merged merged;
-        for (; parts > 0; parts -= kStaged) {
-            const int count = min(parts, kStaged);
-            bring(line, split, splits, count);
-            ptx::cp_async_wait_group<0>();
+        // The lines of one warp's rows at a time.
 #pragma unroll 1
-            for (int i = 0; i < count; i++) {
-                merged.add(part(i, 0), part(i, 1));
-                if (++split < splits) continue;
-                store(merged, line, rows);
-                merged = {};
-                split = 0, line++;
-            }
+        while (line < last) {
+            const int of_warp = line / kLines, stop = min(last, (of_warp + 1) * kLines);
+            combine(splits, of_warp, line, stop, rows);
+            line = stop;
         }
     }
 
-    __device__ __forceinline__ void bring(int line, int split, int splits, int count) const {
+  private:
+    __device__ __forceinline__ void combine(int splits, int of_warp, int line, int stop,
+                                            int rows) const {
+        // One lane for each eight of the sums' 16 bytes.
 #pragma unroll 1
-        for (int i = 0; i < count; i++) {
-            const Partial<Tile> partial(p, work.first_slot + split, line / kLines);
-            ptx::cp_async_16(at(i, 0), &partial.out[line % kLines * 32 + lane], true);
-            ptx::cp_async_16(at(i, 1), &partial.sum[lane / 4], true);
+        for (int i = lane; i < splits * (kWarpRows / 2); i += 32) {
+            const Partial<Tile> partial(p, work.first_slot + i / (kWarpRows / 2), of_warp);
+            ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
+        }
+        int part = line * splits;
+        const int parts = stop * splits;
+        bring(splits, of_warp, part, min(part + kStagedLines, parts));
+        ptx::cp_async_wait_group<0>();
+        __syncwarp();
+        SoftmaxState<Base2> state[2];
+        weigh(splits, state);
+        const int query = of_warp * kWarpRows + lane / 4;
+        const float factor[2] = {row_factor(state[0].sum), row_factor(state[1].sum)};
+        if (line % kLines == 0 && lane % 4 == 0 && p.lse) {
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                if (query + 8 * row < rows) {
+                    p.lse[work.head * p.lse_head_stride + work.query_start + work.query + query +
+                          8 * row] = row_log_sum_exp(state[row].maximum, state[row].sum);
+                }
+            }
+        }
+        auto* out = static_cast<typename Tile::Element*>(p.out) +
+                    (int64_t(work.query_start) + work.query + query) * p.out_token_stride +
+                    work.head * p.out_head_stride + lane % 4 * 2;
+        int split = 0;
+        float4 sum = {};
+#pragma unroll 1
+        for (int first = part; part < parts; first = part) {
+            const int until = min(first + kStagedLines, parts);
+            if (first > line * splits) {
+                // What was there has been read by the lanes that it was brought for.
+                bring(splits, of_warp, first, until);
+                ptx::cp_async_wait_group<0>();
+            }
+#pragma unroll 2
+            for (; part < until; part++) {
+                const float4 values = load4(line_at(part - first));
+                const float2 weight = load2(weight_at(split));
+                sum.x = fmaf(values.x, weight.x, sum.x);
+                sum.y = fmaf(values.y, weight.x, sum.y);
+                sum.z = fmaf(values.z, weight.y, sum.z);
+                sum.w = fmaf(values.w, weight.y, sum.w);
+                if (++split < splits) continue;
+                const int column = part / splits % kLines * 8;
+                if (query < rows) store(out + column, sum.x * factor[0], sum.y * factor[0]);
+                if (query + 8 < rows) {
+                    store(out + column + 8 * p.out_token_stride, sum.z * factor[1],
+                          sum.w * factor[1]);
+                }
+                split = 0;
+                sum = {};
+            }
+        }
+        __syncwarp();
+    }
+
+    // Parts `begin` to `end`: part l * splits + s is line l of split s.
+    __device__ __forceinline__ void bring(int splits, int of_warp, int begin, int end) const {
+        int line = begin / splits, split = begin - line * splits;
+#pragma unroll 1
+        for (int i = begin; i < end; i++) {
+            const Partial<Tile> partial(p, work.first_slot + split, of_warp);
+            ptx::cp_async_16(line_at(i - begin), &partial.out[line % kLines * 32 + lane], true);
             if (++split == splits) split = 0, line++;
         }
         ptx::cp_async_commit_group();
     }
 
-    __device__ uint32_t at(int i, int half) const {
-        return staged + i * kPartBytes + (half * 32 + lane) * sizeof(float4);
+    // The states of this lane's two rows over all splits, and each split's weights for them.
+    __device__ __forceinline__ void weigh(int splits, SoftmaxState<Base2> (&state)[2]) const {
+        const uint32_t sums = staged + lane / 4 * sizeof(float4);
+#pragma unroll 4
+        for (int split = 0; split < splits; split++) {
+            const float4 other = load4(sums + split * kSumBytes);
+            state[0].maximum = fmaxf(state[0].maximum, other.x);
+            state[1].maximum = fmaxf(state[1].maximum, other.z);
+        }
+#pragma unroll 2
+        for (int split = 0; split < splits; split++) {
+            const float4 other = load4(sums + split * kSumBytes);
+            const SoftmaxState<Base2> first{other.x, other.y}, second{other.z, other.w};
+            const float weight[2] = {first.factor(state[0].maximum),
+                                     second.factor(state[1].maximum)};
+            state[0].add(first, weight[0]);
+            state[1].add(second, weight[1]);
+            if (lane % 4 == 0) {
+                ptx::st_shared(weight_at(split), __float_as_uint(weight[0]));
+                ptx::st_shared(weight_at(split) + 4, __float_as_uint(weight[1]));
+            }
+        }
+        __syncwarp();
     }
 
-    __device__ float4 part(int i, int half) const {
-        const uint4 bits = ptx::ld_shared_v4(at(i, half));
+    __device__ uint32_t weight_at(int split) const {
+        return staged + kMostSplits * kSumBytes + split * kWeightBytes + lane / 4 * sizeof(float2);
+    }
+    __device__ uint32_t line_at(int i) const {
+        return staged + kMostSplits * (kSumBytes + kWeightBytes) + i * kLineBytes +
+               lane * sizeof(float4);
+    }
+
+    __device__ static float4 load4(uint32_t at) {
+        const uint4 bits = ptx::ld_shared_v4(at);
         return make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y),
                            __uint_as_float(bits.z), __uint_as_float(bits.w));
     }
-
-    __device__ __forceinline__ void store(const Merged& merged, int line, int rows) const {
-        const int column = line % kLines * 8 + lane % 4 * 2;
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            const int query = line / kLines * kWarpRows + lane / 4 + 8 * row;
-            if (query >= rows) continue;
-            const int64_t token = int64_t(work.query_start) + work.query + query;
-            const SoftmaxState<Base2>& state = merged.state[row];
-            const float factor = row_factor(state.sum);
-            auto* out = static_cast<typename Tile::Element*>(p.out) + token * p.out_token_stride +
-                        work.head * p.out_head_stride;
-            *reinterpret_cast<uint32_t*>(out + column) = ptx::cvt_rn_x2<typename Tile::Element>(
-                merged.out[2 * row] * factor, merged.out[2 * row + 1] * factor);
-            if (column == 0 && p.lse) {
-                p.lse[work.head * p.lse_head_stride + token] =
-                    row_log_sum_exp(state.maximum, state.sum);
-            }
-        }
+    __device__ static float2 load2(uint32_t at) {
+        const uint2 bits = ptx::ld_shared_v2(at);
+        return make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
+    }
+    __device__ static void store(typename Tile::Element* out, float a, float b) {
+        *reinterpret_cast<uint32_t*>(out) = ptx::cvt_rn_x2<typename Tile::Element>(a, b);
     }
 };
 

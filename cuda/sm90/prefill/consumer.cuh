@@ -73,14 +73,14 @@ struct Consumer {
                         : work.key_len;
     }
 
-    // How many chunks of a block any row of this warp sees keys of, the same for all lanes.
+    // How many chunks of a KV tile any row of this warp sees keys of, the same for all lanes.
     __device__ __forceinline__ int chunks_seen(const Work& work, int block) const {
         const int last = work.query + half * kRows + thread / 32 * kWarpRows + kWarpRows - 1;
         return (same(max(visible_keys(work, last) - block * Tile::kKeys, 0)) + kChunkKeys - 1) /
                kChunkKeys;
     }
 
-    // Hides the keys of a block's first `chunks` that a row must not see; most warps have to look
+    // Hides the keys of a KV tile's first `chunks` that a row must not see; most warps have to look
     // at few of these chunks.
     __device__ __forceinline__ void mask(float (&scores)[Tile::kKeys / 2], const Work& work,
                                          int block, int chunks) const {
@@ -102,12 +102,12 @@ struct Consumer {
         }
     }
 
-    // The number of blocks that every row of this warpgroup sees whole, the same for all lanes.
+    // The number of KV tiles that every row of this warpgroup sees whole, the same for all lanes.
     __device__ __forceinline__ int unmasked_blocks(const Work& work) const {
         return same(max(visible_keys(work, work.query + half * kRows), 0) / Tile::kKeys);
     }
 
-    // Enqueues the scores of the key block at hand.
+    // Enqueues the scores of the KV tile at hand.
     __device__ __forceinline__ void begin_scores(float (&scores)[Tile::kKeys / 2]) const {
         settle(scores);
         cute::warpgroup_arrive();
@@ -139,7 +139,7 @@ struct Consumer {
         pass_turn();
     }
 
-    // Gives back the key block, and after the tile's last, block 0, the query rows.
+    // Gives back the KV tile, and after the tile's last, number 0, the query rows.
     __device__ __forceinline__ void release_scores(int block) {
         release(shared.key_empty[key.stage]);
         if (block == 0) release(shared.query_empty[warpgroup]);
@@ -170,7 +170,7 @@ struct Consumer {
         rows.round(scores);
     }
 
-    // The same for a block that every row sees whole. It keeps the key block until the softmax is
+    // The same for a KV tile that every row sees whole. It keeps the KV tile until the softmax is
     // done: if a score lies so far above the reference that its weight overflows, each warp
     // computes its scores once more.
     __device__ __forceinline__ void end_step_unmasked(float (&scores)[Tile::kKeys / 2],
@@ -246,7 +246,7 @@ struct Consumer {
     }
 
     // Writes one panel of columns after the other: rounded into shared memory, and from there by
-    // the copy engine, which leaves out rows that the request does not have.
+    // TMA, which leaves out rows that the request does not have.
     __device__ __forceinline__ void store_out(const Finished& finished, const Rows<Tile>& rows,
                                               const float (&sum)[2]) const {
         const int warp = thread / 32, lane = thread % 32;
@@ -330,12 +330,12 @@ struct Consumer {
             const Work work = work_at(number);
             if (work.is_end()) break;
             if (work.combines()) {
-                // Keys and values are no longer read, and their place is taken.
+                // Queries, keys and values are no longer read, and their place is taken.
                 if (!may_stage) ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
                 may_stage = true;
                 const int warp = warpgroup * (kRows / kWarpRows) + thread / 32;
-                constexpr int kBytes = Combine<Tile>::kStaged * Combine<Tile>::kPartBytes;
-                const uint32_t staged = ptx::shared_address(shared.key) + warp * kBytes;
+                const uint32_t staged =
+                    ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
                 Combine<Tile>{p, work, thread % 32, staged}.run(work.key_len,
                                                                 work.slot - work.first_slot, warp);
             }

@@ -28,10 +28,9 @@ namespace mla::sm90::prefill {
 
 // What the prediction counts with, in KV tiles: what an item takes beside its own, and what
 // combining takes at the end, for any number of splits and for each of them.
-constexpr float kItemCost = 1.5f, kCombineCost = 3.f, kCombineCostOfSplit = 0.0625f;
+constexpr float kItemCost = 2.f, kCombineCost = 7.f, kCombineCostOfSplit = 0.0625f;
 // Dividing has to promise so much.
-constexpr float kWorthwhile = 0.96f;
-constexpr int kMostSplits = 64;
+constexpr float kWorthwhile = 0.88f;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));

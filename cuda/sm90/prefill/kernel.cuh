@@ -1,10 +1,10 @@
 // Expanded attention of query rows to keys and values per head, on sm_90a.
 //
-// One persistent block per multiprocessor, three warpgroups. Of the first, two threads bring tiles
-// with the copy engine and one warp works out which tile comes next; the other two warpgroups
+// One persistent CTA per SM, three warpgroups. Of the first, two threads bring tiles
+// with TMA and one warp works out which tile comes next; the other two warpgroups
 // compute, 64 query rows each, and go on from tile to tile without a stop. Each has the upper rows
 // of one tile and the lower ones of the next, since where keys are hidden the upper ones have less
-// to do (tile a of three key blocks, then b):
+// to do (tile a of three KV tiles, then b):
 //
 //     scheduler        claims b ...                     claims c ...
 //     producers    Ka2 Ka1 Va2 Ka0 Va1 Va0 | Kb2 Kb1 Vb2 ...
@@ -12,10 +12,10 @@
 //     consumer 0   Sa2 |  Sa1, softmax a2  |  Sa0, Oa2, softmax a1  |  Sb2, Oa1, softmax a0  |  ...
 //     consumer 1      the same, half a step later
 //
-// that is, in each step: enqueue the scores of a key block and the output of the block before;
+// that is, in each step: enqueue the scores of a KV tile and the output of the one before;
 // then, while the tensor cores work on the output and on the other consumer's products, the softmax
 // of the scores. Between the two consumers, named barriers let one enqueue its products while the
-// other computes exponentials. Key blocks are taken from the last to the first, so that the ones
+// other computes exponentials. KV tiles are taken from the last to the first, so that the ones
 // that need a mask come first; of the first of them a warp leaves out what none of its rows sees. A
 // tile's output is stored behind the second scores of the next tile, through shared memory.
 //

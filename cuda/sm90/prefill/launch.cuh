@@ -21,7 +21,7 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const Maps& maps);
 template <typename Tile>
 cudaError_t load();
 
-// What a block may have on sm_90.
+// What a CTA may have on sm_90.
 constexpr int kMaxSharedBytes = 232448;
 
 // Panels begin at multiples of 1024 bytes, and dynamic shared memory anywhere.

@@ -3,7 +3,7 @@
 // A tile is (request, head, level): level l is the l-th block of 128 query rows. Under causal
 // attention its cost grows with the level, so tiles are handed out from the highest level of any
 // request down to level 0: the longest come first and the last ones are short, whatever the mix of
-// lengths, without sorting anything. A counter hands them out, because blocks run at different
+// lengths, without sorting anything. A counter hands them out, because CTAs run at different
 // speeds.
 //
 // All heads at once would touch the keys of all heads between two tiles of one head. So heads are

@@ -1,9 +1,9 @@
 // The sizes of a tile and how it lies in shared memory.
 //
-// Everything that the copy engine brings is cut into panels of 64 columns, 128 bytes wide with
+// Everything that TMA brings is cut into panels of 64 columns, 128 bytes wide with
 // 128-byte swizzle, which is what the tensor cores read. A query or key row is its panels without
 // rotary embedding, then one panel that holds the rotary part; where that part is narrower than 64
-// columns the copy engine fills up with zeros, and the product stops before them.
+// columns TMA fills up with zeros, and the product stops before them.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ constexpr int kStages = 2;
 // Tiles that are announced and not yet finished: the one that is being computed and the one that is
 // being brought.
 constexpr int kAnnounced = 2;
-// A block claims its next tile when it brings this key block of the one at hand: late, since one
+// A CTA claims its next tile when it brings this KV tile of the one at hand: late, since one
 // that claims early may be outrun by others and end after all of them; but early enough to know the
 // tile before it can be brought.
 constexpr int kClaimBlock = 1;
@@ -34,10 +34,12 @@ constexpr int kSlotsPerMultiprocessor = 3;
 // Named barriers among the warps of all consumers: one for each consumer's turn, and one before they
 // combine. 0 is __syncthreads'.
 enum NamedBarrier { kTurnBarrier = 1, kCombineBarrier = kTurnBarrier + kConsumers };
-// A chunk: keys of a block that a warp masks or leaves out together. They lie in its registers in
+// Splits of a query tile, at most.
+constexpr int kMostSplits = 64;
+// A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
-// Registers of a thread. All start with 168, which is what a multiprocessor has for each of
+// Registers of a thread. All start with 168, which is what a SM has for each of
 // kThreads, in eights.
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
@@ -53,7 +55,7 @@ struct Tile {
     static constexpr int kNopePanels = nope_ / kPanel;
     static constexpr int kQkPanels = kNopePanels + 1;
     static constexpr int kValuePanels = value_ / kPanel;
-    // Sums of 16: over the width of a query, and over the keys of a block.
+    // Sums of 16: over the width of a query, and over the keys of a KV tile.
     static constexpr int kQkSteps = (nope_ + rope_) / 16;
     static constexpr int kKeySteps = keys_ / 16;
     static constexpr int kChunks = keys_ / kChunkKeys;
