@@ -1,17 +1,20 @@
 /*
  * The C interface of the kernels.
  *
- * One plain-old-data parameter struct and one function per launch. The rules are the same for all of them:
+ * One plain-old-data parameter struct and one function per launch. The rules are the same for all
+ * of them:
  *
- *   - Device memory, workspace and stream belong to the caller. No function allocates device memory, synchronises,
- *     reads device memory on the host, prints, or throws; every launch can be captured in a CUDA graph.
- *   - `stream` is a cudaStream_t (CUstream) of the current device. Null means the legacy default stream, and is what
- *     the caller asked for: no function chooses it by itself.
- *   - Strides are in elements of the tensor they belong to. The innermost dimension is always contiguous.
- *   - A refused argument is reported before anything is launched: `field` names it, `given` is its value and
- *     `accepted` says what would have been taken. Both texts are static.
- *   - Log-sum-exp is natural log, f32, [heads, tokens]; minus infinity where a row attends to nothing, and then the
- *     output row is zero.
+ *   - Device memory, workspace and stream belong to the caller. No function allocates device
+ *     memory, synchronises, reads device memory on the host, prints, or throws; every launch can be
+ *     captured in a CUDA graph.
+ *   - `stream` is a cudaStream_t (CUstream) of the current device. Null means the legacy default
+ *     stream, and is what the caller asked for: no function chooses it by itself.
+ *   - Strides are in elements of the tensor they belong to. The innermost dimension is always
+ *     contiguous.
+ *   - A refused argument is reported before anything is launched: `field` names it, `given` is its
+ *     value and `accepted` says what would have been taken. Both texts are static.
+ *   - Log-sum-exp is natural log, f32, [heads, tokens]; minus infinity where a row attends to
+ *     nothing, and then the output row is zero.
  */
 #ifndef MLA_H
 #define MLA_H
@@ -80,8 +83,9 @@ typedef struct MlaDecodeParams {
     const void* cache;
     /* [requests, max_pages] int32; entries past a request's last page may hold anything */
     const int32_t* block_table;
-    /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages * page_size, which the
-     * caller guarantees, as it does that the table's entries are below `pages` and that cu_q_lens rises by at most query_len */
+    /* [requests] int32: cached tokens of each request, its query tokens included: 0 to max_pages
+     * * page_size, which the caller guarantees, as it does that the table's entries are below
+     * `pages` and that cu_q_lens rises by at most query_len */
     const int32_t* kv_lens;
     /* [requests + 1] int32, or null: then every request has query_len tokens */
     const int32_t* cu_q_lens;
@@ -89,8 +93,9 @@ typedef struct MlaDecodeParams {
     void* out;
     /* [heads, tokens] f32, or null */
     float* lse;
-    /* workspace_bytes bytes, aligned to 256. The first MLA_DECODE_COUNTER_BYTES must be zero before the first launch
-     * that uses it; every launch leaves them zero. Launches that share a workspace must not overlap. */
+    /* workspace_bytes bytes, aligned to 256. The first MLA_DECODE_COUNTER_BYTES must be zero
+     * before the first launch that uses it; every launch leaves them zero. Launches that share a
+     * workspace must not overlap. */
     void* workspace;
     size_t workspace_bytes;
 
@@ -117,8 +122,8 @@ typedef struct MlaDecodeParams {
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
-    /* columns of block_table: with page_size at most 2^29 tokens, and over all requests and tiles of their query rows less than
-     * 2^31 blocks of 64 tokens */
+    /* columns of block_table: with page_size at most 2^29 tokens, and over all requests and
+     * tiles of their query rows less than 2^31 blocks of 64 tokens */
     int32_t max_pages;
     /* must be 512 and 64 */
     int32_t latent_dim;
@@ -141,8 +146,8 @@ typedef struct MlaDecodeParams {
 /* Leading bytes of a decode workspace that must be zero before its first use. */
 #define MLA_DECODE_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_decode_sm90 needs. Reads heads and query_len, and the current device's properties;
- * the result does not depend on the number of requests nor on any length. */
+/* Bytes of workspace that mla_decode_sm90 needs. Reads heads and query_len, and the current
+ * device's properties; the result does not depend on the number of requests nor on any length. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. */
@@ -170,10 +175,10 @@ typedef struct MlaDecodeWorkItem {
     int32_t last;
 } MlaDecodeWorkItem;
 
-/* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and their
- * number, and no more items than `room`. The host computes what the device would. Reads heads,
- * query_len, requests, q_dtype, cache_format, and, in host memory, kv_lens and cu_q_lens, which may
- * be null. `groups`, 1..=160: those of a launch; `group` is one of them. */
+/* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and
+ * their number, and no more items than `room`. The host computes what the device would. Reads
+ * heads, query_len, requests, q_dtype, cache_format, and, in host memory, kv_lens and cu_q_lens,
+ * which may be null. `groups`, 1..=160: those of a launch; `group` is one of them. */
 MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
                                      MlaDecodeWorkItem* items, int32_t room, int32_t* count);
 
@@ -310,8 +315,8 @@ typedef struct MlaPrefillParams {
     const void* query;
     /* [key_tokens, heads, nope_dim] */
     const void* key_nope;
-    /* [key_tokens, heads, rope_dim]; key_nope + nope_dim where keys are packed. With key_rope_head_stride 0 all heads
-     * share [key_tokens, rope_dim]. */
+    /* [key_tokens, heads, rope_dim]; key_nope + nope_dim where keys are packed. With
+     * key_rope_head_stride 0 all heads share [key_tokens, rope_dim]. */
     const void* key_rope;
     /* [key_tokens, heads, value_dim] */
     const void* value;
@@ -323,8 +328,9 @@ typedef struct MlaPrefillParams {
     const int32_t* cu_query_lens;
     /* [requests + 1] int32: the same for keys and values */
     const int32_t* cu_key_lens;
-    /* workspace_bytes bytes, aligned to 256. The first MLA_PREFILL_COUNTER_BYTES must be zero before the first launch
-     * that uses it; every launch leaves them zero. Launches that share a workspace must not overlap. */
+    /* workspace_bytes bytes, aligned to 256. The first MLA_PREFILL_COUNTER_BYTES must be zero
+     * before the first launch that uses it; every launch leaves them zero. Launches that share a
+     * workspace must not overlap. */
     void* workspace;
     size_t workspace_bytes;
 
@@ -364,20 +370,22 @@ typedef struct MlaPrefillParams {
 /* Leading bytes of a prefill workspace that must be zero before its first use. */
 #define MLA_PREFILL_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's properties; the result
- * depends on no number of tokens, requests or heads. */
+/* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's
+ * properties; the result depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. */
 MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
 
-/* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through without a stop. */
+/* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through
+ * without a stop. */
 typedef struct MlaPrefillItem {
     int32_t request;
     int32_t head;
     /* the tile's first query row within its request */
     int32_t query;
-    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an item that is void */
+    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an item
+     * that is void */
     int32_t begin;
     int32_t end;
     /* this is split `split` of `splits`; from `splits` on they are void */
@@ -387,21 +395,23 @@ typedef struct MlaPrefillItem {
     int32_t slot;
 } MlaPrefillItem;
 
-/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which CTAs take them, and their
- * number, and no more of them than `room`. No items: every query tile is one CTA's. The host computes what the device would.
- * Reads heads, requests, max_query_len, causal, value_dim, and, in host memory, cu_query_lens and cu_key_lens. `ctas`,
- * 1..=256: those of the launch, as many as the device has SMs where there is so much work. */
-MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas, MlaPrefillItem* items, int32_t room,
-                                 int32_t* count);
+/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which
+ * CTAs take them, and their number, and no more of them than `room`. No items: every query tile
+ * is one CTA's. The host computes what the device would. Reads heads, requests, max_query_len,
+ * causal, value_dim, and, in host memory, cu_query_lens and cu_key_lens. `ctas`, 1..=256: those
+ * of the launch, as many as the device has SMs where there is so much work. */
+MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
+                                 MlaPrefillItem* items, int32_t room, int32_t* count);
 
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
 MlaStatus mla_load_prefill_sm90(void);
 
 /*
- * The helpers around attention. They run on every architecture that the library was built for, and on any dimensions
- * and strides: where pointers, strides (in bytes) and widths are multiples of 16 bytes (8 elements), every access is
- * 16 bytes wide; elsewhere elements move one by one, which is several times slower. In this part `dtype` is one of
- * MLA_DTYPE_BF16, MLA_DTYPE_F16 and MLA_DTYPE_F32, and rounding is to nearest, ties to even.
+ * The helpers around attention. They run on every architecture that the library was built for, and
+ * on any dimensions and strides: where pointers, strides (in bytes) and widths are multiples of 16
+ * bytes (8 elements), every access is 16 bytes wide; elsewhere elements move one by one, which is
+ * several times slower. In this part `dtype` is one of MLA_DTYPE_BF16, MLA_DTYPE_F16 and
+ * MLA_DTYPE_F32, and rounding is to nearest, ties to even.
  */
 
 /* Which elements of a rotary vector form a pair. */
@@ -436,7 +446,8 @@ typedef struct MlaCacheWriteParams {
     const float* sin;
     /* [tokens, heads, rope_dim] of dtype, or null: queries to rotate, which needs positions */
     const void* query_rope;
-    /* [tokens, heads, rope_dim] of dtype: may be query_rope itself with its strides; must not overlap it otherwise */
+    /* [tokens, heads, rope_dim] of dtype: may be query_rope itself with its strides; must not
+     * overlap it otherwise */
     void* query_rope_out;
 
     int64_t latent_token_stride;
@@ -473,8 +484,9 @@ typedef struct MlaCacheWriteParams {
 MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
 /*
- * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the tokens of request i of
- * the block table from token_starts[i] on. A page number outside the cache gives NaN.
+ * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the
+ * tokens of request i of the block table from token_starts[i] on. A page number outside the cache
+ * gives NaN.
  */
 typedef struct MlaCacheGatherParams {
     /* [pages, page_size] rows of cache_format */
@@ -514,9 +526,10 @@ typedef struct MlaCacheGatherParams {
 MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 
 /*
- * Merges a partial result into another over the same queries: with a = lse and b = other_lse per token and head,
- * lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus infinity is taken as minus infinity; a
- * part that weighs nothing may hold NaN; two parts that attended to nothing give 0 and minus infinity.
+ * Merges a partial result into another over the same queries: with a = lse and b = other_lse per
+ * token and head, lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus
+ * infinity is taken as minus infinity; a part that weighs nothing may hold NaN; two parts that
+ * attended to nothing give 0 and minus infinity.
  */
 typedef struct MlaMergeParams {
     /* [tokens, heads, width] of dtype, read and written */
@@ -544,7 +557,8 @@ typedef struct MlaMergeParams {
 /* Enqueues one kernel on `stream`; none where there is nothing to merge. */
 MlaStatus mla_merge(const MlaMergeParams* params, void* stream);
 
-/* Rewrites log-sum-exps as natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h, t] * unit. */
+/* Rewrites log-sum-exps as natural ones, heads first: to[h, t] = from[t, h] * unit, or from[h,
+ * t] * unit. */
 typedef struct MlaLseParams {
     /* [heads, tokens] f32 where heads_first, [tokens, heads] otherwise */
     const float* from;
@@ -583,8 +597,8 @@ typedef struct MlaCopyParams {
 /* Enqueues one kernel on `stream`; none where there are no elements. */
 MlaStatus mla_copy(const MlaCopyParams* params, void* stream);
 
-/* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h, i, j], summed in f32 and
- * rounded once. */
+/* Few tokens times a matrix per head: out[t, h, j] = sum over i of input[t, h, i] * weights[h,
+ * i, j], summed in f32 and rounded once. */
 typedef struct MlaHeadProductParams {
     /* [tokens, heads, k] of dtype */
     const void* input;
@@ -609,24 +623,29 @@ typedef struct MlaHeadProductParams {
     int32_t n;
     /* MLA_DTYPE_BF16 or MLA_DTYPE_F16 */
     int32_t dtype;
-    /* nonzero where no work on the stream that is not yet done writes the weights: then they are read ahead of it */
+    /* nonzero where no work on the stream that is not yet done writes the weights: then they are
+     * read ahead of it */
     int32_t constant_weights;
 } MlaHeadProductParams;
 
-/* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned to 16 bytes, and strides
- * other than 1 are multiples of 8. The kernel may start while the one before it in the stream is ending; it waits for that
- * one's end before it reads or writes anything but constant weights. */
+/* Enqueues one kernel on `stream`; none where there is nothing to multiply. Pointers are aligned
+ * to 16 bytes, and strides other than 1 are multiples of 8. The kernel may start while the one
+ * before it in the stream is ending; it waits for that one's end before it reads or writes
+ * anything but constant weights. */
 MlaStatus mla_head_product(const MlaHeadProductParams* params, void* stream);
 
-/* What a step begins with on the absorbed path: mla_cache_write and mla_head_product of q_nope and W_UK, of which neither writes
- * what the other reads or writes. One kernel where neighbours of the weights lie along n, k is 128, rows have 512 + 64 values of
- * 16 bits, can be accessed 16 bytes at a time and are at most 256, and the cache is of their dtype or of e4m3 with one scale;
- * otherwise two. The one kernel may start while the one before it in the stream is ending, as mla_head_product's does. */
+/* What a step begins with on the absorbed path: mla_cache_write and mla_head_product of q_nope
+ * and W_UK, of which neither writes what the other reads or writes. One kernel where neighbours
+ * of the weights lie along n, k is 128, rows have 512 + 64 values of 16 bits, can be accessed 16
+ * bytes at a time and are at most 256, and the cache is of their dtype or of e4m3 with one
+ * scale; otherwise two. The one kernel may start while the one before it in the stream is
+ * ending, as mla_head_product's does. */
 MlaStatus mla_absorb(const MlaCacheWriteParams* write, const MlaHeadProductParams* product,
                      void* stream);
 
-/* Loads every helper kernel into the current context, so that no later launch has to: a launch that loads its kernel
- * first takes milliseconds, and may not be possible while a graph is captured. */
+/* Loads every helper kernel into the current context, so that no later launch has to: a launch
+ * that loads its kernel first takes milliseconds, and may not be possible while a graph is
+ * captured. */
 MlaStatus mla_load_helpers(void);
 
 #ifdef __cplusplus
