@@ -234,7 +234,7 @@ extern "C" MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* 
             .stride(p.rope_row_stride, "rope_row_stride", p.rows > 1 ? p.rope_dim : 0);
     if (check.failed()) return check.status();
     const int64_t row_bytes = row_shape(p.cache_format, p.latent_dim, p.rope_dim).bytes;
-    // The copy engine wants whole rows in units of 16 bytes.
+    // Bulk copies want whole rows in units of 16 bytes.
     const bool wide = is_wide_cache(p.cache, p.cache_format, p.latent_dim, p.rope_dim,
                                     p.cache_page_stride, p.cache_slot_stride) &&
                       is_wide(p.cache, 1, {row_bytes, p.cache_page_stride, p.cache_slot_stride}) &&

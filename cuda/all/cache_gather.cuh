@@ -1,10 +1,12 @@
 // Reads cache rows into contiguous tensors, a block for every few rows.
 //
-//   warp 0                                             all warps
-//   +--------------------------------------------+     +-------------------------------------------+
-//   | finds the rows, a lane each; has the copy  | --> | once they are there: a warp per row reads |
-//   | engine bring them into shared memory       |     | octets, converts and stores them          |
-//   +--------------------------------------------+     +-------------------------------------------+
+//   warp 0                                all warps
+//   +--------------------------------+    +-------------------------------------------+
+//   | finds the rows, a lane each;   | -> | once they are there: a warp per row reads |
+//   | copies them to shared memory   |    | octets, converts and stores them          |
+//   | in bulk (before 9.0, all warps |    |                                           |
+//   | copy them)                     |    |                                           |
+//   +--------------------------------+    +-------------------------------------------+
 //
 // A row is found in dependent loads: its segment, the segment's first token, the page. Rows on
 // their way to shared memory occupy no registers, and a multiprocessor holds a dozen such blocks,
@@ -103,7 +105,7 @@ template <typename To, MlaCacheFormat Format, bool Wide, bool R1>
 __global__ void __launch_bounds__(kGatherThreads, R1 ? 16 : 8)
     cache_gather_kernel(const __grid_constant__ MlaCacheGatherParams p,
                         const __grid_constant__ GatherPlan plan) {
-    // At 16 bytes, where the copy engine takes it as well, every gather was a microsecond slower.
+    // At 16 bytes, where bulk copies take it as well, every gather was a microsecond slower.
     extern __shared__ __align__(128) char staged[];
     __shared__ uint64_t arrived;
     __shared__ int64_t offsets[kGatherRows];

@@ -8,7 +8,7 @@
 //   +--------------------------------+               +--------------------------------+
 //
 // A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in
-// turn or loaded ahead, and rows copied through shared memory by the copy engine were slower or no
+// turn or loaded ahead, and rows copied through shared memory by bulk copies were slower or no
 // faster: docs/kernels/helpers.md.
 #pragma once
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
-// Orders ordinary shared-memory accesses of this thread before later ones by the copy engine and
+// Orders ordinary shared-memory accesses of this thread before later ones by TMA and
 // the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
