@@ -1,7 +1,8 @@
 // What a step begins with on the absorbed path, in one launch: the new tokens' rows go to the
 // cache, the queries are rotated and multiplied by W_UK. None of these needs what another makes.
 //
-//   blockIdx.y   0 .. rows - 1: blocks of cache_write.cuh        rows ..: a head of head_product.cuh each
+//   blockIdx.y   0 .. rows - 1   blocks of cache_write.cuh
+//                rows ..         a head of head_product.cuh each
 //
 // Each on its own would cost a launch, on the host as well, and begin when the one before has
 // ended.

@@ -9,10 +9,13 @@
 // does anything else; whole lines, asked for by neighbouring threads. 16 tokens are the tensor
 // core's first operand, 8 n its second.
 //
-//   neighbours along n (W_UK of published checkpoints)   neighbours along k (their W_UV)
-//   a block: 64 n of one head                            a block: 16 n of one head
-//   a warp:  8 n, every k                                a warp:  every eighth 64 k, in memory that no other warp uses
-//   results leave the warps, of two tiles as lines       the warps' sums are added through shared memory, in order
+//   neighbours along n (W_UK of published      neighbours along k (their W_UV)
+//   checkpoints)
+//   a block: 64 n of one head                  a block: 16 n of one head
+//   a warp:  8 n, every k                      a warp:  every eighth 64 k, in memory that no
+//                                              other warp uses
+//   results leave the warps, of two tiles      the warps' sums are added through shared memory,
+//   as lines                                   in order
 //
 // The launch allows programmatic dependence: blocks start while the kernel before is ending (or,
 // where that one lets them, running). They load weights that the caller calls constant at once, and
