@@ -5,19 +5,38 @@
 namespace mla::sm90::sparse {
 namespace {
 
-int64_t row_bytes(int32_t cache_format) {
-    switch (cache_format) {
-        case MLA_CACHE_FP8: return E4m3Rows<void>::kBytes;
-        case MLA_CACHE_FP8_DS_MLA: return DsMlaRows<void>::kBytes;
-        default: return SameRows<__half>::kBytes;
+// How this kernel reads a cache format; false if it does not take it. Without a default: a new
+// format is an error of the compiler here, too.
+bool format_of(const MlaSparseParams& p, Format& format) {
+    switch (static_cast<MlaCacheFormat>(p.cache_format)) {
+        case MLA_CACHE_BF16: format = Format::same; return p.q_dtype == MLA_DTYPE_BF16;
+        case MLA_CACHE_F16: format = Format::same; return p.q_dtype == MLA_DTYPE_F16;
+        case MLA_CACHE_FP8: format = Format::e4m3; return true;
+        case MLA_CACHE_FP8_DS_MLA: format = Format::ds_mla; return true;
+        case MLA_CACHE_F32: break;
     }
+    return false;
+}
+
+// Of a format that the kernel takes.
+Format format_of(const MlaSparseParams& p) {
+    Format format = Format::same;
+    format_of(p, format);
+    return format;
+}
+
+int64_t row_bytes(Format format) {
+    switch (format) {
+        case Format::same: return SameRows<__half>::kBytes;
+        case Format::e4m3: return E4m3Rows<void>::kBytes;
+        case Format::ds_mla: return DsMlaRows<void>::kBytes;
+    }
+    return 0;
 }
 
 MlaStatus check_shape(const MlaSparseParams& p) {
     const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
-    const bool quantised =
-        p.cache_format == MLA_CACHE_FP8 || p.cache_format == MLA_CACHE_FP8_DS_MLA;
-    const bool same = p.cache_format == (bf16 ? MLA_CACHE_BF16 : MLA_CACHE_F16);
+    Format format;
     return Check()
         .that(p.tokens >= 0 && p.tokens < 1 << 24, "tokens", p.tokens, "less than 2^24")
         .that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
@@ -25,13 +44,13 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .that(p.latent_dim == kLatent, "latent_dim", p.latent_dim, "512")
         .that(p.rope_dim == kRope, "rope_dim", p.rope_dim, "64")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
-        .that(quantised || same, "cache_format", p.cache_format,
+        .that(format_of(p, format), "cache_format", p.cache_format,
               "the format of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)")
         .status();
 }
 
 MlaStatus check(const MlaSparseParams& p) {
-    const int64_t row = row_bytes(p.cache_format);
+    const int64_t row = row_bytes(format_of(p));
     Check check;
     check.that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
         .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647");
@@ -114,7 +133,7 @@ KernelParams kernel_params(const MlaSparseParams& p) {
                      (p.page_size == 1 ? p.cache_page_stride == p.cache_slot_stride
                                        : p.cache_page_stride == p.page_size * p.cache_slot_stride);
     // As in dense decode.
-    k.read_once = int64_t(p.tokens) * p.width * row_bytes(p.cache_format) <= int64_t(192) << 20;
+    k.read_once = int64_t(p.tokens) * p.width * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;
     k.width = p.width;
@@ -128,12 +147,13 @@ KernelParams kernel_params(const MlaSparseParams& p) {
 }
 
 template <typename T>
-cudaError_t launch_dtype(int32_t cache_format, const Launch& l, const KernelParams& k) {
-    switch (cache_format) {
-        case MLA_CACHE_FP8: return launch_format<T, Format::e4m3>(l, k);
-        case MLA_CACHE_FP8_DS_MLA: return launch_format<T, Format::ds_mla>(l, k);
-        default: return launch_format<T, Format::same>(l, k);
+cudaError_t launch_dtype(Format format, const Launch& l, const KernelParams& k) {
+    switch (format) {
+        case Format::same: return launch_format<T, Format::same>(l, k);
+        case Format::e4m3: return launch_format<T, Format::e4m3>(l, k);
+        case Format::ds_mla: return launch_format<T, Format::ds_mla>(l, k);
     }
+    return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -158,8 +178,8 @@ extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream
     const KernelParams k = kernel_params(p);
     const Launch l = {facts.multiprocessors, facts.device, static_cast<cudaStream_t>(stream)};
     return cuda_status("cudaLaunchKernelEx", p.q_dtype == MLA_DTYPE_BF16
-                                                 ? launch_dtype<__nv_bfloat16>(p.cache_format, l, k)
-                                                 : launch_dtype<__half>(p.cache_format, l, k));
+                                                 ? launch_dtype<__nv_bfloat16>(format_of(p), l, k)
+                                                 : launch_dtype<__half>(format_of(p), l, k));
 }
 
 extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
