@@ -1,5 +1,5 @@
-//! The command lines that clangd reads. It speaks clang's dialect of CUDA, so flags of nvcc are told in
-//! clang's words.
+//! The command lines that clangd reads. It speaks clang's dialect of CUDA, so flags of nvcc are
+//! told in clang's words.
 
 use crate::{
     compiler::Compiler,

@@ -19,7 +19,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) path: PathBuf,
-    /// What it prints of its version, without its own name: `g++` and `c++` are often the same program.
+    /// What it prints of its version, without its own name: `g++` and `c++` are often the same
+    /// program.
     pub(crate) version_text: String,
 }
 
@@ -35,8 +36,8 @@ const KEYED: &[&str] = &[
 /// Those that list folders of headers.
 pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
 
-/// Environment variables that change what the compilers do. Those that are not keyed name a program,
-/// whose version is part of the key.
+/// Environment variables that change what the compilers do. Those that are not keyed name a
+/// program, whose version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
     let mut names: Vec<_> = KEYED.iter().map(|&name| name.to_owned()).collect();
     names.push("NVCC_CCBIN".to_owned());
@@ -108,8 +109,8 @@ impl Host {
         Ok(Self { path, version_text })
     }
 
-    /// The folders in which it searches for headers after those of the command line: those of `CPATH` and its
-    /// kin, and the system's.
+    /// The folders in which it searches for headers after those of the command line: those of
+    /// `CPATH` and its kin, and the system's.
     pub(crate) fn include_folders(&self) -> Result<Vec<PathBuf>, Error> {
         let output = Command::new(&self.path)
             .args(["-x", "c++", "-E", "-v", "/dev/null"])
@@ -172,8 +173,8 @@ pub(crate) struct Compiler {
     pub(crate) line_info: bool,
 }
 
-/// Whether `MLA_BUILD_LINE_INFO` asks for the lines of sources. The profile's own setting does not: they
-/// make GPU code three times as large.
+/// Whether `MLA_BUILD_LINE_INFO` asks for the lines of sources. The profile's own setting does not:
+/// they make GPU code three times as large.
 pub(crate) fn wants_line_info(value: Option<&str>) -> Result<bool, Error> {
     match value.map(str::trim) {
         None | Some("" | "0") => Ok(false),
@@ -283,8 +284,8 @@ impl Compiler {
         arguments
     }
 
-    /// Compiles a unit and writes its object and its dependencies into `folder`, which also takes what the
-    /// passes leave between them. `maps` is the file of [`path_maps`](Self::path_maps).
+    /// Compiles a unit and writes its object and its dependencies into `folder`, which also takes
+    /// what the passes leave between them. `maps` is the file of [`path_maps`](Self::path_maps).
     pub(crate) fn command(
         &self,
         unit: &Unit,
@@ -311,8 +312,8 @@ impl Compiler {
             command.arg(&unit.source);
             return Ok(command);
         }
-        // nvcc hands the real path of what it compiles to a shell. So it is given a file elsewhere, which
-        // includes the source from the folder where the compiler runs, searched last of all.
+        // nvcc hands the real path of what it compiles to a shell. So it is given a file elsewhere,
+        // which includes the source from the folder where the compiler runs, searched last of all.
         let name = Path::new(&unit.source).file_name().unwrap_or_default();
         let wrapper = folder.join(name);
         fs::write(&wrapper, format!("#include \"{}\"\n", unit.source))
@@ -321,8 +322,8 @@ impl Compiler {
         Ok(command)
     }
 
-    /// Flags of the host compiler that keep the places of folders out of objects, as a file of options: on
-    /// nvcc's own command line they would pass through a shell.
+    /// Flags of the host compiler that keep the places of folders out of objects, as a file of
+    /// options: on nvcc's own command line they would pass through a shell.
     pub(crate) fn path_maps(&self) -> String {
         let places = [(&self.root, "."), (&self.cuda.found.path, "cuda")];
         let includes = self.includes.iter().map(|i| (&i.folder, i.role.as_str()));

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// The prerequisites of the rule as they lie in `folder`, where the compiler ran.
 ///
-/// GCC doubles a dollar and nvcc does not, so `$$` is two where there is such a file, and one elsewhere.
+/// GCC doubles a dollar and nvcc does not, so `$$` is two where there is such a file, and one
+/// elsewhere.
 pub(crate) fn files(text: &str, folder: &Path) -> Vec<PathBuf> {
     let file = |word: PathBuf| {
         let path = folder.join(&word);

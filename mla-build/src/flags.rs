@@ -1,4 +1,5 @@
-//! Flags of nvcc that a build script adds: which are refused, and which files and folders they name.
+//! Flags of nvcc that a build script adds: which are refused, and which files and folders they
+//! name.
 
 use std::path::{Path, PathBuf};
 
@@ -111,7 +112,8 @@ const REFUSED: &[(&[&str], &str)] = &[
 /// Where in the list those begin that make another product, or none.
 const PRODUCTS: usize = 5;
 
-/// Refuses a flag that the tool itself sets or that makes another product, with what to do in its place.
+/// Refuses a flag that the tool itself sets or that makes another product, with what to do in its
+/// place.
 pub(crate) fn check(flag: &str) -> Result<(), Error> {
     let refuse = |accepted: &str| {
         Err(Error::Setting {
@@ -148,8 +150,8 @@ pub(crate) fn check(flag: &str) -> Result<(), Error> {
     }
 }
 
-/// Refuses a flag in the value of an environment variable that makes another product. Include roots and macros
-/// are accepted there: the whole text is part of every key.
+/// Refuses a flag in the value of an environment variable that makes another product. Include roots
+/// and macros are accepted there: the whole text is part of every key.
 pub(crate) fn check_variable(variable: &str, value: &str) -> Result<(), Error> {
     for flag in value
         .split_whitespace()
@@ -229,8 +231,8 @@ impl Named {
     }
 }
 
-/// The existing path at the end of a word: all of it, or what follows a flag such as `-I`, `-isystem`
-/// or `@`.
+/// The existing path at the end of a word: all of it, or what follows a flag such as `-I`,
+/// `-isystem` or `@`.
 fn path_in(word: &str, root: &Path) -> Option<PathBuf> {
     const GLUED: &[&str] = &[
         "-isystem",

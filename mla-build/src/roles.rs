@@ -1,10 +1,10 @@
 //! Names for folders that do not depend on where they lie.
 //!
 //! The cache is shared by checkouts and machines, so nothing in it may hang on an absolute path. A
-//! dependency is known by the role of the folder that holds it (the package, the CUDA headers, CUTLASS,
-//! the second include root) and its path within; only what lies in none of them, the system's own
-//! headers, keeps its absolute path. Content is always hashed: a role says where to look, never what
-//! to expect.
+//! dependency is known by the role of the folder that holds it (the package, the CUDA headers,
+//! CUTLASS, the second include root) and its path within; only what lies in none of them, the
+//! system's own headers, keeps its absolute path. Content is always hashed: a role says where to
+//! look, never what to expect.
 
 use std::{
     collections::HashMap,
@@ -83,8 +83,8 @@ impl Roles {
             .map(|(_, folder, _)| folder.join(&name.path))
     }
 
-    /// The path with its folder's links and `..` resolved; the file itself may be a link, and keeps its
-    /// name.
+    /// The path with its folder's links and `..` resolved; the file itself may be a link, and keeps
+    /// its name.
     fn without_links(&self, path: &Path) -> PathBuf {
         let (Some(parent), Some(file)) = (path.parent(), path.file_name()) else {
             return path.to_owned();

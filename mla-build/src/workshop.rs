@@ -1,9 +1,9 @@
 //! Where compilers work, and who ends them when the build is killed.
 //!
-//! A build that dies of SIGKILL can clean up nothing. So all its compilers, with everything that they
-//! start, share the process group of a *watcher*: a shell that reads a pipe whose other end only the build
-//! holds. The system closes that end however the build dies, and the watcher then ends the group and
-//! removes the folder in which the compilers work.
+//! A build that dies of SIGKILL can clean up nothing. So all its compilers, with everything that
+//! they start, share the process group of a *watcher*: a shell that reads a pipe whose other end
+//! only the build holds. The system closes that end however the build dies, and the watcher then
+//! ends the group and removes the folder in which the compilers work.
 
 use std::{
     fs,
@@ -15,8 +15,8 @@ use std::{
 
 use crate::{Error, process, shell::Place};
 
-/// Reads until the build says that it has ended, or has ended without a word. It ignores the signals
-/// that it sends to its own group first.
+/// Reads until the build says that it has ended, or has ended without a word. It ignores the
+/// signals that it sends to its own group first.
 const WATCHER: &str = "trap '' HUP INT TERM\n\
                        read -r _ && exit\n\
                        kill -TERM 0\n\
@@ -34,7 +34,8 @@ pub(crate) struct Workshop {
 }
 
 impl Workshop {
-    /// In `out_dir`, or in the system's folder for temporary files if nvcc cannot be given that path.
+    /// In `out_dir`, or in the system's folder for temporary files if nvcc cannot be given that
+    /// path.
     pub(crate) fn open(out_dir: &Path) -> Result<Self, Error> {
         let system = std::env::temp_dir();
         let parent = if Place::Temporary.takes(out_dir) {
@@ -71,7 +72,8 @@ impl Workshop {
         self.folder.path()
     }
 
-    /// A new folder in it, for one compilation. What an earlier one of the same unit left goes first.
+    /// A new folder in it, for one compilation. What an earlier one of the same unit left goes
+    /// first.
     pub(crate) fn folder(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path().join(name);
         if path.is_dir() {
@@ -111,8 +113,8 @@ fn remove_left_over(out_dir: &Path) {
     }
 }
 
-/// Asks the system to end this process when the one that started it dies: a build script without its
-/// Cargo works for nobody.
+/// Asks the system to end this process when the one that started it dies: a build script without
+/// its Cargo works for nobody.
 pub(crate) fn end_with_parent() {
     // Where it cannot be asked for, the build is as good as without.
     let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));

@@ -39,8 +39,8 @@ impl Plan {
         limits: &Limits,
         progress: &Progress,
     ) -> Result<Vec<Done>, Error> {
-        // Files that change from here on are not trusted, and the clock of a file system may be late by
-        // one tick of the kernel.
+        // Files that change from here on are not trusted, and the clock of a file system may be
+        // late by one tick of the kernel.
         let trusted = SystemTime::now();
         thread::sleep(Duration::from_millis(10));
         let hasher = Hasher::default();
@@ -237,7 +237,8 @@ impl Plan {
                         reason = reason.or(Some("its object in the cache is corrupted".to_owned()))
                     }
                 },
-                // The latest set comes first, and what changed against it is what the user wants to know.
+                // The latest set comes first, and what changed against it is what the user wants to
+                // know.
                 Err(changed) => reason = reason.or(Some(changed)),
             }
         }
@@ -289,7 +290,8 @@ impl Plan {
             }
         };
         let log = self.objects.join(format!("{}.log", unit.file_stem()));
-        // Said to the user as the place of the whole output; without it the first error is still shown.
+        // Said to the user as the place of the whole output; without it the first error is still
+        // shown.
         let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
         if !finished.status.success() {
             let failure = Failure {
@@ -348,8 +350,8 @@ impl Plan {
         self.take(index, entry, files, Outcome::Compiled, reason)
     }
 
-    /// What the compilation depended on, or a file that may have been read in another state than it is
-    /// in now.
+    /// What the compilation depended on, or a file that may have been read in another state than it
+    /// is in now.
     fn dependencies(
         &self,
         unit: &Unit,

@@ -248,16 +248,10 @@ impl Plan {
                     .map(PathBuf::from)
             })
             .map(|path| root.join(path));
-        let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
-        let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
-            root.file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
-        });
+        let (package, tag) = names(&root, for_cargo, library);
         Ok(Self {
             library: library.to_owned(),
-            tag: Tag::new(&package, of_cargo("CARGO_PKG_VERSION").as_deref(), library),
+            tag,
             package,
             objects: out_dir.join(format!("{library}-objects")),
             out_dir,
@@ -395,6 +389,18 @@ impl Plan {
             Some(header) => Err(without_bindings(header)),
         }
     }
+}
+
+/// The name of the package, and what is added to the names of a library of it.
+fn names(root: &Path, for_cargo: bool, library: &str) -> (String, Tag) {
+    let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
+    let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
+        let folder = root.file_name().unwrap_or_default();
+        folder.to_string_lossy().into_owned()
+    });
+    let version = of_cargo("CARGO_PKG_VERSION");
+    let tag = Tag::new(&package, version.as_deref(), library);
+    (package, tag)
 }
 
 #[cfg(not(feature = "bindings"))]

@@ -1,11 +1,12 @@
-//! A build that compiles nothing: the bindings and the constants alone, for a check of the Rust code.
+//! A build that compiles nothing: the bindings and the constants alone, for a check of the Rust
+//! code.
 //!
-//! Cargo runs a build script in the same way for `cargo check` and `cargo build`, and keeps one result
-//! for both, so a script cannot know what it is run for. It is told by a variable.
+//! Cargo runs a build script in the same way for `cargo check` and `cargo build`, and keeps one
+//! result for both, so a script cannot know what it is run for. It is told by a variable.
 
 use std::{env, fs, path::PathBuf, time::Instant};
 
-use super::{check_library, folder, output_folder, own_includes};
+use super::{check_library, folder, names, output_folder, own_includes};
 use crate::{
     Built, Error, Kernels, compiled,
     report::Report,
@@ -45,12 +46,7 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     let for_cargo = kernels.out_dir.is_none();
     let out_dir = output_folder(kernels.out_dir.clone())?;
     shell::check_for_cargo("OUT_DIR", &out_dir)?;
-    let of_cargo = |name| env::var(name).ok().filter(|_| for_cargo);
-    let package = of_cargo("CARGO_PKG_NAME").unwrap_or_else(|| {
-        let name = root.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    });
-    let tag = Tag::new(&package, of_cargo("CARGO_PKG_VERSION").as_deref(), library);
+    let (package, tag) = names(&root, for_cargo, library);
     let constants = out_dir.join(format!("{library}_compiled.rs"));
     compiled::write(&families, &constants)?;
 

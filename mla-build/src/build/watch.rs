@@ -1,9 +1,9 @@
 //! What Cargo is told to watch.
 //!
-//! Cargo starts a build script again if a variable has another value, or if a path is newer than the
-//! script's last start. Of a folder the newest file in it counts, and a path that does not exist is always
-//! newer. So what this build writes itself must not be watched, and what may come to exist takes the
-//! detour of [`watch_absent`](Plan::watch_absent).
+//! Cargo starts a build script again if a variable has another value, or if a path is newer than
+//! the script's last start. Of a folder the newest file in it counts, and a path that does not
+//! exist is always newer. So what this build writes itself must not be watched, and what may come
+//! to exist takes the detour of [`watch_absent`](Plan::watch_absent).
 
 use std::{
     collections::BTreeSet,
@@ -28,8 +28,8 @@ const VARIABLES: &[&str] = &[
 ];
 
 impl Plan {
-    /// Everything that is known before anything is compiled. It is said first: a build that failed must
-    /// run again when its cause is gone.
+    /// Everything that is known before anything is compiled. It is said first: a build that failed
+    /// must run again when its cause is gone.
     pub(super) fn watch_settings(&self) -> Result<(), Error> {
         let variables = toolkit::VARIABLES
             .iter()
@@ -122,8 +122,8 @@ impl Plan {
         }
     }
 
-    /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores one
-    /// that leads nowhere, and sees what one newly leads to.
+    /// Paths that do not exist: Cargo is given a folder of links to them. It follows links, ignores
+    /// one that leads nowhere, and sees what one newly leads to.
     fn watch_absent(&self, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
         let folder = self.out_dir.join(format!("{}-absent", self.library));
         let failed = || Error::file("write links into", &folder);
@@ -153,8 +153,8 @@ impl Plan {
     }
 }
 
-/// Watches every link on the way to a path. Cargo sees the time of a link itself only if it is told of
-/// the link: behind it, the files of a toolkit are as old as before.
+/// Watches every link on the way to a path. Cargo sees the time of a link itself only if it is told
+/// of the link: behind it, the files of a toolkit are as old as before.
 fn watch_links(path: &Path) {
     // More links than this one after another are a loop.
     let mut left = 40;

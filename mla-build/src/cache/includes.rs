@@ -1,10 +1,10 @@
 //! What the includes of a file find.
 //!
-//! A dependency whose content is the same may still mean something else: a header that newly stands in
-//! a folder that is searched earlier hides the one that was found before, and `__has_include` asks for
-//! a header that may come or go. So each dependency is kept with a hash of *every* file that an include
-//! in it would find in any of the folders that are searched. The order of the folders does not matter
-//! then, and neither does which branch of an `#if` was taken.
+//! A dependency whose content is the same may still mean something else: a header that newly stands
+//! in a folder that is searched earlier hides the one that was found before, and `__has_include`
+//! asks for a header that may come or go. So each dependency is kept with a hash of *every* file
+//! that an include in it would find in any of the folders that are searched. The order of the
+//! folders does not matter then, and neither does which branch of an `#if` was taken.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -101,7 +101,8 @@ fn logical_line(text: &str) -> &str {
     text
 }
 
-/// The folders in which a compiler searches, and what it would find there; each file is looked for once.
+/// The folders in which a compiler searches, and what it would find there; each file is looked for
+/// once.
 #[derive(Debug)]
 pub(crate) struct Lookup {
     folders: Vec<PathBuf>,
@@ -152,7 +153,8 @@ impl Lookup {
         }
     }
 
-    /// What the includes of a file find, and what its own name finds elsewhere: a macro may name it.
+    /// What the includes of a file find, and what its own name finds elsewhere: a macro may name
+    /// it.
     pub(crate) fn meaning(
         &self,
         file: &Path,

@@ -19,7 +19,8 @@ const KINDS: [&str; 4] = ["objects", "manifests", "estimates", "files"];
 const BUILDS: &str = "builds";
 const MOST_BUILDS: u64 = 1 << 18;
 
-/// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without either.
+/// The cache's folder: `MLA_BUILD_CACHE`, or `mla-build` in the user's cache folder. `None` without
+/// either.
 pub fn folder() -> Option<PathBuf> {
     env::var_os("MLA_BUILD_CACHE")
         .filter(|given| !given.is_empty())
@@ -109,8 +110,8 @@ pub fn statistics(cache: &Path) -> Statistics {
     }
 }
 
-/// Throws away what was not used for `age`, and returns how many bytes that was. With no age at all the
-/// cache is empty afterwards; a build that runs meanwhile compiles what it misses.
+/// Throws away what was not used for `age`, and returns how many bytes that was. With no age at all
+/// the cache is empty afterwards; a build that runs meanwhile compiles what it misses.
 ///
 /// # Errors
 ///
@@ -127,8 +128,8 @@ pub fn clean(cache: &Path, age: Duration) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Adds what one cache holds to another, and returns how many objects were new there. A copy is a cache
-/// like any other: nothing in it depends on where it lies or which machine made it.
+/// Adds what one cache holds to another, and returns how many objects were new there. A copy is a
+/// cache like any other: nothing in it depends on where it lies or which machine made it.
 ///
 /// # Errors
 ///

@@ -1,23 +1,24 @@
 //! Objects that outlive a target folder, shared by checkouts, profiles and packages.
 //!
 //! Two steps lead to an object, as in ccache's direct mode. What is known before compiling (the
-//! source's bytes and its place in the package, the flags, the compilers' versions and programs) makes
-//! the *first key*, which names a **manifest**: the sets of files that this source was found to depend on,
-//! with the hash of each and of what its includes find (`includes`). A set whose every file still has both
-//! makes the *second key*, which names the **object**. So a hit costs no preprocessing, and a header that
-//! changes back finds its old object.
+//! source's bytes and its place in the package, the flags, the compilers' versions and programs)
+//! makes the *first key*, which names a **manifest**: the sets of files that this source was found
+//! to depend on, with the hash of each and of what its includes find (`includes`). A set whose
+//! every file still has both makes the *second key*, which names the **object**. So a hit costs no
+//! preprocessing, and a header that changes back finds its old object.
 //!
 //! ```text
 //! <cache>/manifests/ab/<first key>.json
 //! <cache>/objects/cd/<second key>        hash of the rest, what is known of it, the object
-//! <cache>/estimates/ef/<unit>.json       time and peak memory of the last compilation, for the schedule
-//! <cache>/files/0a/<path>.json           hashes of the toolkit's programs, with the times of the files
+//! <cache>/estimates/ef/<unit>.json       time and peak memory of the last compilation
+//! <cache>/files/0a/<path>.json           hash of a program of the toolkit, with its file's times
+//! <cache>/builds                         a line for each build, for statistics
 //! <cache>/locks/<first three digits>     held with flock: the system lets go when a process dies
 //! <cache>/staging/                       files on their way; renamed when whole
 //! ```
 //!
-//! Everything is written into `staging`, synchronised and renamed, so a file in its place is a whole
-//! file. What a disk does to it afterwards is found by its hash.
+//! Everything is written into `staging`, synchronised and renamed, so a file in its place is a
+//! whole file. What a disk does to it afterwards is found by its hash.
 
 pub(crate) mod includes;
 mod maintenance;
@@ -36,15 +37,16 @@ use crate::{
     roles::{RolePath, Roles},
 };
 
-/// Raised when what the files of the cache mean changes: entries of another format are never looked at.
+/// Raised when what the files of the cache mean changes: entries of another format are never looked
+/// at.
 const FORMAT: &str = "mla-build 2";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(blake3::Hash);
 
 impl Key {
-    /// The first key. Each part is hashed with its length, so that no two lists of parts are the same
-    /// stream of bytes.
+    /// The first key. Each part is hashed with its length, so that no two lists of parts are the
+    /// same stream of bytes.
     pub(crate) fn new<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut hasher = blake3::Hasher::new();
         for part in std::iter::once(FORMAT.as_bytes()).chain(parts) {
@@ -119,8 +121,8 @@ pub(crate) struct Dependency {
 }
 
 impl DependencySet {
-    /// Takes the files of a depfile; `Err` names one that cannot be read, or one that an include may
-    /// mean and that came at `trusted` or later, since 1970: the compiler may not have seen it.
+    /// Takes the files of a depfile; `Err` names one that cannot be read, or one that an include
+    /// may mean and that came at `trusted` or later, since 1970: the compiler may not have seen it.
     pub(crate) fn new(
         files: &[PathBuf],
         roles: &Roles,

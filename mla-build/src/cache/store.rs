@@ -112,8 +112,8 @@ impl Cache {
         self.touch(&self.place("manifests", &first.hex(), ".json"));
     }
 
-    /// The time of last use decides what is thrown away first. It decides nothing else, and a cache that
-    /// cannot be written does without.
+    /// The time of last use decides what is thrown away first. It decides nothing else, and a cache
+    /// that cannot be written does without.
     fn touch(&self, path: &Path) {
         let _ = File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
     }
@@ -169,7 +169,8 @@ impl Cache {
     }
 
     /// The hash of a large file that rarely changes, which is read again only if it was: the file's
-    /// number, length and times are kept with the hash, and nobody can set the time of its last change.
+    /// number, length and times are kept with the hash, and nobody can set the time of its last
+    /// change.
     pub(crate) fn content_of(&self, path: &Path) -> io::Result<blake3::Hash> {
         let path = path.canonicalize()?;
         let data = fs::metadata(&path)?;
@@ -210,8 +211,8 @@ impl Cache {
         }
     }
 
-    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what a
-    /// killed build left in `staging`.
+    /// Throws away what was not used for longest, until the cache is within `bound` bytes, and what
+    /// a killed build left in `staging`.
     pub(crate) fn shrink(&self, bound: u64) {
         const STALE: Duration = Duration::from_secs(24 * 60 * 60);
         let files = |folder: &str| {

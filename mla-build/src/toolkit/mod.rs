@@ -1,5 +1,5 @@
-//! Finding nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang, in a fixed order and
-//! without a network:
+//! Finding nvcc, the CUDA headers and `libcudart_static`, CUTLASS and libclang, in a fixed order
+//! and without a network:
 //!
 //! 1. the explicit environment: `MLA_CUDA_HOME` or `NVCC`, `MLA_CUTLASS`, `LIBCLANG_PATH`; a value
 //!    that does not hold what it should is an error, never a reason to look elsewhere;
@@ -10,8 +10,8 @@
 //!    NVIDIA's wheels (`nvidia/cu13`);
 //! 6. the toolkit folder of this crate, which `cargo xtask toolkit` fills.
 //!
-//! nvcc, headers and runtime library are taken from one place together: mixing releases compiles, and
-//! fails later.
+//! nvcc, headers and runtime library are taken from one place together: mixing releases compiles,
+//! and fails later.
 
 mod pins;
 mod programs;
@@ -346,8 +346,9 @@ fn unusable(field: &str, given: &std::ffi::OsStr, lacks: &str) -> Error {
     }
 }
 
-/// The root of the toolkit that an nvcc belongs to: the folder above `bin`, of the path as given where
-/// that holds a toolkit, and otherwise of what its links lead to (`/usr/bin/nvcc` may be one).
+/// The root of the toolkit that an nvcc belongs to: the folder above `bin`, of the path as given
+/// where that holds a toolkit, and otherwise of what its links lead to (`/usr/bin/nvcc` may be
+/// one).
 fn root_of(nvcc: &Path) -> Option<PathBuf> {
     let above = |path: &Path| Some(path.parent()?.parent()?.to_owned());
     let given = above(nvcc)?;

@@ -1,5 +1,5 @@
-//! The wheels that make a toolkit, and the folder that they are installed into. `xtask/front` compiles
-//! this file too, so it depends on little.
+//! The wheels that make a toolkit, and the folder that they are installed into. `xtask/front`
+//! compiles this file too, so it depends on little.
 
 use std::{env, path::PathBuf, sync::LazyLock};
 
@@ -46,7 +46,8 @@ impl Pins {
     }
 
     /// The folder that these pins are installed into: `$MLA_TOOLKIT` where it is set, otherwise a
-    /// folder of the user's data folder that is named after the pins. `None` where there is neither.
+    /// folder of the user's data folder that is named after the pins. `None` where there is
+    /// neither.
     pub fn folder(&self) -> Option<PathBuf> {
         if let Some(folder) = env::var_os("MLA_TOOLKIT").filter(|v| !v.is_empty()) {
             return Some(folder.into());

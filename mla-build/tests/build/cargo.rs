@@ -1,5 +1,5 @@
-//! When Cargo starts the build script again, and when not: a package of Cargo's with the stub in place of
-//! nvcc, built as often as needed.
+//! When Cargo starts the build script again, and when not: a package of Cargo's with the stub in
+//! place of nvcc, built as often as needed.
 
 use std::{
     fs,
@@ -122,8 +122,8 @@ fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
 
 #[test]
 fn what_a_build_writes_itself_does_not_start_it_again() {
-    // The globs and one include root take in the target folder, the cache and what clangd reads; another
-    // include root lies below OUT_DIR.
+    // The globs and one include root take in the target folder, the cache and what clangd reads;
+    // another include root lies below OUT_DIR.
     let mut package = Package::new(&["--sources=**/*.cu", "--include=.", "--include=cuda"]);
     let world = &package.world;
     let script = fs::read_to_string(world.at("package/build.rs")).unwrap();
@@ -164,7 +164,8 @@ fn a_switched_link_to_a_toolkit_is_noticed() {
         .status()
         .unwrap();
     assert!(copied.success());
-    // As old as a toolkit that was installed long ago, and linked twice, as by Debian's alternatives.
+    // As old as a toolkit that was installed long ago, and linked twice, as by Debian's
+    // alternatives.
     let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
     for entry in walkdir::WalkDir::new(world.at("other")).contents_first(true) {
         let file = fs::File::open(entry.unwrap().path()).unwrap();

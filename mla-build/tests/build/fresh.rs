@@ -1,4 +1,5 @@
-//! Nothing stale: what may change the meaning of a source without a change of any file that it reads.
+//! Nothing stale: what may change the meaning of a source without a change of any file that it
+//! reads.
 
 use std::{fs, time::Duration};
 

@@ -18,7 +18,8 @@ fn strange(world: &World) -> (String, String) {
     (package.clone(), format!("{package}/target/out"))
 }
 
-/// The file names: where the package has a strange name, nvcc compiles a file that includes the source.
+/// The file names: where the package has a strange name, nvcc compiles a file that includes the
+/// source.
 fn names(paths: Vec<String>) -> Vec<String> {
     let name = |path: String| path.rsplit('/').next().unwrap_or_default().to_owned();
     paths.into_iter().map(name).collect()

@@ -256,7 +256,8 @@ fn a_killed_build_loses_only_what_was_being_compiled() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Where nothing is known of any unit they are compiled in order, so the others are stored by then.
+    // Where nothing is known of any unit they are compiled in order, so the others are stored by
+    // then.
     let mut seen = String::new();
     let mut stderr = build.stderr.take().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -517,7 +518,8 @@ fn a_cache_that_is_no_folder_is_told_and_the_build_goes_on() {
     assert!(world.library("out").contains("body-a"));
 }
 
-/// Runs the build where `setup` has changed what the cache's folder is, in a mount namespace of its own.
+/// Runs the build where `setup` has changed what the cache's folder is, in a mount namespace of its
+/// own.
 fn in_namespace(world: &World, setup: &str, out: &str) -> std::process::Output {
     let cache = world.at("cache");
     fs::create_dir_all(&cache).unwrap();

@@ -1,5 +1,6 @@
-//! What `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its chore is here, with
-//! hardly a dependency; every other chore is in `xtask`, which is compiled when one is asked for.
+//! What `cargo xtask` starts. The toolkit is wanted before anything is compiled, so its chore is
+//! here, with hardly a dependency; every other chore is in `xtask`, which is compiled when one is
+//! asked for.
 
 mod toolkit;
 

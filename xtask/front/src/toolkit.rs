@@ -21,7 +21,7 @@ Usage: cargo xtask toolkit [OPTIONS]
 Options:
       --python <PATH>       The Python whose pip downloads the wheels [default: python3]
       --again               Install again what is already there
-      --requirement <FILE>  Other pins than those of mla-build/toolkit.txt; MLA_TOOLKIT names their folder
+      --requirement <FILE>  Other pins than mla-build/toolkit.txt; MLA_TOOLKIT names their folder
   -h, --help                Print help";
 
 struct Arguments {

@@ -1,4 +1,5 @@
-//! The toolkit's wheels are those that were pinned, or none. Here a wheel of one line stands for them.
+//! The toolkit's wheels are those that were pinned, or none. Here a wheel of one line stands for
+//! them.
 
 use std::{
     fs,
