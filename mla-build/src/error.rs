@@ -109,6 +109,20 @@ pub enum Error {
         sources: [String; 2],
     },
 
+    /// Two units of a library have a kernel of one name each, and not the same one.
+    #[error(
+        "kernel {kernel}: given different code in {} and {}, accepted: the same; of templates of one name \
+         a linker keeps one, so give them namespaces or names of their own",
+        sources[0],
+        sources[1]
+    )]
+    DifferentKernels {
+        /// Its name, as its author wrote it.
+        kernel: String,
+        /// The sources, relative to the package.
+        sources: [String; 2],
+    },
+
     /// bindgen could not wrap the header.
     #[error("bindings of {}: {message}", header.display())]
     Bindings {

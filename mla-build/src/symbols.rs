@@ -19,7 +19,10 @@ use object::{
     read::elf::{FileHeader as _, SectionHeader as _, Sym as _},
 };
 
-use crate::{Error, ptxas};
+use crate::{
+    Error,
+    ptxas::{self, Kernel},
+};
 
 /// What is added to a library's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +125,33 @@ fn refuse_duplicates(objects: &[Object<'_>], tables: &[Table<'_>]) -> Result<(),
                     symbol: ptxas::demangled(&String::from_utf8_lossy(symbol.name)),
                     sources: [other.to_owned(), object.source.to_owned()],
                 });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Two kernels of one name that are not the same. If they are templates a linker keeps one, whichever
+/// source launches it. What ptxas says of them tells them apart mostly, if not always.
+pub(crate) fn refuse_different_kernels<'a>(
+    units: impl Iterator<Item = (&'a str, Vec<Kernel>)>,
+) -> Result<(), Error> {
+    let mut first: HashMap<(String, String), (&str, Kernel)> = HashMap::new();
+    for (source, kernels) in units {
+        for mut kernel in kernels {
+            kernel.warnings.clear();
+            let name = (kernel.symbol.clone(), kernel.target.clone());
+            match first.get(&name) {
+                Some((other, known)) if *known != kernel => {
+                    return Err(Error::DifferentKernels {
+                        kernel: kernel.name,
+                        sources: [(*other).to_owned(), source.to_owned()],
+                    });
+                }
+                Some(_) => {}
+                None => {
+                    first.insert(name, (source, kernel));
+                }
             }
         }
     }

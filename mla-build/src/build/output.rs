@@ -25,6 +25,11 @@ impl Plan {
             })
             .unzip();
         let own = symbols::make_own(&objects, &self.tag)?;
+        let kernels = done.iter().filter_map(|done| {
+            let log = &done.entry.as_ref()?.meta.log;
+            Some((self.units[done.index].source.as_str(), ptxas::parse(log)))
+        });
+        symbols::refuse_different_kernels(kernels)?;
         for (path, object) in units.iter().zip(own) {
             fs::write(path, object).map_err(Error::file("write", path))?;
         }

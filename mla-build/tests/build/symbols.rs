@@ -144,6 +144,27 @@ fn two_definitions_in_one_library_are_refused_with_both_places() {
 }
 
 #[test]
+fn two_kernels_of_one_name_must_be_the_same() {
+    let world = World::new();
+    let kernel = |source: &str, registers: u32| {
+        let text = format!("// kernel: _Z6decodeILi64EEvPf {registers} 0\n");
+        world.write(&format!("package/cuda/sm90/{source}.cu"), &text);
+    };
+    // A template that two sources instantiate.
+    kernel("a", 40);
+    kernel("b", 40);
+    world.build().unwrap();
+    kernel("b", 48);
+    let message = world.build().unwrap_err().to_string();
+    assert!(
+        message.starts_with(
+            "kernel void decode<64>(float*): given different code in cuda/sm90/a.cu and cuda/sm90/b.cu"
+        ),
+        "{message}"
+    );
+}
+
+#[test]
 fn what_the_compiler_made_and_is_no_object_is_named() {
     let world = World::new();
     world.program(
