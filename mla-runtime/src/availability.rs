@@ -22,6 +22,15 @@ pub enum Cause {
     NoDevice,
     /// A library that it loads at run time is missing.
     LibraryMissing(&'static str),
+    /// A library that it loads at run time has a version that it does not take.
+    LibraryVersion {
+        /// The library.
+        library: &'static str,
+        /// Major, minor and patch of the one that was found.
+        given: [u32; 3],
+        /// The versions that it takes, such as `9.25 and up`.
+        accepted: &'static str,
+    },
     /// Of the families that its kernels are compiled in, this build has none that runs on the GPU.
     CompiledFor(&'static [Family]),
     /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by name.
@@ -34,7 +43,7 @@ impl Cause {
     pub const fn is_local(self) -> bool {
         matches!(
             self,
-            Self::NoDriver | Self::NoDevice | Self::LibraryMissing(_)
+            Self::NoDriver | Self::NoDevice | Self::LibraryMissing(_) | Self::LibraryVersion { .. }
         )
     }
 
@@ -64,6 +73,22 @@ impl Cause {
                 text.push(library);
                 text.push(" is missing");
             }
+            Self::LibraryVersion {
+                library,
+                given: [major, minor, patch],
+                accepted,
+            } => {
+                text.push("library ");
+                text.push(library);
+                text.push(": given ");
+                text.number(major);
+                text.push(".");
+                text.number(minor);
+                text.push(".");
+                text.number(patch);
+                text.push(", accepted ");
+                text.push(accepted);
+            }
             Self::CompiledFor(families) => {
                 text.push("compiled for: ");
                 kernels::write_targets(families, text);
@@ -90,6 +115,15 @@ impl Cause {
             }
             Self::NoDriver => text.push("install the driver"),
             Self::NoDevice => text.push("run on a machine with such a device"),
+            Self::LibraryVersion {
+                library, accepted, ..
+            } => {
+                text.push("install ");
+                text.push(library);
+                text.push(" ");
+                text.push(accepted);
+                text.push(" where the loader finds it first");
+            }
             Self::LibraryMissing(library) => {
                 text.push("install ");
                 text.push(library);
@@ -142,5 +176,28 @@ impl Availability {
             Self::Unavailable(_) => self,
             Self::Available => other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_version_is_named_with_its_number() {
+        let cause = Cause::LibraryVersion {
+            library: "cudnn",
+            given: [9, 14, 0],
+            accepted: "9.25 and up",
+        };
+        assert_eq!(
+            cause.to_string(),
+            "library cudnn: given 9.14.0, accepted 9.25 and up"
+        );
+        assert_eq!(
+            cause.remedy(),
+            "install cudnn 9.25 and up where the loader finds it first"
+        );
+        assert!(cause.is_local());
     }
 }

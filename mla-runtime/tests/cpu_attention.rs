@@ -273,6 +273,7 @@ impl Small {
                 query_starts: ArrayRef::from_slice(&self.starts),
                 max_query_len: 1,
                 max_seq_len: 100,
+                host: None,
             },
             out,
             lse: None,

@@ -262,6 +262,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
         let query_lens: Vec<u32> = case.lens.iter().map(|len| len.0 as u32).collect();
         let batch = PrefillBatch {
             query_lens: &query_lens,
+            key_lens: &query_lens,
             chunks: &[],
         };
         backend

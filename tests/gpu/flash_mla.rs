@@ -272,6 +272,7 @@ impl<D: Device> Step<D> {
             query_starts: ArrayRef::new(D::bytes(&self.starts), requests + 1)?,
             max_query_len: case.limits().decode_query_len,
             max_seq_len: case.requests.iter().map(|(_, len)| *len).max().unwrap_or(0),
+            host: None,
         };
         backend.prepare(device, &batch, state, metadata)?;
         let call = DecodeCall {

@@ -357,6 +357,7 @@ impl<T: Element> Ours<'_, T> {
                         query_starts: ArrayRef::from_slice(starts),
                         max_query_len: 1,
                         max_seq_len: tokens,
+                        host: None,
                     },
                     out: Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?),
                     lse: None,

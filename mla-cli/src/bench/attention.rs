@@ -453,6 +453,7 @@ fn batch<'b, D: Device>(
         query_starts: ArrayRef::new(D::bytes(starts), requests + 1)?,
         max_query_len: what.longest(|r| r.q),
         max_seq_len: what.longest(|r| r.kv),
+        host: None,
     })
 }
 
@@ -547,6 +548,7 @@ impl<'a, D: Device> Prefill<'a, D> {
         };
         let batch = PrefillBatch {
             query_lens: &query_lens,
+            key_lens: &query_lens,
             chunks: &chunks,
         };
         backend.prepare(device, &batch, &mut state, &mut metadata)?;

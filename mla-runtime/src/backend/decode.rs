@@ -48,6 +48,18 @@ pub struct DecodeBatch<'a, D: Device> {
     pub max_query_len: usize,
     /// The most tokens of one request that the step may hold.
     pub max_seq_len: usize,
+    /// The lengths as the host knows them, for backends that plan there. `None`: they are on the
+    /// device alone. A step that is replayed from a graph is prepared anew with its own.
+    pub host: Option<HostLens<'a>>,
+}
+
+/// The lengths of a decode batch's requests, in the host's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostLens<'a> {
+    /// The query tokens of each request.
+    pub query_lens: &'a [u32],
+    /// The tokens of each request in the cache, its query tokens included.
+    pub seq_lens: &'a [u32],
 }
 
 impl<D: Device> Clone for DecodeBatch<'_, D> {

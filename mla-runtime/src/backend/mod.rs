@@ -21,8 +21,8 @@ mod prefill;
 
 pub use crate::plan::limits::StepLimits;
 pub use decode::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Query, QueryFormat, SelectedDecode,
-    SlotLists,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat,
+    SelectedDecode, SlotLists,
 };
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_linked, not_registered};

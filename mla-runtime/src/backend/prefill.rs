@@ -38,6 +38,9 @@ pub enum Keys<'a, D: Device> {
 pub struct PrefillBatch<'a> {
     /// The new tokens of each request.
     pub query_lens: &'a [u32],
+    /// The keys of each request in the call of its new tokens. In a layer they are the new tokens'
+    /// own, and as many.
+    pub key_lens: &'a [u32],
     /// The chunks in which the requests' context will be attended to.
     pub chunks: &'a [ContextChunk],
 }

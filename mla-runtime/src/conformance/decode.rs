@@ -3,7 +3,8 @@
 use super::Failure;
 use super::data::{Bits, Outputs, POISON, Random, Tensor, Written, array, config, starts, upload};
 use crate::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, Query, QueryFormat, SlotLists, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat, SlotLists,
+    StepLimits,
 };
 use crate::cache::{BlockTable, CacheLayout, CacheRef};
 use crate::device::Device;
@@ -231,6 +232,8 @@ impl Step {
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
         let (table, lens, starts) = (ints(&self.table)?, ints(&seq_lens)?, ints(&self.starts)?);
+        let host_lens = [&case.query_lens, &case.seq_lens]
+            .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
         let lists = self.lists.as_deref().map(ints).transpose()?;
         let cache = upload(device, &self.cache)?;
         let heads = case.problem.heads as usize;
@@ -254,6 +257,10 @@ impl Step {
                 query_starts: array(&starts, requests + 1)?,
                 max_query_len,
                 max_seq_len: case.seq_lens.iter().copied().max().unwrap_or(0),
+                host: Some(HostLens {
+                    query_lens: &host_lens[0],
+                    seq_lens: &host_lens[1],
+                }),
             };
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)

@@ -180,6 +180,7 @@ impl Numbers {
         let chunk = (!case.causal).then(|| chunk(&key_lens)).flatten();
         let batch = PrefillBatch {
             query_lens: &query_lens,
+            key_lens: if case.causal { &key_lens } else { &query_lens },
             chunks: chunk.as_slice(),
         };
         stage

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use crate::backend::{Chunk, DecodeBatch, PrefillBatch, StepLimits};
+use crate::backend::{Chunk, DecodeBatch, HostLens, PrefillBatch, StepLimits};
 use crate::batch::Request;
 use crate::cache::BlockTable;
 use crate::device::{Device, GatherRows};
@@ -68,6 +68,9 @@ pub(super) struct Step {
     absorbed_tokens: usize,
     max_absorbed_query_len: usize,
     max_seq_len: usize,
+    /// The new tokens and all tokens of each request on the absorbed path.
+    absorbed_query_lens: Vec<u32>,
+    absorbed_seq_lens: Vec<u32>,
     requests: usize,
     /// The new tokens of each request on the expanded path, and where they begin among them.
     expanded_query_lens: Vec<u32>,
@@ -93,6 +96,8 @@ impl Step {
             absorbed_tokens: 0,
             max_absorbed_query_len: 0,
             max_seq_len: 0,
+            absorbed_query_lens: Vec::with_capacity(limits.requests),
+            absorbed_seq_lens: Vec::with_capacity(limits.requests),
             requests: 0,
             expanded_query_lens: Vec::with_capacity(limits.requests),
             expanded_starts: Vec::with_capacity(limits.requests + 1),
@@ -273,6 +278,11 @@ impl Step {
             ));
         }
         self.absorbed_requests = absorbed.len();
+        self.absorbed_query_lens.clear();
+        self.absorbed_query_lens
+            .extend(absorbed.iter().map(|r| r.q));
+        self.absorbed_seq_lens.clear();
+        self.absorbed_seq_lens.extend(absorbed.iter().map(|r| r.kv));
         self.absorbed_tokens = absorbed.iter().map(|r| r.q as usize).sum();
         self.max_absorbed_query_len = absorbed.iter().map(|r| r.q as usize).max().unwrap_or(0);
         let longest = absorbed.iter().map(|r| r.kv).max().unwrap_or(0);
@@ -456,6 +466,7 @@ impl Step {
     pub(super) fn prefill_batch(&self) -> PrefillBatch<'_> {
         PrefillBatch {
             query_lens: &self.expanded_query_lens,
+            key_lens: &self.expanded_query_lens,
             chunks: &self.context.chunks,
         }
     }
@@ -493,7 +504,7 @@ impl Step {
     }
 
     pub(super) fn decode_batch<'a, D: Device>(
-        &self,
+        &'a self,
         arrays: D::Bytes<'a>,
     ) -> Result<DecodeBatch<'a, D>> {
         let requests = self.absorbed_requests;
@@ -505,6 +516,10 @@ impl Step {
             query_starts: array(&self.layout.absorbed_starts, requests + 1)?,
             max_query_len: self.max_absorbed_query_len,
             max_seq_len: self.max_seq_len,
+            host: Some(HostLens {
+                query_lens: &self.absorbed_query_lens,
+                seq_lens: &self.absorbed_seq_lens,
+            }),
         })
     }
 

@@ -122,6 +122,7 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         _: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
+        assert_eq!(batch.key_lens, batch.query_lens);
         // What a backend that plans chunk by chunk would keep.
         metadata.clear();
         for chunk in batch.chunks {
@@ -205,6 +206,14 @@ impl DecodeBackend for Concatenated {
         state: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
+        // The host's lengths are those that the device gets.
+        let host = batch.host.expect("the layer knows the lengths");
+        assert_eq!(host.query_lens.len(), batch.block_table.requests());
+        for (request, (q, kv)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
+            let [first, end] = [0, 1].map(|i| batch.query_starts.at(request + i));
+            assert_eq!(end - first, *q as i32);
+            assert_eq!(batch.seq_lens.at(request), *kv as i32);
+        }
         DecodeBackend::prepare(&self.cpu, device, batch, state, metadata)
     }
 

@@ -308,6 +308,7 @@ pub fn drive(dispatch: &mut dyn FnMut(DecodeCall<'_, Cpu>) -> Result<()>) -> Res
                 query_starts: ArrayRef::from_slice(&[0, 1]),
                 max_query_len: 1,
                 max_seq_len: 1,
+                host: None,
             },
             out: Output::Plain(TensorMut::new(&mut out[..], tensor(latent))?),
             lse: Some(LseMut::from_slice(&mut lse, heads, 1)?),
