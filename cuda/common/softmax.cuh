@@ -16,7 +16,7 @@
 // multiplies it by `factor`.
 #pragma once
 
-#include "../ptx/sm80.cuh"
+#include "ptx/sm80.cuh"
 
 namespace mla {
 

@@ -226,6 +226,34 @@ MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t split
                          int32_t combiners, int32_t seen, int32_t* answer);
 
 /*
+ * What mla_decode_sm80 and mla_prefill_sm80 may use of a device at most, so that what they do on a
+ * smaller one can be tested; null, or a 0, means all that the current device has.
+ */
+typedef struct MlaDeviceLimits {
+    /* bytes of shared memory that a CTA may ask for: 101376 on 8.6, 8.9 and 12.x, 166912 on 8.0 */
+    int32_t shared_memory_bytes;
+    int32_t multiprocessors;
+} MlaDeviceLimits;
+
+/* Leading bytes of a workspace of mla_decode_sm80 that must be zero before its first use; every
+ * launch leaves them zero. */
+#define MLA_DECODE_SM80_COUNTER_BYTES 12288
+
+/* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads heads,
+ * query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has; the
+ * result does not depend on the number of requests nor on any length. Loads the kernels, so that no
+ * launch has to. */
+MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
+                                    size_t* bytes);
+
+/* The same as mla_decode_sm90 on every GPU since Ampere: one kernel on `stream`. It also takes rows
+ * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
+ * requests, and, with queries of bf16, a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
+ * bytes and scales any f32. */
+MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
+                          void* stream);
+
+/*
  * Sparse absorbed MLA, for decode and prefill: every query token attends to the cache rows that its
  * list names, whatever request they belong to. As in decode,
  *
@@ -405,6 +433,15 @@ MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
 
 /* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
 MlaStatus mla_load_prefill_sm90(void);
+
+/* Loads the kernel for these dimensions and dtype into the current context, as mla_load_helpers does
+ * the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
+MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params);
+
+/* The same as mla_prefill_sm90 on every GPU since Ampere, without a workspace: one kernel on
+ * `stream`. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may be null. */
+MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
+                           void* stream);
 
 /*
  * The helpers around attention. They run on every architecture that the library was built for, and

@@ -1,4 +1,5 @@
 pub const MLA_DECODE_COUNTER_BYTES: u32 = 4096;
+pub const MLA_DECODE_SM80_COUNTER_BYTES: u32 = 12288;
 pub const MLA_PREFILL_COUNTER_BYTES: u32 = 4096;
 pub const MLA_OK: _bindgen_ty_1 = 0;
 pub const MLA_BAD_ARGUMENT: _bindgen_ty_1 = 1;
@@ -331,6 +332,41 @@ unsafe extern "C" {
         combiners: i32,
         seen: i32,
         answer: *mut i32,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct MlaDeviceLimits {
+    pub shared_memory_bytes: i32,
+    pub multiprocessors: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaDeviceLimits"][::core::mem::size_of::<MlaDeviceLimits>() - 8usize];
+    [
+        "Alignment of MlaDeviceLimits",
+    ][::core::mem::align_of::<MlaDeviceLimits>() - 4usize];
+    [
+        "Offset of field: MlaDeviceLimits::shared_memory_bytes",
+    ][::core::mem::offset_of!(MlaDeviceLimits, shared_memory_bytes) - 0usize];
+    [
+        "Offset of field: MlaDeviceLimits::multiprocessors",
+    ][::core::mem::offset_of!(MlaDeviceLimits, multiprocessors) - 4usize];
+};
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm80_workspace"]
+    pub fn mla_decode_sm80_workspace(
+        params: *const MlaDecodeParams,
+        limits: *const MlaDeviceLimits,
+        bytes: *mut usize,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm80"]
+    pub fn mla_decode_sm80(
+        params: *const MlaDecodeParams,
+        limits: *const MlaDeviceLimits,
+        stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }
 #[repr(C)]
@@ -704,6 +740,18 @@ unsafe extern "C" {
 unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm90"]
     pub fn mla_load_prefill_sm90() -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_load_prefill_sm80"]
+    pub fn mla_load_prefill_sm80(params: *const MlaPrefillParams) -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm80"]
+    pub fn mla_prefill_sm80(
+        params: *const MlaPrefillParams,
+        limits: *const MlaDeviceLimits,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
 }
 pub const MLA_ROTARY_INTERLEAVED: _bindgen_ty_3 = 0;
 pub const MLA_ROTARY_HALVES: _bindgen_ty_3 = 1;

@@ -11,8 +11,22 @@
 
 namespace mla::ptx {
 
+// The CTA's dynamic shared memory, aligned to 16 bytes.
+__device__ __forceinline__ char* dynamic_shared() {
+    extern __shared__ __align__(16) char dynamic_shared_memory[];
+    return dynamic_shared_memory;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The lane of its warp. Unlike threadIdx, it is read again wherever it is asked for: what is
+// computed from it occupies no register in the meantime.
+__device__ __forceinline__ int laneid() {
+    int r;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(r));
+    return r;
 }
 
 // ------------------------------------------------------------------------------ loads and stores
@@ -20,6 +34,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 __device__ __forceinline__ int ld_shared_s32(uint32_t address) {
     int r;
     asm volatile("ld.shared.s32 %0, [%1];" : "=r"(r) : "r"(address) : "memory");
+    return r;
+}
+
+__device__ __forceinline__ float ld_shared_f32(uint32_t address) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
     return r;
 }
 
@@ -129,7 +149,15 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&d)[4], uint32_t address) 
                  : "memory");
 }
 
-// The same, each of them transposed.
+// Loads two of them, of which lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&d)[2], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared::cta.b16 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Four of them, each transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&d)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
@@ -189,6 +217,25 @@ template <>
 __device__ __forceinline__ uint32_t cvt_rn_x2<__half>(float low, float high) {
     uint32_t r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
+// Both halves of a word times both halves of another, rounded.
+template <typename T>
+__device__ __forceinline__ uint32_t mul_rn_x2(uint32_t a, uint32_t b);
+
+template <>
+__device__ __forceinline__ uint32_t mul_rn_x2<__nv_bfloat16>(uint32_t a, uint32_t b) {
+    uint32_t r;
+    // Before sm_90 bf16 is multiplied only where it is added, too: minus zero changes nothing.
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    return r;
+}
+
+template <>
+__device__ __forceinline__ uint32_t mul_rn_x2<__half>(uint32_t a, uint32_t b) {
+    uint32_t r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
 }
 

@@ -1,0 +1,242 @@
+// The C interface of this kernel: checks every argument, chooses the instantiation, launches.
+
+#include "launch.cuh"
+
+namespace mla::sm80::decode {
+namespace {
+
+static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES, "mla.h states the counters' length");
+
+// Of the cache: its format here, and the bytes of one element.
+struct Format {
+    CacheFormat format;
+    int element;
+};
+
+Format format_of(const MlaDecodeParams& p) {
+    if (p.cache_format == MLA_CACHE_FP8) return {CacheFormat::e4m3, 1};
+    if (p.cache_format == MLA_CACHE_FP8_DS_MLA) return {CacheFormat::e4m3_grouped, 1};
+    return {CacheFormat::plain, 2};
+}
+
+int64_t row_elements(const MlaDecodeParams& p) {
+    if (p.cache_format == MLA_CACHE_FP8_DS_MLA)
+        return p.latent_dim + p.latent_dim / 128 * 4 + p.rope_dim * 2;
+    return p.latent_dim + p.rope_dim;
+}
+
+Shape shape_of(const MlaDecodeParams& p) { return {p.query_len * p.heads, p.rope_dim}; }
+
+MlaStatus check_shape(const MlaDecodeParams& p) {
+    const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
+    const bool plain = p.cache_format == (bf16 ? MLA_CACHE_BF16 : MLA_CACHE_F16);
+    const bool grouped = p.cache_format == MLA_CACHE_FP8_DS_MLA;
+    Check check;
+    check.that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
+        .that(p.query_len >= 1 && p.query_len <= 16, "query_len", p.query_len, "1..=16")
+        .that(p.requests >= 1 && p.requests <= 65535, "requests", p.requests, "1..=65535")
+        .that(p.latent_dim == 512 || p.latent_dim == 256, "latent_dim", p.latent_dim, "512 or 256");
+    if (p.latent_dim == 512)
+        check.that(p.rope_dim == 64 || p.rope_dim == 0, "rope_dim", p.rope_dim, "64 or 0");
+    else
+        check.that(p.rope_dim == 64 || p.rope_dim == 32, "rope_dim", p.rope_dim, "64 or 32");
+    check.that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
+        .that(plain || p.cache_format == MLA_CACHE_FP8 || grouped, "cache_format", p.cache_format,
+              "that of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)");
+    if (grouped)
+        check.that(bf16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0), as the cache's rotary values")
+            .that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512, in four groups of 128")
+            .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64");
+    return check.status();
+}
+
+// The schedule counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
+bool within_capacity(const MlaDecodeParams& p) {
+    const int64_t tokens = int64_t(p.max_pages) * p.page_size;
+    const int64_t tiles = ceil_div(p.query_len * p.heads, 16);
+    return tokens <= INT32_MAX - 64 && int64_t(p.requests) * tiles * (tokens / 16 + 4) <= INT32_MAX;
+}
+
+MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
+    const int element = format_of(p).element;
+    const int64_t row = row_elements(p), cache_quantum = 16 / element;
+    Check check;
+    check
+        .that(p.tokens >= 0 && p.tokens <= int64_t(p.requests) * p.query_len, "tokens", p.tokens,
+              "at most requests * query_len")
+        .that(p.cu_q_lens || p.tokens == p.requests * p.query_len, "tokens", p.tokens,
+              "requests * query_len, since cu_q_lens is null")
+        .that(p.page_size >= 16 && p.page_size % 16 == 0, "page_size", p.page_size,
+              "a positive multiple of 16")
+        .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647")
+        .that(p.max_pages >= 1, "max_pages", p.max_pages, "at least 1");
+    if (!check.failed())
+        check.that(
+            within_capacity(p), "max_pages", p.max_pages,
+            "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all "
+            "requests and tiles of 16 query rows");
+    check.that(p.block_table_stride >= p.max_pages || p.requests == 1, "block_table_stride",
+               p.block_table_stride, "at least max_pages");
+    const struct {
+        const void* pointer;
+        const char* name;
+        int64_t bytes;
+    } pointers[] = {{p.q_latent, "q_latent", 16}, {p.cache, "cache", 16},
+                    {p.out, "out", 16},           {p.block_table, "block_table", 4},
+                    {p.kv_lens, "kv_lens", 4},    {p.workspace, "workspace", 256}};
+    for (const auto& x : pointers)
+        check.that(x.pointer && is_aligned(x.pointer, x.bytes), x.name, address(x.pointer),
+                   x.bytes == 16    ? "a device pointer aligned to 16 bytes"
+                   : x.bytes == 256 ? "a device pointer aligned to 256 bytes"
+                                    : "a device pointer aligned to 4 bytes");
+    check
+        .that(p.rope_dim == 0 || (p.q_rope && is_aligned(p.q_rope, 16)), "q_rope",
+              address(p.q_rope), "a device pointer aligned to 16 bytes")
+        .that(is_aligned(p.cu_q_lens, 4), "cu_q_lens", address(p.cu_q_lens),
+              "null, or a device pointer aligned to 4 bytes")
+        .that(is_aligned(p.lse, 4), "lse", address(p.lse),
+              "null, or a device pointer aligned to 4 bytes")
+        .that(!p.lse || p.lse_head_stride >= p.tokens || p.heads == 1, "lse_head_stride",
+              p.lse_head_stride, "at least tokens");
+    const struct {
+        int64_t stride;
+        const char* name;
+    } strides[] = {{p.q_latent_token_stride, "q_latent_token_stride"},
+                   {p.q_latent_head_stride, "q_latent_head_stride"},
+                   {p.q_rope_token_stride, "q_rope_token_stride"},
+                   {p.q_rope_head_stride, "q_rope_head_stride"},
+                   {p.out_token_stride, "out_token_stride"},
+                   {p.out_head_stride, "out_head_stride"}};
+    for (const auto& s : strides)
+        check.that(s.stride >= 0 && s.stride % 8 == 0, s.name, s.stride,
+                   "0 or more, a multiple of 16 bytes, in elements");
+    for (const auto& s : {std::pair{p.cache_slot_stride, "cache_slot_stride"},
+                          std::pair{p.cache_page_stride, "cache_page_stride"}})
+        check.that(s.first >= row && s.first % cache_quantum == 0, s.second, s.first,
+                   "at least a row, a multiple of 16 bytes, in elements");
+    check
+        .that(p.cache_slot_stride * element < int64_t(1) << 27, "cache_slot_stride",
+              p.cache_slot_stride, "less than 2^27 bytes, in elements")
+        .that(p.cache_page_stride < int64_t(1) << 48, "cache_page_stride", p.cache_page_stride,
+              "less than 2^48")
+        .that(p.cache_format != MLA_CACHE_FP8 ||
+                  (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
+              "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")
+        // Also refuses NaN.
+        .that(p.softmax_scale > 0.f && p.softmax_scale < INFINITY, "softmax_scale",
+              truncated(p.softmax_scale), "a finite number above 0")
+        .that(p.workspace_bytes >= workspace, "workspace_bytes", int64_t(p.workspace_bytes),
+              "at least what mla_decode_sm80_workspace says");
+    return check.status();
+}
+
+template <typename T>
+Variant variant_for(const MlaDecodeParams& p, CacheFormat format, int rows) {
+    if (format == CacheFormat::plain)
+        return p.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(rows)
+                                   : variant_of<T, 256, CacheFormat::plain>(rows);
+    return p.latent_dim == 512 ? variant_of<T, 512, CacheFormat::e4m3>(rows)
+                               : variant_of<T, 256, CacheFormat::e4m3>(rows);
+}
+
+Variant variant_for(const MlaDecodeParams& p) {
+    const CacheFormat format = format_of(p).format;
+    const int rows = shape_of(p).rows;
+    if (format == CacheFormat::e4m3_grouped)
+        return variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(rows);
+    return p.q_dtype == MLA_DTYPE_BF16 ? variant_for<__nv_bfloat16>(p, format, rows)
+                                       : variant_for<__half>(p, format, rows);
+}
+
+int shift_of(int page_size) {
+    for (int shift = 4; shift < 31; ++shift)
+        if (page_size == 1 << shift) return shift;
+    return -1;
+}
+
+KernelParams kernel_params(const MlaDecodeParams& p) {
+    const int element = format_of(p).element;
+    KernelParams k = {};
+    k.q_latent = p.q_latent;
+    k.q_rope = p.q_rope;
+    k.cache = static_cast<const char*>(p.cache);
+    k.out = p.out;
+    k.lse = p.lse;
+    k.block_table = p.block_table;
+    k.kv_lens = p.kv_lens;
+    k.cu_q_lens = p.cu_q_lens;
+    k.counters = static_cast<unsigned*>(p.workspace);
+    k.partials = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + kCounterBytes);
+    k.q_latent_token_stride = p.q_latent_token_stride;
+    k.q_latent_head_stride = p.q_latent_head_stride;
+    k.q_rope_token_stride = p.q_rope_token_stride;
+    k.q_rope_head_stride = p.q_rope_head_stride;
+    k.out_token_stride = p.out_token_stride;
+    k.out_head_stride = p.out_head_stride;
+    k.lse_head_stride = p.lse_head_stride;
+    k.cache_page_stride = p.cache_page_stride * element;
+    k.cache_slot_stride = p.cache_slot_stride * element;
+    k.block_table_stride = p.block_table_stride;
+    k.slots = p.pages * p.page_size;
+    k.requests = p.requests;
+    k.heads = p.heads;
+    k.query_len = p.query_len;
+    k.page_size = p.page_size;
+    k.page_shift = shift_of(p.page_size);
+    k.rope_dim = p.rope_dim;
+    k.causal = p.causal != 0;
+    const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
+    k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
+    k.out_scale = cache_scale;
+    return k;
+}
+
+}  // namespace
+}  // namespace mla::sm80::decode
+
+using namespace mla;
+using namespace mla::sm80;
+using namespace mla::sm80::decode;
+
+extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
+                                               const MlaDeviceLimits* limits, size_t* bytes) {
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!bytes) return refuse("bytes", 0, "a pointer");
+    MlaStatus s = check_shape(*params);
+    if (s.code != MLA_OK) return s;
+    Limits device;
+    s = device_limits(limits, device);
+    if (s.code != MLA_OK) return s;
+    // Shorter requests may get an instantiation with more CTAs.
+    *bytes = 0;
+    for (int query_len = 1; query_len <= params->query_len; ++query_len) {
+        MlaDecodeParams shorter = *params;
+        shorter.query_len = query_len;
+        Fit f;
+        s = variant_for(shorter).fit(device, shape_of(shorter), f);
+        if (s.code != MLA_OK) return s;
+        *bytes = std::max(*bytes, f.workspace_bytes);
+    }
+    return ok();
+}
+
+extern "C" MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
+                                     void* stream) {
+    if (!params) return refuse("params", 0, "a pointer");
+    const MlaDecodeParams& p = *params;
+    MlaStatus s = check_shape(p);
+    if (s.code != MLA_OK) return s;
+    Limits device;
+    s = device_limits(limits, device);
+    if (s.code != MLA_OK) return s;
+    const Shape shape = shape_of(p);
+    const Variant variant = variant_for(p);
+    Fit f;
+    s = variant.fit(device, shape, f);
+    if (s.code != MLA_OK) return s;
+    s = check(p, f.workspace_bytes);
+    if (s.code != MLA_OK) return s;
+    if (p.tokens == 0) return ok();
+    KernelParams k = kernel_params(p);
+    return variant.launch(device, shape, k, static_cast<cudaStream_t>(stream));
+}

@@ -1,0 +1,109 @@
+// One instantiation of the kernel, and where things lie in its shared memory.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "schedule.cuh"
+
+namespace mla::sm80::decode {
+
+// Where a warp's loader is. It lies in shared memory: where rows are many, registers are few.
+struct LoaderState {
+    // Of pages: where the next token lies.
+    const char* from;
+    // The next token, and the token after its page.
+    int token, page_end;
+    // The next tile to copy is one of this item, which has so many left, and goes there.
+    int index, tiles, stage;
+    // Whether there is such a tile.
+    bool more;
+};
+
+// Element: of queries, output, P, and a plain cache. A warp has 16 * WarpTiles query rows and a
+// quarter of the Latent columns; RowGroups * 4 warps make a CTA. Tokens: cached tokens per KV tile.
+template <typename Element_, int Latent, CacheFormat Format, int WarpTiles, int RowGroups,
+          int Tokens>
+struct Config {
+    using Element = Element_;
+    static constexpr int kLatent = Latent;
+    static constexpr CacheFormat kFormat = Format;
+    static constexpr int kWarpTiles = WarpTiles;
+    static constexpr int kRowGroups = RowGroups;
+    static constexpr int kTokens = Tokens;
+
+    static constexpr int kWarps = kColumnGroups * RowGroups;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kWarpRows = 16 * WarpTiles;
+    static constexpr int kRows = kWarpRows * RowGroups;
+    // CTAs per SM, as far as registers go.
+    static constexpr int kResident = RowGroups > 1                  ? 1
+                                     : WarpTiles > 1 || Tokens > 16 ? 2
+                                     : Latent > 256                 ? 3
+                                                                    : 4;
+    // Latent columns of a warp, and their products' steps of 16.
+    static constexpr int kColumns = Latent / kColumnGroups;
+    static constexpr int kSteps = kColumns / 16;
+    static constexpr bool kBytes = Format != CacheFormat::plain;
+    static constexpr bool kGrouped = Format == CacheFormat::e4m3_grouped;
+    static constexpr int kLatentBytes = kBytes ? 1 : 2;
+    static constexpr int kRopeBytes = Format == CacheFormat::e4m3 ? 1 : 2;
+    // Of a cache row: where the scales and the rotary values begin.
+    static constexpr int kScaleOffset = Latent * kLatentBytes;
+    static constexpr int kRopeOffset = kScaleOffset + (kGrouped ? Latent / 128 * 4 : 0);
+    // Rows by rows of 16, every warp does the softmax of all its rows and keeps P in registers. Of
+    // more rows it does a quarter, and the quarters meet in shared memory.
+    static constexpr bool kShared = WarpTiles > 1;
+    static constexpr int kBlocks = Tokens / 8;
+
+    using Plan = Schedule<kRows, Tokens>;
+
+    // Bytes of shared memory beside the KV tiles.
+    static constexpr int kScoreBytes =
+        kShared ? RowGroups * 16 * kBlocks * 32 * 8 : 2 * kColumnGroups * kBlocks * 32 * 16;
+    // Rows of P, whose chunks of 16 bytes are exchanged so that eight rows lie in different banks.
+    static constexpr int kProbabilityPitch = Tokens * 2;
+    __device__ static int probability_offset(int row, int chunk) {
+        constexpr int kChunks = Tokens / 8;
+        return row * kProbabilityPitch + (chunk ^ (row / (8 / kChunks) & (kChunks - 1))) * 16;
+    }
+    static constexpr int kProbabilityCopies = kGrouped ? kColumnGroups : 1;
+    static constexpr int kProbabilityBytes =
+        kShared ? kProbabilityCopies * kRows * kProbabilityPitch : 0;
+    struct WarpShared {
+        typename Plan::Shared plan;
+        LoaderState loader;
+        // The item that is computed.
+        int index;
+        // One bit per token of a KV tile: whether its slot is one.
+        uint32_t valid[kMaxStages];
+    };
+    struct Statistics {
+        // Of each row: what the output is to be rescaled by; maximum (base 2) and sum at the end.
+        float rescale[kRows], maximum[kRows], sum[kRows];
+        int last_arriver;
+        // Parts per group of the tile of rows that is being combined.
+        int fan;
+        int padding[2];
+    };
+    static constexpr int kScoreOffset = 0;
+    static constexpr int kProbabilityOffset = kScoreOffset + kScoreBytes;
+    static constexpr int kStatisticsOffset = kProbabilityOffset + kProbabilityBytes;
+    static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
+    static constexpr int kStagesOffset =
+        (kWarpOffset + int(sizeof(WarpShared)) * kWarps + 15) & ~15;
+    static_assert(kStatisticsOffset % 16 == 0 && kProbabilityOffset % 16 == 0);
+
+    // Of one cache row in the cache, and in shared memory: an odd number of 16-byte chunks, so that
+    // the same chunks of eight rows lie in different banks.
+    static constexpr int row_bytes(int rope_dim) { return kRopeOffset + rope_dim * kRopeBytes; }
+    static constexpr int pitch(int rope_dim) { return ((row_bytes(rope_dim) + 15) / 16 | 1) * 16; }
+    static constexpr size_t shared_bytes(int rope_dim, int stages) {
+        return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);
+    }
+    // A partial result: the output fragments of all threads, then the rows' maxima and sums.
+    static constexpr int kFragments = WarpTiles * (kColumns / 8);
+    static constexpr int kPartialFloats = kFragments * kThreads * 4 + 2 * kRows;
+};
+
+}  // namespace mla::sm80::decode

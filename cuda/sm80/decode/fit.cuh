@@ -1,0 +1,39 @@
+// How an instantiation fits a device.
+#pragma once
+
+#include <algorithm>
+
+#include "config.cuh"
+
+namespace mla::sm80::decode {
+
+// How an instantiation is launched.
+struct Fit {
+    // CTAs per SM and in all, and KV tiles that each holds.
+    int resident, ctas, stages;
+    size_t shared_bytes, workspace_bytes;
+};
+
+// One KV tile is computed while another is in flight.
+constexpr int kLeastStages = 2;
+
+// As many CTAs per SM as registers allow, as long as each has enough stages. No CTAs if not even
+// one has.
+template <class C>
+Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, int rope_dim,
+        int pair) {
+    const int tile = C::kTokens * C::pitch(rope_dim);
+    Fit f = {};
+    for (f.resident = C::kResident;; --f.resident) {
+        const int room = std::min(shared_of_cta, shared_of_sm / f.resident - reserved);
+        f.stages = std::min((room - C::kStagesOffset) / tile, kMaxStages);
+        if (f.stages >= kLeastStages || f.resident == 1) break;
+    }
+    if (f.stages < kLeastStages) return {};
+    f.shared_bytes = C::shared_bytes(rope_dim, f.stages);
+    f.ctas = std::min(multiprocessors * f.resident, kMaxCtas) / pair * pair;
+    f.workspace_bytes = kCounterBytes + size_t(2) * f.ctas * C::kPartialFloats * sizeof(float);
+    return f;
+}
+
+}  // namespace mla::sm80::decode

@@ -1,0 +1,4 @@
+#include "sm80/decode/launch.cuh"
+
+template mla::sm80::decode::Variant
+mla::sm80::decode::variant_of<__nv_bfloat16, 256, mla::sm80::decode::CacheFormat::plain>(int);

@@ -1,0 +1,4 @@
+#include "sm80/decode/launch.cuh"
+
+template mla::sm80::decode::Variant
+mla::sm80::decode::variant_of<__half, 256, mla::sm80::decode::CacheFormat::e4m3>(int);

@@ -1,0 +1,83 @@
+// Which instantiation a batch gets, and its launch.
+#pragma once
+
+#include "fit.cuh"
+#include "kernel.cuh"
+#include "sm80/limits.cuh"
+
+namespace mla::sm80::decode {
+
+// How a batch is divided, as far as the host knows it.
+struct Shape {
+    // Query rows of the longest request.
+    int rows;
+    int rope_dim;
+};
+
+// CTAs that do different rows of the same tokens: more would read the cache less often, but leave
+// more of them without rows.
+inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
+
+// One instantiation, as functions that do not depend on it.
+struct Variant {
+    MlaStatus (*fit)(const Limits&, const Shape&, Fit&);
+    MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
+};
+
+// Loads the kernel, too.
+template <class C>
+MlaStatus fit_variant(const Limits& l, const Shape& s, Fit& f) {
+    f = fit<C>(l.shared_of_cta, l.shared_of_sm, kReserved, l.multiprocessors, s.rope_dim,
+               pair_of(s.rows, C::kRows));
+    if (f.ctas > 0)
+        return cuda_status("cudaFuncSetAttribute",
+                           allow_shared<&decode_kernel<C>>(l.device, f.shared_bytes));
+    return unsupported("shared memory per block", l.shared_of_cta,
+                       "as much as two tiles of the cache take: 99 KB");
+}
+
+template <class C>
+MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
+    Fit f;
+    const MlaStatus status = fit_variant<C>(l, s, f);
+    if (status.code != MLA_OK) return status;
+    p.pitch = C::pitch(s.rope_dim);
+    p.stages = f.stages;
+    p.pair = pair_of(s.rows, C::kRows);
+    // Making a part, leaving it and combining it take about as long as two KV tiles.
+    p.tile_cost = 2;
+    p.least_share = 128 / C::kTokens;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {unsigned(f.ctas), 1, 1};
+    config.blockDim = {unsigned(C::kThreads), 1, 1};
+    config.dynamicSmemBytes = f.shared_bytes;
+    config.stream = stream;
+    return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, &decode_kernel<C>, p));
+}
+
+template <class C>
+Variant variant() {
+    return {&fit_variant<C>, &launch_variant<C>};
+}
+
+// By the rows of a request: 16, 32 and 64 rows per CTA. What P takes of registers for four groups
+// of columns, 32 rows in four warps do not have.
+template <typename T, int kLatent, CacheFormat kFormat>
+Variant variant_of(int rows) {
+    if (rows <= 16) return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
+    if constexpr (kFormat != CacheFormat::e4m3_grouped)
+        if (rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
+    return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();
+}
+
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::plain>(int);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3>(int);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(int);
+extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::plain>(int);
+extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::e4m3>(int);
+extern template Variant variant_of<__half, 512, CacheFormat::plain>(int);
+extern template Variant variant_of<__half, 512, CacheFormat::e4m3>(int);
+extern template Variant variant_of<__half, 256, CacheFormat::plain>(int);
+extern template Variant variant_of<__half, 256, CacheFormat::e4m3>(int);
+
+}  // namespace mla::sm80::decode

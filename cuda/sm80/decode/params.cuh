@@ -1,0 +1,67 @@
+// What the kernel is told by the host, and the sizes both agree on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mla::sm80::decode {
+
+// Warps side by side, each of which has a quarter of the latent columns.
+constexpr int kColumnGroups = 4;
+// Most KV tiles that a CTA holds or has in flight.
+constexpr int kMaxStages = 6;
+// Counters per CTA: see combine.cuh.
+constexpr int kCountersPerCta = 3;
+// Most CTAs of a launch, and the bytes that their counters take.
+constexpr int kMaxCtas = 1024;
+constexpr size_t kCounterBytes = kMaxCtas * kCountersPerCta * sizeof(unsigned);
+
+enum class CacheFormat {
+    // L + R values of the queries' type
+    plain,
+    // L + R bytes of e4m3 with one scale for the tensor
+    e4m3,
+    // L bytes of e4m3, L / 128 f32 scales, R values of bf16
+    e4m3_grouped,
+};
+
+struct KernelParams {
+    const void* q_latent;    // [tokens, heads, L]
+    const void* q_rope;      // [tokens, heads, R]
+    const char* cache;       // [pages, page_size] rows
+    void* out;               // [tokens, heads, L]
+    float* lse;              // [heads, tokens], or null
+    const int* block_table;  // [requests, pages], or slots if `sparse`: [requests, tokens]
+    const int* kv_lens;      // [requests], or null: every request has `kv_len`
+    const int* cu_q_lens;    // [requests + 1], or null: every request has `query_len`
+    unsigned* counters;      // [CTAs][kCountersPerCta], zero before and after
+    float* partials;         // [2 * CTAs][partial_floats]
+    // In elements, but the cache's in bytes.
+    int64_t q_latent_token_stride, q_latent_head_stride;
+    int64_t q_rope_token_stride, q_rope_head_stride;
+    int64_t out_token_stride, out_head_stride;
+    int64_t lse_head_stride;
+    int64_t cache_page_stride, cache_slot_stride;
+    int64_t block_table_stride;
+    // Slots of the cache: a slot list's entry outside of them is skipped.
+    int64_t slots;
+    int requests, heads, query_len, kv_len;
+    // page_size = 1 << page_shift if that is not negative.
+    int page_size, page_shift;
+    int rope_dim;
+    // Bytes of one cache row in shared memory.
+    int pitch;
+    int stages;
+    // CTAs that work side by side on other rows of the same cached tokens.
+    int pair;
+    int causal;
+    int sparse;
+    // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA.
+    int tile_cost, least_share;
+    // softmax_scale * log2(e), times the cache's scale
+    float scale_log2;
+    // What the output is multiplied by: the cache's scale
+    float out_scale;
+};
+
+}  // namespace mla::sm80::decode

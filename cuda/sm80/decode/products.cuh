@@ -1,0 +1,272 @@
+// The two products of a KV tile, as one warp does them: S += Q K^T over its quarter of the columns,
+// and O += P V for the same columns.
+//
+// Of a plain cache, ldmatrix yields the operands. Of bytes it moves pairs, so that a word holds
+// four neighbouring columns of a token (for K), or two columns of two tokens (for V). K's columns
+// are then taken in another order, which Q follows; V's even and odd columns become two operands.
+#pragma once
+
+#include <type_traits>
+
+#include "config.cuh"
+#include "formats/e4m3_words.cuh"
+#include "ptx/sm80.cuh"
+
+namespace mla::sm80::decode {
+
+// The fragments of 16 * kWarpTiles query rows by a quarter of the columns, the rotary ones last.
+template <class C>
+struct QueryFragments {
+    uint32_t words[C::kWarpTiles][C::kSteps + 1][4];
+
+    // `row_of(r)` answers the latent and rotary pointers of row r of the warp, null without a row.
+    template <typename RowOf>
+    __device__ void load(const RowOf& row_of, int column_group, bool has_rope) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const auto row = row_of(tile * 16 + half * 8 + lane / 4);
+#pragma unroll
+                for (int step = 0; step <= C::kSteps; ++step) {
+                    const bool rope = step == C::kSteps;
+                    const char* from = rope ? row.rope : row.latent;
+                    const int column =
+                        rope ? column_group * 16 : column_group * C::kColumns + step * 16;
+                    const bool bytes =
+                        rope ? C::kFormat == CacheFormat::e4m3 : C::kFormat != CacheFormat::plain;
+                    uint2 pair = {0, 0};
+                    if (from && (!rope || has_rope)) pair = load_step(from + column * 2, bytes);
+                    words[tile][step][half] = pair.x;
+                    words[tile][step][half + 2] = pair.y;
+                }
+            }
+    }
+
+  private:
+    // Of 16 columns, the four that belong to this lane.
+    __device__ static uint2 load_step(const char* from, bool bytes) {
+        const int quad = threadIdx.x & 3;
+        if (!bytes) {
+            const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+            return {words[quad], words[quad + 4]};
+        }
+        const uint2 v = reinterpret_cast<const uint2*>(from)[quad];
+        return {(v.x & 0xffff) | (v.y << 16), (v.x >> 16) | (v.y & 0xffff0000)};
+    }
+};
+
+// Partial scores of 16 tokens: what one warp's columns contribute.
+template <class C>
+struct Scores {
+    float x[C::kWarpTiles][2][4];
+};
+
+template <class C>
+class Products {
+    using T = typename C::Element;
+
+  public:
+    __device__ Products(int pitch, int column_group, bool has_rope)
+        : pitch_(pitch), has_rope_(has_rope) {
+        const int lane = threadIdx.x & 31;
+        const int column = column_group * C::kColumns * C::kLatentBytes;
+        // Rows 0 to 7 and 8 to 15 in turn, or first one row block's two chunks.
+        const int by_rows = (lane & 15) * pitch_ + (lane >> 4) * 16;
+        const int by_chunks = ((lane & 7) + (lane >> 4) * 8) * pitch_ + (lane >> 3 & 1) * 16;
+        column_bytes_ = column;
+        value_offset_ = by_rows + column;
+        key_offset_ = (C::kBytes ? by_rows : by_chunks) + column;
+        rope_offset_ = C::kFormat == CacheFormat::e4m3
+                           ? (lane & 15) * pitch_ + C::kRopeOffset + column_group * 16
+                           : by_chunks + C::kRopeOffset + column_group * 32;
+        scale_offset_ = C::kScaleOffset + column_group * 4;
+    }
+
+    // Of tokens 16 * unit to 16 * unit + 15 of the stage.
+    __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
+                           Scores<C>& s) const {
+        // Two sums where one would make a chain of few, long steps.
+        constexpr int kSums = C::kWarpTiles == 1 ? 2 : 1;
+        const uint32_t from = stage + unit * 16 * pitch_;
+        float sums[kSums][C::kWarpTiles][2][4] = {};
+        uint32_t nan[2] = {};
+        // Each load yields 16 bytes of a cache row: one step of values, or two of bytes. It is
+        // under way while the one before it is multiplied.
+        constexpr int kLoads = C::kSteps / (C::kBytes ? 2 : 1);
+        uint32_t words[2][4];
+        ptx::ldmatrix_x4(words[0], from + key_offset_);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+            const uint32_t (&w)[4] = words[i % 2];
+            if (i + 1 < kLoads)
+                ptx::ldmatrix_x4(words[(i + 1) % 2], from + key_offset_ + (i + 1) * 32);
+            if constexpr (C::kBytes) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    multiply_bytes(sums[j / 2 % kSums], q, 2 * i + j / 2, j % 2, w[j], nan);
+            } else {
+                multiply_pair(sums[i % kSums], q, i, w);
+            }
+        }
+        if constexpr (C::kGrouped) scale_scores(sums, from);
+        if (has_rope_) {
+            if constexpr (C::kFormat == CacheFormat::e4m3) {
+                uint32_t words[2];
+                ptx::ldmatrix_x2(words, from + rope_offset_);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) multiply_bytes(sums[0], q, C::kSteps, i, words[i], nan);
+            } else {
+                uint32_t b[4];
+                ptx::ldmatrix_x4(b, from + rope_offset_);
+                multiply_pair(sums[0], q, C::kSteps, b);
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    s.x[tile][block][i] = sums[0][tile][block][i];
+                    if constexpr (kSums == 2) s.x[tile][block][i] += sums[1][tile][block][i];
+                }
+        if constexpr (C::kBytes)
+            if (__any_sync(~0u, ((nan[0] | nan[1]) & 0x80808080u) != 0)) spread_nan(s, nan);
+    }
+
+    // What P of two neighbouring tokens of the tile has to be multiplied by for `column_group`.
+    __device__ float2 value_scales(const char* stage, int token, int column_group) const {
+        const char* from = stage + token * pitch_ + C::kScaleOffset + column_group * 4;
+        return {*reinterpret_cast<const float*>(from),
+                *reinterpret_cast<const float*>(from + pitch_)};
+    }
+
+    // Makes zeros of what is no finite number in this warp's columns. Rows that see such a token
+    // have a score of NaN already; P of the others is 0, and 0 times NaN would be NaN. Bytes that
+    // are NaN are taken for a number in this product.
+    __device__ void clear_nonfinite(char* stage) const {
+        if constexpr (!C::kBytes) {
+            constexpr int kChunks = C::kColumns / 8;
+            constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
+            const int lane = ptx::laneid();
+            for (int i = lane; i < C::kTokens * kChunks; i += 32) {
+                char* at = stage + i / kChunks * pitch_ + column_bytes_ + i % kChunks * 16;
+                const uint4 v = *reinterpret_cast<const uint4*>(at);
+                bool finite = true;
+                for (uint32_t word : {v.x, v.y, v.z, v.w})
+                    finite = finite && (word & exponent) != exponent &&
+                             (word >> 16 & exponent) != exponent;
+                if (!finite) *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
+            }
+            __syncwarp();
+        }
+    }
+
+    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens.
+    template <typename P>
+    __device__ void values(const P& p, uint32_t stage,
+                           float (&o)[C::kWarpTiles][C::kColumns / 8][4]) const {
+#pragma unroll
+        for (int unit = 0; unit < C::kTokens / 16; ++unit) {
+            uint32_t a[C::kWarpTiles][4];
+#pragma unroll
+            for (int tile = 0; tile < C::kWarpTiles; ++tile) p(tile, unit, a[tile]);
+            const uint32_t from = stage + unit * 16 * pitch_ + value_offset_;
+            constexpr int kPairs = C::kColumns / (C::kBytes ? 32 : 16);
+            uint32_t loaded[2][4];
+            ptx::ldmatrix_x4_trans(loaded[0], from);
+#pragma unroll
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const uint32_t (&words)[4] = loaded[pair % 2];
+                if (pair + 1 < kPairs)
+                    ptx::ldmatrix_x4_trans(loaded[(pair + 1) % 2], from + (pair + 1) * 32);
+                if constexpr (C::kBytes) {
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        const uint32_t low = words[2 * half], high = words[2 * half + 1];
+                        const uint32_t even[2] = {e4m3_even<T>(low), e4m3_even<T>(high)};
+                        const uint32_t odd[2] = {e4m3_odd<T>(low), e4m3_odd<T>(high)};
+#pragma unroll
+                        for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+                            ptx::mma_m16n8k16<T>(o[tile][pair * 4 + half * 2], a[tile], even[0],
+                                                 even[1]);
+                            ptx::mma_m16n8k16<T>(o[tile][pair * 4 + half * 2 + 1], a[tile], odd[0],
+                                                 odd[1]);
+                        }
+                    }
+                } else {
+#pragma unroll
+                    for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+                        ptx::mma_m16n8k16<T>(o[tile][pair * 2], a[tile], words[0], words[1]);
+                        ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], a[tile], words[2], words[3]);
+                    }
+                }
+            }
+        }
+    }
+
+  private:
+    // Two blocks of eight tokens by one step of columns.
+    __device__ static void multiply_pair(float (&sums)[C::kWarpTiles][2][4],
+                                         const QueryFragments<C>& q, int step,
+                                         const uint32_t (&b)[4]) {
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+            ptx::mma_m16n8k16<T>(sums[tile][0], q.words[tile][step], b[0], b[1]);
+            ptx::mma_m16n8k16<T>(sums[tile][1], q.words[tile][step], b[2], b[3]);
+        }
+    }
+
+    // A block of eight tokens by one step of columns, as bytes.
+    __device__ static void multiply_bytes(float (&sums)[C::kWarpTiles][2][4],
+                                          const QueryFragments<C>& q, int step, int block,
+                                          uint32_t word, uint32_t (&nan)[2]) {
+        e4m3_note_nan(nan[block], word);
+        const uint32_t b0 = e4m3_even<T>(word), b1 = e4m3_odd<T>(word);
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile)
+            ptx::mma_m16n8k16<T>(sums[tile][block], q.words[tile][step], b0, b1);
+    }
+
+    // Multiplies the latent part by the scales of this warp's group of columns.
+    template <int kSums>
+    __device__ void scale_scores(float (&sums)[kSums][C::kWarpTiles][2][4], uint32_t from) const {
+        const int quad = threadIdx.x & 3;
+#pragma unroll
+        for (int block = 0; block < 2; ++block)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int token = block * 8 + quad * 2 + i;
+                const float scale = ptx::ld_shared_f32(from + token * pitch_ + scale_offset_);
+#pragma unroll
+                for (int sum = 0; sum < kSums; ++sum)
+#pragma unroll
+                    for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+                        sums[sum][tile][block][i] *= scale;
+                        sums[sum][tile][block][i + 2] *= scale;
+                    }
+            }
+    }
+
+    // Lane l has seen whether tokens l / 4 and 8 + l / 4 have a NaN: then their scores are NaN.
+    __device__ static void spread_nan(Scores<C>& s, const uint32_t (&nan)[2]) {
+        const int quad = threadIdx.x & 3;
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            const unsigned seen = __ballot_sync(~0u, (nan[block] & 0x80808080u) != 0);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (seen >> (4 * (2 * quad + (i & 1))) & 0xf)
+#pragma unroll
+                    for (int tile = 0; tile < C::kWarpTiles; ++tile)
+                        s.x[tile][block][i] = __int_as_float(0x7fffffff);
+        }
+    }
+
+    int pitch_, column_bytes_, key_offset_, value_offset_, rope_offset_, scale_offset_;
+    bool has_rope_;
+};
+
+}  // namespace mla::sm80::decode

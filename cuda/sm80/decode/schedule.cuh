@@ -1,0 +1,151 @@
+// Which cached tokens of which query rows each CTA works on, derived on the device from the
+// lengths.
+//
+// A request's query rows (its query tokens and heads together) are cut into tiles of rows, and
+// `pair` of them, which CTAs side by side do, are a group. A group costs its KV tiles (at least
+// one) plus a constant. All groups of all requests, in order, form one line of cost, which is cut
+// into equal ranges, one per team of `pair` CTAs. A group that a cut crosses is done in parts,
+// which are combined afterwards.
+//
+// Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
+// to load an item long before it computes it.
+#pragma once
+
+#include "params.cuh"
+
+namespace mla::sm80::decode {
+
+// Some KV tiles of one tile of rows.
+struct Item {
+    int request;
+    // Of the request: where its query tokens begin, how many there are, cached tokens.
+    int q_begin, q_len, kv_len;
+    // Cached tokens before the query tokens, and those that all rows attend to.
+    int before, unmasked;
+    // The tile's first row, of q_len * heads.
+    int first_row;
+    int tile_begin, tile_end;
+    // This is part `part` of `parts`; part i belongs to team first_team + i.
+    int part, parts, first_team;
+};
+
+template <int kTileRows, int kTileTokens>
+class Schedule {
+  public:
+    // Entries of the ring: what a warp computes, what it loads, and one per tile between them.
+    static constexpr int kItems = 8;
+    static_assert(kItems >= kMaxStages + 2);
+
+    struct Shared {
+        Item items[kItems];
+        // Of a team's range: all ranges are as long.
+        int share, end;
+        // The line up to where items were made, the request there, and where it begins.
+        int position, request, begins;
+    };
+
+    __device__ Schedule(const KernelParams& p, Shared& shared)
+        : p_(p), shared_(shared), team_(blockIdx.x / p.pair), member_(blockIdx.x % p.pair) {}
+
+    // Divides the line. Called once, by the whole warp.
+    __device__ void begin() {
+        const int lane = threadIdx.x & 31;
+        // Each lane has neighbouring requests.
+        const int own = (p_.requests + 31) / 32;
+        const int first = lane * own, last = min(first + own, p_.requests);
+        int units = 0;
+        for (int request = first; request < last; ++request) units += units_of(request);
+        int sum = units;
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane >= d) sum += other;
+        }
+        const int total = __shfl_sync(~0u, sum, 31);
+        const int teams = gridDim.x / p_.pair;
+        const int share = max((total + teams - 1) / teams, p_.least_share);
+        const int position = int(min(int64_t(team_) * share, int64_t(total)));
+        // The first lane whose requests end after the position has it among them.
+        const unsigned after = __ballot_sync(~0u, sum > position);
+        const int owner = after ? __ffs(after) - 1 : 31;
+        int request = __shfl_sync(~0u, first, owner);
+        const int begins = __shfl_sync(~0u, sum - units, owner);
+        if (lane == 0) {
+            shared_.share = share;
+            shared_.end = int(min(int64_t(position) + share, int64_t(total)));
+            shared_.position = position;
+            shared_.request = request;
+            shared_.begins = begins;
+        }
+        __syncwarp();
+    }
+
+    // Puts the next item into entry `index` of the ring; false if there is none. Called by the
+    // whole warp.
+    __device__ bool next(int index) {
+        const int end = shared_.end;
+        int position = shared_.position, request = shared_.request, begins = shared_.begins;
+        Item& item = shared_.items[index & (kItems - 1)];
+        bool found = false;
+        __syncwarp();
+        while (position < end && !found) {
+            for (int units; begins + (units = units_of(request)) <= position; ++request)
+                begins += units;
+            const int cost = cost_of(request), group = (position - begins) / cost;
+            const int group_begin = begins + group * cost;
+            const int from = position - group_begin - p_.tile_cost;
+            position = min(end, group_begin + cost);
+            const int to = position - group_begin - p_.tile_cost;
+            const int first_row = (group * p_.pair + member_) * kTileRows;
+            found = to > 0 && first_row < query_len(request) * p_.heads;
+            if (found && (threadIdx.x & 31) == 0) {
+                item.first_row = first_row;
+                item.tile_begin = max(from, 0);
+                item.tile_end = to;
+                const int share = shared_.share;
+                const int first_team = (group_begin + p_.tile_cost) / share;
+                item.first_team = first_team;
+                item.parts = (group_begin + cost - 1) / share - first_team + 1;
+                item.part = team_ - first_team;
+            }
+        }
+        if ((threadIdx.x & 31) == 0) {
+            if (found) {
+                item.request = request;
+                item.q_begin = p_.cu_q_lens ? p_.cu_q_lens[request] : request * p_.query_len;
+                item.q_len = query_len(request);
+                item.kv_len = kv_len(request);
+                item.before = item.kv_len - item.q_len;
+                item.unmasked = p_.causal ? item.before + 1 : item.kv_len;
+            }
+            shared_.position = position;
+            shared_.request = request;
+            shared_.begins = begins;
+        }
+        __syncwarp();
+        return found;
+    }
+
+    __device__ const Item& item(int index) const { return shared_.items[index & (kItems - 1)]; }
+
+  private:
+    __device__ int query_len(int request) const {
+        return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
+    }
+    __device__ int kv_len(int request) const {
+        return p_.kv_lens ? p_.kv_lens[request] : p_.kv_len;
+    }
+    __device__ int cost_of(int request) const {
+        return max((kv_len(request) + kTileTokens - 1) / kTileTokens, 1) + p_.tile_cost;
+    }
+    __device__ int units_of(int request) const {
+        const int group_rows = kTileRows * p_.pair;
+        const int groups = (query_len(request) * p_.heads + group_rows - 1) / group_rows;
+        return groups * cost_of(request);
+    }
+
+    const KernelParams& p_;
+    Shared& shared_;
+    int team_, member_;
+};
+
+}  // namespace mla::sm80::decode

@@ -1,0 +1,269 @@
+// From partial scores to P: the quarters of a row's score, which four warps have, are added in
+// shared memory, masked, and made probabilities under a running maximum.
+#pragma once
+
+#include "products.cuh"
+#include "sm80/row_state.cuh"
+
+namespace mla::sm80::decode {
+
+// Which tokens of a KV tile a row attends to.
+struct Mask {
+    // Tokens below it, counted from the request's first.
+    int limit;
+    // One bit per token of the tile.
+    uint32_t valid;
+
+    __device__ bool operator()(int first, int token) const {
+        return first + token < limit && (valid >> token & 1);
+    }
+};
+
+// Masks scores; the maximum over this lane's tokens. `x` holds, for each block of eight tokens,
+// this lane's two, at `x[block][begin]` and the one after it.
+template <int kBlocks, int kWidth>
+__device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int begin, bool masked,
+                                             const Mask& mask, int first) {
+    const int quad = threadIdx.x & 3;
+    float maximum = -INFINITY;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float& score = x[block][begin + i];
+            if (masked && !mask(first, block * 8 + quad * 2 + i)) score = -INFINITY;
+            maximum = fmaxf(maximum, score);
+        }
+    return maximum;
+}
+
+// Of a masked token, whose scale may be NaN, 0.
+__device__ __forceinline__ float scaled_probability(float p, float scale) {
+    return p == 0.f ? 0.f : p * scale;
+}
+
+// What a softmax needs to know of a KV tile.
+struct TileFacts {
+    // Its first token, counted from the request's first.
+    int first;
+    // Whether some row does not attend to some of its tokens.
+    bool masked;
+    uint32_t valid;
+    const char* stage;
+};
+
+// Every warp of a row group adds all of its rows' scores and keeps P as operands.
+template <class C>
+class RegisterSoftmax {
+  public:
+    __device__ RegisterSoftmax(char* shared, int, int column_group)
+        : scores_(reinterpret_cast<float4*>(shared + C::kScoreOffset)),
+          column_group_(column_group) {}
+
+    __device__ void begin_item() { rows_[0] = rows_[1] = RowState{}; }
+
+    __device__ void put(int unit, const Scores<C>& s) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            const float* x = s.x[0][block];
+            buffer()[(column_group_ * C::kBlocks + unit * 2 + block) * 32 + lane] =
+                make_float4(x[0], x[1], x[2], x[3]);
+        }
+    }
+
+    // After a barrier. `limit_of(r)` answers how many tokens row r of the warp attends to.
+    template <typename LimitOf>
+    __device__ void apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+                          const LimitOf& limit_of) {
+        const int lane = threadIdx.x & 31;
+        float x[C::kBlocks][4];
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block) {
+            float4 sum = buffer()[block * 32 + lane];
+#pragma unroll
+            for (int warp = 1; warp < kColumnGroups; ++warp) {
+                const float4 other = buffer()[(warp * C::kBlocks + block) * 32 + lane];
+                sum.x += other.x;
+                sum.y += other.y;
+                sum.z += other.z;
+                sum.w += other.w;
+            }
+            x[block][0] = sum.x;
+            x[block][1] = sum.y;
+            x[block][2] = sum.z;
+            x[block][3] = sum.w;
+        }
+        // The next tile's scores go elsewhere: others may still read these.
+        parity_ ^= 1;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Mask mask = {tile.masked ? limit_of(half * 8 + lane / 4) : 0, tile.valid};
+            const float maximum =
+                quad_maximum(mask_scores(x, half * 2, tile.masked, mask, tile.first));
+            rescale_[half] = rows_[half].raise(maximum * p.scale_log2);
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    x[block][half * 2 + i] =
+                        rows_[half].probability(x[block][half * 2 + i], p.scale_log2);
+        }
+        if constexpr (C::kGrouped) {
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block) {
+                const float2 scale =
+                    products.value_scales(tile.stage, block * 8 + (lane & 3) * 2, column_group_);
+                x[block][0] = scaled_probability(x[block][0], scale.x);
+                x[block][1] = scaled_probability(x[block][1], scale.y);
+                x[block][2] = scaled_probability(x[block][2], scale.x);
+                x[block][3] = scaled_probability(x[block][3], scale.y);
+            }
+        }
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                p_[block / 2][block % 2 * 2 + half] =
+                    ptx::cvt_rn_x2<typename C::Element>(x[block][half * 2], x[block][half * 2 + 1]);
+    }
+
+    // Rows lane / 4 and 8 + lane / 4.
+    __device__ float2 rescale(int) const { return {rescale_[0], rescale_[1]}; }
+
+    __device__ void operator()(int, int unit, uint32_t (&a)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = p_[unit][i];
+    }
+
+    // Leaves the rows' maxima and sums to the CTA; a barrier has to follow.
+    __device__ void finish(typename C::Statistics& statistics) {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float sum = quad_sum(rows_[half].sum);
+            if (column_group_ == 0 && lane % 4 == 0) {
+                statistics.maximum[half * 8 + lane / 4] = rows_[half].maximum;
+                statistics.sum[half * 8 + lane / 4] = sum;
+            }
+        }
+    }
+
+  private:
+    __device__ float4* buffer() const {
+        return scores_ + parity_ * (kColumnGroups * C::kBlocks * 32);
+    }
+
+    float4* scores_;
+    int column_group_, parity_ = 0;
+    RowState rows_[2];
+    float rescale_[2] = {1.f, 1.f};
+    uint32_t p_[C::kTokens / 16][4];
+};
+
+// Each of the four warps of a row group adds and exponentiates a quarter of the group's 32 rows,
+// and leaves P and what O is to be rescaled by in shared memory.
+template <class C>
+class SharedSoftmax {
+    static_assert(!C::kShared || C::kWarpTiles == 2);
+
+  public:
+    __device__ SharedSoftmax(char* shared, int row_group, int column_group)
+        : column_group_(column_group) {
+        scores_ =
+            reinterpret_cast<float2*>(shared + C::kScoreOffset) + row_group * 16 * C::kBlocks * 32;
+        probabilities_ =
+            shared + C::kProbabilityOffset + row_group * C::kWarpRows * C::kProbabilityPitch;
+        statistics_ = reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
+        first_row_ = row_group * C::kWarpRows;
+    }
+
+    __device__ void begin_item() { row_ = RowState{}; }
+
+    __device__ void put(int unit, const Scores<C>& s) {
+        const int lane = ptx::laneid();
+#pragma unroll
+        for (int quarter = 0; quarter < 4; ++quarter)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int block = unit * 2 + i;
+                const float* x = s.x[quarter / 2][i] + quarter % 2 * 2;
+                entry(quarter, column_group_, block)[lane] = make_float2(x[0], x[1]);
+            }
+    }
+
+    template <typename LimitOf>
+    __device__ void apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+                          const LimitOf& limit_of) {
+        const int lane = ptx::laneid();
+        const int row = column_group_ * 8 + lane / 4;
+        // In the order of the columns.
+        float x[C::kBlocks][2];
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block) {
+            float2 sum = make_float2(0.f, 0.f);
+#pragma unroll
+            for (int warp = 0; warp < kColumnGroups; ++warp) {
+                const float2 part = entry(column_group_, warp, block)[lane];
+                sum.x += part.x;
+                sum.y += part.y;
+            }
+            x[block][0] = sum.x;
+            x[block][1] = sum.y;
+        }
+        const Mask mask = {tile.masked ? limit_of(row) : 0, tile.valid};
+        const float maximum = quad_maximum(mask_scores(x, 0, tile.masked, mask, tile.first));
+        const float factor = row_.raise(maximum * p.scale_log2);
+        if (lane % 4 == 0) statistics_->rescale[first_row_ + row] = factor;
+#pragma unroll
+        for (int block = 0; block < C::kBlocks; ++block) {
+            const float2 pair = {row_.probability(x[block][0], p.scale_log2),
+                                 row_.probability(x[block][1], p.scale_log2)};
+#pragma unroll
+            for (int copy = 0; copy < C::kProbabilityCopies; ++copy) {
+                float2 scale = {1.f, 1.f};
+                if constexpr (C::kGrouped)
+                    scale = products.value_scales(tile.stage, block * 8 + lane % 4 * 2, copy);
+                char* to = probabilities_ + copy * (C::kRows * C::kProbabilityPitch) +
+                           C::probability_offset(row, block) + lane % 4 * 4;
+                *reinterpret_cast<uint32_t*>(to) = ptx::cvt_rn_x2<typename C::Element>(
+                    scaled_probability(pair.x, scale.x), scaled_probability(pair.y, scale.y));
+            }
+        }
+    }
+
+    __device__ float2 rescale(int tile) const {
+        const float* from = statistics_->rescale + first_row_ + tile * 16 + ptx::laneid() / 4;
+        return {from[0], from[8]};
+    }
+
+    __device__ void operator()(int tile, int unit, uint32_t (&a)[4]) const {
+        const int lane = ptx::laneid();
+        const int copy = C::kGrouped ? column_group_ : 0;
+        const char* from = probabilities_ + copy * (C::kRows * C::kProbabilityPitch) +
+                           C::probability_offset(tile * 16 + (lane & 15), unit * 2 + (lane >> 4));
+        ptx::ldmatrix_x4(a, ptx::shared_address(from));
+    }
+
+    __device__ void finish(typename C::Statistics& statistics) {
+        const int lane = ptx::laneid(), row = first_row_ + column_group_ * 8 + lane / 4;
+        const float sum = quad_sum(row_.sum);
+        if (lane % 4 == 0) {
+            statistics.maximum[row] = row_.maximum;
+            statistics.sum[row] = sum;
+        }
+    }
+
+  private:
+    __device__ float2* entry(int to, int from, int block) const {
+        return scores_ + ((to * kColumnGroups + from) * C::kBlocks + block) * 32;
+    }
+
+    float2* scores_;
+    char* probabilities_;
+    typename C::Statistics* statistics_;
+    int column_group_, first_row_;
+    RowState row_;
+};
+
+}  // namespace mla::sm80::decode

@@ -1,0 +1,263 @@
+// Expanded attention on mma.sync: one CTA per tile of query rows and head.
+//
+// Queries stay in shared memory. Scores, softmax and output are the warp's own. The scores of the
+// next tile of keys are computed beside the softmax of this one, which does not depend on them: so
+// the matrix units have work while exponentials are taken.
+#pragma once
+
+#include "loader.cuh"
+#include "schedule.cuh"
+#include "sm80/row_state.cuh"
+
+namespace mla::sm80::prefill {
+
+// S = Q K^T: 16 * kWarpTiles rows by kKeys keys.
+template <class C>
+__device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4],
+                                              uint32_t queries, uint32_t keys) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+        for (int block = 0; block < C::kKeys / 8; ++block)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) s[tile][block][i] = 0.f;
+    const uint32_t a_at = queries + (lane & 15) * C::kQkPitch + (lane >> 4) * 16;
+    const uint32_t b_at =
+        keys + ((lane & 7) + (lane >> 4) * 8) * C::kQkPitch + (lane >> 3 & 1) * 16;
+#pragma unroll
+    for (int step = 0; step < C::kQkDim / 16; ++step) {
+        uint32_t a[C::kWarpTiles][4];
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile)
+            ptx::ldmatrix_x4(a[tile], a_at + tile * 16 * C::kQkPitch + step * 32);
+#pragma unroll
+        for (int pair = 0; pair < C::kKeys / 16; ++pair) {
+            uint32_t b[4];
+            ptx::ldmatrix_x4(b, b_at + pair * 16 * C::kQkPitch + step * 32);
+#pragma unroll
+            for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+                using T = typename C::Element;
+                ptx::mma_m16n8k16<T>(s[tile][pair * 2], a[tile], b[0], b[1]);
+                ptx::mma_m16n8k16<T>(s[tile][pair * 2 + 1], a[tile], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// O += P V.
+template <class C>
+__device__ __forceinline__ void multiply_values(
+    float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+    const uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4], uint32_t values) {
+    const int lane = threadIdx.x & 31;
+    const uint32_t b_at = values + (lane & 15) * C::kVPitch + (lane >> 4) * 16;
+#pragma unroll
+    for (int step = 0; step < C::kKeys / 16; ++step)
+#pragma unroll
+        for (int pair = 0; pair < C::kVDim / 16; ++pair) {
+            uint32_t b[4];
+            ptx::ldmatrix_x4_trans(b, b_at + step * 16 * C::kVPitch + pair * 32);
+#pragma unroll
+            for (int tile = 0; tile < C::kWarpTiles; ++tile) {
+                using T = typename C::Element;
+                ptx::mma_m16n8k16<T>(o[tile][pair * 2], p[tile][step], b[0], b[1]);
+                ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], p[tile][step], b[2], b[3]);
+            }
+        }
+}
+
+// Masks the keys from `limit` + row * per_row on, counted from the tile's first.
+template <class C>
+__device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4], int limit,
+                                          int per_row) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+        for (int block = 0; block < C::kKeys / 8; ++block)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = tile * 16 + i / 2 * 8 + lane / 4;
+                const int key = block * 8 + lane % 4 * 2 + i % 2;
+                if (key >= limit + row * per_row) s[tile][block][i] = -INFINITY;
+            }
+}
+
+// The softmax of a warp's rows: lane l has rows l / 4 and 8 + l / 4 of each 16.
+template <class C>
+class Softmax {
+  public:
+    // Makes P of scores.
+    __device__ void apply(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
+                          float (&rescale)[C::kWarpTiles][2],
+                          uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4]) {
+#pragma unroll
+        for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float top = -INFINITY;
+#pragma unroll
+                for (int block = 0; block < C::kKeys / 8; ++block)
+                    top = fmaxf(top, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
+                RowState& state = rows_[tile][half];
+                rescale[tile][half] = state.raise(quad_maximum(top) * scale);
+#pragma unroll
+                for (int block = 0; block < C::kKeys / 8; ++block) {
+                    const float* x = &s[tile][block][half * 2];
+                    const float low = state.probability(x[0], scale);
+                    const float high = state.probability(x[1], scale);
+                    p[tile][block / 2][block % 2 * 2 + half] =
+                        ptx::cvt_rn_x2<typename C::Element>(low, high);
+                }
+            }
+    }
+
+    __device__ RowState row(int tile, int half) const {
+        RowState state = rows_[tile][half];
+        state.sum = quad_sum(state.sum);
+        return state;
+    }
+
+  private:
+    RowState rows_[C::kWarpTiles][2];
+};
+
+template <class C>
+__global__ __launch_bounds__(C::kThreads) void prefill_kernel(
+    const __grid_constant__ KernelParams p) {
+    Tile tile;
+    if (!Schedule<C::kRows>(p).find(tile)) return;
+    const int lane = threadIdx.x & 31;
+    const int query_begin = p.cu_query_lens[tile.request];
+    const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
+    const int key_begin = p.cu_key_lens[tile.request];
+    const int keys = p.cu_key_lens[tile.request + 1] - key_begin;
+    const int first_row = tile.number * C::kRows;
+    const int warp_row = threadIdx.x / 32 * 16 * C::kWarpTiles;
+    // Keys that some row of the tile sees.
+    const int last_row = min(first_row + C::kRows, queries) - 1;
+    const int needed = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
+    const int key_tiles = (needed + C::kKeys - 1) / C::kKeys;
+
+    const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
+    // Two stages of each.
+    const auto key_stage = [&](int key_tile) {
+        return shared + C::kKeyOffset + (key_tile & 1) * C::kKeyBytes;
+    };
+    const auto value_stage = [&](int key_tile) {
+        return shared + C::kValueOffset + (key_tile & 1) * C::kValueBytes;
+    };
+    const Rows key_rows = {
+        p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride,
+        p.key_nope_token_stride,
+        p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride,
+        p.key_rope_token_stride, p.nope_dim / 8};
+    const char* value_rows =
+        p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+    const auto copy_keys = [&](int key_tile) {
+        if (key_tile < key_tiles)
+            copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(key_stage(key_tile), key_rows,
+                                                                     key_tile * C::kKeys, needed);
+    };
+    const auto copy_values = [&](int key_tile) {
+        if (key_tile < key_tiles)
+            copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
+                value_stage(key_tile),
+                {value_rows, p.value_token_stride, value_rows, p.value_token_stride, C::kVDim / 8},
+                key_tile * C::kKeys, needed);
+    };
+
+    const char* query_rows =
+        p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
+    copy_rows<C::kRows, C::kQkDim, C::kQkPitch, C::kThreads>(
+        shared, {query_rows, p.query_token_stride, query_rows, p.query_token_stride, C::kQkDim / 8},
+        first_row, queries);
+    copy_keys(0);
+    ptx::cp_async_commit_group();
+    copy_values(0);
+    copy_keys(1);
+    ptx::cp_async_commit_group();
+
+    // Keys that the warp's first row sees, and the first key that some row of the warp does not.
+    const int seen = p.causal ? keys - queries + first_row + warp_row + 1 : keys;
+    const int unmasked = min(seen, needed);
+    const uint32_t own_queries = shared + warp_row * C::kQkPitch;
+    float o[C::kWarpTiles][C::kVDim / 8][4] = {};
+    float s[C::kWarpTiles][C::kKeys / 8][4];
+    Softmax<C> softmax;
+    const auto mask = [&](int key_tile) {
+        if ((key_tile + 1) * C::kKeys > unmasked)
+            mask_keys<C>(s, seen - key_tile * C::kKeys, p.causal);
+    };
+    const auto rescale_output = [&](const float (&rescale)[C::kWarpTiles][2]) {
+#pragma unroll
+        for (int i = 0; i < C::kWarpTiles; ++i)
+            if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
+#pragma unroll
+                for (int j = 0; j < C::kVDim / 8; ++j) {
+                    o[i][j][0] *= rescale[i][0];
+                    o[i][j][1] *= rescale[i][0];
+                    o[i][j][2] *= rescale[i][1];
+                    o[i][j][3] *= rescale[i][1];
+                }
+    };
+    float rescale[C::kWarpTiles][2];
+    uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
+    if (key_tiles > 0) {
+        ptx::cp_async_wait_group<1>();
+        __syncthreads();
+        multiply_keys<C>(s, own_queries, key_stage(0));
+#pragma unroll 1
+        for (int key_tile = 0; key_tile + 1 < key_tiles; ++key_tile) {
+            ptx::cp_async_wait_group<0>();
+            // The next keys and these values are there, and no warp needs what came before them.
+            __syncthreads();
+            copy_values(key_tile + 1);
+            copy_keys(key_tile + 2);
+            ptx::cp_async_commit_group();
+            mask(key_tile);
+            float next[C::kWarpTiles][C::kKeys / 8][4];
+            multiply_keys<C>(next, own_queries, key_stage(key_tile + 1));
+            softmax.apply(s, p.scale_log2, rescale, probabilities);
+            rescale_output(rescale);
+            multiply_values<C>(o, probabilities, value_stage(key_tile));
+#pragma unroll
+            for (int i = 0; i < C::kWarpTiles; ++i)
+#pragma unroll
+                for (int j = 0; j < C::kKeys / 8; ++j)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) s[i][j][k] = next[i][j][k];
+        }
+        ptx::cp_async_wait_group<0>();
+        __syncthreads();
+        mask(key_tiles - 1);
+        softmax.apply(s, p.scale_log2, rescale, probabilities);
+        rescale_output(rescale);
+        multiply_values<C>(o, probabilities, value_stage(key_tiles - 1));
+    }
+
+#pragma unroll
+    for (int i = 0; i < C::kWarpTiles; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const RowState state = softmax.row(i, half);
+            const int row = first_row + warp_row + i * 16 + half * 8 + lane / 4;
+            if (row >= queries) continue;
+            const bool empty = state.sum == 0.f;
+            const float scale = empty ? 0.f : 1.f / state.sum;
+            char* to = static_cast<char*>(p.out) + (query_begin + row) * p.out_token_stride +
+                       tile.head * p.out_head_stride + lane % 4 * 4;
+#pragma unroll
+            for (int j = 0; j < C::kVDim / 8; ++j)
+                *reinterpret_cast<uint32_t*>(to + j * 16) = ptx::cvt_rn_x2<typename C::Element>(
+                    o[i][j][half * 2] * scale, o[i][j][half * 2 + 1] * scale);
+            if (p.lse && lane % 4 == 0) {
+                p.lse[tile.head * p.lse_head_stride + query_begin + row] =
+                    natural_lse(state.maximum, state.sum);
+            }
+        }
+    ptx::cp_async_wait_group<0>();
+}
+
+}  // namespace mla::sm80::prefill

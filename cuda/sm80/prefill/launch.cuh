@@ -1,0 +1,67 @@
+// Launches one instantiation.
+#pragma once
+
+#include "kernel.cuh"
+#include "sm80/limits.cuh"
+
+namespace mla::sm80::prefill {
+
+// Requests' lengths are on the device: what the host knows is how many tiles there are at most.
+struct Shape {
+    int query_tokens, requests, heads;
+};
+
+// Loads a kernel into the current context and allows it its shared memory.
+template <class C>
+MlaStatus load(const Limits& l) {
+    if (C::kSharedBytes > l.shared_of_cta)
+        return unsupported("shared memory per block", l.shared_of_cta,
+                           "as much as a tile of queries and two of keys take: 99 KB");
+    return cuda_status("cudaFuncSetAttribute",
+                       allow_shared<&prefill_kernel<C>>(l.device, C::kSharedBytes));
+}
+
+template <class C>
+MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
+    const MlaStatus loaded = load<C>(l);
+    if (loaded.code != MLA_OK) return loaded;
+    const int64_t tiles = s.query_tokens / C::kRows + s.requests;
+    if (tiles * s.heads > INT32_MAX)
+        return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
+    p.tiles = int(tiles);
+    // All heads' tiles of the same number side by side: shared out evenly, they matter more than
+    // what the L2 cache might hold of fewer heads.
+    p.head_group = s.heads;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = {unsigned(tiles * s.heads), 1, 1};
+    config.blockDim = {unsigned(C::kThreads), 1, 1};
+    config.dynamicSmemBytes = C::kSharedBytes;
+    config.stream = stream;
+    return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, &prefill_kernel<C>, p));
+}
+
+// Of one instantiation, as functions that do not depend on it.
+struct Variant {
+    MlaStatus (*load)(const Limits&);
+    MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
+};
+
+// By the columns of queries and of values.
+template <typename T, int kQkDim, int kVDim>
+Variant variant_of() {
+    // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
+    // output there are registers for 16.
+    using C = Config<T, kQkDim, kVDim, kVDim == 256 ? 1 : 2, 4, 32>;
+    return {&load<C>, &launch<C>};
+}
+
+#define MLA_PREFILL_DIMS(prefix, T)                    \
+    prefix template Variant variant_of<T, 192, 128>(); \
+    prefix template Variant variant_of<T, 256, 256>(); \
+    prefix template Variant variant_of<T, 128, 128>(); \
+    prefix template Variant variant_of<T, 96, 64>();
+
+MLA_PREFILL_DIMS(extern, __nv_bfloat16)
+MLA_PREFILL_DIMS(extern, __half)
+
+}  // namespace mla::sm80::prefill

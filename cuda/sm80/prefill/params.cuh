@@ -1,0 +1,34 @@
+// What the kernel is told by the host.
+#pragma once
+
+#include <cstdint>
+
+namespace mla::sm80::prefill {
+
+struct KernelParams {
+    const char* query;     // [query_tokens, heads, nope + rope]
+    const char* key_nope;  // [key_tokens, heads, nope]
+    const char* key_rope;  // [key_tokens, heads, rope]; head stride 0 if all heads share it
+    const char* value;     // [key_tokens, heads, value_dim]
+    void* out;             // [query_tokens, heads, value_dim]
+    float* lse;            // [heads, query_tokens], or null
+    const int* cu_query_lens;
+    const int* cu_key_lens;
+    // In bytes, but the log-sum-exp's.
+    int64_t query_token_stride, query_head_stride;
+    int64_t key_nope_token_stride, key_nope_head_stride;
+    int64_t key_rope_token_stride, key_rope_head_stride;
+    int64_t value_token_stride, value_head_stride;
+    int64_t out_token_stride, out_head_stride;
+    int64_t lse_head_stride;
+    int requests, heads;
+    // Columns of a key that come from key_nope.
+    int nope_dim;
+    // Tiles of query rows that there may be, and heads whose tiles are done side by side.
+    int tiles, head_group;
+    int causal;
+    // softmax_scale * log2(e)
+    float scale_log2;
+};
+
+}  // namespace mla::sm80::prefill

@@ -1,0 +1,58 @@
+//! The portable family's kernels on the host: compiled for the processor, every thread a fiber, and compared
+//! with f64. What tests/emulator leaves to a GPU is its timing and its memory model.
+#![cfg(feature = "sm80")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use mla_build::report::Report;
+
+#[test]
+fn decode_agrees_with_f64() {
+    run("decode");
+}
+
+#[test]
+fn prefill_agrees_with_f64() {
+    run("prefill");
+}
+
+/// Compiles tests/emulator/`name`.cpp with the compiler and the headers of the kernels' build, and runs it.
+fn run(name: &str) {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let report = Report::load(&Path::new(env!("OUT_DIR")).join("mla.report.json")).unwrap();
+    let cuda = report.toolkit.iter().find(|part| part.part == "CUDA");
+    let headers = cuda.expect("the report names CUDA").path.join("include");
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("emulated-{name}"));
+    let emulator = package.join("tests/emulator");
+
+    let compiled = Command::new(&report.host_compiler.0)
+        .args(["-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas"])
+        // The emulator's instructions stand before those of the kernels.
+        .arg("-I")
+        .arg(&emulator)
+        .arg("-I")
+        .arg(package.join("cuda"))
+        .arg("-isystem")
+        .arg(headers)
+        .arg(emulator.join(format!("{name}.cpp")))
+        .args(["-lstdc++", "-lm", "-o"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+
+    // Another seed is other data, and another order of the fibers.
+    for seed in ["1", "2"] {
+        let ran = Command::new(&program).arg(seed).output().unwrap();
+        assert!(
+            ran.status.success(),
+            "seed {seed}:\n{}",
+            String::from_utf8_lossy(&ran.stdout)
+        );
+    }
+}

@@ -1,0 +1,137 @@
+// The decode kernels of the portable family, run on the host by the emulator.
+#include "ptx/sm80.cuh"
+#include "sm80/decode/fit.cuh"
+#include "sm80/decode/kernel.cuh"
+
+#include "decode_case.h"
+
+namespace {
+
+using namespace mla::sm80::decode;
+using mla::test::Case;
+using mla::test::Problem;
+
+int failures = 0;
+
+// Bytes of shared memory: those of 8.6, and of 9.0.
+struct Room {
+    int of_cta, of_sm;
+};
+constexpr Room kLarge = {232448, 233472};
+
+template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups, int kTokens>
+void check(const Case& c, unsigned seed, const Room& room = {101376, 102400}) {
+    using C = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, kTokens>;
+    Problem<T> x(c, seed);
+    const int rows = x.query_len * c.heads;
+    const int pair = rows > C::kRows ? 2 : 1;
+    const Fit f = fit<C>(room.of_cta, room.of_sm, 1024, 6, c.rope, pair);
+    std::vector<char> workspace(f.workspace_bytes, 0);
+    std::memset(workspace.data() + kCounterBytes, 0xff, f.workspace_bytes - kCounterBytes);
+
+    KernelParams p = {};
+    p.q_latent = x.q_latent.data();
+    p.q_rope = x.q_rope.data();
+    p.cache = x.cache.data();
+    p.out = x.out.data();
+    p.lse = x.lse.data();
+    p.block_table = x.table.data();
+    p.kv_lens = x.kv_lens.data();
+    p.cu_q_lens = x.cu_q_lens.data();
+    p.counters = reinterpret_cast<unsigned*>(workspace.data());
+    p.partials = reinterpret_cast<float*>(workspace.data() + kCounterBytes);
+    p.q_latent_head_stride = c.latent;
+    p.q_latent_token_stride = int64_t(c.heads) * c.latent;
+    p.q_rope_head_stride = c.rope;
+    p.q_rope_token_stride = int64_t(c.heads) * c.rope;
+    p.out_head_stride = c.latent;
+    p.out_token_stride = int64_t(c.heads) * c.latent;
+    p.lse_head_stride = x.lse_stride;
+    p.cache_page_stride = x.page_stride;
+    p.cache_slot_stride = x.row_bytes;
+    p.block_table_stride = c.sparse ? x.longest_list() : x.max_pages;
+    p.slots = int64_t(x.pages) * c.page;
+    p.requests = x.requests;
+    p.heads = c.heads;
+    p.query_len = x.query_len;
+    p.page_size = c.page;
+    p.page_shift = (c.page & (c.page - 1)) ? -1 : std::countr_zero(unsigned(c.page));
+    p.rope_dim = c.rope;
+    p.pitch = C::pitch(c.rope);
+    p.stages = f.stages;
+    p.pair = pair;
+    p.causal = c.causal;
+    p.sparse = c.sparse;
+    p.tile_cost = 1;
+    p.least_share = 2;
+    p.scale_log2 = x.softmax_scale * x.cache_scale * 1.44269504088896340736f;
+    p.out_scale = x.cache_scale;
+
+    std::vector<T> first;
+    std::vector<float> first_lse;
+    for (unsigned run = 0; run < 2; ++run) {
+        mla::emulator::launch(decode_kernel<C>, f.ctas, C::kThreads, f.shared_bytes, p,
+                              seed * 31 + run);
+        if (run == 0) {
+            first = x.out;
+            first_lse = x.lse;
+        }
+    }
+    double of_out, of_lse;
+    x.deviations(of_out, of_lse);
+    const bool same = !std::memcmp(first.data(), x.out.data(), first.size() * sizeof(T)) &&
+                      !std::memcmp(first_lse.data(), x.lse.data(), first_lse.size() * 4);
+    bool zero = true;
+    for (size_t i = 0; i < kCounterBytes; ++i) zero = zero && workspace[i] == 0;
+    const double allowed = std::is_same_v<T, __half> ? 2e-3 : 1.2e-2;
+    const bool good = of_out < allowed && of_lse < 2e-5 * (1 + c.spread) && same && zero;
+    failures += !good;
+    std::printf("%s %-28s rows %d tokens %d stages %d ctas %d: out %.1e lse %.1e%s%s\n",
+                good ? "ok  " : "FAIL", c.name.c_str(), C::kRows, kTokens, f.stages, f.ctas, of_out,
+                of_lse, same ? "" : ", repeats differ", zero ? "" : ", counters are not zero");
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const unsigned seed = argc > 1 ? std::atoi(argv[1]) : 1;
+    using B = __nv_bfloat16;
+    using H = __half;
+    constexpr auto plain = CacheFormat::plain;
+    constexpr auto e4m3 = CacheFormat::e4m3;
+    constexpr auto grouped = CacheFormat::e4m3_grouped;
+    check<B, 512, plain, 1, 1, 16>({"one token", 16, {1}, {40}}, seed);
+    check<B, 512, plain, 1, 1, 16>(
+        {"ragged", 5, {1, 3, 0, 1}, {70, 33, 9, 0}, 512, 64, 16, plain, false, true, 8.f}, seed);
+    check<B, 512, plain, 1, 1, 16>(
+        {"pages of 48", 5, {1, 3, 0, 1}, {70, 133, 9, 0}, 512, 64, 48, plain, false, true, 8.f},
+        seed);
+    check<B, 512, plain, 1, 1, 16>({"pages of 64", 16, {1, 1, 1}, {190, 5, 90}, 512, 64, 64}, seed);
+    Case nan = {"NaN in a later token", 4, {4, 1}, {70, 20}, 512, 64, 16};
+    nan.nan_token = 68;
+    check<B, 512, plain, 1, 1, 16>(nan, seed);
+    nan.heads = 16;
+    check<H, 512, plain, 2, 2, 16>(nan, seed);
+    check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
+    check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
+    check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
+    check<B, 512, grouped, 1, 1, 16>({"grouped", 16, {1, 1}, {50, 17}, 512, 64, 16, grouped}, seed);
+    check<B, 512, plain, 2, 1, 16>({"32 rows", 20, {1, 1}, {50, 17}}, seed);
+    check<B, 512, plain, 2, 2, 16>({"64 rows", 61, {1, 1}, {80, 17}}, seed);
+    check<H, 512, plain, 2, 2, 32>({"64 rows wide", 64, {1}, {130}}, seed, kLarge);
+    check<B, 512, plain, 2, 2, 16>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed);
+    check<B, 512, e4m3, 2, 2, 16>({"64 rows e4m3", 64, {1}, {70}, 512, 64, 16, e4m3}, seed);
+    check<B, 512, grouped, 2, 2, 16>({"64 rows grouped", 50, {1}, {70}, 512, 64, 16, grouped},
+                                     seed);
+    check<B, 512, grouped, 2, 1, 16>(
+        {"sparse", 32, {1, 1}, {50, 33}, 512, 64, 64, grouped, true, false}, seed);
+    check<B, 512, plain, 1, 1, 16>(
+        {"sparse plain", 16, {1, 1}, {50, 33}, 512, 64, 48, plain, true, false}, seed);
+    check<B, 512, plain, 1, 1, 16>({"no rope", 16, {1}, {40}, 512, 0}, seed);
+    check<B, 256, plain, 1, 1, 16>({"256 + 32", 16, {1}, {40}, 256, 32}, seed);
+    check<H, 256, e4m3, 1, 1, 16>({"256 + 64 e4m3", 16, {1}, {40}, 256, 64, 16, e4m3}, seed);
+    check<B, 256, plain, 2, 2, 16>({"256 + 64, 64 rows", 40, {2, 1}, {40, 20}, 256, 64}, seed);
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}

@@ -1,0 +1,265 @@
+// One decode problem in host memory, with everything poisoned that must not be read, and its result
+// in f64.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "sm80/decode/params.cuh"
+
+namespace mla::test {
+
+using sm80::decode::CacheFormat;
+
+struct Case {
+    std::string name;
+    int heads;
+    std::vector<int> q_lens, kv_lens;
+    int latent = 512, rope = 64, page = 16;
+    CacheFormat format = CacheFormat::plain;
+    bool sparse = false, causal = true;
+    // How far scores spread: at 1 all tokens weigh about the same.
+    float spread = 1.f;
+    // Of sparse lists: the share of slots that are none.
+    float holes = 0.2f;
+    // A token of request 0 of which a value is NaN: rows that see it are NaN, and no others.
+    int nan_token = -1;
+};
+
+inline float e4m3_value(uint8_t byte) {
+    const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+    const float x = (byte & 127) == 127 ? NAN
+                    : exponent          ? std::ldexp(8.f + mantissa, exponent - 10)
+                                        : std::ldexp(float(mantissa), -9);
+    return byte & 128 ? -x : x;
+}
+
+// To nearest.
+inline uint8_t e4m3_byte(float x) {
+    const float a = std::fabs(x);
+    uint8_t best = 0;
+    // Bytes of one sign rise with their values.
+    int low = 0, high = 126;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (e4m3_value(uint8_t(middle)) <= a)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    best = uint8_t(low);
+    if (low < 126 && e4m3_value(uint8_t(low + 1)) - a < a - e4m3_value(uint8_t(low))) ++best;
+    return x < 0 ? best | 128 : best;
+}
+
+template <typename T>
+struct Problem {
+    Case c;
+    int tokens = 0, requests, max_pages, pages, query_len = 0;
+    int row_bytes;
+    std::vector<T> q_latent, q_rope, out;
+    std::vector<char> cache;
+    std::vector<int> table, kv_lens, cu_q_lens;
+    std::vector<float> lse;
+    float softmax_scale, cache_scale = 1.f;
+    int64_t page_stride, lse_stride;
+
+    Problem(const Case& which, unsigned seed) : c(which), random_(seed) {
+        requests = int(c.q_lens.size());
+        cu_q_lens.push_back(0);
+        for (int n : c.q_lens) {
+            tokens += n;
+            query_len = std::max(query_len, n);
+            cu_q_lens.push_back(tokens);
+        }
+        kv_lens = c.kv_lens;
+        softmax_scale = c.spread / std::sqrt(float(c.latent + c.rope));
+        if (c.format == CacheFormat::e4m3) cache_scale = 0.037f;
+        row_bytes = c.format == CacheFormat::plain  ? 2 * (c.latent + c.rope)
+                    : c.format == CacheFormat::e4m3 ? c.latent + c.rope
+                                                    : c.latent + c.latent / 128 * 4 + 2 * c.rope;
+        const int longest = *std::max_element(kv_lens.begin(), kv_lens.end());
+        max_pages = (longest + c.page - 1) / c.page + 1;
+        pages = requests * max_pages + 3;
+        page_stride = int64_t(c.page) * row_bytes + 32;
+        lse_stride = tokens + 5;
+        q_latent = values(size_t(tokens) * c.heads * c.latent);
+        q_rope = values(size_t(tokens) * c.heads * c.rope);
+        fill_cache();
+        out.assign(size_t(tokens) * c.heads * c.latent, poison());
+        lse.assign(size_t(c.heads) * lse_stride, NAN);
+    }
+
+    // The largest deviations of an output, relative to its row, and of a log-sum-exp; -1 where
+    // something is NaN that must not be.
+    void deviations(double& of_out, double& of_lse) const {
+        of_out = of_lse = 0;
+        for (int request = 0; request < requests; ++request)
+            for (int i = 0; i < c.q_lens[request]; ++i)
+                for (int head = 0; head < c.heads; ++head)
+                    compare(request, i, head, of_out, of_lse);
+    }
+
+  private:
+    static T poison() {
+        T x;
+        std::memset(static_cast<void*>(&x), 0xff, sizeof(x));
+        return x;
+    }
+
+    std::vector<T> values(size_t n) {
+        std::normal_distribution<float> normal;
+        std::vector<T> x(n);
+        for (T& v : x) v = T(normal(random_));
+        return x;
+    }
+
+    int64_t offset(int slot) const {
+        return slot / c.page * page_stride + int64_t(slot % c.page) * row_bytes;
+    }
+
+    // Pages in random order; NaN wherever no token is.
+    void fill_cache() {
+        cache.assign(pages * page_stride, char(0xff));
+        std::vector<int> free(pages);
+        for (int i = 0; i < pages; ++i) free[i] = i;
+        for (int i = pages; i > 1; --i) std::swap(free[i - 1], free[random_() % i]);
+        table.assign(size_t(requests) * (c.sparse ? longest_list() : max_pages), 2147480000);
+        for (int request = 0; request < requests; ++request) {
+            int page = 0;
+            for (int token = 0; token < kv_lens[request]; ++token) {
+                if (token % c.page == 0) {
+                    page = free.back();
+                    free.pop_back();
+                    if (!c.sparse) table[request * max_pages + token / c.page] = page;
+                }
+                const int slot = page * c.page + token % c.page;
+                write_row(cache.data() + offset(slot));
+                if (request == 0 && token == c.nan_token) {
+                    const T nan = poison();
+                    std::memcpy(cache.data() + offset(slot) + 6, &nan, sizeof(nan));
+                }
+                if (c.sparse) {
+                    const bool hole = random_() % 1000 < c.holes * 1000;
+                    table[size_t(request) * longest_list() + token] =
+                        !hole           ? slot
+                        : random_() % 2 ? -1
+                                        : pages * c.page + int(random_() % 9);
+                }
+            }
+        }
+    }
+
+    void write_row(char* row) {
+        std::normal_distribution<float> normal;
+        const auto wide = [&](char* to, int n) {
+            for (int i = 0; i < n; ++i) {
+                const T x = T(normal(random_));
+                std::memcpy(to + 2 * i, &x, 2);
+            }
+        };
+        if (c.format == CacheFormat::plain) return wide(row, c.latent + c.rope);
+        const int bytes = c.format == CacheFormat::e4m3 ? c.latent + c.rope : c.latent;
+        const float spread = c.format == CacheFormat::e4m3 ? 1 / cache_scale : 100.f;
+        for (int i = 0; i < bytes; ++i) row[i] = char(e4m3_byte(normal(random_) * spread));
+        if (c.format == CacheFormat::e4m3) return;
+        for (int group = 0; group < c.latent / 128; ++group) {
+            const float scale = 0.01f * (0.3f + std::fabs(normal(random_)));
+            std::memcpy(row + c.latent + 4 * group, &scale, 4);
+        }
+        wide(row + c.latent + c.latent / 32, c.rope);
+    }
+
+    double cached(int64_t row, int column) const {
+        const char* at = cache.data() + row;
+        if (c.format == CacheFormat::plain) return wide_at(at + 2 * column);
+        if (c.format == CacheFormat::e4m3)
+            return double(e4m3_value(uint8_t(at[column]))) * cache_scale;
+        if (column >= c.latent)
+            return wide_at(at + c.latent + c.latent / 32 + 2 * (column - c.latent));
+        float scale;
+        std::memcpy(&scale, at + c.latent + column / 128 * 4, 4);
+        return double(e4m3_value(uint8_t(at[column]))) * scale;
+    }
+
+    static double wide_at(const char* at) {
+        T x;
+        std::memcpy(&x, at, 2);
+        return double(float(x));
+    }
+
+    void compare(int request, int i, int head, double& of_out, double& of_lse) const {
+        const int token = cu_q_lens[request] + i;
+        const int limit =
+            c.causal ? kv_lens[request] - c.q_lens[request] + i + 1 : kv_lens[request];
+        const T* ql = q_latent.data() + (size_t(token) * c.heads + head) * c.latent;
+        const T* qr = q_rope.data() + (size_t(token) * c.heads + head) * c.rope;
+        std::vector<int64_t> rows;
+        std::vector<double> scores;
+        double maximum = -INFINITY;
+        for (int t = 0; t < limit; ++t) {
+            int slot;
+            if (c.sparse) {
+                slot = table[size_t(request) * longest_list() + t];
+                if (slot < 0 || slot >= pages * c.page) continue;
+            } else {
+                slot = table[request * max_pages + t / c.page] * c.page + t % c.page;
+            }
+            rows.push_back(offset(slot));
+            double sum = 0;
+            for (int j = 0; j < c.latent; ++j) sum += double(float(ql[j])) * cached(rows.back(), j);
+            for (int j = 0; j < c.rope; ++j)
+                sum += double(float(qr[j])) * cached(rows.back(), c.latent + j);
+            scores.push_back(sum * softmax_scale);
+            maximum = std::max(maximum, scores.back());
+        }
+        double total = 0;
+        std::vector<double> expected(c.latent);
+        for (size_t t = 0; t < rows.size(); ++t) {
+            const double weight = std::exp(scores[t] - maximum);
+            total += weight;
+            for (int j = 0; j < c.latent; ++j) expected[j] += weight * cached(rows[t], j);
+        }
+        const double expected_lse = rows.empty() ? -INFINITY : maximum + std::log(total);
+        double largest = 1e-30, deviation = 0;
+        const T* got = out.data() + (size_t(token) * c.heads + head) * c.latent;
+        if (request == 0 && c.nan_token >= 0 && c.nan_token < limit) {
+            for (int j = 0; j < c.latent; ++j)
+                if (!std::isnan(float(got[j]))) of_out = INFINITY;
+            if (!std::isnan(lse[head * lse_stride + token])) of_lse = INFINITY;
+            return;
+        }
+        for (int j = 0; j < c.latent; ++j) {
+            const double x = rows.empty() ? 0 : expected[j] / total;
+            largest = std::max(largest, std::fabs(x));
+            const double d = std::fabs(double(float(got[j])) - x);
+            deviation = d > deviation || std::isnan(d) ? d : deviation;
+            if (std::isnan(deviation)) break;
+        }
+        if (rows.empty() && deviation == 0) largest = 1;
+        const double got_lse = lse[head * lse_stride + token];
+        const double lse_deviation =
+            expected_lse == got_lse ? 0 : std::fabs(expected_lse - got_lse);
+        const auto keep = [](double& most, double x) {
+            if (!(x <= most)) most = std::isnan(x) ? INFINITY : x;
+        };
+        keep(of_out, deviation / largest);
+        keep(of_lse, lse_deviation);
+    }
+
+  public:
+    int longest_list() const { return max_pages * c.page; }
+
+  private:
+    std::mt19937 random_;
+};
+
+}  // namespace mla::test

@@ -1,0 +1,176 @@
+// A CUDA grid on the host: every thread of a block is a fiber, blocks run one after another.
+//
+// Which fiber runs next is random, and a fiber may be interrupted at every instruction that
+// tests/emulator/ptx/sm80.cuh stands for, so that a missing barrier shows as a wrong result.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include <ucontext.h>
+
+namespace mla::emulator {
+
+struct Index {
+    unsigned x = 0, y = 0, z = 0;
+};
+
+// A copy to shared memory that is in flight.
+struct Copy {
+    char* to;
+    const void* from;
+    int bytes, valid;
+};
+
+// What the lanes of a warp give to and take from a common operation.
+struct Warp {
+    uint32_t given[32][8], taken[32][8];
+    int arrived = 0;
+    unsigned generation = 0;
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    Index index;
+    bool done = false;
+    std::vector<std::vector<Copy>> groups;
+    std::vector<Copy> open;
+};
+
+class Block {
+  public:
+    static Block*& current() {
+        static Block* block = nullptr;
+        return block;
+    }
+
+    Block(unsigned threads, size_t shared_bytes, unsigned seed, Index block, Index grid)
+        : threads_(threads),
+          warps_((threads + 31) / 32),
+          shared_(shared_bytes + 16),
+          random_(seed) {
+        block_index = block;
+        grid_dim = grid;
+        // NaN in every 16-bit type.
+        std::memset(shared_.data(), 0xff, shared_.size());
+    }
+
+    void run(const std::function<void()>& kernel) {
+        current() = this;
+        kernel_ = &kernel;
+        for (unsigned i = 0; i < threads_.size(); ++i) {
+            Thread& t = threads_[i];
+            t.index.x = i;
+            t.stack.reset(new char[kStack]);
+            getcontext(&t.context);
+            t.context.uc_stack.ss_sp = t.stack.get();
+            t.context.uc_stack.ss_size = kStack;
+            t.context.uc_link = &scheduler_;
+            makecontext(&t.context, reinterpret_cast<void (*)()>(&Block::enter), 0);
+        }
+        size_t left = threads_.size();
+        while (left > 0) {
+            // Every fiber once, in random order.
+            for (Thread* t : shuffled()) {
+                if (t->done) continue;
+                running_ = t;
+                swapcontext(&scheduler_, &t->context);
+                left -= t->done;
+            }
+        }
+        current() = nullptr;
+    }
+
+    Thread& thread() { return *running_; }
+    char* shared() {
+        const uintptr_t at = reinterpret_cast<uintptr_t>(shared_.data());
+        return shared_.data() + ((16 - at % 16) % 16);
+    }
+    int lane() const { return running_->index.x % 32; }
+
+    void yield() { swapcontext(&running_->context, &scheduler_); }
+    void perhaps_yield() {
+        if (random_() % 16 == 0) yield();
+    }
+
+    void sync_threads() {
+        const unsigned generation = barrier_generation_;
+        if (++barrier_arrived_ == int(threads_.size())) {
+            barrier_arrived_ = 0;
+            ++barrier_generation_;
+        } else {
+            while (barrier_generation_ == generation) yield();
+        }
+        perhaps_yield();
+    }
+
+    // All lanes give words; the last one to come makes of them what each takes.
+    template <int kGiven, int kTaken, typename Make>
+    void together(const uint32_t (&given)[kGiven], uint32_t (&taken)[kTaken], const Make& make) {
+        perhaps_yield();
+        Warp& w = warps_[running_->index.x / 32];
+        const int own = lane();
+        std::memcpy(w.given[own], given, sizeof(given));
+        const unsigned generation = w.generation;
+        if (++w.arrived == 32) {
+            make(w);
+            w.arrived = 0;
+            ++w.generation;
+        } else {
+            while (w.generation == generation) yield();
+        }
+        std::memcpy(taken, w.taken[own], sizeof(taken));
+    }
+
+    Index block_index, grid_dim;
+
+  private:
+    static constexpr size_t kStack = 128 << 10;
+
+    static void enter() {
+        Block* block = current();
+        (*block->kernel_)();
+        block->running_->done = true;
+    }
+
+    std::vector<Thread*> shuffled() {
+        std::vector<Thread*> all;
+        for (Thread& t : threads_) all.push_back(&t);
+        for (size_t i = all.size(); i > 1; --i) std::swap(all[i - 1], all[random_() % i]);
+        return all;
+    }
+
+    std::vector<Thread> threads_;
+    std::vector<Warp> warps_;
+    std::vector<char> shared_;
+    std::minstd_rand random_;
+    ucontext_t scheduler_;
+    Thread* running_ = nullptr;
+    const std::function<void()>* kernel_ = nullptr;
+    int barrier_arrived_ = 0;
+    unsigned barrier_generation_ = 0;
+};
+
+// Runs all blocks of a grid, in random order.
+template <typename Kernel, typename Params>
+void launch(Kernel kernel, unsigned grid, unsigned threads, size_t shared_bytes,
+            const Params& params, unsigned seed) {
+    std::vector<unsigned> order(grid);
+    for (unsigned i = 0; i < grid; ++i) order[i] = i;
+    std::minstd_rand random(seed);
+    for (unsigned i = grid; i > 1; --i) std::swap(order[i - 1], order[random() % i]);
+    const std::function<void()> body = [&] { kernel(params); };
+    for (unsigned i : order) {
+        Index block, all;
+        block.x = i;
+        all.x = grid;
+        Block(threads, shared_bytes, seed + i, block, all).run(body);
+    }
+}
+
+}  // namespace mla::emulator

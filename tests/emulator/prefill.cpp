@@ -1,0 +1,72 @@
+// The prefill kernels of the portable family, run on the host by the emulator.
+#include "ptx/sm80.cuh"
+#include "sm80/prefill/kernel.cuh"
+
+#include "prefill_case.h"
+
+namespace {
+
+using namespace mla::sm80::prefill;
+using mla::test::PrefillCase;
+using mla::test::PrefillProblem;
+
+int failures = 0;
+
+template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
+void check(const PrefillCase& c, unsigned seed) {
+    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
+    PrefillProblem<T> x(c, seed);
+    KernelParams p = {};
+    p.query = reinterpret_cast<const char*>(x.query.data());
+    p.key_nope = reinterpret_cast<const char*>(x.key_nope.data());
+    p.key_rope = reinterpret_cast<const char*>(x.key_rope.data());
+    p.value = reinterpret_cast<const char*>(x.value.data());
+    p.out = x.out.data();
+    p.lse = x.lse.data();
+    p.cu_query_lens = x.cu_query_lens.data();
+    p.cu_key_lens = x.cu_key_lens.data();
+    p.query_head_stride = kQkDim * 2;
+    p.query_token_stride = p.query_head_stride * c.heads;
+    p.key_nope_head_stride = c.nope * 2;
+    p.key_nope_token_stride = p.key_nope_head_stride * c.heads;
+    p.key_rope_head_stride = 0;
+    p.key_rope_token_stride = c.rope * 2;
+    p.value_head_stride = p.out_head_stride = kVDim * 2;
+    p.value_token_stride = p.out_token_stride = p.value_head_stride * c.heads;
+    p.lse_head_stride = x.query_tokens;
+    p.requests = x.requests;
+    p.heads = c.heads;
+    p.nope_dim = c.nope;
+    p.tiles = x.query_tokens / C::kRows + x.requests;
+    p.head_group = 2;
+    p.causal = c.causal;
+    p.scale_log2 = x.softmax_scale * 1.44269504088896340736f;
+    mla::emulator::launch(prefill_kernel<C>, p.tiles * c.heads, C::kThreads, C::kSharedBytes, p,
+                          seed);
+    double of_out, of_lse;
+    x.deviations(of_out, of_lse);
+    const double allowed = std::is_same_v<T, __half> ? 2e-3 : 1.2e-2;
+    const bool good = of_out < allowed && of_lse < 2e-5 * (1 + c.spread);
+    failures += !good;
+    std::printf("%s %-28s out %.1e lse %.1e\n", good ? "ok  " : "FAIL", c.name.c_str(), of_out,
+                of_lse);
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const unsigned seed = argc > 1 ? std::atoi(argv[1]) : 1;
+    using B = __nv_bfloat16;
+    using H = __half;
+    check<B, 192, 128, 2, 4, 64>({"192/128", 1, {150}, {150}, 128, 64, 128}, seed);
+    check<B, 192, 128, 2, 4, 32>(
+        {"ragged", 3, {40, 0, 1, 70}, {90, 5, 0, 70}, 128, 64, 128, true, 6.f}, seed);
+    check<H, 192, 128, 1, 4, 64>({"context", 2, {20, 3}, {100, 0}, 128, 64, 128, false}, seed);
+    check<B, 256, 256, 1, 4, 64>({"256/256", 1, {70}, {80}, 192, 64, 256}, seed);
+    check<B, 256, 256, 1, 4, 64>({"no rope", 1, {20}, {80}, 256, 0, 256}, seed);
+    check<B, 128, 64, 2, 4, 64>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
+    check<H, 96, 64, 2, 4, 64>({"96/64", 2, {70}, {50}, 64, 32, 64}, seed);
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}

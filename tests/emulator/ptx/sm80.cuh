@@ -1,0 +1,214 @@
+// What cuda/ptx/sm80.cuh names, and what of CUDA's own functions the kernels use, on the host. It
+// comes first on the include path where the kernels are compiled by a compiler for C++.
+#pragma once
+
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "../fibers.h"
+
+#define threadIdx (mla::emulator::Block::current()->thread().index)
+#define blockIdx (mla::emulator::Block::current()->block_index)
+#define gridDim (mla::emulator::Block::current()->grid_dim)
+
+using std::max;
+using std::min;
+
+inline mla::emulator::Block& emulated() { return *mla::emulator::Block::current(); }
+
+inline void __syncthreads() { emulated().sync_threads(); }
+inline void __threadfence() {}
+inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
+inline int __popc(unsigned x) { return std::popcount(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+template <typename T>
+T __ldcg(const T* from) {
+    return *from;
+}
+inline unsigned atomicAdd(unsigned* at, unsigned x) {
+    const unsigned before = *at;
+    *at += x;
+    return before;
+}
+
+// Each lane takes the words of the lane that `source` names for it.
+template <typename T, typename Source>
+T emulated_shuffle(T x, const Source& source) {
+    uint32_t given[2] = {}, taken[2];
+    std::memcpy(given, &x, sizeof(x));
+    emulated().together(given, taken, [&](mla::emulator::Warp& w) {
+        for (int lane = 0; lane < 32; ++lane) {
+            // The source is this lane's unless it is computed from the lane.
+            const int from = source(lane, w);
+            w.taken[lane][0] = w.given[from][0];
+            w.taken[lane][1] = w.given[from][1];
+        }
+    });
+    T result;
+    std::memcpy(&result, taken, sizeof(result));
+    return result;
+}
+template <typename T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+    return emulated_shuffle(x, [=](int lane, auto&) { return lane ^ mask; });
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T x, int delta) {
+    return emulated_shuffle(x,
+                            [=](int lane, auto&) { return lane >= delta ? lane - delta : lane; });
+}
+template <typename T>
+T __shfl_sync(unsigned, T x, int source) {
+    uint32_t given[3] = {}, taken[2];
+    std::memcpy(given, &x, sizeof(x));
+    given[2] = uint32_t(source) % 32;
+    emulated().together(given, taken, [](mla::emulator::Warp& w) {
+        for (int lane = 0; lane < 32; ++lane)
+            std::memcpy(w.taken[lane], w.given[w.given[lane][2]], 8);
+    });
+    T result;
+    std::memcpy(&result, taken, sizeof(result));
+    return result;
+}
+inline unsigned __ballot_sync(unsigned, bool x) {
+    const uint32_t given[1] = {x};
+    uint32_t taken[1];
+    emulated().together(given, taken, [](mla::emulator::Warp& w) {
+        uint32_t all = 0;
+        for (int lane = 0; lane < 32; ++lane) all |= w.given[lane][0] << lane;
+        for (int lane = 0; lane < 32; ++lane) w.taken[lane][0] = all;
+    });
+    return taken[0];
+}
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline void __syncwarp() { __ballot_sync(~0u, true); }
+
+namespace mla::ptx {
+
+inline int laneid() { return emulated().lane(); }
+inline int ld_shared_s32(uint32_t address) {
+    int r;
+    std::memcpy(&r, emulated().shared() + address, 4);
+    return r;
+}
+inline char* dynamic_shared() { return emulated().shared(); }
+inline uint32_t shared_address(const void* p) {
+    return uint32_t(static_cast<const char*>(p) - emulated().shared());
+}
+
+// `matrices` of eight rows of 16 bytes.
+template <int kMatrices>
+void emulated_ldmatrix(uint32_t (&r)[kMatrices], uint32_t address, bool transposed) {
+    const uint32_t given[1] = {address};
+    emulated().together(given, r, [=](emulator::Warp& w) {
+        for (int matrix = 0; matrix < kMatrices; ++matrix) {
+            uint16_t x[8][8];
+            for (int row = 0; row < 8; ++row)
+                std::memcpy(x[row], emulated().shared() + w.given[matrix * 8 + row][0], 16);
+            for (int lane = 0; lane < 32; ++lane) {
+                const int i = lane / 4, j = lane % 4 * 2;
+                const uint16_t low = transposed ? x[j][i] : x[i][j];
+                const uint16_t high = transposed ? x[j + 1][i] : x[i][j + 1];
+                w.taken[lane][matrix] = low | uint32_t(high) << 16;
+            }
+        }
+    });
+}
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+    emulated_ldmatrix(r, address, false);
+}
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+    emulated_ldmatrix(r, address, true);
+}
+inline void ldmatrix_x2(uint32_t (&r)[2], uint32_t address) {
+    emulated_ldmatrix(r, address, false);
+}
+
+template <typename T>
+float half_of(uint32_t word, int half) {
+    const uint16_t bits = uint16_t(word >> 16 * half);
+    T x;
+    std::memcpy(static_cast<void*>(&x), &bits, 2);
+    return float(x);
+}
+
+template <typename T>
+void mma_m16n8k16(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t given[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    uint32_t taken[4];
+    emulated().together(given, taken, [](emulator::Warp& w) {
+        for (int lane = 0; lane < 32; ++lane)
+            for (int i = 0; i < 4; ++i) {
+                const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+                float sum = 0;
+                for (int k = 0; k < 16; ++k) {
+                    const int from_a = row % 8 * 4 + k % 8 / 2, from_b = column * 4 + k % 8 / 2;
+                    const uint32_t a = w.given[from_a][row / 8 + k / 8 * 2];
+                    const uint32_t b = w.given[from_b][4 + k / 8];
+                    sum += half_of<T>(a, k % 2) * half_of<T>(b, k % 2);
+                }
+                w.taken[lane][i] = std::bit_cast<uint32_t>(sum);
+            }
+    });
+    for (int i = 0; i < 4; ++i) d[i] += std::bit_cast<float>(taken[i]);
+}
+
+// Until a copy is waited for, there are NaN in its place.
+inline void emulated_copy(uint32_t to, const void* from, int bytes, bool valid) {
+    emulated().perhaps_yield();
+    char* at = emulated().shared() + to;
+    std::memset(at, 0xff, bytes);
+    emulated().thread().open.push_back({at, from, bytes, valid ? bytes : 0});
+}
+inline void cp_async_16(uint32_t to, const void* from, bool valid) {
+    emulated_copy(to, from, 16, valid);
+}
+inline void cp_async_4(uint32_t to, const void* from, bool valid) {
+    emulated_copy(to, from, 4, valid);
+}
+inline void cp_async_commit_group() {
+    emulator::Thread& t = emulated().thread();
+    t.groups.push_back(std::move(t.open));
+    t.open.clear();
+}
+template <int N>
+void cp_async_wait_group() {
+    emulator::Thread& t = emulated().thread();
+    while (int(t.groups.size()) > N) {
+        for (const emulator::Copy& c : t.groups.front()) {
+            std::memcpy(c.to, c.from, c.valid);
+            std::memset(c.to + c.valid, 0, c.bytes - c.valid);
+        }
+        t.groups.erase(t.groups.begin());
+    }
+    emulated().perhaps_yield();
+}
+
+template <typename T>
+uint32_t cvt_rn_x2(float low, float high) {
+    const T pair[2] = {T(low), T(high)};
+    uint32_t r;
+    std::memcpy(&r, pair, 4);
+    return r;
+}
+template <typename T>
+uint32_t mul_rn_x2(uint32_t a, uint32_t b) {
+    return cvt_rn_x2<T>(half_of<T>(a, 0) * half_of<T>(b, 0), half_of<T>(a, 1) * half_of<T>(b, 1));
+}
+inline float ld_shared_f32(uint32_t address) {
+    float r;
+    std::memcpy(&r, emulated().shared() + address, 4);
+    return r;
+}
+inline float ex2_approx(float x) { return std::exp2(x); }
+inline float lg2_approx(float x) { return std::log2(x); }
+
+}  // namespace mla::ptx
