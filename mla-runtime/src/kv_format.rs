@@ -16,8 +16,8 @@ pub enum KvFormat {
     BF16,
     /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
     Fp8,
-    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values, each a power of two), then R
-    /// values of bf16: 656 bytes at L = 512, R = 64.
+    /// L bytes of e4m3, then L/128 f32 scales (one per 128 values: readers take any, our writers
+    /// round up to a power of two), then R values of bf16: 656 bytes at L = 512, R = 64.
     Fp8DsMla,
 }
 

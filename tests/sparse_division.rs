@@ -1,0 +1,60 @@
+//! How sparse attention divides its lists among CTAs, computed on the host by the launch's own code.
+#![cfg(feature = "sm90")]
+
+use mla_kernels::raw::{self, MlaSparseParams};
+
+/// Clusters of 1, 2, 4, 8 and 16 CTAs that a GPU of 132 SMs runs at the same time.
+const H200: [i32; 5] = [132, 66, 32, 16, 8];
+
+fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 5]) -> i32 {
+    let params = MlaSparseParams {
+        tokens,
+        heads,
+        width,
+        latent_dim: 512,
+        rope_dim: 64,
+        q_dtype: raw::MLA_DTYPE_BF16 as i32,
+        cache_format: raw::MLA_CACHE_FP8_DS_MLA as i32,
+        ..MlaSparseParams::default()
+    };
+    let mut splits = 0;
+    // SAFETY: all three addresses are those of values on this stack, `clusters` has five.
+    let status = unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits) };
+    raw::check("sparse splits", status).unwrap();
+    splits
+}
+
+#[test]
+fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
+    for (tokens, heads, expected) in [
+        (1, 16, 16),
+        (8, 16, 16),
+        (16, 16, 8),
+        (32, 16, 4),
+        (64, 64, 2),
+        (128, 16, 1),
+        // Two tiles of heads each.
+        (8, 128, 8),
+        (64, 128, 1),
+        (4096, 128, 1),
+    ] {
+        assert_eq!(
+            splits(tokens, heads, 2048, H200),
+            expected,
+            "{tokens} tokens, {heads} heads"
+        );
+    }
+}
+
+#[test]
+fn a_split_has_at_least_a_whole_tile_and_a_cluster_that_the_gpu_takes() {
+    for width in [0, 1, 63, 64, 127, 128, 500, 2048, 8192] {
+        for tokens in 1..200 {
+            let splits = splits(tokens, 16, width, H200);
+            assert!([1, 2, 4, 8, 16].contains(&splits));
+            assert!(splits == 1 || width >= 64 * splits, "{splits} of {width}");
+        }
+    }
+    assert_eq!(splits(1, 16, 2048, [132, 66, 32, 16, 0]), 8);
+    assert_eq!(splits(1, 16, 2048, [132, 0, 0, 0, 0]), 1);
+}
