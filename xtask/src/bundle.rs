@@ -51,6 +51,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         fs::create_dir_all(output.join(folder))?;
     }
 
+    // First of all: it says that the folder is a bundle, also if a build below fails.
+    let script = output.join("run.sh");
+    fs::write(&script, include_str!("run.sh"))?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+
     let features = arguments.features.join(",");
     let packages = ["--package", "mla-kernels"];
     for artifact in build(&workspace, "test", &packages, &features)? {
@@ -113,9 +118,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             )?;
         }
     }
-    let script = output.join("run.sh");
-    fs::write(&script, include_str!("run.sh"))?;
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
 
     let mut total = 0;
     for folder in FOLDERS {

@@ -27,7 +27,7 @@ impl Axis {
         }
     }
 
-    /// An axis for values that were found: labels at 1, 2 and 5 times powers of ten.
+    /// An axis for values that were found: labels at round numbers.
     pub(super) fn found(name: &str, values: &[f64]) -> Self {
         let range = span(values.iter());
         Self {
@@ -54,11 +54,21 @@ fn span<'a>(numbers: impl Iterator<Item = &'a f64> + Clone) -> Range<f64> {
     least / 1.5..most * 1.5
 }
 
-/// 1, 2 and 5 times powers of ten within a range.
+/// 1, 2 and 5 times powers of ten within a range; every digit and a half if these are too few.
 fn round(range: &Range<f64>) -> Vec<f64> {
     let exponents = range.start.log10().floor() as i32..=range.end.log10().ceil() as i32;
-    let values = exponents.flat_map(|exponent| [1.0, 2.0, 5.0].map(|n| n * 10f64.powi(exponent)));
-    values.filter(|value| range.contains(value)).collect()
+    let multiples = |steps: &[f64]| -> Vec<f64> {
+        let values = exponents
+            .clone()
+            .flat_map(|exponent| steps.iter().map(move |n| n * 10f64.powi(exponent)));
+        values.filter(|value| range.contains(value)).collect()
+    };
+    let coarse = multiples(&[1.0, 2.0, 5.0]);
+    if coarse.len() >= 3 {
+        return coarse;
+    }
+    let fine: Vec<f64> = (2..20).map(|half| f64::from(half) / 2.0).collect();
+    multiples(&fine)
 }
 
 /// Those of rising values whose labels do not run into each other, the first always among them.
