@@ -198,6 +198,14 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
         })
 }
 
+/// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of these
+/// files, and keeps the second in every one.
+fn is_target_folder(folder: &Path) -> bool {
+    ["CACHEDIR.TAG", ".rustc_info.json"]
+        .iter()
+        .any(|file| folder.join(file).is_file())
+}
+
 /// The sources of the globs, whatever their families.
 fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
     let mut sources = BTreeSet::new();
@@ -208,9 +216,7 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
             .follow_links(true)
             .into_iter()
             // A target folder below the sources holds copies and what other builds generated.
-            .filter_entry(|entry| {
-                entry.depth() == 0 || !entry.path().join("CACHEDIR.TAG").is_file()
-            });
+            .filter_entry(|entry| entry.depth() == 0 || !is_target_folder(entry.path()));
         for entry in walk {
             let entry = match entry {
                 Ok(entry) => entry,

@@ -234,12 +234,7 @@ impl Plan {
         searched.push(cuda.include.join("cccl"));
         searched.extend(host.include_folders()?);
         searched.extend(named.folders.iter().cloned());
-        // The innermost: a target folder may lie in another's, as those of tests do.
-        let target_dir = out_dir
-            .ancestors()
-            .find(|folder| folder.join("CACHEDIR.TAG").is_file())
-            .unwrap_or(&out_dir)
-            .to_owned();
+        let target_dir = target_folder(&out_dir).to_owned();
         let compile_commands = kernels
             .compile_commands
             .or_else(|| {
@@ -498,6 +493,29 @@ fn is_first(library: &str) -> Result<(), Error> {
         given: library.to_owned(),
         accepted: "a name that no other library of this build script has".into(),
     })
+}
+
+/// Cargo's target folder that holds `out_dir`, or `out_dir` where none does.
+///
+/// The innermost: a target folder may lie in another's, as those of tests do. Cargo marks one that it
+/// made with CACHEDIR.TAG, but leaves a folder unmarked that was there before its first build; then the
+/// place of `out_dir`, `<target>/[<triple>/]<profile>/build/<package>/out`, tells.
+fn target_folder(out_dir: &Path) -> &Path {
+    let marked = out_dir
+        .ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    let placed = || {
+        let build = out_dir
+            .ancestors()
+            .find(|folder| folder.ends_with("build"))?;
+        let folder = build.parent()?.parent()?;
+        let triple = env::var_os("TARGET");
+        match triple.is_some_and(|triple| folder.ends_with(triple)) {
+            true => folder.parent(),
+            false => Some(folder),
+        }
+    };
+    marked.or_else(placed).unwrap_or(out_dir)
 }
 
 /// The folder that a build writes to: as given, or Cargo's.

@@ -84,6 +84,18 @@ fn the_newest_report_of_a_target_folder_is_found_and_shown() {
 }
 
 #[test]
+fn a_target_folder_that_cargo_did_not_mark_holds_the_report() {
+    // Something made the folder before Cargo's first build, which then leaves it unmarked.
+    let world = World::new();
+    world
+        .kernels_of("package", "target/debug/build/p-1/out")
+        .compile("kernels")
+        .unwrap();
+    let newest = report::newest(&world.at("target")).unwrap();
+    assert_eq!(newest.library, "kernels");
+}
+
+#[test]
 fn a_failed_build_has_a_report_too() {
     let world = World::new();
     world.write("package/cuda/sm90/a.cu", "// error: no\n");
