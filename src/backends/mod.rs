@@ -8,6 +8,11 @@
 
 use mla_runtime::kernels::Family;
 
+#[cfg(feature = "gpu")]
+mod absorbed;
+#[cfg(feature = "gpu")]
+mod expanded;
+pub mod sm80;
 pub mod sm90;
 
 /// Writes what each family adds to.
@@ -37,7 +42,7 @@ macro_rules! families {
 }
 
 families! {
-    "sm80", SM80, sm80 { prefill: [], decode: [] }
+    "sm80", SM80, sm80 { prefill: [MmaAttn], decode: [MmaMla] }
     "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla, FlashMlaSparse] }
     "sm100", SM100, sm100 { prefill: [], decode: [] }
 }

@@ -15,3 +15,5 @@ mod flash_attn;
 mod flash_mla;
 #[cfg(feature = "sm90")]
 mod layer;
+#[cfg(feature = "sm80")]
+mod portable;

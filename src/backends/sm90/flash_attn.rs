@@ -8,14 +8,14 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
 use {
-    crate::device::argument::{dtype_code, narrow, unit_columns, wide},
+    crate::backends::expanded,
     crate::device::{Buffer, Cuda},
     crate::raw,
     mla_runtime::backend::{
-        Chunk, KeyLayout, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+        Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::device::Device,
-    mla_runtime::error::{Error, Result},
+    mla_runtime::error::Result,
 };
 
 /// Expanded attention on sm_90a, for new tokens and for context chunks.
@@ -54,13 +54,7 @@ impl PrefillBackend for FlashAttn {
     type Metadata = ();
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
-            return Err(Error::argument(
-                "softmax scale",
-                config.softmax_scale,
-                "a finite number above 0",
-            ));
-        }
+        expanded::shape(config)?;
         device.bind()?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         raw::check("load prefill kernels", unsafe {
@@ -125,11 +119,7 @@ impl PrefillBackend for FlashAttn {
 impl FlashAttn {
     /// Bytes of the workspace, which depend on the width of a value and on the device.
     fn workspace(&self, device: &Cuda) -> Result<usize> {
-        let params = raw::MlaPrefillParams {
-            value_dim: narrow("v", self.config.problem.dims.head.v as usize)?,
-            // SAFETY: the struct is plain data, for which zero is a value.
-            ..unsafe { std::mem::zeroed() }
-        };
+        let params = expanded::shape(&self.config)?;
         let mut bytes = 0;
         device.bind()?;
         // SAFETY: both addresses are those of values on this stack.
@@ -145,105 +135,13 @@ impl FlashAttn {
         state: &mut FlashAttnState,
         causal: bool,
     ) -> Result<()> {
-        let problem = &self.config.problem;
-        let (dims, dtype, heads) = (problem.dims.head, problem.dtype, problem.heads as usize);
-        let (nope, rope, v) = (dims.nope as usize, dims.rope as usize, dims.v as usize);
-        let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
-
-        let query = *call.query.layout();
-        query.expect("query", dtype, [query_tokens, heads, nope + rope])?;
-        unit_columns("query", &query)?;
-        let value = *call.values.layout();
-        value.expect("values", dtype, [key_tokens, heads, v])?;
-        unit_columns("values", &value)?;
-        let (key_nope, key_nope_layout, key_rope, key_rope_layout) = match &call.keys {
-            Keys::Packed(keys) => {
-                let layout = *keys.layout();
-                layout.expect("keys", dtype, [key_tokens, heads, nope + rope])?;
-                unit_columns("keys", &layout)?;
-                let address = keys.bytes().address();
-                let rotary = address + (nope * dtype.bytes()) as u64;
-                (address, layout, rotary, layout)
-            }
-            Keys::Split {
-                nope: head,
-                rope: shared,
-            } => {
-                let (layout, mut shared_layout) = (*head.layout(), *shared.layout());
-                layout.expect("keys (nope)", dtype, [key_tokens, heads, nope])?;
-                shared_layout.expect("keys (rope)", dtype, [key_tokens, 1, rope])?;
-                unit_columns("keys (nope)", &layout)?;
-                unit_columns("keys (rope)", &shared_layout)?;
-                // One head that every head reads.
-                shared_layout.strides[1] = 0;
-                let addresses = (head.bytes().address(), shared.bytes().address());
-                (addresses.0, layout, addresses.1, shared_layout)
-            }
-        };
-        let Output::Plain(out) = call.out else {
-            return Err(Error::argument("output", "e4m3", dtype));
-        };
-        let out_layout = *out.layout();
-        out_layout.expect("output", dtype, [query_tokens, heads, v])?;
-        unit_columns("output", &out_layout)?;
-        let (lse, lse_head_stride) = match call.lse {
-            None => (0, query_tokens),
-            Some(lse) => {
-                let layout = lse.layout();
-                layout.expect("lse", heads, query_tokens)?;
-                (lse.into_bytes().address(), layout.row_stride)
-            }
-        };
-        let requests = call.query_starts.len().saturating_sub(1);
-        if call.key_starts.len() != call.query_starts.len() {
-            return Err(Error::argument(
-                "key starts",
-                call.key_starts.len(),
-                format!("{}, as many as query starts", call.query_starts.len()),
-            ));
-        }
-        // Nothing to write, and the kernel's tensors must not be empty.
-        if requests == 0 || query_tokens == 0 {
+        let Some(mut params) = expanded::params(&self.config, call, causal)? else {
             return Ok(());
-        }
-
-        let params = raw::MlaPrefillParams {
-            query: call.query.bytes().address() as *const _,
-            key_nope: key_nope as *const _,
-            key_rope: key_rope as *const _,
-            value: call.values.bytes().address() as *const _,
-            out: out.into_bytes().address() as *mut _,
-            lse: lse as *mut _,
-            cu_query_lens: call.query_starts.bytes().address() as *const _,
-            cu_key_lens: call.key_starts.bytes().address() as *const _,
-            workspace: state.workspace.address() as *mut _,
-            workspace_bytes: state.workspace.len(),
-            query_token_stride: wide("query stride", query.strides[0])?,
-            query_head_stride: wide("query stride", query.strides[1])?,
-            key_nope_token_stride: wide("keys stride", key_nope_layout.strides[0])?,
-            key_nope_head_stride: wide("keys stride", key_nope_layout.strides[1])?,
-            key_rope_token_stride: wide("keys stride", key_rope_layout.strides[0])?,
-            key_rope_head_stride: wide("keys stride", key_rope_layout.strides[1])?,
-            value_token_stride: wide("values stride", value.strides[0])?,
-            value_head_stride: wide("values stride", value.strides[1])?,
-            out_token_stride: wide("output stride", out_layout.strides[0])?,
-            out_head_stride: wide("output stride", out_layout.strides[1])?,
-            lse_head_stride: wide("lse stride", lse_head_stride)?,
-            query_tokens: narrow("query tokens", query_tokens)?,
-            key_tokens: narrow("key tokens", key_tokens)?,
-            requests: narrow("requests", requests)?,
-            heads: narrow("heads", heads)?,
-            max_query_len: narrow("longest query", call.max_query_len)?,
-            max_key_len: narrow("most keys", call.max_key_len)?,
-            nope_dim: narrow("nope", nope)?,
-            rope_dim: narrow("rope", rope)?,
-            value_dim: narrow("v", v)?,
-            dtype: dtype_code(dtype),
-            causal: i32::from(causal),
-            softmax_scale: self.config.softmax_scale,
         };
+        params.workspace = state.workspace.address() as *mut _;
+        params.workspace_bytes = state.workspace.len();
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree, the
+        // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
         // output and the workspace are borrowed mutably, and the call states the bounds of the lengths,
         // which the kernel relies on.
         raw::check("prefill", unsafe {

@@ -8,7 +8,7 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
 use {
-    super::flash_mla::query_parts,
+    crate::backends::absorbed::query_parts,
     crate::device::Cuda,
     crate::device::argument::{dtype_code, format_code, narrow, unit_columns, wide},
     crate::raw,

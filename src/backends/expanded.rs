@@ -1,0 +1,130 @@
+//! Calls of expanded prefill as the kernels' C interface takes them, whichever family the kernel is of.
+
+// No family, no backend, and nobody calls what is here.
+#![cfg_attr(not(any(feature = "sm80", feature = "sm90")), allow(dead_code))]
+
+use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
+use mla_runtime::error::{Error, Result};
+
+use crate::device::Cuda;
+use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::raw;
+
+/// What decides about the kernel, without any tensor.
+pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
+    if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
+        return Err(Error::argument(
+            "softmax scale",
+            config.softmax_scale,
+            "a finite number above 0",
+        ));
+    }
+    let problem = &config.problem;
+    let dims = problem.dims.head;
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: a launch refuses them.
+    let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
+    params.heads = narrow("heads", problem.heads as usize)?;
+    params.nope_dim = narrow("nope", dims.nope as usize)?;
+    params.rope_dim = narrow("rope", dims.rope as usize)?;
+    params.value_dim = narrow("v", dims.v as usize)?;
+    params.dtype = dtype_code(problem.dtype);
+    params.softmax_scale = config.softmax_scale;
+    Ok(params)
+}
+
+/// The call, checked, without a workspace; `None` if there is nothing to do.
+pub(super) fn params(
+    config: &LayerConfig,
+    call: PrefillCall<'_, Cuda>,
+    causal: bool,
+) -> Result<Option<raw::MlaPrefillParams>> {
+    let problem = &config.problem;
+    let (dims, dtype, heads) = (problem.dims.head, problem.dtype, problem.heads as usize);
+    let (nope, rope, v) = (dims.nope as usize, dims.rope as usize, dims.v as usize);
+    let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
+
+    let query = *call.query.layout();
+    query.expect("query", dtype, [query_tokens, heads, nope + rope])?;
+    unit_columns("query", &query)?;
+    let value = *call.values.layout();
+    value.expect("values", dtype, [key_tokens, heads, v])?;
+    unit_columns("values", &value)?;
+    let (key_nope, key_nope_layout, key_rope, key_rope_layout) = match &call.keys {
+        Keys::Packed(keys) => {
+            let layout = *keys.layout();
+            layout.expect("keys", dtype, [key_tokens, heads, nope + rope])?;
+            unit_columns("keys", &layout)?;
+            let address = keys.bytes().address();
+            let rotary = address + (nope * dtype.bytes()) as u64;
+            (address, layout, rotary, layout)
+        }
+        Keys::Split {
+            nope: head,
+            rope: shared,
+        } => {
+            let (layout, mut shared_layout) = (*head.layout(), *shared.layout());
+            layout.expect("keys (nope)", dtype, [key_tokens, heads, nope])?;
+            shared_layout.expect("keys (rope)", dtype, [key_tokens, 1, rope])?;
+            unit_columns("keys (nope)", &layout)?;
+            unit_columns("keys (rope)", &shared_layout)?;
+            // One head that every head reads.
+            shared_layout.strides[1] = 0;
+            let addresses = (head.bytes().address(), shared.bytes().address());
+            (addresses.0, layout, addresses.1, shared_layout)
+        }
+    };
+    let Output::Plain(out) = call.out else {
+        return Err(Error::argument("output", "e4m3", dtype));
+    };
+    let out_layout = *out.layout();
+    out_layout.expect("output", dtype, [query_tokens, heads, v])?;
+    unit_columns("output", &out_layout)?;
+    let (lse, lse_head_stride) = match call.lse {
+        None => (0, query_tokens),
+        Some(lse) => {
+            let layout = lse.layout();
+            layout.expect("lse", heads, query_tokens)?;
+            (lse.into_bytes().address(), layout.row_stride)
+        }
+    };
+    let requests = call.query_starts.len().saturating_sub(1);
+    if call.key_starts.len() != call.query_starts.len() {
+        return Err(Error::argument(
+            "key starts",
+            call.key_starts.len(),
+            format!("{}, as many as query starts", call.query_starts.len()),
+        ));
+    }
+    // Nothing to write, and the kernel's tensors must not be empty.
+    if requests == 0 || query_tokens == 0 {
+        return Ok(None);
+    }
+
+    let mut params = shape(config)?;
+    params.query = call.query.bytes().address() as *const _;
+    params.key_nope = key_nope as *const _;
+    params.key_rope = key_rope as *const _;
+    params.value = call.values.bytes().address() as *const _;
+    params.out = out.into_bytes().address() as *mut _;
+    params.lse = lse as *mut _;
+    params.cu_query_lens = call.query_starts.bytes().address() as *const _;
+    params.cu_key_lens = call.key_starts.bytes().address() as *const _;
+    params.query_token_stride = wide("query stride", query.strides[0])?;
+    params.query_head_stride = wide("query stride", query.strides[1])?;
+    params.key_nope_token_stride = wide("keys stride", key_nope_layout.strides[0])?;
+    params.key_nope_head_stride = wide("keys stride", key_nope_layout.strides[1])?;
+    params.key_rope_token_stride = wide("keys stride", key_rope_layout.strides[0])?;
+    params.key_rope_head_stride = wide("keys stride", key_rope_layout.strides[1])?;
+    params.value_token_stride = wide("values stride", value.strides[0])?;
+    params.value_head_stride = wide("values stride", value.strides[1])?;
+    params.out_token_stride = wide("output stride", out_layout.strides[0])?;
+    params.out_head_stride = wide("output stride", out_layout.strides[1])?;
+    params.lse_head_stride = wide("lse stride", lse_head_stride)?;
+    params.query_tokens = narrow("query tokens", query_tokens)?;
+    params.key_tokens = narrow("key tokens", key_tokens)?;
+    params.requests = narrow("requests", requests)?;
+    params.max_query_len = narrow("longest query", call.max_query_len)?;
+    params.max_key_len = narrow("most keys", call.max_key_len)?;
+    params.causal = i32::from(causal);
+    Ok(Some(params))
+}

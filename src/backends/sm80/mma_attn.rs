@@ -1,0 +1,115 @@
+//! MMA_ATTN: expanded prefill on every GPU since Ampere, one launch per attention.
+//!
+//! `docs/kernels/portable.md` tells how the kernel works. It finds its tiles from the lengths on the device,
+//! so [`prepare`](PrefillBackend::prepare) has nothing to do.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "sm80")]
+use {
+    crate::backends::expanded,
+    crate::device::Cuda,
+    crate::raw,
+    mla_runtime::backend::{
+        Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
+    mla_runtime::error::Result,
+    std::ptr::null,
+};
+
+/// Expanded attention on every GPU since Ampere, for new tokens and for context chunks.
+///
+/// Keys come as two sources, the head's part and the shared rotary part, so that nobody packs them;
+/// packed keys are taken as well. Every request's end is exact: what lies behind it in memory is never
+/// used. Pointers, and strides in bytes, are multiples of 16.
+#[derive(Debug)]
+pub struct MmaAttn {
+    config: LayerConfig,
+}
+
+#[mla_backend(
+    name = "MMA_ATTN",
+    provider = "native",
+    feature = "sm80",
+    sm = "80+",
+    compiled = raw::compiled::SM80,
+    run_on = super::RUN_ON,
+    dtypes = "f16,bf16",
+    dims = "(128,64,128)|(192,64,256)|(64,64,128)|(256,0,256)|(64,32,64)",
+    graphs = "always",
+    features = "deterministic",
+    priority = "50"
+)]
+impl PrefillBackend for MmaAttn {
+    type Device = Cuda;
+    type State = ();
+    type Metadata = ();
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        let params = expanded::shape(config)?;
+        device.bind()?;
+        // SAFETY: the address is that of a value on this stack; the context it loads into is current.
+        raw::check("load prefill kernels", unsafe {
+            raw::mla_load_prefill_sm80(&params)
+        })?;
+        Ok(Self { config: *config })
+    }
+
+    fn workspace_bytes(&self, _: &Cuda, _: &StepLimits) -> u64 {
+        0
+    }
+
+    fn state(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &Cuda, _: &PrefillBatch<'_>, (): &mut (), (): &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        (): &mut (),
+        (): &(),
+    ) -> Result<()> {
+        self.attend(device, call, true)
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cuda,
+        _: Chunk<'_>,
+        call: PrefillCall<'_, Cuda>,
+        (): &mut (),
+        (): &(),
+    ) -> Result<()> {
+        self.attend(device, call, false)
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        KeyLayout::Split
+    }
+}
+
+#[cfg(feature = "sm80")]
+impl MmaAttn {
+    fn attend(&self, device: &Cuda, call: PrefillCall<'_, Cuda>, causal: bool) -> Result<()> {
+        let Some(params) = expanded::params(&self.config, call, causal)? else {
+            return Ok(());
+        };
+        device.bind()?;
+        // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
+        // output is borrowed mutably, and the call states the bounds of the lengths, which the kernel relies
+        // on; null limits are all of the device.
+        raw::check("prefill", unsafe {
+            raw::mla_prefill_sm80(&params, null(), device.raw_stream())
+        })
+    }
+}

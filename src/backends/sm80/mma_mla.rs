@@ -1,0 +1,113 @@
+//! MMA_MLA: dense absorbed decode on every GPU since Ampere, one launch per step.
+//!
+//! `docs/kernels/portable.md` tells how the kernel works. It divides a batch on the device, from the lengths
+//! there, so [`prepare`](DecodeBackend::prepare) has nothing to do and a captured step can be replayed with
+//! other lengths and pages in the same arrays.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "sm80")]
+use {
+    crate::backends::absorbed::{self, AbsorbedState},
+    crate::device::Cuda,
+    crate::raw,
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, QueryFormat, StepLimits},
+    mla_runtime::error::Result,
+    std::ptr::null,
+};
+
+/// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per request,
+/// pages of any multiple of 16; caches of the queries' dtype, or of e4m3 with one scale.
+#[derive(Debug)]
+pub struct MmaMla {
+    config: LayerConfig,
+}
+
+#[cfg(feature = "sm80")]
+impl MmaMla {
+    fn workspace(&self, device: &Cuda, limits: &StepLimits) -> Result<usize> {
+        let params = absorbed::shape(&self.config, limits.decode_query_len.max(1))?;
+        let mut bytes = 0;
+        device.bind()?;
+        // SAFETY: both addresses are those of values on this stack; null limits are all of the device.
+        let status = unsafe { raw::mla_decode_sm80_workspace(&params, null(), &mut bytes) };
+        raw::check("decode workspace", status)?;
+        Ok(bytes)
+    }
+}
+
+#[mla_backend(
+    name = "MMA_MLA",
+    provider = "native",
+    feature = "sm80",
+    sm = "80+",
+    compiled = raw::compiled::SM80,
+    run_on = super::RUN_ON,
+    dtypes = "f16,bf16",
+    kv = "f16,bf16,fp8",
+    cache_dims = "(512,64)|(256,64)|(256,32)|(512,0)",
+    heads = "1..=128",
+    page_sizes = "x16",
+    query_len = "ragged",
+    graphs = "always",
+    features = "deterministic",
+    priority = "50"
+)]
+impl DecodeBackend for MmaMla {
+    type Device = Cuda;
+    type State = AbsorbedState;
+    type Metadata = ();
+
+    fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
+        Ok(Self { config: *config })
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        // What keeps the size from being known keeps `state` from allocating it, and says so there.
+        self.workspace(device, limits)
+            .map_or(0, |bytes| bytes as u64)
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<AbsorbedState> {
+        let bytes = self.workspace(device, limits)?;
+        AbsorbedState::new(device, bytes, limits.decode_query_len.max(1))
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cuda,
+        batch: &DecodeBatch<'_, Cuda>,
+        state: &mut AbsorbedState,
+        (): &mut (),
+    ) -> Result<()> {
+        state.check(batch)
+    }
+
+    fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        state: &mut AbsorbedState,
+        (): &(),
+    ) -> Result<()> {
+        let Some(params) = absorbed::params(&self.config, call, state)? else {
+            return Ok(());
+        };
+        device.bind()?;
+        // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts to
+        // agree; the workspace was allocated zeroed for this many query tokens and is borrowed mutably, so
+        // no other launch of this stream's order uses it at the same time; null limits are all of the device.
+        raw::check("decode", unsafe {
+            raw::mla_decode_sm80(&params, null(), device.raw_stream())
+        })
+    }
+
+    fn query_format(&self) -> QueryFormat {
+        QueryFormat::Split
+    }
+}

@@ -1,0 +1,20 @@
+//! Kernels for every GPU since Ampere, on `mma.sync`, `ldmatrix` and `cp.async`.
+
+// With the feature off only the types are left, and what they hold is never used.
+#![cfg_attr(not(feature = "sm80"), allow(dead_code))]
+
+mod mma_attn;
+mod mma_mla;
+
+use mla_runtime::capability::Capability;
+use mla_runtime::kernels::Run;
+pub use mma_attn::MmaAttn;
+pub use mma_mla::MmaMla;
+
+/// Where the kernels' checks passed, as machine code for 9.0 and as PTX that the driver compiled.
+const RUN_ON: &[Run] = &[Run {
+    gpu: "H200",
+    capability: Capability::new(9, 0),
+    date: "2026-11-22",
+    commit: "5681893",
+}];
