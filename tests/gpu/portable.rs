@@ -1,26 +1,35 @@
-//! The backends of the portable family do what their specs say. With `CUDA_FORCE_PTX_JIT=1` the driver compiles
-//! the PTX for this GPU, as it does for one that no machine code was made for.
+//! The backends of the portable family do what their specs say: with all of the GPU, and with no more of it than
+//! smaller ones have. With `CUDA_FORCE_PTX_JIT=1` the driver compiles the PTX for this GPU, as it does for one that
+//! no machine code was made for.
 
-mod mma_mla {
-    use mla_kernels::backends::sm80::MmaMla;
+mod smaller;
 
-    use crate::common::gpu;
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla};
+use smaller::Smaller;
 
-    mla_runtime::decode_conformance!(
-        #[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored portable"]
-        MmaMla,
-        gpu()
-    );
+/// Shared memory of a CTA on 8.0.
+const A100: i32 = 163 * 1024;
+/// The same on 8.6, 8.9 and 12.x.
+const GEFORCE: i32 = 99 * 1024;
+
+/// A module with the conformance of a backend.
+macro_rules! conformance {
+    ($test:ident: $conformance:ident of $backend:ty) => {
+        mod $test {
+            use super::*;
+
+            mla_runtime::$conformance!(
+                #[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored portable"]
+                $backend,
+                crate::common::gpu()
+            );
+        }
+    };
 }
 
-mod mma_attn {
-    use mla_kernels::backends::sm80::MmaAttn;
-
-    use crate::common::gpu;
-
-    mla_runtime::prefill_conformance!(
-        #[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored portable"]
-        MmaAttn,
-        gpu()
-    );
-}
+conformance!(mma_mla: decode_conformance of MmaMla);
+conformance!(mma_mla_with_99_kb: decode_conformance of Smaller<MmaMla, GEFORCE, 48>);
+conformance!(mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72>);
+conformance!(mma_attn: prefill_conformance of MmaAttn);
+conformance!(mma_attn_with_99_kb: prefill_conformance of Smaller<MmaAttn, GEFORCE, 48>);
+conformance!(mma_attn_with_163_kb: prefill_conformance of Smaller<MmaAttn, A100, 72>);

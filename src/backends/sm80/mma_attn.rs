@@ -15,7 +15,6 @@ use {
         Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::error::Result,
-    std::ptr::null,
 };
 
 /// Expanded attention on every GPU since Ampere, for new tokens and for context chunks.
@@ -26,6 +25,8 @@ use {
 #[derive(Debug)]
 pub struct MmaAttn {
     config: LayerConfig,
+    #[cfg(feature = "sm80")]
+    limits: raw::MlaDeviceLimits,
 }
 
 #[mla_backend(
@@ -53,7 +54,10 @@ impl PrefillBackend for MmaAttn {
         raw::check("load prefill kernels", unsafe {
             raw::mla_load_prefill_sm80(&params)
         })?;
-        Ok(Self { config: *config })
+        Ok(Self {
+            config: *config,
+            limits: raw::MlaDeviceLimits::default(),
+        })
     }
 
     fn workspace_bytes(&self, _: &Cuda, _: &StepLimits) -> u64 {
@@ -100,6 +104,12 @@ impl PrefillBackend for MmaAttn {
 
 #[cfg(feature = "sm80")]
 impl MmaAttn {
+    /// Uses no more of the device than `limits` say, as if it were a smaller one.
+    #[must_use]
+    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
+        Self { limits, ..self }
+    }
+
     fn attend(&self, device: &Cuda, call: PrefillCall<'_, Cuda>, causal: bool) -> Result<()> {
         let Some(params) = expanded::params(&self.config, call, causal)? else {
             return Ok(());
@@ -107,9 +117,9 @@ impl MmaAttn {
         device.bind()?;
         // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
         // output is borrowed mutably, and the call states the bounds of the lengths, which the kernel relies
-        // on; null limits are all of the device.
+        // on.
         raw::check("prefill", unsafe {
-            raw::mla_prefill_sm80(&params, null(), device.raw_stream())
+            raw::mla_prefill_sm80(&params, &self.limits, device.raw_stream())
         })
     }
 }

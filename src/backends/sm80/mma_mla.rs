@@ -14,7 +14,6 @@ use {
     crate::raw,
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, QueryFormat, StepLimits},
     mla_runtime::error::Result,
-    std::ptr::null,
 };
 
 /// Dense absorbed decode on every GPU since Ampere: 1 to 128 heads, up to 16 query tokens per request,
@@ -22,16 +21,24 @@ use {
 #[derive(Debug)]
 pub struct MmaMla {
     config: LayerConfig,
+    #[cfg(feature = "sm80")]
+    limits: raw::MlaDeviceLimits,
 }
 
 #[cfg(feature = "sm80")]
 impl MmaMla {
+    /// Uses no more of the device than `limits` say, as if it were a smaller one.
+    #[must_use]
+    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
+        Self { limits, ..self }
+    }
+
     fn workspace(&self, device: &Cuda, limits: &StepLimits) -> Result<usize> {
         let params = absorbed::shape(&self.config, limits.decode_query_len.max(1))?;
         let mut bytes = 0;
         device.bind()?;
-        // SAFETY: both addresses are those of values on this stack; null limits are all of the device.
-        let status = unsafe { raw::mla_decode_sm80_workspace(&params, null(), &mut bytes) };
+        // SAFETY: the addresses are those of values that outlive the call.
+        let status = unsafe { raw::mla_decode_sm80_workspace(&params, &self.limits, &mut bytes) };
         raw::check("decode workspace", status)?;
         Ok(bytes)
     }
@@ -60,7 +67,10 @@ impl DecodeBackend for MmaMla {
     type Metadata = ();
 
     fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
-        Ok(Self { config: *config })
+        Ok(Self {
+            config: *config,
+            limits: raw::MlaDeviceLimits::default(),
+        })
     }
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
@@ -101,9 +111,9 @@ impl DecodeBackend for MmaMla {
         device.bind()?;
         // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts to
         // agree; the workspace was allocated zeroed for this many query tokens and is borrowed mutably, so
-        // no other launch of this stream's order uses it at the same time; null limits are all of the device.
+        // no other launch of this stream's order uses it at the same time; it was made for the same limits.
         raw::check("decode", unsafe {
-            raw::mla_decode_sm80(&params, null(), device.raw_stream())
+            raw::mla_decode_sm80(&params, &self.limits, device.raw_stream())
         })
     }
 

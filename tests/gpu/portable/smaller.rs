@@ -1,0 +1,122 @@
+//! A portable backend on a GPU of which it may use no more than a smaller one has.
+
+use mla_kernels::Cuda;
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla};
+use mla_kernels::raw::MlaDeviceLimits;
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
+    PrefillBatch, PrefillCall, StepLimits,
+};
+use mla_runtime::spec::BackendSpec;
+
+/// `B` with so many bytes of shared memory for a CTA, and so many SMs.
+pub(super) struct Smaller<B, const SHARED: i32, const SMS: i32>(B);
+
+const fn limits(shared_memory_bytes: i32, multiprocessors: i32) -> MlaDeviceLimits {
+    MlaDeviceLimits {
+        shared_memory_bytes,
+        multiprocessors,
+    }
+}
+
+impl<const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<MmaMla, SHARED, SMS> {
+    type Device = Cuda;
+    type State = <MmaMla as DecodeBackend>::State;
+    type Metadata = ();
+
+    const SPEC: BackendSpec = <MmaMla as DecodeBackend>::SPEC;
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        let backend = MmaMla::new(device, config)?;
+        Ok(Self(backend.limited_to(limits(SHARED, SMS))))
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        self.0.workspace_bytes(device, limits)
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
+        self.0.state(device, limits)
+    }
+
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+        self.0.metadata(device, limits)
+    }
+
+    fn prepare(
+        &self,
+        device: &Cuda,
+        batch: &DecodeBatch<'_, Cuda>,
+        state: &mut Self::State,
+        metadata: &mut (),
+    ) -> Result<()> {
+        self.0.prepare(device, batch, state, metadata)
+    }
+
+    fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        state: &mut Self::State,
+        metadata: &(),
+    ) -> Result<()> {
+        self.0.decode(device, call, state, metadata)
+    }
+}
+
+impl<const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<MmaAttn, SHARED, SMS> {
+    type Device = Cuda;
+    type State = ();
+    type Metadata = ();
+
+    const SPEC: BackendSpec = <MmaAttn as PrefillBackend>::SPEC;
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        let backend = MmaAttn::new(device, config)?;
+        Ok(Self(backend.limited_to(limits(SHARED, SMS))))
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+        self.0.state(device, limits)
+    }
+
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+        self.0.metadata(device, limits)
+    }
+
+    fn prepare(
+        &self,
+        device: &Cuda,
+        batch: &PrefillBatch<'_>,
+        state: &mut (),
+        metadata: &mut (),
+    ) -> Result<()> {
+        self.0.prepare(device, batch, state, metadata)
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut (),
+        metadata: &(),
+    ) -> Result<()> {
+        self.0.new_tokens(device, call, state, metadata)
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cuda,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut (),
+        metadata: &(),
+    ) -> Result<()> {
+        self.0.context_chunk(device, chunk, call, state, metadata)
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        self.0.key_layout()
+    }
+}
