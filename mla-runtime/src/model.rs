@@ -3,15 +3,22 @@
 //! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
 
+mod rope;
+
 use serde_json::{Map, Value};
 
+pub use self::rope::{OTHER_SCALINGS, Rope, RopeScaling, Yarn};
 use crate::dims::{HeadDims, MlaDims};
 use crate::dtype::DType;
+use crate::rotary::RotaryStyle;
 use crate::suggestion;
 
 /// The largest dimension or count that is accepted: far beyond any model's, and small enough that
 /// products of a few of them can be formed without fear.
 pub const MAX_DIM: u32 = 65536;
+
+// Lengths are 32-bit signed integers on devices.
+const MAX_POSITIONS: u32 = i32::MAX as u32;
 
 /// The attention of a model: one layer's dimensions and what they are used with.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -28,29 +35,8 @@ pub struct ModelConfig {
     pub q_lora_rank: Option<u32>,
     /// Sparse attention: how many cached tokens each query token attends to; `None`: all.
     pub index_topk: Option<u32>,
-    /// The yarn extension of the rotary embedding, if the model has one.
-    pub yarn: Option<Yarn>,
-}
-
-/// What the yarn extension of the rotary embedding changes about the softmax.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Yarn {
-    /// By how much the context was extended (`factor`).
-    pub factor: f64,
-    /// The weight of the correction (`mscale_all_dim`); 0: there is none.
-    pub mscale_all_dim: f64,
-}
-
-impl Yarn {
-    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: what queries
-    /// and keys are each multiplied by.
-    pub fn mscale(self) -> f64 {
-        if self.factor > 1.0 {
-            0.1 * self.mscale_all_dim * self.factor.ln() + 1.0
-        } else {
-            1.0
-        }
-    }
+    /// The rotary embedding.
+    pub rope: Rope,
 }
 
 /// A public model and its configuration.
@@ -70,18 +56,18 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
     dtype: Some(DType::BF16),
     q_lora_rank: Some(1536),
     index_topk: None,
-    yarn: Some(Yarn {
-        factor: 40.0,
-        mscale_all_dim: 1.0,
-    }),
+    rope: Rope::plain(1e4)
+        .with_max_positions(163_840)
+        .with_scaling(RopeScaling::Yarn(
+            Yarn::new(40.0, Some(4096)).with_mscale(1.0, 1.0),
+        )),
 };
 
 const DEEPSEEK_V2: ModelConfig = ModelConfig {
     layers: Some(60),
-    yarn: Some(Yarn {
-        factor: 40.0,
-        mscale_all_dim: 0.707,
-    }),
+    rope: DEEPSEEK_V3.rope.with_scaling(RopeScaling::Yarn(
+        Yarn::new(40.0, Some(4096)).with_mscale(0.707, 0.707),
+    )),
     ..DEEPSEEK_V3
 };
 
@@ -126,10 +112,13 @@ pub const PRESETS: &[Preset] = &[
         name: "kimi-k2",
         config: ModelConfig {
             heads: 64,
-            yarn: Some(Yarn {
-                factor: 32.0,
-                mscale_all_dim: 1.0,
-            }),
+            rope: Rope::plain(5e4)
+                .with_max_positions(131_072)
+                .with_scaling(RopeScaling::Yarn(
+                    Yarn::new(32.0, Some(4096))
+                        .with_mscale(1.0, 1.0)
+                        .with_betas(1.0, 1.0),
+                )),
             ..DEEPSEEK_V3
         },
     },
@@ -142,7 +131,7 @@ pub const PRESETS: &[Preset] = &[
             dtype: Some(DType::BF16),
             q_lora_rank: Some(2048),
             index_topk: Some(2048),
-            yarn: None,
+            rope: Rope::plain(1e6).with_max_positions(202_752),
         },
     },
     Preset {
@@ -154,7 +143,10 @@ pub const PRESETS: &[Preset] = &[
             dtype: Some(DType::BF16),
             q_lora_rank: Some(768),
             index_topk: None,
-            yarn: None,
+            rope: Rope::plain(1e4)
+                .with_max_positions(32_768)
+                .with_style(RotaryStyle::Halves)
+                .with_scaling(RopeScaling::Other { kind: "longrope" }),
         },
     },
 ];
@@ -279,7 +271,10 @@ impl ModelConfig {
     /// | `qk_rope_head_dim` | may be 0 |
     /// | `num_hidden_layers`, `q_lora_rank`, `index_topk` | positive, or left out, or null |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
-    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type `yarn` (`type` or `rope_type`) it has a `factor` and may have `mscale_all_dim` |
+    /// | `max_position_embeddings` | positive, or left out, or null |
+    /// | `rope_theta` | above 1, here or within the next; 10000 if left out |
+    /// | `rope_interleave` | true or false; if left out, true but for MiniCPM3 |
+    /// | `rope_scaling` or `rope_parameters` | an object, or left out, or null; of type (`type` or `rope_type`) `linear` with a `factor`, or `yarn` with a `factor` and what else [`Yarn`] has |
     ///
     /// # Errors
     ///
@@ -302,15 +297,15 @@ impl ModelConfig {
             dtype: fields.dtype()?,
             q_lora_rank: fields.optional("q_lora_rank", 1)?,
             index_topk: fields.optional("index_topk", 1)?,
-            yarn: fields.yarn()?,
+            rope: rope::read(&fields)?,
         })
     }
 
     /// What scores are multiplied by before the softmax, in the absorbed and the expanded form
-    /// alike: 1/√(P+R), times [m²](Yarn::mscale) where the model has yarn, since queries and keys
+    /// alike: 1/√(P+R), times [m²](Yarn::softmax_mscale) where the model has yarn, since queries and keys
     /// each carry m once.
     pub fn softmax_scale(&self) -> f64 {
-        let mscale = self.yarn.map_or(1.0, Yarn::mscale);
+        let mscale = self.rope.yarn().map_or(1.0, Yarn::softmax_mscale);
         mscale * mscale / f64::from(self.dims.head.qk()).sqrt()
     }
 
@@ -446,57 +441,35 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn yarn(&self) -> Result<Option<Yarn>, ModelError> {
-        let found = self
-            .get("rope_scaling")
-            .or_else(|| self.get("rope_parameters"));
-        let Some((path, value)) = found else {
+    /// A positive integer of any size that a position may have.
+    fn count(&self, field: &str) -> Result<Option<u32>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
             return Ok(None);
         };
-        let invalid = |field: &str, value: &Value, accepted: &str| ModelError::Invalid {
-            field: format!("{path}{field}"),
+        let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
+        let count = count.filter(|count| (1..=MAX_POSITIONS).contains(count));
+        count.map(Some).ok_or_else(|| ModelError::Invalid {
+            field: path,
+            given: shown(value),
+            accepted: format!("an integer from 1 to {MAX_POSITIONS}"),
+        })
+    }
+
+    fn number(
+        &self,
+        field: &str,
+        accepted: &str,
+        accepts: fn(f64) -> bool,
+    ) -> Result<Option<f64>, ModelError> {
+        let Some((path, value)) = self.get(field) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
+        number.map(Some).ok_or_else(|| ModelError::Invalid {
+            field: path,
             given: shown(value),
             accepted: accepted.into(),
-        };
-        let rope = value
-            .as_object()
-            .ok_or_else(|| invalid("", value, "an object or null"))?;
-        let number = |field: &str, accepted: &str, accepts: fn(f64) -> bool| {
-            let Some(value) = rope.get(field).filter(|value| !value.is_null()) else {
-                return Ok(None);
-            };
-            value
-                .as_f64()
-                .filter(|&number| number.is_finite() && accepts(number))
-                .map(Some)
-                .ok_or_else(|| invalid(&format!(".{field}"), value, accepted))
-        };
-        let mscale_all_dim = number("mscale_all_dim", "a number, at least 0", |m| m >= 0.0)?;
-        match rope.get("rope_type").or_else(|| rope.get("type")) {
-            Some(Value::String(kind)) if kind == "yarn" || kind == "deepseek_yarn" => {}
-            // Other types leave the softmax alone.
-            Some(Value::String(_)) => return Ok(None),
-            Some(other) => return Err(invalid(".type", other, "a string, such as \"yarn\"")),
-            None if mscale_all_dim.is_none() => return Ok(None),
-            // It would be a guess whether the factor applies.
-            None => {
-                return Err(ModelError::Missing {
-                    field: "type",
-                    looked_for: format!("{path}.type and {path}.rope_type"),
-                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
-                });
-            }
-        }
-        let positive = "a number above 0";
-        let factor = number("factor", positive, |factor| factor > 0.0)?;
-        Ok(Some(Yarn {
-            factor: factor.ok_or_else(|| ModelError::Missing {
-                field: "factor",
-                looked_for: format!("{path}.factor"),
-                accepted: positive.into(),
-            })?,
-            mscale_all_dim: mscale_all_dim.unwrap_or(0.0),
-        }))
+        })
     }
 }
 
@@ -531,7 +504,11 @@ mod tests {
             "num_attention_heads": 128, "num_hidden_layers": 61, "q_lora_rank": 1536,
             "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
             "v_head_dim": 128, "torch_dtype": "bfloat16", "vocab_size": 129280,
-            "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "rope_theta": 10000, "max_position_embeddings": 163840,
+            "rope_scaling": {
+                "type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
+            },
         })
     }
 
@@ -580,7 +557,7 @@ mod tests {
         }));
         let config = read(&bare).unwrap();
         assert_eq!((config.dtype, config.layers), (None, None));
-        assert_eq!((config.q_lora_rank, config.yarn), (None, None));
+        assert_eq!((config.q_lora_rank, config.rope.yarn()), (None, None));
         for (changes, dtype) in [
             (json!({"torch_dtype": "float32"}), DType::F32),
             (json!({"torch_dtype": null, "dtype": "float16"}), DType::F16),
@@ -594,12 +571,13 @@ mod tests {
 
     #[test]
     fn reads_yarn_in_all_spellings() {
-        let yarn = |rope: Value| read(&with(json!({"rope_scaling": rope}))).unwrap().yarn;
+        let yarn = |rope: Value| {
+            let config = read(&with(json!({"rope_scaling": rope}))).unwrap();
+            config.rope.yarn()
+        };
+        // Without the original context it is the model's.
         let of = |factor, mscale_all_dim| {
-            Some(Yarn {
-                factor,
-                mscale_all_dim,
-            })
+            Some(Yarn::new(factor, Some(163_840)).with_mscale(1.0, mscale_all_dim))
         };
         assert_eq!(yarn(json!({"type": "yarn", "factor": 40})), of(40.0, 0.0));
         let rope = json!({"rope_type": "deepseek_yarn", "factor": 4.5, "mscale_all_dim": 0.707});
@@ -617,7 +595,7 @@ mod tests {
             "rope_scaling": null,
             "rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale_all_dim": 1},
         }));
-        assert_eq!(read(&parameters).unwrap().yarn, of(2.0, 1.0));
+        assert_eq!(read(&parameters).unwrap().rope.yarn(), of(2.0, 1.0));
     }
 
     #[test]
@@ -631,16 +609,6 @@ mod tests {
         assert!((scale("kimi-k2") - 0.130_860_8).abs() < 1e-7);
         assert_eq!(scale("glm-5"), 1.0 / 16.0);
         assert_eq!(scale("minicpm3"), 1.0 / 96f64.sqrt());
-        let yarn = |factor, mscale_all_dim| {
-            Yarn {
-                factor,
-                mscale_all_dim,
-            }
-            .mscale()
-        };
-        assert_eq!(yarn(1.0, 1.0), 1.0);
-        assert_eq!(yarn(0.5, 1.0), 1.0);
-        assert_eq!(yarn(40.0, 0.0), 1.0);
     }
 
     #[test]

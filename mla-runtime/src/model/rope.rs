@@ -1,0 +1,654 @@
+//! What a model's configuration says about its rotary embedding, and the angles that follow from it.
+//!
+//! Pair i of R/2 turns, at position p, by the angle p · f(i). With the base θ:
+//!
+//! | scaling | f(i) |
+//! |---|---|
+//! | plain | θ^(−2i/R) |
+//! | linear | θ^(−2i/R) / factor |
+//! | yarn | θ^(−2i/R) · (1 − r(i) + r(i) / factor) |
+//!
+//! where r is a ramp from 0 to 1: with d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that turns
+//! β times within the original context, it rises from ⌊d(`beta_fast`)⌋ to ⌈d(`beta_slow`)⌉. Pairs that turn
+//! fast keep their frequency, and those that turn slowly are interpolated (Peng et al., YaRN,
+//! arXiv:2309.00071, section 3.2). DeepSeek's models also multiply the cosines and sines by
+//! m(`mscale`) / m(`mscale_all_dim`) and the scores by m(`mscale_all_dim`)², with m(s) = 0.1 · s · ln(factor) + 1.
+
+use std::f64::consts::PI;
+
+use serde_json::{Map, Value};
+
+use super::{Fields, ModelError, shown};
+use crate::error::{Error, Result};
+use crate::rotary::RotaryStyle;
+
+/// The rotary embedding of a model.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Rope {
+    /// θ: the base of the frequencies (`rope_theta`).
+    pub theta: f64,
+    /// The longest sequence that the model was made for (`max_position_embeddings`), if the configuration
+    /// says.
+    pub max_positions: Option<u32>,
+    /// Which elements form a pair (`rope_interleave`).
+    pub style: RotaryStyle,
+    /// How the context was extended (`rope_scaling`).
+    pub scaling: RopeScaling,
+}
+
+impl Rope {
+    /// Not scaled, of DeepSeek's pairs.
+    pub const fn plain(theta: f64) -> Self {
+        Self {
+            theta,
+            max_positions: None,
+            style: RotaryStyle::Interleaved,
+            scaling: RopeScaling::Plain,
+        }
+    }
+
+    /// The same with another scaling.
+    pub const fn with_scaling(self, scaling: RopeScaling) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// The same with other pairs.
+    pub const fn with_style(self, style: RotaryStyle) -> Self {
+        Self { style, ..self }
+    }
+
+    /// The same for a model of sequences of at most `max_positions` tokens.
+    pub const fn with_max_positions(self, max_positions: u32) -> Self {
+        Self {
+            max_positions: Some(max_positions),
+            ..self
+        }
+    }
+
+    /// The yarn extension, if the model has one.
+    pub const fn yarn(&self) -> Option<Yarn> {
+        match self.scaling {
+            RopeScaling::Yarn(yarn) => Some(yarn),
+            _ => None,
+        }
+    }
+
+    /// The angle per position of each of the R/2 pairs, R being `width`.
+    ///
+    /// # Errors
+    ///
+    /// If `width` is odd, the scaling is [of another kind](RopeScaling::Other), or yarn lacks the original
+    /// context.
+    pub fn frequencies(&self, width: u32) -> Result<Vec<f64>> {
+        if !width.is_multiple_of(2) {
+            return Err(Error::argument("qk_rope_head_dim", width, "an even number"));
+        }
+        let plain = |pair: u32| self.theta.powf(-f64::from(2 * pair) / f64::from(width));
+        let pairs = 0..width / 2;
+        match self.scaling {
+            RopeScaling::Plain => Ok(pairs.map(plain).collect()),
+            RopeScaling::Linear { factor } => Ok(pairs.map(|pair| plain(pair) / factor).collect()),
+            RopeScaling::Yarn(yarn) => {
+                let ramp = yarn.ramp(self.theta, width)?;
+                let scaled = |pair: u32| {
+                    let share = ramp.at(pair);
+                    plain(pair) * (1.0 - share + share / yarn.factor)
+                };
+                Ok(pairs.map(scaled).collect())
+            }
+            RopeScaling::Other { kind } => Err(Error::argument(
+                "rope_scaling.type",
+                kind,
+                "yarn, linear, default or none: there are no tables of another kind",
+            )),
+        }
+    }
+
+    /// What cosines and sines are multiplied by: 1 but for [yarn](Yarn::attention_factor).
+    pub fn attention_factor(&self) -> f64 {
+        self.yarn().map_or(1.0, Yarn::attention_factor)
+    }
+
+    /// The cosines and the sines for the positions from 0 up to `positions`, each `[positions, R/2]`, R being
+    /// `width`: calculated in f64 and rounded once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::frequencies`].
+    pub fn cos_sin(&self, width: u32, positions: usize) -> Result<[Vec<f32>; 2]> {
+        let frequencies = self.frequencies(width)?;
+        let factor = self.attention_factor();
+        let table = |of: fn(f64) -> f64| {
+            let row = |position| {
+                let angle = move |frequency: &f64| position as f64 * frequency;
+                frequencies.iter().map(angle)
+            };
+            let values = (0..positions).flat_map(row);
+            values.map(|angle| (factor * of(angle)) as f32).collect()
+        };
+        Ok([table(f64::cos), table(f64::sin)])
+    }
+}
+
+/// How a model's context was extended.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    Plain,
+    /// Positions are divided by the factor.
+    Linear {
+        /// By how much the context was extended.
+        factor: f64,
+    },
+    /// By frequency.
+    Yarn(Yarn),
+    /// In a way for which there are no tables here.
+    Other {
+        /// Which: one of [`OTHER_SCALINGS`], or "another type".
+        kind: &'static str,
+    },
+}
+
+/// The scalings that configurations name and for which there are no tables here.
+pub const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mrope", "ntk"];
+
+/// The yarn extension of the rotary embedding: every field of `rope_scaling` that changes a number.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Yarn {
+    /// By how much the context was extended (`factor`).
+    pub factor: f64,
+    /// The context before that (`original_max_position_embeddings`; without it `max_position_embeddings`).
+    pub original_max_positions: Option<u32>,
+    /// Pairs that turn more often than this within the original context keep their frequency (`beta_fast`).
+    pub beta_fast: f64,
+    /// Pairs that turn less often than this are interpolated in full (`beta_slow`).
+    pub beta_slow: f64,
+    /// The weight of the correction of cosines and sines (`mscale`).
+    pub mscale: f64,
+    /// The weight of the softmax's correction (`mscale_all_dim`); 0: there is none.
+    pub mscale_all_dim: f64,
+    /// What cosines and sines are multiplied by, where the configuration says so itself
+    /// (`attention_factor`).
+    pub given_attention_factor: Option<f64>,
+    /// Whether the ends of the ramp are whole pairs (`truncate`).
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// With the values that configurations leave out: β of 32 and 1, `mscale` 1 and `mscale_all_dim` 0.
+    pub const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
+        Self {
+            factor,
+            original_max_positions,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: 1.0,
+            mscale_all_dim: 0.0,
+            given_attention_factor: None,
+            truncate: true,
+        }
+    }
+
+    /// The same with both corrections.
+    pub const fn with_mscale(self, mscale: f64, mscale_all_dim: f64) -> Self {
+        Self {
+            mscale,
+            mscale_all_dim,
+            ..self
+        }
+    }
+
+    /// The same with another ramp.
+    pub const fn with_betas(self, beta_fast: f64, beta_slow: f64) -> Self {
+        Self {
+            beta_fast,
+            beta_slow,
+            ..self
+        }
+    }
+
+    /// m = 0.1 · `mscale_all_dim` · ln(`factor`) + 1 for a factor above 1, else 1: what queries
+    /// and keys are each multiplied by.
+    pub fn softmax_mscale(self) -> f64 {
+        self.correction(self.mscale_all_dim)
+    }
+
+    /// What cosines and sines are multiplied by: m(`mscale`) / m(`mscale_all_dim`), or
+    /// [what the configuration says](Self::given_attention_factor).
+    pub fn attention_factor(self) -> f64 {
+        let derived = self.correction(self.mscale) / self.correction(self.mscale_all_dim);
+        self.given_attention_factor.unwrap_or(derived)
+    }
+
+    fn correction(self, weight: f64) -> f64 {
+        if self.factor > 1.0 {
+            0.1 * weight * self.factor.ln() + 1.0
+        } else {
+            1.0
+        }
+    }
+
+    fn ramp(self, theta: f64, width: u32) -> Result<Ramp> {
+        let Some(original) = self.original_max_positions else {
+            return Err(Error::argument(
+                "rope_scaling.original_max_position_embeddings",
+                "none",
+                "the context before yarn extended it",
+            ));
+        };
+        let width = f64::from(width);
+        let pair = |turns: f64| {
+            width * (f64::from(original) / (2.0 * PI * turns)).ln() / (2.0 * theta.ln())
+        };
+        let (mut low, mut high) = (pair(self.beta_fast), pair(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        Ok(Ramp {
+            low: low.max(0.0),
+            high: high.min(width - 1.0),
+        })
+    }
+}
+
+/// The share of interpolation by pair.
+struct Ramp {
+    low: f64,
+    high: f64,
+}
+
+impl Ramp {
+    fn at(&self, pair: u32) -> f64 {
+        // Every published implementation has this for a ramp without a width, a step.
+        let width = match self.high - self.low {
+            0.0 => 0.001,
+            width => width,
+        };
+        ((f64::from(pair) - self.low) / width).clamp(0.0, 1.0)
+    }
+}
+
+/// The fields of a configuration's rotary embedding.
+pub(super) fn read(fields: &Fields<'_>) -> std::result::Result<Rope, ModelError> {
+    let found = ["rope_scaling", "rope_parameters"]
+        .into_iter()
+        .find_map(|field| fields.get(field));
+    let section = match found {
+        None => None,
+        Some((path, Value::Object(values))) => Some(Section { path, values }),
+        Some((field, value)) => {
+            return Err(ModelError::Invalid {
+                field,
+                given: shown(value),
+                accepted: "an object or null".into(),
+            });
+        }
+    };
+    let max_positions = fields.count("max_position_embeddings")?;
+    let inside = match &section {
+        Some(section) => section.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
+        None => None,
+    };
+    let theta = match inside {
+        None => fields.number("rope_theta", ABOVE_ONE, |theta| theta > 1.0)?,
+        inside => inside,
+    };
+    let scaling = match &section {
+        Some(section) => section.scaling(max_positions)?,
+        None => RopeScaling::Plain,
+    };
+    Ok(Rope {
+        theta: theta.unwrap_or(10000.0),
+        max_positions,
+        style: style(fields)?,
+        scaling,
+    })
+}
+
+const ABOVE_ONE: &str = "a number above 1";
+const POSITIVE: &str = "a number above 0";
+
+fn style(fields: &Fields<'_>) -> std::result::Result<RotaryStyle, ModelError> {
+    let is_minicpm3 = fields
+        .get("model_type")
+        .is_some_and(|(_, value)| value == "minicpm3");
+    match fields.get("rope_interleave") {
+        Some((_, Value::Bool(true))) => Ok(RotaryStyle::Interleaved),
+        Some((_, Value::Bool(false))) => Ok(RotaryStyle::Halves),
+        None if is_minicpm3 => Ok(RotaryStyle::Halves),
+        None => Ok(RotaryStyle::Interleaved),
+        Some((field, value)) => Err(ModelError::Invalid {
+            field,
+            given: shown(value),
+            accepted: "true or false".into(),
+        }),
+    }
+}
+
+/// `rope_scaling`, or what stands for it.
+struct Section<'a> {
+    path: String,
+    values: &'a Map<String, Value>,
+}
+
+impl Section<'_> {
+    fn get(&self, field: &str) -> Option<&Value> {
+        self.values.get(field).filter(|value| !value.is_null())
+    }
+
+    fn invalid(&self, field: &str, value: &Value, accepted: &str) -> ModelError {
+        ModelError::Invalid {
+            field: format!("{}.{field}", self.path),
+            given: shown(value),
+            accepted: accepted.into(),
+        }
+    }
+
+    fn number(
+        &self,
+        field: &str,
+        accepted: &str,
+        accepts: fn(f64) -> bool,
+    ) -> std::result::Result<Option<f64>, ModelError> {
+        let Some(value) = self.get(field) else {
+            return Ok(None);
+        };
+        let number = value.as_f64().filter(|n| n.is_finite() && accepts(*n));
+        let number = number.ok_or_else(|| self.invalid(field, value, accepted))?;
+        Ok(Some(number))
+    }
+
+    fn required(&self, field: &'static str) -> std::result::Result<f64, ModelError> {
+        let number = self.number(field, POSITIVE, |factor| factor > 0.0)?;
+        number.ok_or_else(|| ModelError::Missing {
+            field,
+            looked_for: format!("{}.{field}", self.path),
+            accepted: POSITIVE.into(),
+        })
+    }
+
+    fn scaling(&self, max_positions: Option<u32>) -> std::result::Result<RopeScaling, ModelError> {
+        let mscale_all_dim = self.number("mscale_all_dim", "a number, at least 0", |m| m >= 0.0)?;
+        let named = ["rope_type", "type"].map(|field| self.get(field));
+        let kind = match named.into_iter().flatten().next() {
+            Some(Value::String(kind)) => kind.as_str(),
+            Some(other) => return Err(self.invalid("type", other, "a string, such as \"yarn\"")),
+            // It would be a guess what the factor does.
+            None if mscale_all_dim.is_some() || self.get("factor").is_some() => {
+                return Err(ModelError::Missing {
+                    field: "type",
+                    looked_for: format!("{path}.type and {path}.rope_type", path = self.path),
+                    accepted: "a string; \"yarn\" if mscale_all_dim is to apply".into(),
+                });
+            }
+            None => "default",
+        };
+        match kind {
+            "default" | "none" => Ok(RopeScaling::Plain),
+            "linear" => Ok(RopeScaling::Linear {
+                factor: self.required("factor")?,
+            }),
+            "yarn" | "deepseek_yarn" => self.yarn(max_positions, mscale_all_dim),
+            other => Ok(RopeScaling::Other {
+                kind: OTHER_SCALINGS
+                    .iter()
+                    .find(|known| **known == other)
+                    .unwrap_or(&"another type"),
+            }),
+        }
+    }
+
+    fn yarn(
+        &self,
+        max_positions: Option<u32>,
+        mscale_all_dim: Option<f64>,
+    ) -> std::result::Result<RopeScaling, ModelError> {
+        let positive = |field| self.number(field, POSITIVE, |number| number > 0.0);
+        let original = match self.get("original_max_position_embeddings") {
+            None => max_positions,
+            Some(value) => {
+                let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
+                let count = count.filter(|count| *count > 0);
+                let field = "original_max_position_embeddings";
+                Some(count.ok_or_else(|| self.invalid(field, value, "an integer above 0"))?)
+            }
+        };
+        let plain = Yarn::new(self.required("factor")?, original);
+        let truncate = match self.get("truncate") {
+            None => plain.truncate,
+            Some(Value::Bool(truncate)) => *truncate,
+            Some(other) => return Err(self.invalid("truncate", other, "true or false")),
+        };
+        let mscale = self.number("mscale", "a number, at least 0", |m| m >= 0.0)?;
+        // It scales whole queries by position, which no table does.
+        let scales_queries = |number: f64| number == 0.0;
+        self.number("llama_4_scaling_beta", "0, or none", scales_queries)?;
+        Ok(RopeScaling::Yarn(Yarn {
+            beta_fast: positive("beta_fast")?.unwrap_or(plain.beta_fast),
+            beta_slow: positive("beta_slow")?.unwrap_or(plain.beta_slow),
+            mscale: mscale.unwrap_or(plain.mscale),
+            mscale_all_dim: mscale_all_dim.unwrap_or(plain.mscale_all_dim),
+            given_attention_factor: positive("attention_factor")?,
+            truncate,
+            ..plain
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ModelConfig, PRESETS};
+
+    fn preset(name: &str) -> Rope {
+        ModelConfig::preset(name).unwrap().rope
+    }
+
+    /// The frequency of a pair as the paper puts it: by the wavelength, in turns within the context.
+    fn independent(rope: &Rope, width: u32, pair: u32) -> f64 {
+        let exponent = 2.0 * f64::from(pair) / f64::from(width);
+        let plain = (-exponent * rope.theta.ln()).exp();
+        let yarn = match rope.scaling {
+            RopeScaling::Plain => return plain,
+            RopeScaling::Linear { factor } => return plain / factor,
+            RopeScaling::Yarn(yarn) => yarn,
+            RopeScaling::Other { .. } => unreachable!(),
+        };
+        let original = f64::from(yarn.original_max_positions.unwrap());
+        // The pair whose wavelength fits the context `turns` times: 2π·θ^(2d/R) = original / turns.
+        let pair_of = |turns: f64| {
+            (original / turns / std::f64::consts::TAU).log(rope.theta) * f64::from(width) / 2.0
+        };
+        let low = pair_of(yarn.beta_fast).floor().max(0.0);
+        let high = pair_of(yarn.beta_slow).ceil().min(f64::from(width) - 1.0);
+        let extrapolated = match f64::from(pair) {
+            pair if pair <= low => 1.0,
+            pair if pair >= high => 0.0,
+            pair => (high - pair) / (high - low),
+        };
+        plain / yarn.factor * (1.0 - extrapolated) + plain * extrapolated
+    }
+
+    #[test]
+    fn frequencies_are_those_of_the_paper() {
+        let models = ["deepseek-v2", "deepseek-v3", "kimi-k2", "glm-5"].map(preset);
+        let linear = Rope::plain(5e5).with_scaling(RopeScaling::Linear { factor: 4.0 });
+        for rope in models.into_iter().chain([linear, Rope::plain(1e4)]) {
+            for width in [32, 64] {
+                let given = rope.frequencies(width).unwrap();
+                assert_eq!(given.len(), width as usize / 2);
+                for (pair, given) in given.into_iter().enumerate() {
+                    let expected = independent(&rope, width, pair as u32);
+                    assert!((given / expected - 1.0).abs() < 1e-13, "{rope:?} {pair}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn known_frequencies_of_deepseek_v3() {
+        // d(32) = 64·ln(4096/64π)/(2·ln 10⁴) = 10.47 and d(1) = 22.51: the ramp is 10..23.
+        let given = preset("deepseek-v3").frequencies(64).unwrap();
+        // 10^(−1.25), as before; 0.01·(7/13 + 6/13/40); 10^(−2.875)/40; 10^(−3.875)/40.
+        for (pair, expected) in [
+            (0, 1.0),
+            (10, 0.056_234_132_519_034_91),
+            (16, 0.005_5),
+            (23, 3.333_803_580_408_31e-5),
+            (31, 3.333_803_580_408_31e-6),
+        ] {
+            let given: f64 = given[pair];
+            assert!((given / expected - 1.0).abs() < 1e-12, "{pair}: {given}");
+        }
+    }
+
+    #[test]
+    fn tables_are_the_functions_of_each_angle() {
+        let [cos, sin] = Rope::plain(1e4).cos_sin(4, 3).unwrap();
+        // Frequencies 1 and 0.01.
+        let expected = [1.0, 1.0, 0.540_302_3, 0.999_95, -0.416_146_84, 0.999_8];
+        for (given, expected) in cos.iter().zip(expected) {
+            assert!((given - expected).abs() < 1e-7, "{given} {expected}");
+        }
+        let expected = [
+            0.0,
+            0.0,
+            0.841_471,
+            0.009_999_833,
+            0.909_297_4,
+            0.019_998_667,
+        ];
+        for (given, expected) in sin.iter().zip(expected) {
+            assert!((given - expected).abs() < 1e-7, "{given} {expected}");
+        }
+        // Far out, where a product in f32 would be off by more than 0.01.
+        let rope = preset("deepseek-v3");
+        let [cos, _] = rope.cos_sin(64, 160_000).unwrap();
+        let frequencies = rope.frequencies(64).unwrap();
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let expected = (159_999.0 * frequency).cos() as f32;
+            assert_eq!(cos[159_999 * 32 + pair], expected);
+        }
+    }
+
+    #[test]
+    fn the_factors_of_yarn() {
+        let yarn = Yarn::new(40.0, Some(4096));
+        // 0.1·ln 40 + 1.
+        let m = 1.368_887_945_411_393_6;
+        assert!((yarn.attention_factor() - m).abs() < 1e-15);
+        assert_eq!(yarn.softmax_mscale(), 1.0);
+        let both = yarn.with_mscale(1.0, 1.0);
+        assert_eq!(both.attention_factor(), 1.0);
+        assert!((both.softmax_mscale() - m).abs() < 1e-15);
+        let given = Yarn {
+            given_attention_factor: Some(1.5),
+            ..both
+        };
+        assert_eq!(given.attention_factor(), 1.5);
+        for factor in [1.0, 0.5] {
+            let none = Yarn::new(factor, None).with_mscale(1.0, 0.5);
+            assert_eq!((none.attention_factor(), none.softmax_mscale()), (1.0, 1.0));
+        }
+        let [cos, sin] = Rope::plain(1e4)
+            .with_scaling(RopeScaling::Yarn(yarn))
+            .cos_sin(2, 1)
+            .unwrap();
+        assert_eq!((cos[0], sin[0]), (m as f32, 0.0));
+    }
+
+    #[test]
+    fn what_has_no_tables_is_refused_by_name() {
+        assert_eq!(
+            preset("minicpm3").frequencies(32).unwrap_err().to_string(),
+            "rope_scaling.type: given longrope, accepted yarn, linear, default or none: there are no \
+             tables of another kind"
+        );
+        let bare = Rope::plain(1e4).with_scaling(RopeScaling::Yarn(Yarn::new(2.0, None)));
+        assert_eq!(
+            bare.frequencies(64).unwrap_err().to_string(),
+            "rope_scaling.original_max_position_embeddings: given none, accepted the context before \
+             yarn extended it"
+        );
+        let odd = Rope::plain(1e4).frequencies(3).unwrap_err();
+        assert_eq!(
+            odd.to_string(),
+            "qk_rope_head_dim: given 3, accepted an even number"
+        );
+        let without = PRESETS.iter().filter(|preset| {
+            let width = preset.config.dims.head.rope;
+            preset.config.rope.frequencies(width).is_err()
+        });
+        let names: Vec<&str> = without.map(|preset| preset.name).collect();
+        assert_eq!(names, ["minicpm3"]);
+    }
+
+    #[test]
+    fn every_field_of_a_configuration_is_kept() {
+        let read = |rope: &str| {
+            let json = format!(
+                r#"{{"num_attention_heads": 2, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+                    "qk_rope_head_dim": 16, "v_head_dim": 32, {rope}}}"#
+            );
+            ModelConfig::from_hf_config(&json).map(|config| config.rope)
+        };
+        let full = read(
+            r#""rope_theta": 50000, "max_position_embeddings": 1000, "rope_interleave": false,
+               "rope_scaling": {"type": "yarn", "factor": 8, "beta_fast": 16, "beta_slow": 2,
+               "original_max_position_embeddings": 500, "mscale": 0.5, "mscale_all_dim": 0.25,
+               "attention_factor": 1.25, "truncate": false}"#,
+        );
+        let yarn = Yarn {
+            factor: 8.0,
+            original_max_positions: Some(500),
+            beta_fast: 16.0,
+            beta_slow: 2.0,
+            mscale: 0.5,
+            mscale_all_dim: 0.25,
+            given_attention_factor: Some(1.25),
+            truncate: false,
+        };
+        let expected = Rope::plain(5e4)
+            .with_max_positions(1000)
+            .with_style(RotaryStyle::Halves)
+            .with_scaling(RopeScaling::Yarn(yarn));
+        assert_eq!(full, Ok(expected));
+        let inside = read(r#""rope_parameters": {"rope_type": "default", "rope_theta": 2e4}"#);
+        assert_eq!(inside, Ok(Rope::plain(2e4)));
+        let linear = read(r#""rope_scaling": {"type": "linear", "factor": 4}"#);
+        let scaling = RopeScaling::Linear { factor: 4.0 };
+        assert_eq!(linear, Ok(Rope::plain(1e4).with_scaling(scaling)));
+        for (rope, message) in [
+            (
+                r#""rope_theta": 1"#,
+                "config: rope_theta is 1; accepted: a number above 1",
+            ),
+            (
+                r#""rope_interleave": 1"#,
+                "config: rope_interleave is 1; accepted: true or false",
+            ),
+            (
+                r#""rope_scaling": {"type": "linear"}"#,
+                "config: factor is missing; looked for rope_scaling.factor; accepted: a number above 0",
+            ),
+            (
+                r#""rope_scaling": {"type": "yarn", "factor": 2, "beta_slow": 0}"#,
+                "config: rope_scaling.beta_slow is 0; accepted: a number above 0",
+            ),
+            (
+                r#""rope_scaling": {"type": "yarn", "factor": 2, "llama_4_scaling_beta": 0.1}"#,
+                "config: rope_scaling.llama_4_scaling_beta is 0.1; accepted: 0, or none",
+            ),
+            (
+                r#""rope_scaling": {"factor": 2}"#,
+                "config: type is missing; looked for rope_scaling.type and rope_scaling.rope_type; \
+                 accepted: a string; \"yarn\" if mscale_all_dim is to apply",
+            ),
+        ] {
+            assert_eq!(read(rope).unwrap_err().to_string(), message);
+        }
+    }
+}
