@@ -292,6 +292,14 @@ pub trait Device: Clone + Send + Sync + 'static {
         cache: CacheMut<'_, Self>,
     ) -> Result<()>;
 
+    /// Rotates vectors `[T, H, R]` by their tokens' positions, in f32 and rounded to their dtype: for a step
+    /// whose queries or keys something reads before the cache write has rotated them.
+    ///
+    /// # Errors
+    ///
+    /// Where shapes or dtypes disagree, or R is odd.
+    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
+
     /// What a step begins with on the absorbed path, in one launch where the device can: the new tokens'
     /// rows go to the cache, and the queries of as many tokens or of the first to the latent space. As
     /// [`write_cache`](Self::write_cache) or [`write_cache_rotated`](Self::write_cache_rotated), and

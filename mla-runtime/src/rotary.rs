@@ -1,5 +1,8 @@
 //! The rotary embedding that a cache write applies on its way.
 
+mod tables;
+
+pub use self::tables::RotaryTables;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -85,6 +88,70 @@ impl<'a, D: Device> Rotary<'a, D> {
             ));
         }
         Ok(())
+    }
+}
+
+/// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
+pub struct Rotation<'a, D: Device> {
+    /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the tokens
+    /// from kv − q on.
+    pub positions: Option<ArrayRef<'a, D, i64>>,
+    /// f32 `[1, positions, R/2]`.
+    pub cos: TensorRef<'a, D>,
+    /// f32 `[1, positions, R/2]`.
+    pub sin: TensorRef<'a, D>,
+    /// How elements pair.
+    pub style: RotaryStyle,
+}
+
+impl<D: Device> Clone for Rotation<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for Rotation<'_, D> {}
+
+impl<'a, D: Device> Rotation<'a, D> {
+    /// The same views for a shorter time.
+    pub fn shorten<'short>(&self) -> Rotation<'short, D>
+    where
+        'a: 'short,
+    {
+        Rotation {
+            positions: self.positions.as_ref().map(ArrayRef::shorten),
+            cos: self.cos.shorten(),
+            sin: self.sin.shorten(),
+            style: self.style,
+        }
+    }
+
+    /// The rotation of tokens at these positions, but where the caller has some.
+    pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
+    where
+        'a: 'short,
+    {
+        Rotary {
+            positions: match &self.positions {
+                Some(positions) => positions.shorten(),
+                None => positions,
+            },
+            cos: self.cos.shorten(),
+            sin: self.sin.shorten(),
+            style: self.style,
+        }
+    }
+}
+
+/// With positions of the caller's own.
+impl<'a, D: Device> From<Rotary<'a, D>> for Rotation<'a, D> {
+    fn from(rotary: Rotary<'a, D>) -> Self {
+        Self {
+            positions: Some(rotary.positions),
+            cos: rotary.cos,
+            sin: rotary.sin,
+            style: rotary.style,
+        }
     }
 }
 

@@ -169,6 +169,18 @@ impl Device for Cuda {
         self.write_rows(latent, rope, slots, cache, Some((rotary, query)))
     }
 
+    fn rotate(&self, rotary: &Rotary<'_>, vectors: RotaryQuery<'_>) -> Result<()> {
+        let Some(params) = rotary::params(rotary, vectors)? else {
+            return Ok(());
+        };
+        self.bind()?;
+        // SAFETY: the vectors were checked to hold what their layouts say, and to agree with the tables; the
+        // kernel itself checks positions against the tables, and a cache without pages takes no row.
+        raw::check("rotate", unsafe {
+            raw::mla_cache_write(&params, self.raw_stream())
+        })
+    }
+
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,

@@ -2,10 +2,11 @@
 
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::rotary::RotaryStyle;
 
 use super::Cuda;
-use super::argument::{narrow, wide};
+use super::argument::{dtype_code, format_code, narrow, wide};
 use crate::raw;
 
 /// The runtime's rotation, on this device.
@@ -68,4 +69,61 @@ pub(super) fn fill(
     params.query_out_head_stride = wide("rotated query", to.1.strides[1])?;
     params.heads = narrow("heads", shape[1])?;
     Ok(())
+}
+
+/// A rotation alone, as a cache write: of a cache without pages, to which no slot belongs. What stands for its
+/// rows and slots is read and not used. `None`: there is nothing to rotate.
+pub(super) fn params(
+    rotary: &Rotary<'_>,
+    vectors: RotaryQuery<'_>,
+) -> Result<Option<raw::MlaCacheWriteParams>> {
+    let (address, layout) = match &vectors {
+        RotaryQuery::InPlace(tensor) => (tensor.as_ref().bytes().address(), *tensor.layout()),
+        RotaryQuery::Into { from, .. } => (from.bytes().address(), *from.layout()),
+    };
+    let [tokens, heads, width] = layout.shape;
+    if tokens * heads * width == 0 {
+        return Ok(None);
+    }
+    let stride = wide("query", layout.strides[0])?;
+    let mut params = raw::MlaCacheWriteParams {
+        latent: address as *const _,
+        rope: address as *const _,
+        slots: rotary.positions.bytes().address() as *const _,
+        cache: std::ptr::null_mut(),
+        positions: std::ptr::null(),
+        cos: std::ptr::null(),
+        sin: std::ptr::null(),
+        query_rope: std::ptr::null(),
+        query_rope_out: std::ptr::null_mut(),
+        latent_token_stride: stride,
+        rope_token_stride: stride,
+        cache_page_stride: 0,
+        cache_slot_stride: 0,
+        table_stride: 0,
+        query_token_stride: 0,
+        query_head_stride: 0,
+        query_out_token_stride: 0,
+        query_out_head_stride: 0,
+        pages: 0,
+        positions_len: 0,
+        tokens: narrow("tokens", tokens)?,
+        page_size: 1,
+        heads: 0,
+        latent_dim: narrow("rope", width)?,
+        rope_dim: narrow("rope", width)?,
+        dtype: dtype_code(layout.dtype),
+        cache_format: format_code(KvFormat::F32),
+        rotary_style: 0,
+        cache_scale: 1.0,
+    };
+    fill(
+        rotary,
+        Some(vectors),
+        tokens,
+        width,
+        layout.dtype,
+        &mut params,
+    )?;
+    Ok(Some(params))
 }

@@ -227,6 +227,10 @@ impl Device for Cpu {
         rotary::write_cache(self, latent, rope, rotary, query, slots, cache)
     }
 
+    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()> {
+        rotary::rotate(rotary, vectors)
+    }
+
     fn gather_cache(
         &self,
         cache: CacheRef<'_, Self>,

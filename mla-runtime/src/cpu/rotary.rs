@@ -41,6 +41,16 @@ pub(super) fn write_cache(
     Ok(())
 }
 
+pub(super) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) -> Result<()> {
+    let layout = *match &vectors {
+        RotaryQuery::InPlace(to) | RotaryQuery::Into { to, .. } => to.layout(),
+    };
+    let [tokens, _, width] = layout.shape;
+    let turn = Turn::new(rotary, tokens, width)?;
+    with_element!(layout.dtype, T => turn_queries::<T>(&turn, vectors, tokens, width)?);
+    Ok(())
+}
+
 fn turn_queries<T: Element>(
     turn: &Turn<'_>,
     query: RotaryQuery<'_, Cpu>,

@@ -51,7 +51,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 to: absorbed.reborrow(),
             };
             if writes {
-                let rows = call.rows(step.slots(P::Device::bytes(&workspace.arrays))?);
+                let arrays = P::Device::bytes(&workspace.arrays);
+                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
                 self.device.write_cache_and_absorb(rows, queries)?;
             } else {
                 let (from, weights, to) = queries.product()?;

@@ -108,10 +108,12 @@
 mod absorbed;
 mod arena;
 mod expanded;
+mod rotation;
 mod step;
 mod weights;
 mod workspace;
 
+pub use rotation::UnrotatedCall;
 pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
@@ -129,7 +131,7 @@ use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
-use crate::rotary::Rotary;
+use crate::rotary::Rotation;
 use crate::spec::{BackendSpec, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
@@ -161,18 +163,23 @@ pub struct LayerCall<'a, D: Device> {
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// The rotation of queries and keys, which the cache write then does on its way: for steps of which
     /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
-    pub rotary: Option<Rotary<'a, D>>,
+    /// [`MlaLayer::forward_unrotated`] takes any step.
+    pub rotary: Option<Rotation<'a, D>>,
 }
 
 impl<D: Device> LayerCall<'_, D> {
-    /// What the cache write takes, to these slots.
-    fn rows<'a>(&'a mut self, slots: ArrayRef<'a, D, i64>) -> CacheRows<'a, D> {
+    /// What the cache write takes, to these slots and from these positions.
+    fn rows<'a>(
+        &'a mut self,
+        slots: ArrayRef<'a, D, i64>,
+        positions: ArrayRef<'a, D, i64>,
+    ) -> CacheRows<'a, D> {
         CacheRows {
             latent: self.latent.shorten(),
             rope: self.rope.shorten(),
             slots,
             cache: self.cache.reborrow(),
-            rotary: self.rotary.as_ref().map(Rotary::shorten),
+            rotary: self.rotary.as_ref().map(|rotary| rotary.at(positions)),
         }
     }
 }
@@ -436,7 +443,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Ok(());
         }
         let (query, weights) = (call.query.shorten(), call.weights.queries.shorten());
-        let rows = call.rows(step.slots(P::Device::bytes(&workspace.arrays))?);
+        let arrays = P::Device::bytes(&workspace.arrays);
+        let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
         if rows.rotary.is_none() {
             return rows.write(&self.device, None);
         }
@@ -510,16 +518,19 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 format!("below the cache's {} pages", cache.pages),
             ));
         }
-        if call.rotary.is_some() && step.expanded_tokens() > 0 {
-            return Err(Error::argument(
-                "rotary",
-                format!(
-                    "with {} tokens on the expanded path",
-                    step.expanded_tokens()
-                ),
-                "none, and rotated queries and keys: only the absorbed path can leave it to the \
-                 cache write",
-            ));
+        if let Some(rotary) = &call.rotary {
+            self.check_rotation(step, rotary)?;
+            if step.expanded_tokens() > 0 {
+                return Err(Error::argument(
+                    "rotary",
+                    format!(
+                        "with {} tokens on the expanded path",
+                        step.expanded_tokens()
+                    ),
+                    "none, and rotated queries and keys: only the absorbed path can leave it to the \
+                     cache write. `forward_unrotated` takes any step",
+                ));
+            }
         }
         match (&call.slot_lists, problem.sparse) {
             (Some(lists), true) => {

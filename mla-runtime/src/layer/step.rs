@@ -78,6 +78,7 @@ pub(super) struct Step {
     context: ContextPlan,
     /// Where each chunk's numbers begin in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
+    longest: usize,
     /// One past the largest page that the step names: what the cache must have.
     pages_end: usize,
 }
@@ -103,6 +104,7 @@ impl Step {
             expanded_starts: Vec::with_capacity(limits.requests + 1),
             context: ContextPlan { chunks: Vec::new() },
             chunk_starts: vec![0],
+            longest: 0,
             pages_end: 0,
         })
     }
@@ -193,6 +195,8 @@ impl Step {
         }
         self.tokens = tokens;
         self.requests = batch.requests.len();
+        let lens = batch.requests.iter().map(|r| r.q.max(r.kv));
+        self.longest = lens.chain(batch.max_len).max().unwrap_or(0) as usize;
         self.pages_end = pages_end;
         self.place(batch)
     }
@@ -367,6 +371,12 @@ impl Step {
         let requests = batch.requests;
         let absorbed = &requests[..self.absorbed_requests];
         write(staging, &layout.slots, self.slots.iter().copied());
+        let positions = requests.iter().flat_map(|request| {
+            // Padding has no place of its own.
+            let first = i64::from(request.context_len());
+            (0..i64::from(request.q)).map(move |token| first + token)
+        });
+        write(staging, &layout.positions, positions);
         write(
             staging,
             &layout.seq_lens,
@@ -482,6 +492,19 @@ impl Step {
     ) -> Result<ArrayRef<'a, D, i64>> {
         let bytes = D::byte_range(arrays, self.layout.slots.clone());
         ArrayRef::new(bytes, self.tokens)
+    }
+
+    pub(super) fn positions<'a, D: Device>(
+        &self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<ArrayRef<'a, D, i64>> {
+        let bytes = D::byte_range(arrays, self.layout.positions.clone());
+        ArrayRef::new(bytes, self.tokens)
+    }
+
+    /// The most tokens of a request, and of one while the step is replayed.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     pub(super) fn expanded_starts<'a, D: Device>(

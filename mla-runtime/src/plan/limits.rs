@@ -26,6 +26,8 @@ pub struct StepLimits {
 pub(crate) struct ArrayLayout {
     /// `[tokens]` i64.
     pub(crate) slots: Range<usize>,
+    /// `[tokens]` i64.
+    pub(crate) positions: Range<usize>,
     /// `[requests]` i32.
     pub(crate) seq_lens: Range<usize>,
     /// `[requests + 1]` i32.
@@ -95,6 +97,7 @@ impl ArrayLayout {
         };
         Ok(Self {
             slots: array(limits.tokens, 8),
+            positions: array(limits.tokens, 8),
             seq_lens: array(limits.requests, 4),
             absorbed_starts: array(limits.requests + 1, 4),
             expanded_starts: array(limits.requests + 1, 4),

@@ -162,6 +162,10 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         done()
     }
 
+    fn rotate(&self, _: &Rotary<'_, Self>, _: RotaryQuery<'_, Self>) -> Result<()> {
+        done()
+    }
+
     fn gather_cache(
         &self,
         _: CacheRef<'_, Self>,

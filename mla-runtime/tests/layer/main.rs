@@ -3,6 +3,7 @@
 mod backends;
 mod nan;
 mod oracle;
+mod rotation;
 mod world;
 
 use backends::{Concatenated, Demanding};

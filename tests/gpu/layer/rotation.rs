@@ -5,11 +5,11 @@ use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::MlaLayer;
-use mla_runtime::rotary::{Rotary, RotaryStyle};
-use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+use mla_runtime::layer::{MlaLayer, UnrotatedCall};
+use mla_runtime::rotary::{RotaryStyle, Rotation};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use super::batch::{Batch, Case, Engine, Outcome, gpu_layer};
+use super::batch::{Batch, Case, Engine, GpuLayer, Outcome, gpu_layer};
 use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;
@@ -82,13 +82,51 @@ impl Tables {
         workspace.prepare(layer, &batch.step()).unwrap();
         let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
         let mut call = engine.call(batch.tokens()).unwrap();
-        call.rotary = Some(Rotary {
-            positions: ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap(),
+        call.rotary = Some(Rotation {
+            positions: Some(ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap()),
             cos: TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
             sin: TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
             style: self.style,
         });
         layer.forward(&mut workspace, call).unwrap();
+        engine.outcome(device).unwrap()
+    }
+}
+
+impl Tables {
+    /// A call whose positions are the step's.
+    fn run_unrotated(&self, batch: &Batch, layer: &GpuLayer) -> Outcome {
+        let device = layer.device();
+        let (case, tokens) = (&batch.case, batch.tokens());
+        let (heads, head) = (case.heads as usize, case.dims.head);
+        let [cos, sin] = [&self.cos, &self.sin]
+            .map(|table| upload(device, bytemuck::cast_slice(table)).unwrap());
+        let table = Layout::contiguous(DType::F32, [1, POSITIONS, head.rope as usize / 2]);
+        let mut workspace = layer.workspace(&case.limits()).unwrap();
+        workspace.prepare(layer, &batch.step()).unwrap();
+        let mut query = upload(device, &batch.query).unwrap();
+        let mut rope = upload(device, &batch.rope).unwrap();
+        let mut engine = Engine::new(device, batch).unwrap();
+        let call = engine.call(tokens).unwrap();
+        let view = |shape| Layout::contiguous(case.dtype, shape);
+        let call = UnrotatedCall {
+            weights: call.weights,
+            query: TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize]))
+                .unwrap(),
+            latent: call.latent,
+            rope: TensorMut::new(rope.bytes_mut(), view([tokens, 1, head.rope as usize])).unwrap(),
+            rotary: Rotation {
+                positions: None,
+                cos: TensorRef::new(cos.bytes(), table).unwrap(),
+                sin: TensorRef::new(sin.bytes(), table).unwrap(),
+                style: self.style,
+            },
+            cache: call.cache,
+            out: call.out,
+            lse: call.lse,
+            slot_lists: None,
+        };
+        layer.forward_unrotated(&mut workspace, call).unwrap();
         engine.outcome(device).unwrap()
     }
 }
@@ -137,6 +175,33 @@ fn a_rotating_cache_write_is_a_rotation_beforehand() {
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+fn any_step_is_rotated_as_beforehand() {
+    let gpu = &*gpu();
+    let mixed = [(200, 200), (1, 700), (150, 1100), (2, 90), (1, 0)];
+    for (style, heads, requests) in [
+        (RotaryStyle::Interleaved, 16, &mixed[..]),
+        (RotaryStyle::Halves, 128, &mixed[..]),
+        (RotaryStyle::Interleaved, 16, &[(1, 700), (2, 90)]),
+    ] {
+        let case = Case::new(heads, requests);
+        let batch = Batch::new(&case);
+        let tables = Tables::new(&batch, style);
+        let mut turned = batch.clone();
+        let (qk, rope) = (case.dims.head.qk() as usize, case.dims.head.rope as usize);
+        tables.turn(case.dtype, &mut turned.query, heads as usize, qk, rope);
+        tables.turn(case.dtype, &mut turned.rope, 1, rope, rope);
+        let layer = gpu_layer(gpu, &case);
+        let (given, expected) = (
+            tables.run_unrotated(&batch, &layer),
+            turned.run(&layer).unwrap(),
+        );
+        let same = given.cache == expected.cache && given.out == expected.out;
+        assert!(same && given.lse == expected.lse, "{style:?} {case:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn a_rotation_with_prefills_is_refused() {
     let gpu = &*gpu();
     let case = Case::new(16, &[(1, 70), (30, 30)]);
@@ -149,8 +214,8 @@ fn a_rotation_with_prefills_is_refused() {
     let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();
     let positions = gpu.allocate(8 * batch.tokens()).unwrap();
     let mut call = engine.call(batch.tokens()).unwrap();
-    call.rotary = Some(Rotary {
-        positions: ArrayRef::new(positions.bytes(), batch.tokens()).unwrap(),
+    call.rotary = Some(Rotation {
+        positions: Some(ArrayRef::new(positions.bytes(), batch.tokens()).unwrap()),
         cos: view,
         sin: view,
         style: RotaryStyle::Halves,

@@ -1,0 +1,127 @@
+//! Calls whose queries and rotary keys are as the projections leave them.
+
+use super::step::Step;
+use super::{LayerCall, MlaLayer, Weights, Workspace};
+use crate::backend::{DecodeStage, PrefillStage, SlotLists};
+use crate::cache::CacheMut;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::lse::LseMut;
+use crate::rotary::{RotaryQuery, Rotation};
+use crate::tensor::{TensorMut, TensorRef};
+
+/// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the prepared step.
+///
+/// What is rotated in place, and what on the way, depends on the step: afterwards `query` and `rope` hold
+/// either.
+pub struct UnrotatedCall<'a, D: Device> {
+    /// The layer's weights.
+    pub weights: Weights<'a, D>,
+    /// `[T, H, P+R]`.
+    pub query: TensorMut<'a, D>,
+    /// The new tokens' normalised latents, `[T, 1, L]`.
+    pub latent: TensorRef<'a, D>,
+    /// The new tokens' rotary keys, `[T, 1, R]`.
+    pub rope: TensorMut<'a, D>,
+    /// The tables, and positions of the caller's own if they are not the step's.
+    pub rotary: Rotation<'a, D>,
+    /// The layer's cache.
+    pub cache: CacheMut<'a, D>,
+    /// `[T, H, V]`.
+    pub out: TensorMut<'a, D>,
+    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
+    pub lse: Option<LseMut<'a, D>>,
+    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    pub slot_lists: Option<SlotLists<'a, D>>,
+}
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. The cache write rotates
+    /// on its way if every token is on the absorbed path, at no launch of its own; otherwise queries and keys
+    /// are rotated in place before it. The results are the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::forward`], and where the tables are shorter than the step's longest request.
+    pub fn forward_unrotated(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        mut call: UnrotatedCall<'_, P::Device>,
+    ) -> Result<()> {
+        let head = self.config.problem.dims.head;
+        let fused = workspace.step.expanded_tokens() == 0;
+        let rotates = head.rope > 0;
+        if rotates && !fused {
+            // Refused before anything is enqueued.
+            self.check(workspace, &call.layer_call(false))?;
+            self.check_rotation(&workspace.step, &call.rotary)?;
+            self.device
+                .range(c"mla: rotate", || self.rotate(workspace, &mut call))?;
+        }
+        self.forward(workspace, call.layer_call(rotates && fused))
+    }
+
+    fn rotate(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &mut UnrotatedCall<'_, P::Device>,
+    ) -> Result<()> {
+        let head = self.config.problem.dims.head;
+        let (nope, qk) = (head.nope as usize, head.qk() as usize);
+        let positions = workspace
+            .step
+            .positions(P::Device::bytes(&workspace.arrays))?;
+        let rotary = call.rotary.at(positions);
+        let query = call.query.reborrow().narrow(2, nope..qk)?;
+        self.device.rotate(&rotary, RotaryQuery::InPlace(query))?;
+        let rope = call.rope.reborrow();
+        self.device.rotate(&rotary, RotaryQuery::InPlace(rope))
+    }
+
+    /// Refuses tables that do not fit the model or end before the step's longest request.
+    pub(super) fn check_rotation(
+        &self,
+        step: &Step,
+        rotary: &Rotation<'_, P::Device>,
+    ) -> Result<()> {
+        let expected = self.config.problem.dims.head.rope as usize / 2;
+        let [_, positions, pairs] = rotary.cos.shape();
+        if pairs != expected {
+            let accepted = format!("{expected} pairs, of qk_rope_head_dim = {}", 2 * expected);
+            return Err(Error::argument(
+                "rotary",
+                format!("{pairs} pairs"),
+                accepted,
+            ));
+        }
+        if rotary.positions.is_none() && step.longest() > positions {
+            let accepted = format!("at least {}, the step's longest request", step.longest());
+            let given = format!("tables of {positions} positions");
+            return Err(Error::argument("rotary", given, accepted));
+        }
+        Ok(())
+    }
+}
+
+impl<D: Device> UnrotatedCall<'_, D> {
+    /// The call for tensors that are rotated already, or for a cache write that rotates them.
+    fn layer_call(&mut self, rotates: bool) -> LayerCall<'_, D> {
+        LayerCall {
+            weights: self.weights.shorten(),
+            query: self.query.as_ref(),
+            latent: self.latent.shorten(),
+            rope: self.rope.as_ref(),
+            cache: self.cache.reborrow(),
+            out: self.out.reborrow(),
+            lse: self.lse.as_mut().map(LseMut::reborrow),
+            slot_lists: match &self.slot_lists {
+                Some(lists) => Some(SlotLists {
+                    slots: lists.slots.shorten(),
+                    width: lists.width,
+                }),
+                None => None,
+            },
+            rotary: rotates.then(|| self.rotary.shorten()),
+        }
+    }
+}

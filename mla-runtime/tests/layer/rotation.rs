@@ -1,0 +1,164 @@
+//! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated beforehand.
+
+use mla_runtime::cache::CacheMut;
+use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::layer::{MlaLayer, UnrotatedCall, Weights};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::{Rope, RopeScaling, Yarn};
+use mla_runtime::rotary::{RotaryStyle, RotaryTables};
+use mla_runtime::tensor::TensorMut;
+use mla_runtime::{Error, Result};
+
+use crate::world::{Case, World};
+
+const YARN: Rope = Rope::plain(100.0).with_scaling(RopeScaling::Yarn(
+    Yarn::new(4.0, Some(32)).with_mscale(1.0, 0.5),
+));
+
+/// The position of each token of a batch.
+fn positions(world: &World) -> Vec<usize> {
+    let requests = world.requests.iter();
+    let of = |r: &mla_runtime::batch::Request| {
+        let first = r.kv.saturating_sub(r.q) as usize;
+        first..first + r.q as usize
+    };
+    requests.flat_map(of).collect()
+}
+
+/// Turns the queries and keys of a batch, by the formula.
+fn turn(world: &mut World, rope: &Rope) {
+    let head = world.case.dims.head;
+    let [nope, width] = [head.nope, head.rope].map(|n| n as usize);
+    let frequencies = rope.frequencies(head.rope).unwrap();
+    for (token, position) in positions(world).into_iter().enumerate() {
+        for (pair, frequency) in frequencies.iter().enumerate() {
+            let angle = position as f64 * frequency;
+            let factor = rope.attention_factor();
+            let [cos, sin] = [angle.cos(), angle.sin()].map(|value| (factor * value) as f32);
+            let [a, b] = match rope.style {
+                RotaryStyle::Interleaved => [2 * pair, 2 * pair + 1],
+                RotaryStyle::Halves => [pair, pair + width / 2],
+            };
+            let apply = |owned: &mut crate::world::Owned, head: usize, first: usize| {
+                let [_, heads, width] = owned.view().shape();
+                let at = |e: usize| (token * heads + head) * width + first + e;
+                let [x, y] = [a, b].map(|e| owned.values[at(e)] as f32);
+                owned.set([token, head, first + a], f64::from(x * cos - y * sin));
+                owned.set([token, head, first + b], f64::from(y * cos + x * sin));
+            };
+            for head in 0..world.case.heads as usize {
+                apply(&mut world.query, head, nope);
+            }
+            apply(&mut world.rope, 0, 0);
+        }
+    }
+}
+
+type Layer = MlaLayer<CpuPrefill, CpuDecode>;
+
+/// The output, the log-sum-exp and the cache of a call that rotates.
+fn run(world: &World, tables: &RotaryTables<Cpu>) -> Result<(Vec<f32>, Vec<f32>, Vec<u8>)> {
+    let layer = Layer::of(&world.device, &world.case.config())?;
+    let mut workspace = layer.workspace(&world.case.limits())?;
+    workspace.prepare(&layer, &world.batch())?;
+    let (tokens, heads) = (world.slots.len(), world.case.heads as usize);
+    let head = world.case.dims.head;
+    let [qk, rope, v] = [head.qk(), head.rope, head.v].map(|n| n as usize);
+    let floats =
+        |owned: &crate::world::Owned| owned.values.iter().map(|v| *v as f32).collect::<Vec<_>>();
+    let (mut query, mut keys) = (floats(&world.query), floats(&world.rope));
+    let (mut out, mut lse) = (
+        vec![f32::NAN; tokens * heads * v],
+        vec![f32::NAN; heads * tokens],
+    );
+    let mut cache = world.device.allocate(world.cache.len())?;
+    world
+        .device
+        .upload(&world.cache, Cpu::bytes_mut(&mut cache))?;
+    layer.forward_unrotated(
+        &mut workspace,
+        UnrotatedCall {
+            weights: Weights::new(world.kv_b(), layer.config())?,
+            query: TensorMut::from_slice(&mut query, [tokens, heads, qk])?,
+            latent: world.latent.view(),
+            rope: TensorMut::from_slice(&mut keys, [tokens, 1, rope])?,
+            rotary: tables.rotation()?,
+            cache: CacheMut::new(Cpu::bytes_mut(&mut cache), world.cache_layout)?,
+            out: TensorMut::from_slice(&mut out, [tokens, heads, v])?,
+            lse: Some(LseMut::new(
+                bytemuck::cast_slice_mut(&mut lse),
+                LseLayout::heads_first(heads, tokens),
+            )?),
+            slot_lists: None,
+        },
+    )?;
+    Ok((out, lse, Cpu::bytes(&cache).to_vec()))
+}
+
+#[test]
+fn any_step_is_rotated_as_beforehand() {
+    for requests in [
+        &[(1, 5), (1, 1), (2, 9), (1, 0)][..],
+        &[(9, 9), (1, 7), (7, 20), (2, 12), (1, 0)],
+        &[(12, 12)],
+    ] {
+        for style in [RotaryStyle::Interleaved, RotaryStyle::Halves] {
+            let rope = YARN.with_style(style);
+            let world = World::new(&Case::small(requests));
+            let mut turned = World::new(&Case::small(requests));
+            turn(&mut turned, &rope);
+            let tables = RotaryTables::new(&world.device, &rope, 8, 20).unwrap();
+            let (out, lse, cache) = run(&world, &tables).unwrap();
+            let layer = Layer::of(&turned.device, &turned.case.config()).unwrap();
+            let expected = turned.run(&layer);
+            assert!(
+                bytemuck::cast_slice::<f32, u8>(&out) == expected.out,
+                "{requests:?}"
+            );
+            assert!(bytemuck::cast_slice::<f32, u8>(&lse) == expected.lse);
+            assert!(cache == expected.cache);
+            // The rotation is not nothing.
+            let untouched = world.run(&Layer::of(&world.device, &world.case.config()).unwrap());
+            assert!(untouched.cache != cache);
+        }
+    }
+}
+
+#[test]
+fn tables_that_do_not_fit_are_refused_with_the_cache_untouched() {
+    for requests in [&[(1, 21)][..], &[(9, 21)]] {
+        let world = World::new(&Case::small(requests));
+        let tables = |width, positions| {
+            RotaryTables::new(&world.device, &Rope::plain(1e4), width, positions).unwrap()
+        };
+        let refused = |tables: RotaryTables<Cpu>| run(&world, &tables).unwrap_err().to_string();
+        assert_eq!(
+            refused(tables(8, 20)),
+            "rotary: given tables of 20 positions, accepted at least 21, the step's longest request"
+        );
+        assert_eq!(
+            refused(tables(6, 21)),
+            "rotary: given 3 pairs, accepted 4 pairs, of qk_rope_head_dim = 8"
+        );
+    }
+    let none = RotaryTables::new(&Cpu::new(), &Rope::plain(1e4), 8, 0);
+    let Err(Error::Argument { field, .. }) = none else {
+        panic!("no positions are refused")
+    };
+    assert_eq!(field, "positions");
+}
+
+#[test]
+fn a_model_without_a_rotary_part_has_nothing_to_rotate() {
+    let case = Case {
+        dims: MlaDims::new(32, HeadDims::new(16, 0, 16)),
+        ..Case::small(&[(9, 12), (1, 7)])
+    };
+    let world = World::new(&case);
+    let tables = RotaryTables::new(&world.device, &YARN, 0, 1).unwrap();
+    let (out, _, _) = run(&world, &tables).unwrap();
+    let layer = Layer::of(&world.device, &case.config()).unwrap();
+    assert!(bytemuck::cast_slice::<f32, u8>(&out) == world.run(&layer).out);
+}
