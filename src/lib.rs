@@ -21,6 +21,10 @@ pub use backends::{DecodeBackends, FAMILIES, PrefillBackends};
 #[cfg(feature = "gpu")]
 pub use device::Cuda;
 pub use gpu::{Gpu, present_gpu};
+#[cfg(feature = "conformance")]
+pub use mla_conformance as conformance;
+#[cfg(feature = "cpu")]
+pub use mla_cpu as cpu;
 
 // Its examples are tests.
 #[cfg(doctest)]

@@ -3,9 +3,9 @@
 use std::fmt::Display;
 
 use clap::ValueEnum;
+use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
-use mla_runtime::cpu::Cpu;
 use mla_runtime::plan::memory::MemoryPlan;
 
 use crate::error::CliError;

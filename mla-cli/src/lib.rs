@@ -47,6 +47,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 // Linked for their backends: nothing else here names them.
+use mla_cpu as _;
 use mla_kernels as _;
 
 use crate::error::CliError;

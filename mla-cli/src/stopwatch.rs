@@ -55,7 +55,7 @@ mod cpu {
     use std::fs;
     use std::time::Instant;
 
-    use mla_runtime::cpu::Cpu;
+    use mla_cpu::Cpu;
     use mla_runtime::dtype::DType;
     use mla_runtime::tensor::{Layout, TensorMut};
 

@@ -3,10 +3,10 @@
 
 use std::process::{Command, ExitCode};
 
+use mla_cpu::Cpu;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
 };
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::{Result, mla_backend};
 

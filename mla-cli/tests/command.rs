@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{LayerConfig, StepLimits};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::MlaLayer;

@@ -103,7 +103,7 @@ impl Cause {
             Self::NotLinked(package) => {
                 text.push("depend on ");
                 text.push(package);
-                text.push(" with the feature of the GPU's family, and name it in the program");
+                text.push(", for a GPU with the feature of its family, and name it in the program");
             }
             Self::NotRegistered => text.push(
                 "link a backend crate (`use its_crate as _;`) or add its ENTRY to the registry",

@@ -12,10 +12,12 @@
 //! follow in the order of the constants below, and so do the decode backends, for which there is no
 //! reference order.
 
+use crate::availability::{Availability, Cause};
 use crate::backend::{Entry, not_built, not_linked, not_registered};
 use crate::capability::{Capability, CapabilityMatch, Platform};
 use crate::dims::HeadDims;
 use crate::dtype::DType;
+use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::spec::{
     BackendSpec, CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority,
@@ -271,29 +273,33 @@ const fn unregistered(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_registered)
 }
 
-// What the CPU device's own backends are called where its feature leaves them out.
-#[cfg(not(feature = "cpu"))]
-const fn left_out(phase: Phase) -> Entry {
-    const fn off() -> crate::availability::Availability {
-        crate::availability::Availability::Unavailable(crate::availability::Cause::FeatureOff(
-            "cpu",
-        ))
-    }
-    let plain = BackendSpec {
+/// The prefill backend of the CPU device.
+pub const CPU_PREFILL: BackendSpec = cpu(Phase::Prefill).checked();
+
+/// The decode backend of the CPU device.
+pub const CPU_DECODE: BackendSpec = BackendSpec {
+    kv_formats: KvFormat::ALL,
+    query_len: QueryLen::Ragged,
+    sparse: SparseSupport::Optional,
+    ..cpu(Phase::Decode)
+}
+.checked();
+
+const fn cpu(phase: Phase) -> BackendSpec {
+    BackendSpec {
         dtypes: DType::ALL,
         quant_output: true,
+        features: FeatureSet::NONE.with(Feature::Deterministic),
+        provider: "native",
         ..BackendSpec::new("CPU", phase, Platform::Cpu)
-    };
-    let spec = match phase {
-        Phase::Prefill => plain,
-        Phase::Decode => BackendSpec {
-            kv_formats: KvFormat::ALL,
-            query_len: QueryLen::Ragged,
-            sparse: SparseSupport::Optional,
-            ..plain
-        },
-    };
-    Entry::known(spec.checked(), off)
+    }
+}
+
+const fn in_mla_cpu(spec: BackendSpec) -> Entry {
+    const fn elsewhere() -> Availability {
+        Availability::Unavailable(Cause::NotLinked("mla-cpu"))
+    }
+    Entry::known(spec, elsewhere)
 }
 
 /// Every known backend. A name may occur more than once, for different kinds of devices.
@@ -318,8 +324,6 @@ pub static KNOWN: &[Entry] = &[
     unbuilt(FLASHINFER_MLA_SPARSE),
     unbuilt(FLASH_ATTN_MLA_SPARSE),
     unbuilt(FLASHINFER_MLA_SPARSE_SM90),
-    #[cfg(not(feature = "cpu"))]
-    left_out(Phase::Prefill),
-    #[cfg(not(feature = "cpu"))]
-    left_out(Phase::Decode),
+    in_mla_cpu(CPU_PREFILL),
+    in_mla_cpu(CPU_DECODE),
 ];

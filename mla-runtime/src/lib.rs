@@ -1,4 +1,4 @@
-//! Selection, planning, the layer and the CPU device of Multi-head Latent Attention (MLA).
+//! Selection, planning and the layer of Multi-head Latent Attention (MLA), for any device.
 
 // The attribute names this crate by an absolute path; so can this crate itself.
 extern crate self as mla_runtime;
@@ -8,9 +8,6 @@ pub mod backend;
 pub mod batch;
 pub mod cache;
 pub mod capability;
-pub mod conformance;
-#[cfg(feature = "cpu")]
-pub mod cpu;
 pub mod device;
 pub mod dims;
 pub mod dispatch;
@@ -18,6 +15,7 @@ pub mod dtype;
 pub mod error;
 pub mod explain;
 pub mod feature;
+pub mod host;
 pub mod kernels;
 pub mod known;
 pub mod kv_format;
@@ -27,7 +25,6 @@ pub mod model;
 pub mod plan;
 pub mod problem;
 pub mod reason;
-pub mod reference;
 pub mod registry;
 pub mod rotary;
 pub mod selection;

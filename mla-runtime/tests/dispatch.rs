@@ -7,10 +7,10 @@ mod common;
 
 use std::any::TypeId;
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::availability::Availability;
 use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
 use mla_runtime::capability::{Capability, CapabilityMatch, Platform, Target};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dispatch::{

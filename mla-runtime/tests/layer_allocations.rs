@@ -10,6 +10,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::cell::Cell;
 
+use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
@@ -18,7 +19,6 @@ use mla_runtime::backend::{
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::capability::Platform;
-use mla_runtime::cpu::Buffer;
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;

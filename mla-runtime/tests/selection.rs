@@ -392,8 +392,8 @@ fn the_crate_that_has_a_backend_is_named() {
         let row = candidates.find(|c| c.spec.name == name).unwrap();
         row.reasons.to_string()
     };
-    let not_linked = "not linked: the crate mla-kernels has it; depend on mla-kernels with the \
-                      feature of the GPU's family, and name it in the program";
+    let not_linked = "not linked: the crate mla-kernels has it; depend on mla-kernels, for a \
+                      GPU with the feature of its family, and name it in the program";
     assert_eq!(row(SM90, |e| e.prefill, "FLASH_ATTN"), not_linked);
     assert_eq!(row(SM90, |e| e.decode, "FLASHMLA"), not_linked);
     // It has none for these GPUs.
@@ -453,7 +453,7 @@ fn an_unknown_name_lists_those_of_its_phase_and_suggests_one() {
     };
     assert_eq!(
         error(Phase::Prefill, "flash_atn"),
-        "prefill: given \"flash_atn\", accepted CUDNN, CUSTOM, FLASHINFER, FLASH_ATTN, \
+        "prefill: given \"flash_atn\", accepted CPU, CUDNN, CUSTOM, FLASHINFER, FLASH_ATTN, \
          ROCM_AITER_FA, TOKENSPEED_MLA, TRTLLM_RAGGED; did you mean FLASH_ATTN?"
     );
     // FLASHMLA exists, but in the other phase.
@@ -507,7 +507,7 @@ fn a_refused_preference_is_an_error_with_its_reasons() {
         registry.select(&request).unwrap_err().to_string(),
         "decode: FLASHMLA was asked for, but does not fit on sm 10.0: capability: given 10.0, \
          accepted 9.0; page_size: given 16, accepted 64; not linked: the crate mla-kernels has it; \
-         depend on mla-kernels with the feature of the GPU's family, and name it in the program"
+         depend on mla-kernels, for a GPU with the feature of its family, and name it in the program"
     );
 }
 

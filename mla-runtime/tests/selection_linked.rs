@@ -5,12 +5,12 @@ mod common;
 
 use std::any::type_name;
 
+use mla_cpu::Cpu;
 use mla_runtime::Error;
 use mla_runtime::backend::{
     DecodeBackend, DecodeStage, Entry, LayerConfig, PrefillBackend, PrefillStage,
 };
 use mla_runtime::capability::Target;
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;

@@ -5,7 +5,7 @@ mod flash_mla {
 
     use crate::common::gpu;
 
-    mla_runtime::decode_conformance!(
+    mla_conformance::decode_conformance!(
         #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
         FlashMla,
         gpu()
@@ -17,7 +17,7 @@ mod flash_mla_sparse {
 
     use crate::common::gpu;
 
-    mla_runtime::decode_conformance!(
+    mla_conformance::decode_conformance!(
         #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
         FlashMlaSparse,
         gpu()
@@ -29,7 +29,7 @@ mod flash_attn {
 
     use crate::common::gpu;
 
-    mla_runtime::prefill_conformance!(
+    mla_conformance::prefill_conformance!(
         #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored conformance"]
         FlashAttn,
         gpu()

@@ -5,20 +5,20 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use mla_conformance::reference::{self, Array};
+use mla_cpu::{Cpu, CpuPrefill};
 use mla_kernels::backends::sm90::FlashAttn;
 use mla_kernels::device::Buffer;
 use mla_kernels::{Cuda, raw};
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
-use mla_runtime::cpu::{Cpu, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Error;
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::problem::Problem;
-use mla_runtime::reference::{self, Array};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;

@@ -2,6 +2,7 @@
 //! be read.
 
 use half::{bf16, f16};
+use mla_cpu::{Cpu, CpuDecode};
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::FlashMla;
 use mla_kernels::device::Buffer;
@@ -11,7 +12,6 @@ use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::cpu::{Cpu, CpuDecode};
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;

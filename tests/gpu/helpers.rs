@@ -4,11 +4,11 @@
 //! Each operation is a function over any device, run on both with the same bytes. Inputs lie among NaN,
 //! outputs are compared with everything around them.
 
+use mla_cpu::Cpu;
 use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;

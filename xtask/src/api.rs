@@ -18,9 +18,11 @@ pub(crate) struct Arguments {
 }
 
 /// The packages, and the features with which their documentation is built.
-const PACKAGES: [(&str, &str); 5] = [
+const PACKAGES: [(&str, &str); 7] = [
     ("mla-macros", ""),
     ("mla-runtime", ""),
+    ("mla-cpu", ""),
+    ("mla-conformance", ""),
     ("mla-build", "bindings"),
     ("mla-kernels", "sm80,sm90,sm100"),
     ("mla-cli", ""),

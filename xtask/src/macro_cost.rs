@@ -40,7 +40,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         package.join("Cargo.toml"),
         format!(
             "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-             [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[dependencies]\nmla-runtime.path = {:?}\n",
+             [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[dependencies]\nmla-cpu.path = {:?}\n\
+             mla-runtime.path = {:?}\n",
+            workspace.root.join("mla-cpu"),
             workspace.root.join("mla-runtime")
         ),
     )?;
@@ -107,7 +109,7 @@ fn check(workspace: &Workspace, package: &Path) -> anyhow::Result<f64> {
 /// Backends as a kernel author writes them, but for the bodies of their functions.
 fn more(backends: usize) -> String {
     let mut text = String::from(
-        "//! More backends.\nuse mla_runtime::backend::*;\nuse mla_runtime::cpu::Cpu;\n\
+        "//! More backends.\nuse mla_runtime::backend::*;\nuse mla_cpu::Cpu;\n\
          use mla_runtime::{Error, Result, mla_backend};\n",
     );
     for number in 0..backends {

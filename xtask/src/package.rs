@@ -18,6 +18,8 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
         &["build.rs", "README.md", "cuda/", "src/", "docs/"],
     ),
     ("mla-runtime", "mla-runtime/", &["dispatch/", "src/"]),
+    ("mla-cpu", "mla-cpu/", &["src/"]),
+    ("mla-conformance", "mla-conformance/", &["src/"]),
     (
         "mla-macros",
         "mla-macros/",

@@ -8,7 +8,7 @@ use mla_runtime::backend::{
     Query, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill, DecodeState, PrefillState};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill, DecodeState, PrefillState};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::Element;
 use mla_runtime::problem::Problem;

@@ -4,7 +4,7 @@ use std::ops::{Deref, Range};
 
 use candle_core::{DType, Device, Error, Result, Storage, Tensor, WithDType};
 use half::{bf16, f16};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::dtype::Element;
 
 use crate::Config;

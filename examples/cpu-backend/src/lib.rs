@@ -3,7 +3,7 @@
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
-use mla_runtime::cpu::Cpu;
+use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::{Error, Result, mla_backend};
 
 /// One row of the cache after the other.

@@ -1,1 +1,1 @@
-mla_runtime::decode_conformance!(cpu_backend::Simple, mla_runtime::cpu::Cpu::new());
+mla_conformance::decode_conformance!(cpu_backend::Simple, mla_cpu::Cpu::new());

@@ -1,6 +1,7 @@
 //! One backend's attention on random data: absorbed or expanded, one or several layers at a time.
 
 use fastrand::Rng;
+use mla_conformance::reference::{attend, decode_row};
 use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, DecodeBatch, DecodeCall, DecodeStage, KeyLayout, Keys, LayerConfig, Output,
@@ -14,7 +15,6 @@ use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::context::ContextChunk;
-use mla_runtime::reference::{attend, decode_row};
 use mla_runtime::registry::Registry;
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 use rayon::prelude::*;

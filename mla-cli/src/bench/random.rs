@@ -97,7 +97,7 @@ pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
 
 #[cfg(test)]
 mod tests {
-    use mla_runtime::cpu::Cpu;
+    use mla_cpu::Cpu;
 
     use super::*;
 

@@ -7,11 +7,11 @@
 use std::ops::Range;
 
 use fastrand::Rng;
+use mla_conformance::reference::{attend, decode_row};
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::Workspace;
-use mla_runtime::reference::{attend, decode_row};
 use rayon::prelude::*;
 use serde::Serialize;
 

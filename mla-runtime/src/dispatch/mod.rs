@@ -15,7 +15,7 @@
 //! ```
 //! use mla_runtime::best_decode;
 //! use mla_runtime::capability::Target;
-//! use mla_runtime::cpu::CpuDecode;
+//! use mla_cpu::CpuDecode;
 //! use mla_runtime::dims::MlaDims;
 //! use mla_runtime::dtype::DType;
 //! use mla_runtime::problem::Problem;
@@ -35,7 +35,7 @@
 //! ```compile_fail
 //! # use mla_runtime::best_decode;
 //! # use mla_runtime::capability::{Capability, Target};
-//! # use mla_runtime::cpu::CpuDecode;
+//! # use mla_cpu::CpuDecode;
 //! # use mla_runtime::dims::MlaDims;
 //! # use mla_runtime::dtype::DType;
 //! # use mla_runtime::problem::Problem;
@@ -56,7 +56,7 @@
 //!
 //! ```
 //! use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend};
-//! use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+//! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 //! use mla_runtime::device::Device;
 //! # use mla_runtime::dims::MlaDims;
 //! # use mla_runtime::dtype::DType;
@@ -112,7 +112,7 @@
 //! ```
 //! # use mla_runtime::best_decode;
 //! # use mla_runtime::capability::Target;
-//! # use mla_runtime::cpu::CpuDecode;
+//! # use mla_cpu::CpuDecode;
 //! # use mla_runtime::dims::MlaDims;
 //! # use mla_runtime::dtype::DType;
 //! # use mla_runtime::problem::Problem;

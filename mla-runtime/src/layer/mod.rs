@@ -47,7 +47,7 @@
 //! use mla_runtime::backend::{LayerConfig, StepLimits};
 //! use mla_runtime::batch::Request;
 //! use mla_runtime::cache::{CacheLayout, CacheMut};
-//! use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
+//! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 //! use mla_runtime::device::Device;
 //! use mla_runtime::dims::{HeadDims, MlaDims};
 //! use mla_runtime::dtype::DType;

@@ -5,10 +5,10 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use mla_cpu::Buffer;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::cpu::Buffer;
 use mla_runtime::device::{Device, GatherRows};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};

@@ -1,12 +1,12 @@
 //! Backends that ask of the layer what the CPU's own do not: packed keys, padded values,
 //! concatenated queries. Each checks what it is given and computes with the CPU's.
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, Keys, LayerConfig, Output,
     PrefillBackend, PrefillBatch, PrefillCall, Query, QueryFormat, StepLimits,
 };
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 

@@ -7,11 +7,11 @@ mod rotation;
 mod world;
 
 use backends::{Concatenated, Demanding};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
     DecodeBackend as _, LayerConfig, PrefillBackend as _, SelectedDecode, SelectedPrefill,
 };
 use mla_runtime::batch::Request;
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;

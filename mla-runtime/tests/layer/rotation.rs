@@ -1,7 +1,7 @@
 //! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated beforehand.
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::cache::CacheMut;
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::layer::{MlaLayer, UnrotatedCall, Weights};

@@ -2,11 +2,11 @@
 //! with the oracle.
 
 use half::{bf16, f16};
+use mla_cpu::Cpu;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;

@@ -4,7 +4,7 @@
 
 use mla_runtime::backend::DecodeBackend;
 use mla_runtime::capability::{Capability, Target};
-use mla_runtime::cpu::{CpuDecode, CpuPrefill};
+use mla_cpu::{CpuDecode, CpuPrefill};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dispatch::backends;
 use mla_runtime::dtype::DType;

@@ -1,11 +1,11 @@
 //! A batch in host memory, and an engine's tensors for it on any device.
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;

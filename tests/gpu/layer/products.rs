@@ -1,7 +1,7 @@
 //! Products of few tokens with a matrix per head, on both sides of where cuBLAS takes over.
 
+use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::cpu::Cpu;
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::tensor::Layout;

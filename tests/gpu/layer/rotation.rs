@@ -1,7 +1,7 @@
 //! A step of decodes whose cache write rotates, against one whose tensors were rotated beforehand.
 
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;

@@ -8,8 +8,8 @@ pub mod engine {
 #[cfg(test)]
 mod tests {
     use mla::backend::{DecodeBackend, DecodeBatch, DecodeCall, LINKED, LayerConfig, StepLimits};
-    use mla::cpu::{Cpu, CpuDecode};
     use mla::mla_backend;
+    use mla_cpu::{Cpu, CpuDecode};
 
     // The CPU's own backend under another name.
     macro_rules! same_as_cpu {

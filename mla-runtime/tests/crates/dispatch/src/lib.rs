@@ -8,12 +8,12 @@ use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mla_cpu::Cpu;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::capability::Target;
-use mla_runtime::cpu::Cpu;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
@@ -251,7 +251,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
 ///
 /// Where nothing fits.
 pub fn select() -> std::result::Result<Selection, mla_runtime::selection::SelectionError> {
-    Registry::of::<backends![mla_runtime::cpu::CpuPrefill], Backends>()?
+    Registry::of::<backends![mla_cpu::CpuPrefill], Backends>()?
         .select(&Request::of(Target::CPU, &PROBLEM))
 }
 

@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
+use mla_cpu::Cpu;
 use mla_dispatch::{Engine, Launch, Params, drive, example_decode, refused};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeCall, Output, Query};
-use mla_runtime::cpu::Cpu;
 
 #[unsafe(no_mangle)]
 #[inline(never)]

@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
+use mla_cpu::Cpu;
 use mla_dispatch::{Chosen, Engine, drive};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeCall};
-use mla_runtime::cpu::Cpu;
 
 #[unsafe(no_mangle)]
 #[inline(never)]

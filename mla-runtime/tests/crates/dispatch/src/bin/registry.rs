@@ -1,9 +1,9 @@
 //! The backend that the registry made, whose type this program never names.
 
+use mla_cpu::Cpu;
 use mla_dispatch::{CONFIG, LIMITS, drive};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeCall, DecodeStage, Opaque, SelectedDecode};
-use mla_runtime::cpu::Cpu;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionError;
 

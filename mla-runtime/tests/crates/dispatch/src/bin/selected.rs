@@ -2,10 +2,10 @@
 
 use std::hint::black_box;
 
+use mla_cpu::Cpu;
 use mla_dispatch::{Backends, Engine, drive, select};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, DecodeCall};
-use mla_runtime::cpu::Cpu;
 use mla_runtime::dispatch::{DecodeVisitor, with_decode};
 use mla_runtime::selection::SelectionError;
 

@@ -1,0 +1,353 @@
+//! Numbers in host memory, on a device, and compared.
+
+use super::Failure;
+use crate::reference;
+use mla_runtime::Result;
+use mla_runtime::backend::{LayerConfig, Output};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::problem::Problem;
+use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
+
+/// What one bit pattern in every byte is: NaN in all formats, and no address of anything.
+pub(super) const POISON: u8 = 0xff;
+
+/// Uniform in [−1, 1), the same on every machine and in every version: a failure repeats.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn next(&mut self) -> f64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f64 / 8_388_608.0 - 1.0
+    }
+
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        ((self.next() + 1.0) / 2.0 * bound as f64) as usize % bound.max(1)
+    }
+}
+
+/// By how much an output in `dtype`, an average of values below 1 in magnitude, may differ from the
+/// reference.
+///
+/// f32 computes within a few roundings of the largest score, at most 8 here, times 2^−24. In f16 and
+/// bf16 the output is rounded, and a kernel may round the softmax's weights to the same dtype before it
+/// multiplies them: each moves an average by at most half a unit in the last place of a value below 1,
+/// that is 2^−12 and 2^−9.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 2e-5,
+        DType::F16 => 1e-3,
+        DType::BF16 => 6e-3,
+    }
+}
+
+/// By how much a log-sum-exp may differ, relative to its magnitude where that is above 1. It is
+/// computed in f32 whatever the dtype.
+pub(super) const LSE_TOLERANCE: f64 = 5e-5;
+
+/// The bits of a result, to be compared with those of another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bits {
+    pub(super) out: Vec<u8>,
+    pub(super) lse: Option<Vec<u8>>,
+}
+
+pub(super) fn config(problem: Problem) -> LayerConfig {
+    LayerConfig {
+        problem,
+        softmax_scale: 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt(),
+    }
+}
+
+pub(super) fn starts(lens: &[usize]) -> Vec<i32> {
+    let mut starts = vec![0];
+    for len in lens {
+        starts.push(starts[starts.len() - 1] + *len as i32);
+    }
+    starts
+}
+
+/// A tensor in host memory, with poison between its rows.
+#[derive(Clone)]
+pub(super) struct Tensor {
+    pub(super) bytes: Vec<u8>,
+    pub(super) layout: Layout,
+}
+
+impl Tensor {
+    /// `gap` elements between one token and the next, all of it poison.
+    pub(super) fn poison(dtype: DType, shape: [usize; 3], gap: usize) -> Self {
+        let mut layout = Layout::contiguous(dtype, shape);
+        layout.strides[0] += gap;
+        let elements = shape[0] * layout.strides[0];
+        Self {
+            bytes: vec![POISON; elements * dtype.bytes()],
+            layout,
+        }
+    }
+
+    pub(super) fn random(random: &mut Random, dtype: DType, shape: [usize; 3], gap: usize) -> Self {
+        let mut tensor = Self::poison(dtype, shape, gap);
+        tensor.fill(|_, _, _| random.next());
+        tensor
+    }
+
+    pub(super) fn fill(&mut self, mut value: impl FnMut(usize, usize, usize) -> f64) {
+        let [tokens, heads, width] = self.layout.shape;
+        for t in 0..tokens {
+            for h in 0..heads {
+                for k in 0..width {
+                    self.set([t, h, k], value(t, h, k));
+                }
+            }
+        }
+    }
+
+    pub(super) fn set(&mut self, [t, h, k]: [usize; 3], value: f64) {
+        let at = self.offset(t, h, k);
+        let to = &mut self.bytes[at..];
+        match self.layout.dtype {
+            DType::F32 => to[..4].copy_from_slice(&(value as f32).to_le_bytes()),
+            DType::F16 => to[..2].copy_from_slice(&reference::encode_f16(value)),
+            DType::BF16 => to[..2].copy_from_slice(&reference::encode_bf16(value)),
+        }
+    }
+
+    fn offset(&self, t: usize, h: usize, k: usize) -> usize {
+        let strides = self.layout.strides;
+        (t * strides[0] + h * strides[1] + k * strides[2]) * self.layout.dtype.bytes()
+    }
+
+    pub(super) fn at(&self, t: usize, h: usize, k: usize) -> f64 {
+        read(self.layout.dtype, &self.bytes, self.offset(t, h, k))
+    }
+
+    /// The first byte between the rows that is not poison any more.
+    pub(super) fn touched(&self) -> Option<usize> {
+        let [_, heads, width] = self.layout.shape;
+        let size = self.layout.dtype.bytes();
+        let (stride, row) = (self.layout.strides[0] * size, heads * width * size);
+        (0..self.bytes.len())
+            .find(|byte| byte % stride.max(1) >= row && self.bytes[*byte] != POISON)
+    }
+
+    pub(super) fn upload<D: Device>(&self, device: &D) -> Result<OnDevice<D>> {
+        Ok(OnDevice {
+            buffer: upload(device, &self.bytes)?,
+            layout: self.layout,
+        })
+    }
+}
+
+fn read(dtype: DType, bytes: &[u8], at: usize) -> f64 {
+    let half = [bytes[at], bytes[at + 1]];
+    match dtype {
+        DType::F32 => f32::from_le_bytes([half[0], half[1], bytes[at + 2], bytes[at + 3]]).into(),
+        DType::F16 => half::f16::from_le_bytes(half).into(),
+        DType::BF16 => half::bf16::from_le_bytes(half).into(),
+    }
+}
+
+/// A tensor in a device's memory.
+pub(super) struct OnDevice<D: Device> {
+    buffer: D::Buffer,
+    layout: Layout,
+}
+
+impl<D: Device> OnDevice<D> {
+    pub(super) fn view(&self) -> Result<TensorRef<'_, D>> {
+        TensorRef::new(D::bytes(&self.buffer), self.layout)
+    }
+}
+
+/// Copies to the device; an empty array gets some memory, too, so that it has an address.
+pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
+    let mut buffer = device.allocate(bytes.len().max(256))?;
+    let (to, _) = D::split_mut(D::bytes_mut(&mut buffer), bytes.len());
+    device.upload(bytes, to)?;
+    Ok(buffer)
+}
+
+fn download<D: Device>(device: &D, buffer: &D::Buffer, bytes: usize) -> Result<Vec<u8>> {
+    let mut host = vec![0; bytes];
+    device.download(D::byte_range(D::bytes(buffer), 0..bytes), &mut host)?;
+    Ok(host)
+}
+
+pub(super) fn array<D: Device, T: Index>(
+    buffer: &D::Buffer,
+    len: usize,
+) -> Result<ArrayRef<'_, D, T>> {
+    ArrayRef::new(D::bytes(buffer), len)
+}
+
+/// The outputs of a call.
+pub(super) struct Outputs<D: Device> {
+    problem: Problem,
+    shape: [usize; 3],
+    // How many of the columns count.
+    width: usize,
+    out: Tensor,
+    out_buffer: D::Buffer,
+    lse_buffer: Option<D::Buffer>,
+}
+
+/// What one byte of a quantised output is worth.
+const OUT_SCALE: f32 = 1.0 / 256.0;
+
+impl<D: Device> Outputs<D> {
+    /// Poison of `[tokens, heads, columns]`, of which `width` columns count.
+    pub(super) fn new(
+        device: &D,
+        problem: Problem,
+        shape: [usize; 3],
+        width: usize,
+        gap: usize,
+        lse: bool,
+    ) -> Result<Self> {
+        let mut out = Tensor::poison(problem.dtype, shape, gap);
+        if problem.quant_output {
+            out.bytes = vec![POISON; shape.iter().product()];
+        }
+        let lse_bytes = vec![POISON; 4 * shape[0] * shape[1]];
+        Ok(Self {
+            problem,
+            shape,
+            width,
+            out_buffer: upload(device, &out.bytes)?,
+            out,
+            lse_buffer: if lse {
+                Some(upload(device, &lse_bytes)?)
+            } else {
+                None
+            },
+        })
+    }
+
+    pub(super) fn views(&mut self) -> Result<(Output<'_, D>, Option<LseMut<'_, D>>)> {
+        let len = self.out.bytes.len();
+        let (bytes, _) = D::split_mut(D::bytes_mut(&mut self.out_buffer), len);
+        let out = if self.problem.quant_output {
+            Output::Fp8 {
+                bytes,
+                scale: OUT_SCALE,
+            }
+        } else {
+            Output::Plain(TensorMut::new(bytes, self.out.layout)?)
+        };
+        let layout = LseLayout::heads_first(self.shape[1], self.shape[0]);
+        let lse = match &mut self.lse_buffer {
+            Some(buffer) => Some(LseMut::new(D::bytes_mut(buffer), layout)?),
+            None => None,
+        };
+        Ok((out, lse))
+    }
+
+    /// What the backend wrote.
+    pub(super) fn finish(mut self, device: &D) -> Result<Written> {
+        device.synchronize()?;
+        self.out.bytes = download(device, &self.out_buffer, self.out.bytes.len())?;
+        let lse = match &self.lse_buffer {
+            Some(buffer) => Some(download(device, buffer, 4 * self.shape[0] * self.shape[1])?),
+            None => None,
+        };
+        Ok(Written {
+            problem: self.problem,
+            width: self.width,
+            out: self.out,
+            lse,
+        })
+    }
+}
+
+/// What a backend wrote, in host memory.
+pub(super) struct Written {
+    problem: Problem,
+    width: usize,
+    out: Tensor,
+    lse: Option<Vec<u8>>,
+}
+
+impl Written {
+    pub(super) fn bits(self) -> Bits {
+        Bits {
+            out: self.out.bytes,
+            lse: self.lse,
+        }
+    }
+
+    /// Compares the row of one token and head with the reference's.
+    pub(super) fn check_row(
+        &self,
+        name: &'static str,
+        token: usize,
+        head: usize,
+        want: &[f64],
+        want_lse: f64,
+    ) -> std::result::Result<(), Failure> {
+        let [tokens, heads, _] = self.out.layout.shape;
+        for (k, want) in want.iter().enumerate().take(self.width) {
+            let mut tolerance = tolerance(self.problem.dtype) * want.abs().max(1.0);
+            let got = if self.problem.quant_output {
+                let code = self.out.bytes[(token * heads + head) * self.width + k];
+                // Half a unit in the last of three places, and of the smallest number.
+                tolerance += want.abs() / 16.0 + f64::from(OUT_SCALE) / 1024.0;
+                reference::decode_e4m3(code) * f64::from(OUT_SCALE)
+            } else {
+                self.out.at(token, head, k)
+            };
+            let what = || format!("out[{token}, {head}, {k}]");
+            self.compare(name, what, got, *want, tolerance)?;
+        }
+        if let Some(lse) = &self.lse {
+            let got = read(DType::F32, lse, 4 * (head * tokens + token));
+            let tolerance = LSE_TOLERANCE * want_lse.abs().max(1.0);
+            let what = || format!("lse[{head}, {token}]");
+            self.compare(name, what, got, want_lse, tolerance)?;
+        }
+        Ok(())
+    }
+
+    fn compare(
+        &self,
+        name: &'static str,
+        what: impl Fn() -> String,
+        got: f64,
+        want: f64,
+        tolerance: f64,
+    ) -> std::result::Result<(), Failure> {
+        let both_nan = got.is_nan() && want.is_nan();
+        if got == want || both_nan || (got - want).abs() <= tolerance {
+            return Ok(());
+        }
+        Err(Failure::Wrong {
+            name,
+            problem: Box::new(self.problem),
+            what: what(),
+            got,
+            want,
+            tolerance,
+        })
+    }
+
+    /// Checks that nothing was written between the rows.
+    pub(super) fn check_gaps(&self, name: &'static str) -> std::result::Result<(), Failure> {
+        match self.out.touched() {
+            Some(byte) if !self.problem.quant_output => Err(Failure::Touched {
+                name,
+                problem: Box::new(self.problem),
+                tensor: "out",
+                byte,
+            }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! One decode call against the reference.
+
+use super::Failure;
+use super::data::{Bits, Outputs, POISON, Random, Tensor, Written, array, config, starts, upload};
+use crate::reference::{self, Array, Attended};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat, SlotLists,
+    StepLimits,
+};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::device::Device;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
+use mla_runtime::{Error, Result};
+
+/// A decode step of random numbers over a shuffled, poisoned cache.
+#[derive(Clone, Debug)]
+pub struct DecodeCase {
+    /// What the backend is made for.
+    pub problem: Problem,
+    /// The query tokens of each request.
+    pub query_lens: Vec<usize>,
+    /// The tokens of each request in the cache, its query tokens included.
+    pub seq_lens: Vec<usize>,
+    /// The slots per query token, where the problem is sparse.
+    pub list_width: usize,
+    /// Elements between one token's rows and the next, in queries and outputs.
+    pub gap: usize,
+    /// Whether the log-sum-exp is asked for.
+    pub lse: bool,
+    /// Where queries are NaN: `[token, head, column]`.
+    pub nan_queries: Vec<[usize; 3]>,
+    /// Where rows of the cache are NaN: `[request, position, column]`.
+    pub nan_rows: Vec<[usize; 3]>,
+    /// How the queries are given; `None`: as the backend asks for them.
+    pub query_format: Option<QueryFormat>,
+    /// What the random numbers are made from.
+    pub seed: u64,
+}
+
+/// What an unused entry of a block table holds: far outside any cache.
+const GARBAGE: i32 = 2_147_480_000;
+
+impl DecodeCase {
+    /// One query token per request, without gaps, with a log-sum-exp.
+    pub fn new(problem: Problem, seq_lens: &[usize]) -> Self {
+        Self {
+            problem,
+            query_lens: vec![1; seq_lens.len()],
+            seq_lens: seq_lens.to_vec(),
+            list_width: 37,
+            gap: 0,
+            lse: true,
+            nan_queries: Vec::new(),
+            nan_rows: Vec::new(),
+            query_format: None,
+            seed: 1,
+        }
+    }
+
+    /// Runs the step and compares every number with the reference.
+    ///
+    /// # Errors
+    ///
+    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal results.
+    pub fn check<B: DecodeBackend>(
+        &self,
+        device: &B::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let backend = B::new(device, &config(self.problem))
+            .map_err(|error| self.refused(B::SPEC.name, "new", error))?;
+        self.check_stage(&backend, device)
+    }
+
+    /// The same through a backend that was made already, by type or by a registry.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub fn check_stage<S: DecodeStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let step = Step::new(self);
+        let written = step.run(self, stage, device)?;
+        let name = stage.spec().name;
+        step.compare(self, name, &written)?;
+        written.check_gaps(name)?;
+        Ok(written.bits())
+    }
+
+    fn refused(&self, name: &'static str, operation: &'static str, error: Error) -> Failure {
+        Failure::Refused {
+            name,
+            problem: Box::new(self.problem),
+            operation,
+            error,
+        }
+    }
+}
+
+// The numbers of a case.
+struct Step {
+    table: Vec<i32>,
+    max_pages: usize,
+    cache: Vec<u8>,
+    layout: CacheLayout,
+    // Where each request's tokens lie.
+    slots: Vec<Vec<usize>>,
+    // `[tokens, heads, L+R]` without gaps.
+    query: Tensor,
+    lists: Option<Vec<i32>>,
+    starts: Vec<i32>,
+}
+
+impl Step {
+    fn new(case: &DecodeCase) -> Self {
+        let problem = &case.problem;
+        let (dims, format) = (problem.dims, problem.kv_format);
+        let page_size = problem.page_size as usize;
+        let mut random = Random::new(case.seed);
+        let needs = |len: &usize| len.div_ceil(page_size);
+        let max_pages = case.seq_lens.iter().map(needs).max().unwrap_or(0) + 2;
+        let pages = case.seq_lens.iter().map(needs).sum::<usize>() + 3;
+        let mut order: Vec<i32> = (0..pages as i32).collect();
+        for i in (1..pages).rev() {
+            order.swap(i, random.below(i + 1));
+        }
+        let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
+        if format == KvFormat::Fp8 {
+            layout.scale = 0.037;
+        }
+        let mut cache = vec![POISON; pages * layout.page_stride];
+        let mut table = vec![GARBAGE; case.seq_lens.len() * max_pages];
+        let (mut slots, mut free) = (Vec::new(), order.into_iter());
+        for (request, len) in case.seq_lens.iter().enumerate() {
+            let mut of_request = Vec::new();
+            for token in 0..*len {
+                let entry = &mut table[request * max_pages + token / page_size];
+                if token % page_size == 0 {
+                    *entry = free.next().unwrap_or(0);
+                }
+                let slot = *entry as usize * page_size + token % page_size;
+                let mut row: Vec<f64> = (0..dims.row())
+                    .map(|_| f64::from(random.next() as f32))
+                    .collect();
+                for nan in &case.nan_rows {
+                    if nan[..2] == [request, token] {
+                        row[nan[2]] = f64::NAN;
+                    }
+                }
+                let scale = f64::from(layout.scale);
+                let bytes = reference::encode_row(format, dims.latent as usize, &row, scale);
+                cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
+                of_request.push(slot);
+            }
+            slots.push(of_request);
+        }
+        let tokens: usize = case.query_lens.iter().sum();
+        let shape = [tokens, problem.heads as usize, dims.row() as usize];
+        let mut query = Tensor::random(&mut random, problem.dtype, shape, 0);
+        for nan in &case.nan_queries {
+            query.set(*nan, f64::NAN);
+        }
+        let all: Vec<usize> = slots.iter().flatten().copied().collect();
+        let lists = problem.sparse.then(|| {
+            (0..tokens * case.list_width)
+                .map(|_| match random.below(5) {
+                    0 => -1,
+                    1 => (layout.slots() + random.below(1000)) as i32,
+                    _ if all.is_empty() => -7,
+                    _ => all[random.below(all.len())] as i32,
+                })
+                .collect()
+        });
+        Self {
+            table,
+            max_pages,
+            cache,
+            layout,
+            slots,
+            query,
+            lists,
+            starts: starts(&case.query_lens),
+        }
+    }
+
+    // Columns `from..to` of the queries, with gaps.
+    fn part(&self, case: &DecodeCase, from: usize, to: usize) -> Tensor {
+        let [tokens, heads, _] = self.query.layout.shape;
+        let mut part = Tensor::poison(case.problem.dtype, [tokens, heads, to - from], case.gap);
+        part.fill(|t, h, k| self.query.at(t, h, from + k));
+        part
+    }
+
+    fn run<S: DecodeStage>(
+        &self,
+        case: &DecodeCase,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Written, Failure> {
+        let name = stage.spec().name;
+        let refused = |operation| move |error| case.refused(name, operation, error);
+        let (requests, tokens) = (case.seq_lens.len(), self.query.layout.shape[0]);
+        let max_query_len = case.query_lens.iter().copied().max().unwrap_or(0);
+        let limits = StepLimits {
+            requests,
+            tokens,
+            decode_query_len: max_query_len,
+            pages_per_request: self.max_pages,
+            context_rows: 0,
+        };
+        let mut state = stage.state(device, &limits).map_err(refused("state"))?;
+        let mut metadata = stage
+            .metadata(device, &limits)
+            .map_err(refused("metadata"))?;
+
+        let (latent, row) = (
+            case.problem.dims.latent as usize,
+            case.problem.dims.row() as usize,
+        );
+        let format = case.query_format.unwrap_or_else(|| stage.query_format());
+        let parts = match format {
+            QueryFormat::Concatenated => vec![self.part(case, 0, row)],
+            QueryFormat::Split => vec![self.part(case, 0, latent), self.part(case, latent, row)],
+        };
+        let parts = parts
+            .iter()
+            .map(|part| part.upload(device))
+            .collect::<Result<Vec<_>>>()?;
+        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
+        let (table, lens, starts) = (ints(&self.table)?, ints(&seq_lens)?, ints(&self.starts)?);
+        let host_lens = [&case.query_lens, &case.seq_lens]
+            .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
+        let lists = self.lists.as_deref().map(ints).transpose()?;
+        let cache = upload(device, &self.cache)?;
+        let heads = case.problem.heads as usize;
+        let mut outputs = Outputs::<S::Device>::new(
+            device,
+            case.problem,
+            [tokens, heads, latent],
+            latent,
+            case.gap,
+            case.lse,
+        )?;
+        {
+            let (out, lse) = outputs.views()?;
+            let batch = DecodeBatch {
+                block_table: BlockTable::new(
+                    array(&table, self.table.len())?,
+                    requests,
+                    self.max_pages,
+                )?,
+                seq_lens: array(&lens, requests)?,
+                query_starts: array(&starts, requests + 1)?,
+                max_query_len,
+                max_seq_len: case.seq_lens.iter().copied().max().unwrap_or(0),
+                host: Some(HostLens {
+                    query_lens: &host_lens[0],
+                    seq_lens: &host_lens[1],
+                }),
+            };
+            stage
+                .prepare(device, &batch, &mut state, &mut metadata)
+                .map_err(refused("prepare"))?;
+            let bytes = <S::Device as Device>::bytes(&cache);
+            let call = DecodeCall {
+                query: match &parts[..] {
+                    [latent, rope] => Query::Split {
+                        latent: latent.view()?,
+                        rope: rope.view()?,
+                    },
+                    parts => Query::Concatenated(parts[0].view()?),
+                },
+                cache: CacheRef::new(
+                    <S::Device as Device>::byte_range(bytes, 0..self.cache.len()),
+                    self.layout,
+                )?,
+                batch,
+                out,
+                lse,
+                slots: match &lists {
+                    Some(lists) => Some(SlotLists {
+                        slots: array(lists, tokens * case.list_width)?,
+                        width: case.list_width,
+                    }),
+                    None => None,
+                },
+            };
+            stage
+                .decode(device, call, &mut state, &metadata)
+                .map_err(refused("decode"))?;
+        }
+        Ok(outputs.finish(device)?)
+    }
+
+    fn stored(&self, slot: usize) -> Vec<f64> {
+        let CacheLayout {
+            dims,
+            format,
+            row_stride,
+            scale,
+            ..
+        } = self.layout;
+        let bytes = &self.cache[slot * row_stride..];
+        let (latent, rope) = (dims.latent as usize, dims.head.rope as usize);
+        reference::decode_row(format, latent, rope, bytes, f64::from(scale))
+    }
+
+    fn compare(
+        &self,
+        case: &DecodeCase,
+        name: &'static str,
+        written: &Written,
+    ) -> std::result::Result<(), Failure> {
+        let [_, heads, row] = self.query.layout.shape;
+        for (request, n) in case.query_lens.iter().enumerate() {
+            let first = self.starts[request] as usize;
+            let rows: Vec<Vec<f64>> = self.slots[request]
+                .iter()
+                .map(|s| self.stored(*s))
+                .collect();
+            let queries =
+                Array::from_fn([*n, heads, row], |t, h, k| self.query.at(first + t, h, k));
+            let dense = self.attend(case, &queries, &rows);
+            for t in 0..*n {
+                let listed = self.lists.as_ref().map(|lists| {
+                    let list = &lists[(first + t) * case.list_width..][..case.list_width];
+                    let rows: Vec<Vec<f64>> = list
+                        .iter()
+                        .filter(|slot| (0..self.layout.slots() as i32).contains(*slot))
+                        .map(|slot| self.stored(*slot as usize))
+                        .collect();
+                    let query = Array::from_fn([1, heads, row], |_, h, k| queries.row(t, h)[k]);
+                    self.attend(case, &query, &rows)
+                });
+                for h in 0..heads {
+                    let (want, want_lse) = match &listed {
+                        Some(listed) => (listed.out.row(0, h), listed.lse[0][h]),
+                        None => (dense.out.row(t, h), dense.lse[t][h]),
+                    };
+                    written.check_row(name, first + t, h, want, want_lse)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(&self, case: &DecodeCase, queries: &Array, rows: &[Vec<f64>]) -> Attended {
+        let scale = f64::from(config(case.problem).softmax_scale);
+        reference::absorbed(queries, rows, self.layout.dims.latent as usize, scale)
+    }
+}

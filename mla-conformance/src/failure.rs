@@ -1,0 +1,126 @@
+//! What a backend did wrong.
+
+use mla_runtime::Error;
+use mla_runtime::capability::Target;
+use mla_runtime::problem::Problem;
+use mla_runtime::reason::Reasons;
+use mla_runtime::selection::SelectionError;
+
+/// Why a backend does not conform, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The spec accepts none of the problems of this suite on the device.
+    #[error(
+        "{name}: the spec accepts no problem of this suite on {target}; what speaks against the \
+         plainest: {reasons}. Give it a device that it accepts, or widen the keys of #[mla_backend]"
+    )]
+    NothingAccepted {
+        /// The backend.
+        name: &'static str,
+        /// The device's hardware.
+        target: Target,
+        /// What speaks against the first problem.
+        reasons: Box<Reasons>,
+    },
+    /// The implementation refuses what the spec accepts.
+    #[error(
+        "{name}: the spec accepts {}, but `{operation}` refuses it: {error}. Narrow the key of \
+         #[mla_backend] that lets it through, or make the implementation take it",
+        describe(problem)
+    )]
+    Refused {
+        /// The backend.
+        name: &'static str,
+        /// What was refused.
+        problem: Box<Problem>,
+        /// Which of its functions refused.
+        operation: &'static str,
+        /// In what words.
+        #[source]
+        error: Error,
+    },
+    /// A number differs from the reference.
+    #[error(
+        "{name}: {what} is {got}, but should be {want} within {tolerance}, for {}. If the \
+         implementation is not meant for this, narrow the key of #[mla_backend] that lets it through",
+        describe(problem)
+    )]
+    Wrong {
+        /// The backend.
+        name: &'static str,
+        /// What was computed.
+        problem: Box<Problem>,
+        /// Which number.
+        what: String,
+        /// What the backend wrote.
+        got: f64,
+        /// What the reference says.
+        want: f64,
+        /// By how much they may differ.
+        tolerance: f64,
+    },
+    /// Memory beside the output's rows was written.
+    #[error(
+        "{name}: wrote byte {byte} of {tensor}, which lies between its rows, for {}. Use the strides \
+         of the output's layout",
+        describe(problem)
+    )]
+    Touched {
+        /// The backend.
+        name: &'static str,
+        /// What was computed.
+        problem: Box<Problem>,
+        /// Which output.
+        tensor: &'static str,
+        /// Which byte of it.
+        byte: usize,
+    },
+    /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came from
+    /// the registry differs from the type.
+    #[error(
+        "{name}: {how} gives other bits than the first, for {}. Make the order of additions follow \
+         from the shapes, or remove the feature `deterministic`",
+        describe(problem)
+    )]
+    Differs {
+        /// The backend.
+        name: &'static str,
+        /// What was computed.
+        problem: Box<Problem>,
+        /// What the second run was.
+        how: &'static str,
+    },
+    /// The registry does not give the backend.
+    #[error("{name}: the registry does not give it: {error}")]
+    Unregistered {
+        /// The backend.
+        name: &'static str,
+        /// Why not.
+        #[source]
+        error: Box<SelectionError>,
+    },
+    /// The device failed before the backend was called.
+    #[error("the device failed: {0}")]
+    Device(#[from] Error),
+}
+
+// The keys of the attribute, and what the problem asks of each.
+fn describe(problem: &Problem) -> String {
+    let mut text = format!(
+        "{}, heads = {}, dtype = {}, kv = {}, page size = {}, query_len = {}",
+        problem.dims,
+        problem.heads,
+        problem.dtype,
+        problem.kv_format,
+        problem.page_size,
+        problem.query_len
+    );
+    if problem.sparse {
+        text += ", sparse";
+    }
+    if problem.quant_output {
+        text += ", quant_output";
+    }
+    text
+}

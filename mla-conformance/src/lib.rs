@@ -1,0 +1,120 @@
+//! Whether a backend does what its spec says: every correctness case, against the f64
+//! [`reference`](crate::reference).
+//!
+//! One line in a test file makes a test of each case, for any backend on any device:
+//!
+//! ```
+//! mod conformance {
+//!     use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+//!
+//!     mla_conformance::decode_conformance!(CpuDecode, Cpu::new());
+//!     // A second one stands in a module of its own, and what stands before the type goes on every
+//!     // test: `#[ignore = "needs a GPU: cargo test -- --include-ignored"]`, for example.
+//!     mod prefill {
+//!         use super::*;
+//!         mla_conformance::prefill_conformance!(#[cfg(not(miri))] CpuPrefill, Cpu::new());
+//!     }
+//! }
+//! # fn main() {}
+//! ```
+//!
+//! A case tries what the [spec](mla_runtime::spec::BackendSpec) accepts and nothing else: its dtypes, cache
+//! formats, dimensions, numbers of heads, page sizes and query lengths. So a spec that promises more
+//! than the implementation keeps is found, and the [`Failure`] says which key to narrow. What memory
+//! may hold besides numbers is hostile: NaN in every slot without a token and between rows, nonsense in
+//! unused entries of the block table, and outputs that begin as NaN and may not be touched beside
+//! their rows. A NaN in what a row attends to is NaN in its output, and in no other row's.
+//!
+//! [`DecodeCase`] and [`PrefillCase`] are the cases' building blocks, for tests of one's own.
+
+mod cases;
+mod data;
+mod decode;
+mod failure;
+mod prefill;
+pub mod reference;
+
+pub use cases::{DecodeTopic, PrefillTopic, decode, prefill};
+pub use data::{Bits, tolerance};
+pub use decode::DecodeCase;
+pub use failure::Failure;
+pub use prefill::PrefillCase;
+
+/// One test of the two macros below.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_test {
+    ([$(#[$attribute:meta])*] $test:ident, $outcome:expr) => {
+        #[test]
+        $(#[$attribute])*
+        fn $test() {
+            if let ::core::result::Result::Err(failure) = $outcome {
+                ::core::panic!("{failure}");
+            }
+        }
+    };
+}
+
+/// A test of each [`DecodeTopic`], for a backend on a device:
+/// `decode_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
+#[macro_export]
+macro_rules! decode_conformance {
+    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
+        $crate::decode_conformance! {
+            @ [$(#[$attribute])*] $backend, $device;
+            single_tokens => SingleTokens,
+            query_lengths => QueryLengths,
+            dtypes_and_cache_formats => Formats,
+            dimensions => Dimensions,
+            heads => Heads,
+            page_sizes => PageSizes,
+            long_contexts => LongContexts,
+            strides => Strides,
+            empty_batches => EmptyBatches,
+            nan_queries => NanQueries,
+            nan_rows => NanRows,
+            slot_lists => SlotLists,
+            quantised_outputs => QuantisedOutputs,
+            repetition => Repetition,
+            through_the_registry => ThroughTheRegistry,
+        }
+    };
+    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
+        $($crate::__conformance_test!(
+            $attributes $test,
+            $crate::decode::<$backend>(&$device, $crate::DecodeTopic::$topic)
+        );)*
+    };
+}
+
+/// A test of each [`PrefillTopic`], for a backend on a device:
+/// `prefill_conformance!(#[attributes]… Backend, device)`. See [the crate](crate).
+#[macro_export]
+macro_rules! prefill_conformance {
+    ($(#[$attribute:meta])* $backend:ty, $device:expr $(,)?) => {
+        $crate::prefill_conformance! {
+            @ [$(#[$attribute])*] $backend, $device;
+            new_tokens => NewTokens,
+            more_or_fewer_keys => MoreOrFewerKeys,
+            context_chunks => ContextChunks,
+            dtypes => DTypes,
+            dimensions => Dimensions,
+            heads => Heads,
+            long_prompts => LongPrompts,
+            strides => Strides,
+            empty_batches => EmptyBatches,
+            nan_queries => NanQueries,
+            nan_keys => NanKeys,
+            nan_values => NanValues,
+            quantised_outputs => QuantisedOutputs,
+            repetition => Repetition,
+            through_the_registry => ThroughTheRegistry,
+        }
+    };
+    (@ $attributes:tt $backend:ty, $device:expr; $($test:ident => $topic:ident),* $(,)?) => {
+        $($crate::__conformance_test!(
+            $attributes $test,
+            $crate::prefill::<$backend>(&$device, $crate::PrefillTopic::$topic)
+        );)*
+    };
+}

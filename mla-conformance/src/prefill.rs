@@ -1,0 +1,299 @@
+//! One prefill call against the reference.
+
+use super::Failure;
+use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, starts, upload};
+use crate::reference::{self, Array};
+use mla_runtime::backend::{
+    Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
+};
+use mla_runtime::plan::context::ContextChunk;
+use mla_runtime::problem::Problem;
+use mla_runtime::{Error, Result};
+
+/// A prefill call of random numbers.
+#[derive(Clone, Debug)]
+pub struct PrefillCase {
+    /// What the backend is made for.
+    pub problem: Problem,
+    /// The query tokens of each request.
+    pub query_lens: Vec<usize>,
+    /// The keys of each request.
+    pub key_lens: Vec<usize>,
+    /// Whether it is a call of `new_tokens`, rather than of `context_chunk`.
+    pub causal: bool,
+    /// Elements between one token's rows and the next, in every tensor.
+    pub gap: usize,
+    /// Whether the log-sum-exp is asked for; of a context chunk it always is.
+    pub lse: bool,
+    /// Where queries are NaN: `[token, head, column]` of `[Tq, H, P+R]`.
+    pub nan_queries: Vec<[usize; 3]>,
+    /// Where keys are NaN: `[token, head, column]` of `[Tk, H, P+R]`. From column P on all heads
+    /// share a token's key.
+    pub nan_keys: Vec<[usize; 3]>,
+    /// Where values are NaN: `[token, head, column]` of `[Tk, H, V]`.
+    pub nan_values: Vec<[usize; 3]>,
+    /// How the keys are given; `None`: as the backend asks for them.
+    pub key_layout: Option<KeyLayout>,
+    /// What the random numbers are made from.
+    pub seed: u64,
+}
+
+impl PrefillCase {
+    /// New tokens, as many queries as keys, without gaps, with a log-sum-exp.
+    pub fn new(problem: Problem, lens: &[usize]) -> Self {
+        Self {
+            problem,
+            query_lens: lens.to_vec(),
+            key_lens: lens.to_vec(),
+            causal: true,
+            gap: 0,
+            lse: true,
+            nan_queries: Vec::new(),
+            nan_keys: Vec::new(),
+            nan_values: Vec::new(),
+            key_layout: None,
+            seed: 1,
+        }
+    }
+
+    /// Runs the call and compares every number with the reference.
+    ///
+    /// # Errors
+    ///
+    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal results.
+    pub fn check<B: PrefillBackend>(
+        &self,
+        device: &B::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let backend = B::new(device, &config(self.problem))
+            .map_err(|error| self.refused(B::SPEC.name, "new", error))?;
+        self.check_stage(&backend, device)
+    }
+
+    /// The same through a backend that was made already, by type or by a registry.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub fn check_stage<S: PrefillStage>(
+        &self,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Bits, Failure> {
+        let numbers = Numbers::new(self);
+        let written = numbers.run(self, stage, device)?;
+        let name = stage.spec().name;
+        numbers.compare(self, name, &written)?;
+        written.check_gaps(name)?;
+        Ok(written.bits())
+    }
+
+    fn refused(&self, name: &'static str, operation: &'static str, error: Error) -> Failure {
+        Failure::Refused {
+            name,
+            problem: Box::new(self.problem),
+            operation,
+            error,
+        }
+    }
+}
+
+// The tensors of a call.
+struct Numbers {
+    query: Tensor,
+    nope: Tensor,
+    rope: Tensor,
+    values: Tensor,
+    query_starts: Vec<i32>,
+    key_starts: Vec<i32>,
+}
+
+impl Numbers {
+    fn new(case: &PrefillCase) -> Self {
+        let Problem {
+            dims, heads, dtype, ..
+        } = case.problem;
+        let [p, r, v] = [dims.head.nope, dims.head.rope, dims.head.v].map(|n| n as usize);
+        let heads = heads as usize;
+        let mut random = Random::new(case.seed);
+        let (queries, keys) = (
+            case.query_lens.iter().sum(),
+            case.key_lens.iter().sum::<usize>(),
+        );
+        let mut tensor = |shape| Tensor::random(&mut random, dtype, shape, case.gap);
+        let mut numbers = Self {
+            query: tensor([queries, heads, p + r]),
+            nope: tensor([keys, heads, p]),
+            rope: tensor([keys, 1, r]),
+            values: tensor([keys, heads, v]),
+            query_starts: starts(&case.query_lens),
+            key_starts: starts(&case.key_lens),
+        };
+        for nan in &case.nan_queries {
+            numbers.query.set(*nan, f64::NAN);
+        }
+        for [token, head, column] in case.nan_keys.iter().copied() {
+            match column.checked_sub(p) {
+                None => numbers.nope.set([token, head, column], f64::NAN),
+                Some(column) => numbers.rope.set([token, 0, column], f64::NAN),
+            }
+        }
+        for nan in &case.nan_values {
+            numbers.values.set(*nan, f64::NAN);
+        }
+        numbers
+    }
+
+    fn key(&self, t: usize, h: usize, k: usize) -> f64 {
+        let p = self.nope.layout.shape[2];
+        if k < p {
+            self.nope.at(t, h, k)
+        } else {
+            self.rope.at(t, 0, k - p)
+        }
+    }
+
+    fn run<S: PrefillStage>(
+        &self,
+        case: &PrefillCase,
+        stage: &S,
+        device: &S::Device,
+    ) -> std::result::Result<Written, Failure> {
+        let name = stage.spec().name;
+        let refused = |operation| move |error| case.refused(name, operation, error);
+        let [queries, heads, qk] = self.query.layout.shape;
+        let [keys, _, v] = self.values.layout.shape;
+        let requests = case.query_lens.len();
+        let limits = StepLimits {
+            requests,
+            tokens: queries,
+            decode_query_len: 0,
+            pages_per_request: 0,
+            context_rows: keys,
+        };
+        let mut state = stage.state(device, &limits).map_err(refused("state"))?;
+        let mut metadata = stage
+            .metadata(device, &limits)
+            .map_err(refused("metadata"))?;
+        let query_lens: Vec<u32> = case.query_lens.iter().map(|len| *len as u32).collect();
+        let key_lens: Vec<u32> = case.key_lens.iter().map(|len| *len as u32).collect();
+        let chunk = (!case.causal).then(|| chunk(&key_lens)).flatten();
+        let batch = PrefillBatch {
+            query_lens: &query_lens,
+            key_lens: if case.causal { &key_lens } else { &query_lens },
+            chunks: chunk.as_slice(),
+        };
+        stage
+            .prepare(device, &batch, &mut state, &mut metadata)
+            .map_err(refused("prepare"))?;
+
+        let layout = case.key_layout.unwrap_or_else(|| stage.key_layout());
+        let key_tensors = match layout {
+            KeyLayout::Split => vec![self.nope.upload(device)?, self.rope.upload(device)?],
+            KeyLayout::Packed => {
+                let mut packed = Tensor::poison(case.problem.dtype, [keys, heads, qk], case.gap);
+                packed.fill(|t, h, k| self.key(t, h, k));
+                vec![packed.upload(device)?]
+            }
+        };
+        let columns = if stage.requires_padded_values() {
+            qk
+        } else {
+            v
+        };
+        let mut values = Tensor::poison(case.problem.dtype, [keys, heads, columns], case.gap);
+        values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
+        let (query, values) = (self.query.upload(device)?, values.upload(device)?);
+        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        let (query_starts, key_starts) = (ints(&self.query_starts)?, ints(&self.key_starts)?);
+        let mut outputs = Outputs::<S::Device>::new(
+            device,
+            case.problem,
+            [queries, heads, columns],
+            v,
+            case.gap,
+            case.lse || !case.causal,
+        )?;
+        {
+            let (out, lse) = outputs.views()?;
+            let call = PrefillCall {
+                query: query.view()?,
+                keys: match &key_tensors[..] {
+                    [nope, rope] => Keys::Split {
+                        nope: nope.view()?,
+                        rope: rope.view()?,
+                    },
+                    keys => Keys::Packed(keys[0].view()?),
+                },
+                values: values.view()?,
+                out,
+                lse,
+                query_starts: array(&query_starts, requests + 1)?,
+                key_starts: array(&key_starts, requests + 1)?,
+                max_query_len: case.query_lens.iter().copied().max().unwrap_or(0),
+                max_key_len: case.key_lens.iter().copied().max().unwrap_or(0),
+            };
+            let done: Result<()> = if case.causal {
+                stage.new_tokens(device, call, &mut state, &metadata)
+            } else {
+                let chunk = Chunk {
+                    index: 0,
+                    key_lens: &key_lens,
+                };
+                stage.context_chunk(device, chunk, call, &mut state, &metadata)
+            };
+            let operation = if case.causal {
+                "new_tokens"
+            } else {
+                "context_chunk"
+            };
+            done.map_err(refused(operation))?;
+        }
+        Ok(outputs.finish(device)?)
+    }
+
+    fn compare(
+        &self,
+        case: &PrefillCase,
+        name: &'static str,
+        written: &Written,
+    ) -> std::result::Result<(), Failure> {
+        let [_, heads, qk] = self.query.layout.shape;
+        let v = self.values.layout.shape[2];
+        let scale = f64::from(config(case.problem).softmax_scale);
+        for (request, n) in case.query_lens.iter().enumerate() {
+            let (q0, k0) = (
+                self.query_starts[request] as usize,
+                self.key_starts[request] as usize,
+            );
+            let m = case.key_lens[request];
+            let want = reference::expanded(
+                &Array::from_fn([*n, heads, qk], |t, h, k| self.query.at(q0 + t, h, k)),
+                &Array::from_fn([m, heads, qk], |t, h, k| self.key(k0 + t, h, k)),
+                &Array::from_fn([m, heads, v], |t, h, k| self.values.at(k0 + t, h, k)),
+                scale,
+                case.causal,
+            );
+            for t in 0..*n {
+                for h in 0..heads {
+                    written.check_row(name, q0 + t, h, want.out.row(t, h), want.lse[t][h])?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+// The chunk from the first request that has keys in it to the last.
+fn chunk(key_lens: &[u32]) -> Option<ContextChunk> {
+    let start = key_lens.iter().position(|len| *len > 0)?;
+    let end = key_lens.iter().rposition(|len| *len > 0)? + 1;
+    Some(ContextChunk {
+        request_start: start,
+        request_end: end,
+        starts: vec![0; end - start],
+        seq_lens: key_lens[start..end].to_vec(),
+        is_continuation: false,
+        local: None,
+    })
+}

@@ -1,0 +1,142 @@
+//! Cache rows, format by format.
+
+use half::{bf16, f16};
+
+use mla_runtime::kv_format::KvFormat;
+
+/// The value of an e4m3 code: a sign, four bits of exponent with bias 7, three of mantissa; no
+/// infinities, and NaN where all bits but the sign are set.
+pub fn decode_e4m3(code: u8) -> f64 {
+    let sign = if code >= 128 { -1.0 } else { 1.0 };
+    let exponent = i32::from(code / 8 % 16);
+    let mantissa = f64::from(code % 8);
+    if exponent == 15 && mantissa == 7.0 {
+        return f64::NAN;
+    }
+    let magnitude = if exponent == 0 {
+        mantissa / 8.0 * 2f64.powi(-6)
+    } else {
+        (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7)
+    };
+    sign * magnitude
+}
+
+/// The e4m3 code nearest to a value, the even one of two as near; ±448 for what is beyond.
+pub fn encode_e4m3(value: f64) -> u8 {
+    let sign = if value.is_sign_negative() { 128 } else { 0 };
+    if value.is_nan() {
+        return sign + 127;
+    }
+    let distance = |code: u8| (decode_e4m3(code) - value.abs().min(448.0)).abs();
+    let mut nearest = 0;
+    for code in 1..127 {
+        let (here, least) = (distance(code), distance(nearest));
+        if here < least || (here == least && code % 2 == 0) {
+            nearest = code;
+        }
+    }
+    sign + nearest
+}
+
+/// The code nearest to a value, the even one of two as near, in a format of sixteen bits whose
+/// positive codes ascend to `infinity`. A NaN is one above it.
+fn encode_half(value: f64, infinity: u16, decode: impl Fn(u16) -> f64) -> [u8; 2] {
+    let sign = if value.is_sign_negative() { 1 << 15 } else { 0 };
+    if value.is_nan() {
+        return (sign + infinity + 1).to_le_bytes();
+    }
+    // Infinity begins where the next finite value would be nearer than the last one is.
+    let place = |code: u16| {
+        if code == infinity {
+            2.0 * decode(infinity - 1) - decode(infinity - 2)
+        } else {
+            decode(code)
+        }
+    };
+    let magnitude = value.abs().min(place(infinity));
+    let (mut below, mut above) = (0, infinity);
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if place(middle) <= magnitude {
+            below = middle;
+        } else {
+            above = middle;
+        }
+    }
+    let (down, up) = (magnitude - place(below), place(above) - magnitude);
+    let nearest = if down < up || (down == up && below % 2 == 0) {
+        below
+    } else {
+        above
+    };
+    (sign + nearest).to_le_bytes()
+}
+
+/// The bytes of the bf16 nearest to a value.
+pub fn encode_bf16(value: f64) -> [u8; 2] {
+    encode_half(value, 0x7f80, |code| bf16::from_bits(code).to_f64())
+}
+
+/// The bytes of the f16 nearest to a value.
+pub fn encode_f16(value: f64) -> [u8; 2] {
+    encode_half(value, 0x7c00, |code| f16::from_bits(code).to_f64())
+}
+
+/// The bytes of a row of L + R values. `scale` is that of [`KvFormat::Fp8`].
+pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> Vec<u8> {
+    match format {
+        KvFormat::F32 => row.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        KvFormat::F16 => row.iter().flat_map(|x| encode_f16(*x)).collect(),
+        KvFormat::BF16 => row.iter().flat_map(|x| encode_bf16(*x)).collect(),
+        KvFormat::Fp8 => row.iter().map(|x| encode_e4m3(x / scale)).collect(),
+        KvFormat::Fp8DsMla => {
+            let (mut codes, mut scales) = (Vec::new(), Vec::new());
+            for group in row[..latent].chunks(128) {
+                let amax = group.iter().fold(1e-4, |amax: f64, x| amax.max(x.abs()));
+                // The least power of two that is not below amax / 448.
+                let mut scale = 2f64.powi(-40);
+                while scale < amax / 448.0 {
+                    scale *= 2.0;
+                }
+                codes.extend(group.iter().map(|x| encode_e4m3(x / scale)));
+                scales.extend((scale as f32).to_le_bytes());
+            }
+            let rope = row[latent..].iter().flat_map(|x| encode_bf16(*x));
+            codes.into_iter().chain(scales).chain(rope).collect()
+        }
+    }
+}
+
+/// The L + R values of a stored row.
+///
+/// # Panics
+///
+/// Where there are fewer bytes than the format has.
+pub fn decode_row(
+    format: KvFormat,
+    latent: usize,
+    rope: usize,
+    row: &[u8],
+    scale: f64,
+) -> Vec<f64> {
+    let half = |k: usize| [row[k], row[k + 1]];
+    let single = |k: usize| f32::from_le_bytes([row[k], row[k + 1], row[k + 2], row[k + 3]]);
+    let width = latent + rope;
+    match format {
+        KvFormat::F32 => (0..width).map(|k| single(4 * k).into()).collect(),
+        KvFormat::F16 => (0..width)
+            .map(|k| f16::from_le_bytes(half(2 * k)).to_f64())
+            .collect(),
+        KvFormat::BF16 => (0..width)
+            .map(|k| bf16::from_le_bytes(half(2 * k)).to_f64())
+            .collect(),
+        KvFormat::Fp8 => (0..width).map(|k| decode_e4m3(row[k]) * scale).collect(),
+        KvFormat::Fp8DsMla => {
+            let tail = latent + latent / 128 * 4;
+            let values =
+                (0..latent).map(|k| decode_e4m3(row[k]) * f64::from(single(latent + k / 128 * 4)));
+            let rope = (0..rope).map(|k| bf16::from_le_bytes(half(tail + 2 * k)).to_f64());
+            values.chain(rope).collect()
+        }
+    }
+}

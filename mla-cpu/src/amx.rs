@@ -1,0 +1,749 @@
+//! bf16 products on Intel's matrix unit (AMX), for Linux on x86-64.
+//!
+//! The unit has eight tile registers of sixteen rows of 64 bytes. `tdpbf16ps c, a, b` adds to the
+//! f32 tile `c` [16, 16] the product of `a` [16, 32], whose rows are rows in memory, and `b`
+//! [32, 16], whose rows are *pairs* of rows: row `i` of the register holds
+//! `b[2i][0], b[2i+1][0], b[2i][1], b[2i+1][1], …`. Here is how each operand gets there:
+//!
+//! | product | `a` | `b` |
+//! |---|---|---|
+//! | scores [keys, rows] | keys, as they are | queries, paired once per unit |
+//! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, paired once per tile |
+//!
+//! A kernel multiplies two tiles of `a` by two of `b`: four loads for four products, which the
+//! first-level cache can feed. Inputs are bf16, products and sums f32, and the softmax's weights are
+//! rounded to bf16, as every flash attention in bf16 does.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use super::attention::{Engine, KEYS, Seen, Widths, rescale};
+use super::buffer::Scratch;
+use super::softmax::{LANES, POLYNOMIAL, Running};
+use super::transpose::exchange;
+use mla_runtime::Result;
+
+// Query rows that one kernel multiplies.
+const BLOCK: usize = 2 * LANES;
+
+// Of bf16 elements: what one product takes along the inner dimension.
+const DEPTH: usize = 32;
+
+/// A proof that this process may use the matrix unit and the vector instructions around it.
+#[derive(Clone, Copy)]
+pub(crate) struct Amx(());
+
+impl Amx {
+    /// The proof, where the processor has the unit and the kernel grants its registers.
+    pub(crate) fn new() -> Option<Self> {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        AVAILABLE.get_or_init(detect).then_some(Self(()))
+    }
+
+    // Sets the shape of all tile registers: sixteen rows of 64 bytes.
+    fn configure(self) {
+        #[repr(C, align(64))]
+        struct Config {
+            palette: u8,
+            start_row: u8,
+            reserved: [u8; 14],
+            row_bytes: [u16; 16],
+            rows: [u8; 16],
+        }
+        const CONFIG: Config = Config {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+        };
+        // SAFETY: `self` proves that the instruction exists and is permitted; the operand is a
+        // valid configuration of 64 bytes. The compiler never uses tile registers itself.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
+    }
+
+    // Gives the tile registers back, so that the thread's switches need not save them.
+    fn release(self) {
+        // SAFETY: `self` proves that the instruction exists and is permitted.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+fn detect() -> bool {
+    let vectors = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512bf16");
+    if !vectors || __cpuid(0).eax < 7 {
+        return false;
+    }
+    // Leaf 7, edx: bit 22 is AMX-BF16, bit 24 AMX-TILE.
+    let features = __cpuid_count(7, 0).edx;
+    if features & (1 << 22) == 0 || features & (1 << 24) == 0 {
+        return false;
+    }
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this call asks for the permission to use the tile registers and touches no memory;
+    // where the kernel does not know it, it returns an error.
+    unsafe {
+        libc::syscall(
+            libc::SYS_arch_prctl,
+            ARCH_REQ_XCOMP_PERM,
+            XFEATURE_XTILEDATA,
+        ) == 0
+    }
+}
+
+// One kernel: `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32, for up to two tiles each
+// of rows and columns. `a` tiles have rows `a_pitch` bytes apart and step by 64 bytes; `b` tiles lie
+// whole, one after the other; the two tiles of a row of `c` are neighbours.
+macro_rules! kernel {
+    ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
+        /// # Safety
+        ///
+        /// The tile registers are configured. `a[i]` is readable for 16 rows of `a_pitch` bytes of
+        /// which the first 64 · `steps` are used, `b[j]` for `steps` · 1024 bytes, and `c[i]`
+        /// readable and writable for 16 rows of `c_pitch` bytes of which the first 64 per column
+        /// tile are used, for as many tiles as the kernel has. `steps` is not 0.
+        unsafe fn $name(
+            a: [*const u8; 2],
+            a_pitch: usize,
+            b: [*const u8; 2],
+            c: [*mut u8; 2],
+            c_pitch: usize,
+            steps: usize,
+        ) {
+            // SAFETY: reads and writes what the caller vouches for. The tile registers are declared
+            // as overwritten; their configuration is untouched.
+            unsafe {
+                asm!(
+                    $($start,)*
+                    "2:",
+                    $($step,)*
+                    "add {a0}, 64",
+                    "add {a1}, 64",
+                    "add {b0}, 1024",
+                    "add {b1}, 1024",
+                    "dec {steps}",
+                    "jnz 2b",
+                    $($end,)*
+                    a0 = inout(reg) a[0] => _,
+                    a1 = inout(reg) a[1] => _,
+                    b0 = inout(reg) b[0] => _,
+                    b1 = inout(reg) b[1] => _,
+                    steps = inout(reg) steps => _,
+                    ap = in(reg) a_pitch,
+                    bp = in(reg) 64usize,
+                    c0 = in(reg) c[0],
+                    c1 = in(reg) c[1],
+                    cp = in(reg) c_pitch,
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+
+kernel!(
+    set_2x2,
+    [
+        "tilezero tmm0",
+        "tilezero tmm1",
+        "tilezero tmm2",
+        "tilezero tmm3",
+        "/* {c1} */"
+    ],
+    [
+        "tileloadd tmm4, [{a0} + {ap}*1]",
+        "tileloadd tmm6, [{b0} + {bp}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{b1} + {bp}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{a1} + {ap}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tdpbf16ps tmm3, tmm5, tmm7"
+    ],
+    [
+        "tilestored [{c0} + {cp}*1], tmm0",
+        "tilestored [{c0} + {cp}*1 + 64], tmm1",
+        "tilestored [{c1} + {cp}*1], tmm2",
+        "tilestored [{c1} + {cp}*1 + 64], tmm3"
+    ]
+);
+
+kernel!(
+    set_2x1,
+    ["tilezero tmm0", "tilezero tmm2"],
+    [
+        "tileloadd tmm6, [{b0} + {bp}*1]",
+        "tileloadd tmm4, [{a0} + {ap}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{a1} + {ap}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6"
+    ],
+    [
+        "tilestored [{c0} + {cp}*1], tmm0",
+        "tilestored [{c1} + {cp}*1], tmm2"
+    ]
+);
+
+kernel!(
+    add_2x2,
+    [
+        "tileloadd tmm0, [{c0} + {cp}*1]",
+        "tileloadd tmm1, [{c0} + {cp}*1 + 64]",
+        "tileloadd tmm2, [{c1} + {cp}*1]",
+        "tileloadd tmm3, [{c1} + {cp}*1 + 64]"
+    ],
+    [
+        "tileloadd tmm4, [{a0} + {ap}*1]",
+        "tileloadd tmm6, [{b0} + {bp}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{b1} + {bp}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7",
+        "tileloadd tmm5, [{a1} + {ap}*1]",
+        "tdpbf16ps tmm2, tmm5, tmm6",
+        "tdpbf16ps tmm3, tmm5, tmm7"
+    ],
+    [
+        "tilestored [{c0} + {cp}*1], tmm0",
+        "tilestored [{c0} + {cp}*1 + 64], tmm1",
+        "tilestored [{c1} + {cp}*1], tmm2",
+        "tilestored [{c1} + {cp}*1 + 64], tmm3"
+    ]
+);
+
+kernel!(
+    add_1x2,
+    [
+        "tileloadd tmm0, [{c0} + {cp}*1]",
+        "tileloadd tmm1, [{c0} + {cp}*1 + 64]"
+    ],
+    [
+        "tileloadd tmm4, [{a0} + {ap}*1]",
+        "tileloadd tmm6, [{b0} + {bp}*1]",
+        "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm7, [{b1} + {bp}*1]",
+        "tdpbf16ps tmm1, tmm4, tmm7"
+    ],
+    [
+        "tilestored [{c0} + {cp}*1], tmm0",
+        "tilestored [{c0} + {cp}*1 + 64], tmm1",
+        "/* {c1} */"
+    ]
+);
+
+/// bf16 products, f32 sums.
+pub(crate) struct AmxEngine {
+    amx: Amx,
+    // Padded to whole tiles; what pads is zero.
+    key_width: usize,
+    value_width: usize,
+    shared: bool,
+    // Row-major [rows, key_width], and paired: [rows / 16][key_width / 2][16][2].
+    query_rows: Scratch<bf16>,
+    queries: Scratch<bf16>,
+    // [KEYS, key_width].
+    keys: Scratch<bf16>,
+    // Row-major [KEYS, value_width], and paired: [value_width / 16][KEYS / 2][16][2].
+    value_rows: Scratch<bf16>,
+    values: Scratch<bf16>,
+    // [KEYS, BLOCK].
+    scores: Scratch<f32>,
+    // [BLOCK, KEYS].
+    weights: Scratch<bf16>,
+}
+
+impl Engine for AmxEngine {
+    type Lane = bf16;
+    type Proof = Amx;
+
+    const BLOCK: usize = BLOCK;
+
+    fn new(amx: Amx, rows: usize, widths: Widths) -> Result<Self> {
+        let rows = rows.next_multiple_of(BLOCK);
+        let key_width = widths.key.next_multiple_of(DEPTH);
+        let value_width = widths.value.next_multiple_of(2 * LANES);
+        // Values that are the first part of keys are read in whole tiles of columns: of the columns
+        // past the last value nothing is used, but they have to be there.
+        let key_width = if widths.shared {
+            key_width.max(value_width)
+        } else {
+            key_width
+        };
+        Ok(Self {
+            amx,
+            key_width,
+            value_width,
+            shared: widths.shared,
+            query_rows: Scratch::new(rows * key_width)?,
+            queries: Scratch::new(rows * key_width)?,
+            keys: Scratch::new(KEYS * key_width)?,
+            value_rows: Scratch::new(if widths.shared { 0 } else { KEYS * value_width })?,
+            values: Scratch::new(KEYS * value_width)?,
+            scores: Scratch::new(KEYS * BLOCK)?,
+            weights: Scratch::new(BLOCK * KEYS)?,
+        })
+    }
+
+    fn key_pitch(&self) -> usize {
+        self.key_width
+    }
+
+    fn value_pitch(&self) -> usize {
+        self.value_width
+    }
+
+    fn queries(&mut self) -> &mut [bf16] {
+        &mut self.query_rows
+    }
+
+    fn keys(&mut self) -> &mut [bf16] {
+        &mut self.keys
+    }
+
+    fn values(&mut self) -> &mut [bf16] {
+        &mut self.value_rows
+    }
+
+    fn begin(&mut self, rows: usize) {
+        self.amx.configure();
+        let width = self.key_width;
+        for group in 0..rows.div_ceil(LANES) {
+            let part = group * LANES * width..(group + 1) * LANES * width;
+            // SAFETY: `amx` proves the instructions that the function is compiled for.
+            unsafe {
+                pair_queries(
+                    &self.query_rows[part.clone()],
+                    width,
+                    &mut self.queries[part],
+                );
+            }
+        }
+    }
+
+    fn tile(&mut self, keys: usize) {
+        // The last tile is filled up with zeros: a score of 0 is masked, but a NaN left over from
+        // another call would not stay where it is.
+        let end = keys.next_multiple_of(2 * LANES);
+        self.keys[keys * self.key_width..end * self.key_width].fill(bf16::ZERO);
+        let (rows, pitch) = if self.shared {
+            (&mut self.keys, self.key_width)
+        } else {
+            self.value_rows[keys * self.value_width..end * self.value_width].fill(bf16::ZERO);
+            (&mut self.value_rows, self.value_width)
+        };
+        // SAFETY: `amx` proves the instructions that the function is compiled for.
+        unsafe {
+            pair_values(
+                &rows[..end * pitch],
+                pitch,
+                self.value_width,
+                &mut self.values,
+            )
+        };
+    }
+
+    fn block(
+        &mut self,
+        block: usize,
+        seen: Seen<'_>,
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    ) {
+        let (keys, groups) = (seen.by_some, seen.limits.len());
+        let padded = keys.next_multiple_of(2 * LANES);
+        self.score(block, groups, padded);
+        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
+            // SAFETY: `amx` proves the instructions that the function is compiled for.
+            let alpha = unsafe {
+                softmax(
+                    &self.scores[group * LANES..],
+                    keys,
+                    limits,
+                    scale,
+                    running,
+                    &mut self.weights[group * LANES * KEYS..(group + 1) * LANES * KEYS],
+                )
+            };
+            let rows = group * LANES * self.value_width;
+            rescale(&alpha, &mut out[rows..], self.value_width);
+        }
+        // The product goes on to the end of the last keys that are multiplied together.
+        let partly = seen.by_all..padded;
+        let aside = !self.is_finite(partly.clone());
+        if aside {
+            self.each_not_finite(partly.clone(), |place, _, _, _, _| *place = bf16::ZERO);
+        }
+        self.accumulate(groups, padded, out);
+        if aside {
+            let pitch = self.value_width;
+            self.each_not_finite(partly, |place, weights, key, column, value| {
+                let weight = |row: usize| weights[row * KEYS + key].to_f32();
+                seen.add_value(key, value.to_f32(), weight, &mut out[column..], pitch);
+                *place = value;
+            });
+        }
+    }
+
+    fn end(&mut self) {
+        self.amx.release();
+    }
+}
+
+impl AmxEngine {
+    // The values as they were loaded, and from one row of them to the next.
+    fn value_rows(&self) -> (&[bf16], usize) {
+        match self.shared {
+            true => (&self.keys, self.key_width),
+            false => (&self.value_rows, self.value_width),
+        }
+    }
+
+    // Whether all values of some keys are.
+    fn is_finite(&self, keys: Range<usize>) -> bool {
+        let (rows, pitch) = self.value_rows();
+        let largest = |row: &[bf16]| {
+            let magnitudes = row.iter().map(|value| value.to_bits() & 0x7fff);
+            magnitudes.fold(0, u16::max)
+        };
+        keys.into_iter()
+            .all(|key| largest(&rows[key * pitch..][..self.value_width]) < bf16::INFINITY.to_bits())
+    }
+
+    // Calls `work` for each value of some keys that is not finite: with its place among the paired
+    // values, the weights, its key, its column, and the value as it was loaded.
+    fn each_not_finite(
+        &mut self,
+        keys: Range<usize>,
+        mut work: impl FnMut(&mut bf16, &[bf16], usize, usize, bf16),
+    ) {
+        // Spelled out, for the places are borrowed at the same time.
+        let (rows, pitch) = match self.shared {
+            true => (&self.keys, self.key_width),
+            false => (&self.value_rows, self.value_width),
+        };
+        for key in keys {
+            let row = &rows[key * pitch..][..self.value_width];
+            for (column, value) in row.iter().enumerate() {
+                if !value.is_finite() {
+                    let place = &mut self.values[paired_value(key, column)];
+                    work(place, &self.weights, key, column, *value);
+                }
+            }
+        }
+    }
+
+    // scores[..keys, ..] = keys · queriesᵀ of a block.
+    fn score(&mut self, block: usize, groups: usize, keys: usize) {
+        let steps = self.key_width / DEPTH;
+        let scores = &mut self.scores[..keys * BLOCK];
+        if steps == 0 {
+            scores.fill(0.0);
+            return;
+        }
+        let first = block * BLOCK * self.key_width;
+        let queries = &self.queries[first..first + groups * LANES * self.key_width];
+        let rows = &self.keys[..keys * self.key_width];
+        for key in (0..keys).step_by(2 * LANES) {
+            let a = [key, key + LANES].map(|key| rows[key * self.key_width..].as_ptr().cast());
+            let c = [key, key + LANES].map(|key| scores[key * BLOCK..].as_mut_ptr().cast());
+            let second = (groups - 1) * LANES * self.key_width;
+            let b = [queries.as_ptr().cast(), queries[second..].as_ptr().cast()];
+            let (a_pitch, c_pitch) = (self.key_width * size_of::<bf16>(), BLOCK * size_of::<f32>());
+            // SAFETY: `begin` configured the tiles. Each `a` is 16 whole rows of `keys`, since
+            // `keys` is a multiple of 32; each `b` is one group's paired queries, key_width · 16
+            // elements, which is `steps` tiles; each `c` is 16 whole rows of 32 scores.
+            unsafe {
+                if groups == 2 {
+                    set_2x2(a, a_pitch, b, c, c_pitch, steps);
+                } else {
+                    set_2x1(a, a_pitch, b, c, c_pitch, steps);
+                }
+            }
+        }
+    }
+
+    // out += weights[.., ..keys] · values.
+    fn accumulate(&mut self, groups: usize, keys: usize, out: &mut [f32]) {
+        let steps = keys / DEPTH;
+        if steps == 0 {
+            return;
+        }
+        let (width, tile) = (self.value_width, KEYS * LANES);
+        let out = &mut out[..groups * LANES * width];
+        let second = (groups - 1) * LANES;
+        let a = [0, second].map(|row| {
+            self.weights[row * KEYS..(row + LANES) * KEYS]
+                .as_ptr()
+                .cast()
+        });
+        for column in (0..width).step_by(2 * LANES) {
+            let b = [column, column + LANES]
+                .map(|column| self.values[column / LANES * tile..][..tile].as_ptr().cast());
+            let c = [0, second].map(|row| out[row * width + column..].as_mut_ptr().cast());
+            let (a_pitch, c_pitch) = (KEYS * size_of::<bf16>(), width * size_of::<f32>());
+            // SAFETY: `begin` configured the tiles. Each `a` is a group's 16 rows of KEYS weights;
+            // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32 columns
+            // of 16 rows of `out`, whose width is a multiple of 32.
+            unsafe {
+                if groups == 2 {
+                    add_2x2(a, a_pitch, b, c, c_pitch, steps);
+                } else {
+                    add_1x2(a, a_pitch, b, c, c_pitch, steps);
+                }
+            }
+        }
+    }
+}
+
+// Thirty-two elements as a register.
+#[target_feature(enable = "avx512f")]
+fn load(from: &[bf16]) -> __m512i {
+    let from = &from[..DEPTH];
+    // SAFETY: 64 bytes, unaligned.
+    unsafe { _mm512_loadu_si512(from.as_ptr().cast()) }
+}
+
+#[target_feature(enable = "avx512f")]
+fn store(value: __m512i, to: &mut [bf16]) {
+    let to = &mut to[..DEPTH];
+    // SAFETY: 64 bytes, unaligned.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), value) }
+}
+
+// [16, width] to [width / 2][16][2].
+#[target_feature(enable = "avx512f")]
+fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
+    for k in (0..width).step_by(DEPTH) {
+        let mut block = [_mm512_setzero_si512(); 16];
+        for (row, block) in block.iter_mut().enumerate() {
+            *block = load(&rows[row * width + k..]);
+        }
+        exchange(&mut block);
+        for (pair, block) in block.into_iter().enumerate() {
+            store(block, &mut to[(k / 2 + pair) * 2 * LANES..]);
+        }
+    }
+}
+
+// [keys, pitch], of which `width` columns, to [width / 16][KEYS / 2][16][2].
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pair_values(rows: &[bf16], pitch: usize, width: usize, to: &mut [bf16]) {
+    if pitch == 0 {
+        return;
+    }
+    let interleave = |first: i16| {
+        let mut index = [0i16; 32];
+        for (i, index) in index.iter_mut().enumerate() {
+            *index = first + i as i16 / 2 + if i % 2 == 0 { 0 } else { 32 };
+        }
+        // SAFETY: 64 bytes, unaligned.
+        unsafe { _mm512_loadu_si512(index.as_ptr().cast()) }
+    };
+    let (low, high) = (interleave(0), interleave(16));
+    let tile = KEYS * LANES;
+    for (pair, rows) in rows.chunks_exact(2 * pitch).enumerate() {
+        let (a, b) = rows.split_at(pitch);
+        for column in (0..width).step_by(2 * LANES) {
+            let (a, b) = (load(&a[column..]), load(&b[column..]));
+            let at = column / LANES * tile + pair * 2 * LANES;
+            store(_mm512_permutex2var_epi16(a, low, b), &mut to[at..]);
+            store(_mm512_permutex2var_epi16(a, high, b), &mut to[at + tile..]);
+        }
+    }
+}
+
+// Where `pair_values` puts a value.
+fn paired_value(key: usize, column: usize) -> usize {
+    column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
+}
+
+// As `softmax::exp2`, with fused multiply-adds, and the power of two applied by an instruction.
+#[target_feature(enable = "avx512f")]
+fn exp2(x: __m512) -> __m512 {
+    // Operands in this order keep a NaN.
+    let x = _mm512_max_ps(_mm512_set1_ps(-200.0), x);
+    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+    let f = _mm512_sub_ps(x, n);
+    let mut power = _mm512_set1_ps(POLYNOMIAL[6]);
+    for coefficient in POLYNOMIAL[..6].iter().rev() {
+        power = _mm512_fmadd_ps(power, f, _mm512_set1_ps(*coefficient));
+    }
+    _mm512_scalef_ps(power, n)
+}
+
+// As `softmax::softmax`, but the weights are written as bf16 and transposed: `[16, KEYS]`. Keys are
+// filled up to a multiple of 32 with weights of 0.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn softmax(
+    scores: &[f32],
+    keys: usize,
+    limits: &[u32; LANES],
+    scale: f32,
+    running: &mut Running,
+    weights: &mut [bf16],
+) -> [f32; LANES] {
+    let padded = keys.next_multiple_of(2 * LANES);
+    assert!(padded <= KEYS && scores.len() >= (padded - 1) * BLOCK + LANES);
+    assert!(weights.len() >= LANES * KEYS);
+    let scores = scores.as_ptr();
+    let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
+    // SAFETY: sixteen elements each.
+    let (limit, before, sum_before) = unsafe {
+        (
+            _mm512_loadu_si512(limits.as_ptr().cast()),
+            _mm512_loadu_ps(running.max.as_ptr()),
+            _mm512_loadu_ps(running.sum.as_ptr()),
+        )
+    };
+    let seen = limits
+        .iter()
+        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = (seen as usize).min(keys);
+
+    // The largest score is the largest scaled one, since scales are positive; masks are applied to
+    // both passes, so that the first need not write.
+    let factor = _mm512_set1_ps(scale);
+    let sees = |key: usize| _mm512_cmplt_epu32_mask(_mm512_set1_epi32(key as i32), limit);
+    let mut max = [infinite; 4];
+    for key in 0..padded {
+        // SAFETY: within `scores`, as asserted.
+        let mut score = unsafe { _mm512_loadu_ps(scores.add(key * BLOCK)) };
+        if key >= seen {
+            score = _mm512_mask_mov_ps(infinite, sees(key), score);
+        }
+        // Operands in this order pass over a NaN in the score: it shows in the sum.
+        max[key % 4] = _mm512_max_ps(score, max[key % 4]);
+    }
+    let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
+    let max = _mm512_mul_ps(_mm512_max_ps(max[0], max[1]), factor);
+    let max = _mm512_max_ps(before, max);
+    // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(max, infinite);
+    let base = _mm512_mask_mov_ps(max, nothing, _mm512_setzero_ps());
+    let alpha = exp2(_mm512_sub_ps(before, base));
+
+    let mut sum = [_mm512_setzero_ps(); 2];
+    for key in (0..padded).step_by(2 * LANES) {
+        let mut pairs = [_mm512_setzero_si512(); 16];
+        for (pair, to) in pairs.iter_mut().enumerate() {
+            // SAFETY: within `scores`, as asserted.
+            let (a, b) = unsafe {
+                let at = scores.add((key + 2 * pair) * BLOCK);
+                (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(BLOCK)))
+            };
+            let mut a = exp2(_mm512_fmsub_ps(a, factor, base));
+            let mut b = exp2(_mm512_fmsub_ps(b, factor, base));
+            if key + 2 * pair + 1 >= seen {
+                a = _mm512_maskz_mov_ps(sees(key + 2 * pair), a);
+                b = _mm512_maskz_mov_ps(sees(key + 2 * pair + 1), b);
+            }
+            sum[0] = _mm512_add_ps(sum[0], a);
+            sum[1] = _mm512_add_ps(sum[1], b);
+            // Each row's two weights next to each other.
+            let low = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(a)));
+            let high = _mm512_cvtepu16_epi32(bits(_mm512_cvtneps_pbh(b)));
+            *to = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+        }
+        exchange(&mut pairs);
+        for (row, pairs) in pairs.into_iter().enumerate() {
+            store(pairs, &mut weights[row * KEYS + key..]);
+        }
+    }
+    let sum = _mm512_fmadd_ps(sum_before, alpha, _mm512_add_ps(sum[0], sum[1]));
+    let mut factors = [0.0; LANES];
+    // SAFETY: sixteen elements each.
+    unsafe {
+        _mm512_storeu_ps(running.max.as_mut_ptr(), max);
+        _mm512_storeu_ps(running.sum.as_mut_ptr(), sum);
+        _mm512_storeu_ps(factors.as_mut_ptr(), alpha);
+    }
+    factors
+}
+
+fn bits(value: __m256bh) -> __m256i {
+    // SAFETY: two names for 256 bits.
+    unsafe { std::mem::transmute(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nan_shows_in_its_own_row_and_only_if_the_row_sees_it() {
+        if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        // Row 0 sees a NaN alone, row 1 a NaN and a number, row 2 a number and no NaN.
+        let (mut limits, mut scores) = ([2; LANES], [0.5; 32 * BLOCK]);
+        limits[..3].copy_from_slice(&[1, 2, 1]);
+        scores[0] = f32::NAN;
+        scores[BLOCK + 1] = f32::NAN;
+        scores[BLOCK + 2] = f32::NAN;
+        let mut running = Running::EMPTY;
+        let mut weights = vec![bf16::ZERO; LANES * KEYS];
+        // SAFETY: the instruction sets are there.
+        let factors = unsafe { softmax(&scores, 2, &limits, 1.0, &mut running, &mut weights) };
+        for (row, is_nan) in [true, true, false, false].into_iter().enumerate() {
+            let weights = &weights[row * KEYS..][..2 * LANES];
+            assert_eq!(running.sum[row].is_nan(), is_nan, "row {row}");
+            assert_eq!(weights.iter().any(|weight| weight.is_nan()), is_nan);
+            assert!(!running.max[row].is_nan() && !factors[row].is_nan());
+        }
+        assert_eq!(running.sum[2..4], [1.0, 2.0]);
+        assert_eq!(running.max[0], f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn values_are_found_where_they_were_paired() {
+        if !is_x86_feature_detected!("avx512bw") {
+            return;
+        }
+        let (keys, width) = (34, 64);
+        let rows: Vec<bf16> = (0..keys * width)
+            .map(|i| bf16::from_bits(i as u16))
+            .collect();
+        let mut paired = vec![bf16::ZERO; KEYS * width];
+        // SAFETY: the instruction sets are there.
+        unsafe { pair_values(&rows, width, width, &mut paired) };
+        for key in 0..keys {
+            for column in 0..width {
+                assert_eq!(
+                    paired[paired_value(key, column)],
+                    rows[key * width + column]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_are_exact_to_the_last_place_but_one() {
+        if !is_x86_feature_detected!("avx512f") {
+            return;
+        }
+        for step in 0..200_000 {
+            let x = -150.0 * (step as f32 / 200_000.0);
+            // SAFETY: the instruction set is there; sixteen elements.
+            let got: [f32; 16] = unsafe { std::mem::transmute(exp2(_mm512_set1_ps(x))) };
+            let want = f64::from(x).exp2();
+            let error = (f64::from(got[0]) - want).abs() / want.max(2f64.powi(-126));
+            assert!(error < 2f64.powi(-22), "2^{x}: {} for {want}", got[0]);
+        }
+        // SAFETY: as above.
+        let special = unsafe {
+            [f32::NEG_INFINITY, f32::NAN].map(|x| _mm512_cvtss_f32(exp2(_mm512_set1_ps(x))))
+        };
+        assert_eq!(special[0], 0.0);
+        assert!(special[1].is_nan());
+    }
+}

@@ -1,0 +1,623 @@
+//! Attention of a block of query rows to a range of keys, tile by tile, which is what both phases
+//! do: in prefill the rows are tokens of one head, in decode the heads of a request's tokens.
+//!
+//! ```text
+//! load the query rows
+//! for each tile of 256 keys:
+//!     load the keys and values of the tile, converted     once for all rows
+//!     for each block of rows that sees a key of it:
+//!         scores = keys · queriesᵀ                          [keys, rows]
+//!         softmax of the scores, rescaling what there is
+//!         out += scoresᵀ · values                           [rows, V]
+//! ```
+//!
+//! Tiles begin at fixed multiples of 256 from the range's first key and every row is computed by
+//! itself, so a row's result depends neither on the rows around it nor on the thread. A NaN among
+//! what a row sees makes its result NaN. What it does not see never reaches it, although a block is
+//! multiplied as a whole (see [`Seen`]).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use multiversion::multiversion;
+use rayon::prelude::*;
+
+use super::Cpu;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use super::amx::AmxEngine;
+use super::buffer::Scratch;
+use super::fp8;
+use super::gemm::product_f32;
+use super::softmax::{LANES, Running, softmax};
+use super::view::{Lane, Places};
+use mla_runtime::backend::Output;
+use mla_runtime::dtype::{DType, Element};
+use mla_runtime::{Error, Result};
+
+/// Keys of a tile.
+pub(crate) const KEYS: usize = 256;
+
+/// The most query rows of an engine's block.
+const MAX_BLOCK: usize = 4 * LANES;
+
+/// Where a unit's rows come from.
+pub(crate) trait Source<S: Lane> {
+    /// Writes the query of a row.
+    fn query(&self, row: usize, to: &mut [S]);
+
+    /// How many keys, from the unit's first, a row sees.
+    fn limit(&self, row: usize) -> usize;
+
+    /// Writes the key at a position.
+    fn key(&self, position: usize, to: &mut [S]);
+
+    /// Writes the value at a position; not called where values are the first part of keys.
+    fn value(&self, position: usize, to: &mut [S]);
+}
+
+/// The widths that an engine is made for.
+#[derive(Clone, Copy)]
+pub(crate) struct Widths {
+    /// Of queries and keys.
+    pub(crate) key: usize,
+    /// Of values.
+    pub(crate) value: usize,
+    /// Whether a value is the first part of its key.
+    pub(crate) shared: bool,
+}
+
+/// What the rows of a block see of a tile.
+///
+/// A row's weight for a key that it does not see is 0, but 0 times a NaN is NaN. So an engine takes
+/// values that are not finite out of the product if some row of the block does not see their key,
+/// and adds them to the rows that do ([`add_value`](Self::add_value)).
+#[derive(Clone, Copy)]
+pub(crate) struct Seen<'a> {
+    /// How many keys of the tile each row sees, sixteen rows by sixteen; 0 for rows that fill up
+    /// the last sixteen.
+    pub(crate) limits: &'a [[u32; LANES]],
+    /// The keys that every row of the unit sees; of these no value needs a second look.
+    pub(crate) by_all: usize,
+    /// The keys that some row sees.
+    pub(crate) by_some: usize,
+}
+
+impl Seen<'_> {
+    // Adds weight · value to an output of each row that sees the key; `out` begins at row 0's.
+    pub(crate) fn add_value(
+        &self,
+        key: usize,
+        value: f32,
+        weight: impl Fn(usize) -> f32,
+        out: &mut [f32],
+        pitch: usize,
+    ) {
+        for (row, limit) in self.limits.as_flattened().iter().enumerate() {
+            if key < *limit as usize {
+                out[row * pitch] += weight(row) * value;
+            }
+        }
+    }
+}
+
+/// The two products and the softmax between them, for one kind of arithmetic.
+pub(crate) trait Engine: Sized + Send {
+    /// What it multiplies.
+    type Lane: Lane;
+
+    /// Query rows of a block: a multiple of sixteen, at most `MAX_BLOCK`.
+    const BLOCK: usize;
+
+    /// What shows that the processor has what it takes.
+    type Proof: Copy;
+
+    /// Scratch for units of at most `rows` rows.
+    fn new(proof: Self::Proof, rows: usize, widths: Widths) -> Result<Self>;
+
+    /// From one row of queries or keys to the next.
+    fn key_pitch(&self) -> usize;
+
+    /// From one row of values or outputs to the next.
+    fn value_pitch(&self) -> usize;
+
+    /// Where queries are written before [`begin`](Self::begin).
+    fn queries(&mut self) -> &mut [Self::Lane];
+
+    /// Where the keys of a tile are written before [`tile`](Self::tile).
+    fn keys(&mut self) -> &mut [Self::Lane];
+
+    /// Where the values of a tile are written before [`tile`](Self::tile), if they are apart.
+    fn values(&mut self) -> &mut [Self::Lane];
+
+    /// Takes the first `rows` queries.
+    fn begin(&mut self, rows: usize);
+
+    /// Takes the first `keys` keys and values.
+    fn tile(&mut self, keys: usize);
+
+    /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
+    /// sixteen rows.
+    fn block(
+        &mut self,
+        block: usize,
+        seen: Seen<'_>,
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    );
+
+    /// Called when a unit is done.
+    fn end(&mut self) {}
+}
+
+/// f32 throughout, multiplied by the `gemm` crate: every processor.
+pub(crate) struct F32Engine {
+    widths: Widths,
+    queries: Scratch<f32>,
+    keys: Scratch<f32>,
+    values: Scratch<f32>,
+    scores: Scratch<f32>,
+    // Values that are taken out of a product, while it is computed: those of the keys that only
+    // some rows see, which are fewer than there are rows.
+    aside: Scratch<f32>,
+}
+
+impl Engine for F32Engine {
+    type Lane = f32;
+    type Proof = ();
+
+    // As many vectors of scores as the `gemm` crate's kernel takes.
+    const BLOCK: usize = MAX_BLOCK;
+
+    fn new((): (), rows: usize, widths: Widths) -> Result<Self> {
+        Ok(Self {
+            widths,
+            queries: Scratch::new(rows.next_multiple_of(Self::BLOCK) * widths.key)?,
+            keys: Scratch::new(KEYS * widths.key)?,
+            values: Scratch::new(if widths.shared {
+                0
+            } else {
+                KEYS * widths.value
+            })?,
+            scores: Scratch::new(KEYS * Self::BLOCK)?,
+            aside: Scratch::new(Self::BLOCK * widths.value)?,
+        })
+    }
+
+    fn key_pitch(&self) -> usize {
+        self.widths.key
+    }
+
+    fn value_pitch(&self) -> usize {
+        self.widths.value
+    }
+
+    fn queries(&mut self) -> &mut [f32] {
+        &mut self.queries
+    }
+
+    fn keys(&mut self) -> &mut [f32] {
+        &mut self.keys
+    }
+
+    fn values(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    fn begin(&mut self, _: usize) {}
+
+    fn tile(&mut self, _: usize) {}
+
+    fn block(
+        &mut self,
+        block: usize,
+        seen: Seen<'_>,
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    ) {
+        let Widths { key, value, shared } = self.widths;
+        let (keys, rows) = (seen.by_some, seen.limits.len() * LANES);
+        product_f32(
+            [keys, rows, key],
+            &mut self.scores,
+            (1, Self::BLOCK),
+            false,
+            &self.keys,
+            (1, key),
+            &self.queries[block * Self::BLOCK * key..],
+            (key, 1),
+        );
+        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
+            let scores = &mut self.scores[group * LANES..];
+            let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
+            rescale(&alpha, &mut out[group * LANES * value..], value);
+        }
+        let (values, pitch) = if shared {
+            (&mut *self.keys, key)
+        } else {
+            (&mut *self.values, value)
+        };
+        let partly = seen.by_all..keys;
+        let finite = |key: usize| all_finite(&values[key * pitch..][..value]);
+        let aside = !partly.clone().all(finite);
+        if aside {
+            for (index, key) in partly.clone().enumerate() {
+                let row = &mut values[key * pitch..][..value];
+                self.aside[index * value..][..value].copy_from_slice(row);
+                row.iter_mut()
+                    .filter(|value| !value.is_finite())
+                    .for_each(|value| *value = 0.0);
+            }
+        }
+        product_f32(
+            [rows, value, keys],
+            out,
+            (1, value),
+            true,
+            &self.scores,
+            (Self::BLOCK, 1),
+            values,
+            (1, pitch),
+        );
+        if aside {
+            for (index, key) in partly.enumerate() {
+                let row = &self.aside[index * value..][..value];
+                for (column, x) in row.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                    let weight = |row: usize| self.scores[key * Self::BLOCK + row];
+                    seen.add_value(key, *x, weight, &mut out[column..], value);
+                }
+                values[key * pitch..][..value].copy_from_slice(row);
+            }
+        }
+    }
+}
+
+// Compared as integers, which a vector unit does without an order of additions to keep.
+fn all_finite(values: &[f32]) -> bool {
+    let bits = values.iter().map(|value| value.abs().to_bits());
+    bits.fold(0, u32::max) < f32::INFINITY.to_bits()
+}
+
+/// Multiplies each of sixteen rows by its factor.
+#[multiversion(targets("x86_64+avx512f+avx512vl", "x86_64+avx2+fma"))]
+pub(crate) fn rescale(factors: &[f32; LANES], out: &mut [f32], pitch: usize) {
+    if pitch == 0 || factors.iter().all(|factor| *factor == 1.0) {
+        return;
+    }
+    for (row, factor) in out.chunks_mut(pitch).zip(factors) {
+        for value in row {
+            *value *= factor;
+        }
+    }
+}
+
+/// Partial results of a unit's rows: outputs before division by the sum.
+pub(crate) struct Partial<'a> {
+    /// One per sixteen rows.
+    pub(crate) running: &'a mut [Running],
+    /// `[rows, pitch]`.
+    pub(crate) out: &'a mut [f32],
+    /// From one row of `out` to the next.
+    pub(crate) pitch: usize,
+}
+
+impl Partial<'_> {
+    pub(crate) fn clear(&mut self) {
+        self.running.fill(Running::EMPTY);
+        self.out.fill(0.0);
+    }
+
+    /// Adds the partial result over other keys.
+    pub(crate) fn merge(&mut self, other: &Partial<'_>) {
+        debug_assert_eq!(self.pitch, other.pitch);
+        let pairs = self.running.iter_mut().zip(&*other.running).enumerate();
+        for (group, (a, b)) in pairs {
+            for lane in 0..LANES {
+                let max = a.max[lane].max(b.max[lane]);
+                if b.sum[lane] == 0.0 {
+                    continue;
+                }
+                let weight = |part: f32| {
+                    if part == f32::NEG_INFINITY {
+                        0.0
+                    } else {
+                        (part - max).exp2()
+                    }
+                };
+                let (x, y) = (weight(a.max[lane]), weight(b.max[lane]));
+                a.max[lane] = max;
+                a.sum[lane] = a.sum[lane] * x + b.sum[lane] * y;
+                let row =
+                    (group * LANES + lane) * self.pitch..(group * LANES + lane + 1) * self.pitch;
+                for (a, b) in self.out[row.clone()].iter_mut().zip(&other.out[row]) {
+                    *a = *a * x + b * y;
+                }
+            }
+        }
+    }
+
+    /// The log-sum-exp of a row, and its output divided by the sum, in place.
+    pub(crate) fn finish(&mut self, row: usize, scale: f32) -> (f32, &[f32]) {
+        let running = &self.running[row / LANES];
+        let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
+        let out = &mut self.out[row * self.pitch..(row + 1) * self.pitch];
+        if sum == 0.0 {
+            out.fill(0.0);
+            return (f32::NEG_INFINITY, out);
+        }
+        let factor = scale / sum;
+        for value in &mut *out {
+            *value *= factor;
+        }
+        ((max + sum.log2()) * std::f32::consts::LN_2, out)
+    }
+}
+
+/// An engine and the room for one unit's result.
+pub(crate) struct Workspace<E> {
+    pub(crate) engine: E,
+    running: Vec<Running>,
+    out: Scratch<f32>,
+    // Where the splits of a unit are added up.
+    total_running: Vec<Running>,
+    total_out: Scratch<f32>,
+}
+
+impl<E: Engine> Workspace<E> {
+    pub(crate) fn new(proof: E::Proof, rows: usize, widths: Widths, splits: bool) -> Result<Self> {
+        let rows = rows.next_multiple_of(E::BLOCK);
+        let engine = E::new(proof, rows, widths)?;
+        let total = if splits { rows } else { 0 };
+        Ok(Self {
+            running: vec![Running::EMPTY; rows / LANES],
+            out: Scratch::new(rows * engine.value_pitch())?,
+            total_running: vec![Running::EMPTY; total / LANES],
+            total_out: Scratch::new(total * engine.value_pitch())?,
+            engine,
+        })
+    }
+
+    /// Attends `rows` rows to the keys of each of `splits`, and adds up the results in order.
+    pub(crate) fn attend_splits<S: Source<E::Lane>>(
+        &mut self,
+        source: &S,
+        rows: usize,
+        mut splits: impl Iterator<Item = Range<usize>>,
+        scale: f32,
+    ) -> Partial<'_> {
+        let pitch = self.engine.value_pitch();
+        let padded = rows.next_multiple_of(LANES);
+        let mut part = Partial {
+            running: &mut self.running[..padded / LANES],
+            out: &mut self.out[..padded * pitch],
+            pitch,
+        };
+        attend(
+            &mut self.engine,
+            source,
+            rows,
+            splits.next().unwrap_or(0..0),
+            scale,
+            &mut part,
+        );
+        let Some(mut split) = splits.next() else {
+            return part;
+        };
+        let mut total = Partial {
+            running: &mut self.total_running[..padded / LANES],
+            out: &mut self.total_out[..padded * pitch],
+            pitch,
+        };
+        total.running.copy_from_slice(part.running);
+        total.out.copy_from_slice(part.out);
+        loop {
+            attend(&mut self.engine, source, rows, split, scale, &mut part);
+            total.merge(&part);
+            match splits.next() {
+                Some(next) => split = next,
+                None => return total,
+            }
+        }
+    }
+}
+
+/// Attends rows `0..rows` of `source` to the keys in `range`; `scale` is what scores are multiplied
+/// by before they are exponents of 2.
+pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
+    engine: &mut E,
+    source: &S,
+    rows: usize,
+    range: Range<usize>,
+    scale: f32,
+    part: &mut Partial<'_>,
+) {
+    part.clear();
+    let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
+    if key_pitch > 0 {
+        for (row, to) in engine
+            .queries()
+            .chunks_mut(key_pitch)
+            .take(rows)
+            .enumerate()
+        {
+            source.query(row, to);
+        }
+    }
+    engine.begin(rows);
+    let mut start = range.start;
+    while start < range.end {
+        let keys = KEYS.min(range.end - start);
+        if key_pitch > 0 {
+            for (key, to) in engine.keys().chunks_mut(key_pitch).take(keys).enumerate() {
+                source.key(start + key, to);
+            }
+        }
+        if value_pitch > 0 {
+            for (key, to) in engine
+                .values()
+                .chunks_mut(value_pitch)
+                .take(keys)
+                .enumerate()
+            {
+                source.value(start + key, to);
+            }
+        }
+        engine.tile(keys);
+        for block in 0..rows.div_ceil(E::BLOCK) {
+            let first = block * E::BLOCK;
+            let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
+            let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
+            let (mut most, mut least) = (0, keys);
+            for row in first..rows.min(first + E::BLOCK) {
+                let seen = source.limit(row).saturating_sub(start).min(keys);
+                limits[(row - first) / LANES][row % LANES] = seen as u32;
+                most = most.max(seen);
+                least = least.min(seen);
+            }
+            if most == 0 {
+                continue;
+            }
+            engine.block(
+                block,
+                Seen {
+                    limits: &limits[..groups],
+                    by_all: least,
+                    by_some: most,
+                },
+                scale,
+                &mut part.running[first / LANES..first / LANES + groups],
+                &mut part.out[first * value_pitch..(first + groups * LANES) * value_pitch],
+            );
+        }
+        start += keys;
+    }
+    engine.end();
+}
+
+/// One workspace per thread, of the engine that suits the dtype and the processor best.
+pub(crate) enum Engines {
+    F32(Vec<Workspace<F32Engine>>),
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    Amx(Vec<Workspace<AmxEngine>>),
+}
+
+impl Engines {
+    pub(crate) fn new(
+        cpu: &Cpu,
+        dtype: DType,
+        rows: usize,
+        widths: Widths,
+        splits: bool,
+    ) -> Result<Self> {
+        let threads = 0..cpu.threads();
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if let Some(amx) = cpu.amx()
+            && dtype == DType::BF16
+        {
+            let workspaces = threads.map(|_| Workspace::new(amx, rows, widths, splits));
+            return Ok(Self::Amx(workspaces.collect::<Result<_>>()?));
+        }
+        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+        let _ = dtype;
+        let workspaces = threads.map(|_| Workspace::new((), rows, widths, splits));
+        Ok(Self::F32(workspaces.collect::<Result<_>>()?))
+    }
+
+    /// From one row of outputs to the next.
+    pub(crate) fn value_pitch(&self) -> usize {
+        fn pitch<E: Engine>(workspaces: &[Workspace<E>]) -> usize {
+            workspaces
+                .first()
+                .map_or(0, |workspace| workspace.engine.value_pitch())
+        }
+        match self {
+            Self::F32(workspaces) => pitch(workspaces),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::Amx(workspaces) => pitch(workspaces),
+        }
+    }
+}
+
+/// Calls `work` once for each of `count` units, on as many threads as there are workspaces. Units
+/// are handed out in order, so the longest should come first.
+pub(crate) fn for_each_unit<W: Send>(
+    cpu: &Cpu,
+    workspaces: &mut [W],
+    count: usize,
+    work: impl Fn(&mut W, usize) + Sync,
+) {
+    let next = AtomicUsize::new(0);
+    let threads = workspaces.len().min(count);
+    cpu.install(|| {
+        workspaces[..threads]
+            .par_iter_mut()
+            .with_max_len(1)
+            .for_each(|workspace| {
+                loop {
+                    let unit = next.fetch_add(1, Ordering::Relaxed);
+                    if unit >= count {
+                        break;
+                    }
+                    work(workspace, unit);
+                }
+            });
+    });
+}
+
+/// Where results go.
+pub(crate) enum OutPlaces<'a, T> {
+    Plain(Places<'a, T>),
+    Fp8 { codes: Places<'a, u8>, scale: f32 },
+}
+
+impl<'a, T: Element> OutPlaces<'a, T> {
+    pub(crate) fn of(out: Output<'a, Cpu>, shape: [usize; 3]) -> Result<Self> {
+        match out {
+            Output::Plain(tensor) => {
+                tensor.layout().expect("out", T::DTYPE, shape)?;
+                Ok(Self::Plain(Places::of("out", tensor)?))
+            }
+            Output::Fp8 { bytes, scale } => {
+                let [tokens, heads, width] = shape;
+                let needed = tokens * heads * width;
+                if bytes.len() < needed {
+                    return Err(Error::argument(
+                        "out",
+                        format!("{} bytes", bytes.len()),
+                        format!("{needed} bytes, {shape:?} without gaps"),
+                    ));
+                }
+                if !(scale.is_finite() && scale > 0.0) {
+                    return Err(Error::argument(
+                        "out scale",
+                        scale,
+                        "a finite number above 0",
+                    ));
+                }
+                let codes = Places::new(bytes, shape, [heads * width, width, 1]);
+                Ok(Self::Fp8 { codes, scale })
+            }
+        }
+    }
+
+    /// Writes the output of a token and head.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reads or writes these elements at the same time.
+    pub(crate) unsafe fn write(&self, token: usize, head: usize, values: &[f32]) {
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Plain(places) => unsafe { places.write_row(token, head, values) },
+            Self::Fp8 { codes, scale } => {
+                let offset = codes.at(token, head, 0);
+                // SAFETY: the caller's promise.
+                let codes = unsafe { codes.slice(offset, codes.shape[2]) };
+                for (code, value) in codes.iter_mut().zip(values) {
+                    *code = fp8::encode(value / scale);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Memory of the CPU device.
+
+use bytemuck::{Pod, Zeroable};
+
+use mla_runtime::{Error, Result};
+
+// One cache line, and one AVX-512 register: the unit of allocation, which makes every buffer
+// aligned to it without any unsafe code.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; Buffer::ALIGNMENT]);
+
+/// Owned bytes, aligned for every dtype and every vector register, zero when made.
+pub struct Buffer {
+    lines: Box<[Line]>,
+    len: usize,
+}
+
+impl Buffer {
+    /// The alignment in bytes.
+    pub const ALIGNMENT: usize = 64;
+
+    /// `len` bytes of zeros.
+    ///
+    /// # Errors
+    ///
+    /// Where the allocator refuses.
+    pub fn zeroed(len: usize) -> Result<Self> {
+        let lines =
+            bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT)).map_err(|()| {
+                Error::Device {
+                    device: "cpu",
+                    operation: "allocate",
+                    message: format!("no {len} bytes of memory"),
+                }
+            })?;
+        Ok(Self { lines, len })
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.lines)[..self.len]
+    }
+
+    /// The bytes, to write.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.len]
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+// Scratch of a kernel: elements of one type, aligned as a buffer is.
+pub(crate) struct Scratch<T> {
+    buffer: Buffer,
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Pod> Scratch<T> {
+    pub(crate) fn empty() -> Self {
+        Self {
+            buffer: Buffer {
+                lines: Box::default(),
+                len: 0,
+            },
+            element: std::marker::PhantomData,
+        }
+    }
+
+    pub(crate) fn new(len: usize) -> Result<Self> {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| Error::Device {
+                device: "cpu",
+                operation: "allocate",
+                message: format!("{len} elements of scratch overflow the address space"),
+            })?;
+        Ok(Self {
+            buffer: Buffer::zeroed(bytes)?,
+            element: std::marker::PhantomData,
+        })
+    }
+
+    // Makes room for `len` elements where there are fewer; what was there is lost then.
+    pub(crate) fn reserve(&mut self, len: usize) -> Result<()> {
+        if self.buffer.len() / size_of::<T>() < len {
+            *self = Self::new(len)?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: Pod> std::ops::Deref for Scratch<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(self.buffer.as_bytes())
+    }
+}
+
+impl<T: Pod> std::ops::DerefMut for Scratch<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(self.buffer.as_bytes_mut())
+    }
+}

@@ -1,0 +1,374 @@
+//! Rows of the paged cache: written, gathered, and found by slot.
+
+use half::bf16;
+use rayon::prelude::*;
+
+use super::view::{Elements, Lane, Places, indices, narrow, widen, with_element};
+use super::{Cpu, fp8};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::GatherRows;
+use mla_runtime::dtype::{DType, Element};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
+
+const GROUP: usize = KvFormat::DS_MLA_GROUP as usize;
+
+// What one thread does at a time: enough to outweigh handing it out.
+const ROWS_PER_TASK: usize = 64;
+
+pub(crate) fn write(
+    cpu: &Cpu,
+    latent: TensorRef<'_, Cpu>,
+    rope: TensorRef<'_, Cpu>,
+    slots: ArrayRef<'_, Cpu, i64>,
+    cache: CacheMut<'_, Cpu>,
+) -> Result<()> {
+    let layout = *cache.layout();
+    let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let tokens = latent.shape()[0];
+    let dtype = latent.dtype();
+    latent.layout().expect("latent", dtype, [tokens, 1, l])?;
+    rope.layout().expect("rope", dtype, [tokens, 1, r])?;
+    let slots = indices("slots", &slots)?;
+    if slots.len() != tokens {
+        return Err(Error::argument(
+            "slots",
+            slots.len(),
+            format!("{tokens}, one per token"),
+        ));
+    }
+    check_slots(slots, layout.slots())?;
+    with_element!(latent.dtype(), T => {
+        let latent = Elements::<T>::of("latent", &latent)?;
+        let rope = Elements::<T>::of("rope", &rope)?;
+        let bytes = cache.into_bytes();
+        let places = Places::<u8>::new(bytes, [0; 3], [0; 3]);
+        let row_bytes = layout.format.row_bytes(layout.dims);
+        cpu.install(|| {
+            slots.par_iter().enumerate().with_min_len(ROWS_PER_TASK).for_each_init(
+                || vec![0.0f32; l + r],
+                |row, (token, slot)| {
+                    let Ok(slot) = usize::try_from(*slot) else {
+                        return;
+                    };
+                    latent.read_row(token, 0, &mut row[..l]);
+                    rope.read_row(token, 0, &mut row[l..]);
+                    // SAFETY: `check_slots` found no slot twice, and the cache's layout was checked
+                    // to have rows that do not overlap: no other thread has these bytes.
+                    let to = unsafe { places.slice(row_offset(&layout, slot), row_bytes) };
+                    encode_row(&layout, row, to);
+                },
+            );
+        });
+    });
+    Ok(())
+}
+
+// Slots are where threads write: a repeated one would be a race, so it is an error here, although
+// the trait leaves it to the caller.
+fn check_slots(slots: &[i64], available: usize) -> Result<()> {
+    for slot in slots {
+        if *slot < -1 || *slot >= available as i64 {
+            return Err(Error::argument(
+                "slot",
+                slot,
+                format!("-1 (skipped), or 0 and up below {available}"),
+            ));
+        }
+    }
+    // Slots mostly ascend, which shows that they differ without any memory.
+    let used = || slots.iter().filter(|slot| **slot >= 0);
+    if used().is_sorted_by(|a, b| a < b) {
+        return Ok(());
+    }
+    let mut sorted: Vec<i64> = used().copied().collect();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => Err(Error::argument(
+            "slots",
+            format!("slot {} twice", pair[0]),
+            "slots that differ",
+        )),
+    }
+}
+
+/// The first byte of a slot.
+pub(crate) fn row_offset(layout: &CacheLayout, slot: usize) -> usize {
+    slot / layout.page_size * layout.page_stride + slot % layout.page_size * layout.row_stride
+}
+
+// Rows may begin at any byte, so elements are written and read as bytes.
+fn store<T: Element>(row: &[f32], to: &mut [u8]) {
+    for (to, value) in to.chunks_exact_mut(size_of::<T>()).zip(row) {
+        to.copy_from_slice(bytemuck::bytes_of(&T::from_f32(*value)));
+    }
+}
+
+fn load<T: Element, S: Lane>(from: &[u8], row: &mut [S]) {
+    if let Ok(from) = bytemuck::try_cast_slice::<u8, T>(from) {
+        S::convert(from, row);
+    } else {
+        for (from, to) in from.chunks_exact(size_of::<T>()).zip(row) {
+            *to = S::from_f32(bytemuck::pod_read_unaligned::<T>(from).to_f32());
+        }
+    }
+}
+
+fn encode_row(layout: &CacheLayout, row: &[f32], to: &mut [u8]) {
+    let latent = layout.dims.latent as usize;
+    match layout.format {
+        KvFormat::F32 => store::<f32>(row, to),
+        KvFormat::F16 => store::<half::f16>(row, to),
+        KvFormat::BF16 => store::<bf16>(row, to),
+        KvFormat::Fp8 => {
+            for (to, value) in to.iter_mut().zip(row) {
+                *to = fp8::encode(value / layout.scale);
+            }
+        }
+        KvFormat::Fp8DsMla => {
+            let (codes, rest) = to.split_at_mut(latent);
+            let (scales, rope) = rest.split_at_mut(4 * (latent / GROUP));
+            let groups = codes.chunks_exact_mut(GROUP).zip(row.chunks_exact(GROUP));
+            for ((codes, values), to) in groups.zip(scales.chunks_exact_mut(4)) {
+                let amax = values
+                    .iter()
+                    .fold(0.0f32, |amax, value| amax.max(value.abs()));
+                let scale = fp8::power_of_two_scale(amax);
+                for (code, value) in codes.iter_mut().zip(values) {
+                    *code = fp8::encode(value / scale);
+                }
+                to.copy_from_slice(&scale.to_le_bytes());
+            }
+            store::<bf16>(&row[latent..], rope);
+        }
+    }
+}
+
+/// The values of a stored row, but for the scale of [`KvFormat::Fp8`], which the caller applies
+/// where it costs least.
+pub(crate) fn decode_row<S: Lane>(layout: &CacheLayout, from: &[u8], row: &mut [S]) {
+    let latent = layout.dims.latent as usize;
+    match layout.format {
+        KvFormat::F32 => load::<f32, S>(from, row),
+        KvFormat::F16 => load::<half::f16, S>(from, row),
+        KvFormat::BF16 => load::<bf16, S>(from, row),
+        KvFormat::Fp8 => S::decode_fp8(from, 1.0, row),
+        KvFormat::Fp8DsMla => {
+            let (codes, rest) = from.split_at(latent);
+            let (scales, rope) = rest.split_at(4 * (latent / GROUP));
+            let groups = codes.chunks_exact(GROUP).zip(row.chunks_exact_mut(GROUP));
+            for ((codes, values), scale) in groups.zip(scales.chunks_exact(4)) {
+                let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]);
+                S::decode_fp8(codes, scale, values);
+            }
+            load::<bf16, S>(rope, &mut row[latent..]);
+        }
+    }
+}
+
+/// A block table whose used entries were checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Pages<'a> {
+    entries: &'a [i32],
+    max_pages: usize,
+    page_size: usize,
+}
+
+impl<'a> Pages<'a> {
+    pub(crate) fn of(table: &BlockTable<'a, Cpu>, layout: &CacheLayout) -> Result<Self> {
+        Ok(Self {
+            entries: indices("block table", &table.entries())?,
+            max_pages: table.max_pages(),
+            page_size: layout.page_size,
+        })
+    }
+
+    /// Whether the entries of tokens `start..end` of a request are pages of the cache.
+    pub(crate) fn check(
+        &self,
+        request: usize,
+        start: usize,
+        end: usize,
+        layout: &CacheLayout,
+    ) -> Result<()> {
+        if end <= start {
+            return Ok(());
+        }
+        let pages = end.div_ceil(self.page_size);
+        if pages > self.max_pages {
+            return Err(Error::argument(
+                "sequence length",
+                format!("{end} of request {request}"),
+                format!(
+                    "at most {} ({} pages of {})",
+                    self.max_pages * self.page_size,
+                    self.max_pages,
+                    self.page_size
+                ),
+            ));
+        }
+        for page in start / self.page_size..pages {
+            let entry = self.entries[request * self.max_pages + page];
+            if usize::try_from(entry).is_ok_and(|entry| entry < layout.pages) {
+                continue;
+            }
+            return Err(Error::argument(
+                "block table entry",
+                format!("{entry} at [{request}, {page}]"),
+                format!("0 and up below {}", layout.pages),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The slot of a token whose entry was checked.
+    pub(crate) fn slot(&self, request: usize, token: usize) -> usize {
+        let page = self.entries[request * self.max_pages + token / self.page_size];
+        page as usize * self.page_size + token % self.page_size
+    }
+}
+
+pub(crate) fn gather(
+    cpu: &Cpu,
+    cache: CacheRef<'_, Cpu>,
+    rows: GatherRows<'_, Cpu>,
+    latent: TensorMut<'_, Cpu>,
+    rope: TensorMut<'_, Cpu>,
+) -> Result<()> {
+    let layout = *cache.layout();
+    let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let room = latent.shape()[0];
+    let dtype = latent.dtype();
+    latent.layout().expect("latent", dtype, [room, 1, l])?;
+    rope.layout().expect("rope", dtype, [room, 1, r])?;
+    if rows.rows > room {
+        return Err(Error::argument(
+            "rows",
+            rows.rows,
+            format!("at most {room}"),
+        ));
+    }
+    let row_starts = indices("row starts", &rows.row_starts)?;
+    let token_starts = indices("token starts", &rows.token_starts)?;
+    let segments = token_starts.len();
+    if rows.block_table.requests() != segments {
+        return Err(Error::argument(
+            "block table requests",
+            rows.block_table.requests(),
+            format!("{segments}, one per segment"),
+        ));
+    }
+    check_starts("row starts", row_starts, segments, rows.rows, true)?;
+    let pages = Pages::of(&rows.block_table, &layout)?;
+    for (segment, start) in token_starts.iter().enumerate() {
+        let start = usize::try_from(*start).map_err(|_| {
+            Error::argument(
+                "token start",
+                format!("{start} of segment {segment}"),
+                "0 and up",
+            )
+        })?;
+        let len = (row_starts[segment + 1] - row_starts[segment]) as usize;
+        pages.check(segment, start, start + len, &layout)?;
+    }
+    let bytes = cache.bytes();
+    let row_bytes = layout.format.row_bytes(layout.dims);
+    with_element!(latent.dtype(), T => {
+        let latent = Places::<T>::of("latent", latent)?;
+        let rope = Places::<T>::of("rope", rope)?;
+        cpu.install(|| {
+            (0..rows.rows).into_par_iter().with_min_len(ROWS_PER_TASK).for_each_init(
+                || vec![0.0f32; l + r],
+                |values, row| {
+                    let segment = row_starts.partition_point(|start| *start as usize <= row) - 1;
+                    let token = token_starts[segment] as usize + row - row_starts[segment] as usize;
+                    let offset = row_offset(&layout, pages.slot(segment, token));
+                    decode_row(&layout, &bytes[offset..offset + row_bytes], values);
+                    for value in values.iter_mut() {
+                        *value *= layout.scale;
+                    }
+                    // SAFETY: each row is visited once, and the outputs' elements are distinct.
+                    unsafe {
+                        latent.write_row(row, 0, &values[..l]);
+                        rope.write_row(row, 0, &values[l..]);
+                    }
+                },
+            );
+        });
+    });
+    Ok(())
+}
+
+/// Whether `starts` has an entry per part and one more, ascends from 0, and ends at `total`, or
+/// where not `exact` at most there.
+pub(crate) fn check_starts(
+    field: &'static str,
+    starts: &[i32],
+    parts: usize,
+    total: usize,
+    exact: bool,
+) -> Result<()> {
+    if starts.len() != parts + 1 {
+        return Err(Error::argument(
+            field,
+            format!("{} entries", starts.len()),
+            format!("{} entries, one more than there are parts", parts + 1),
+        ));
+    }
+    let last = i64::from(starts[parts]);
+    let ends = if exact {
+        last == total as i64
+    } else {
+        last <= total as i64
+    };
+    // The first that is wrong: a batch may have very many.
+    let wrong = match starts.windows(2).position(|pair| pair[0] > pair[1]) {
+        _ if starts[0] != 0 => 0,
+        Some(before) => before + 1,
+        None if !ends => parts,
+        None => return Ok(()),
+    };
+    Err(Error::argument(
+        field,
+        format!("{} at [{wrong}]", starts[wrong]),
+        format!(
+            "ascending numbers from 0 to {}{total}",
+            if exact { "" } else { "at most " }
+        ),
+    ))
+}
+
+impl Lane for f32 {
+    fn convert<T: Element>(from: &[T], to: &mut [Self]) {
+        widen(from, to);
+    }
+
+    fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = fp8::decode(*from) * scale;
+        }
+    }
+}
+
+impl Lane for bf16 {
+    fn convert<T: Element>(from: &[T], to: &mut [Self]) {
+        match T::DTYPE {
+            DType::BF16 => to[..from.len()].copy_from_slice(bytemuck::cast_slice(from)),
+            DType::F32 => narrow(bytemuck::cast_slice(from), &mut to[..from.len()]),
+            DType::F16 => {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = Self::from_f32(from.to_f32());
+                }
+            }
+        }
+    }
+
+    // Three mantissa bits fit bf16's seven: exact where the scale is a power of two.
+    fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = Self::from_bits(super::view::bf16_bits(fp8::decode(*from) * scale));
+        }
+    }
+}

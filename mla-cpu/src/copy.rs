@@ -1,0 +1,63 @@
+//! Strided copies.
+
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::view::{Elements, Places, with_element};
+use mla_runtime::Result;
+use mla_runtime::dtype::Element;
+use mla_runtime::tensor::{TensorMut, TensorRef};
+
+// What one thread does at a time: enough to outweigh handing it out.
+const ELEMENTS_PER_TASK: usize = 1 << 14;
+
+pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) -> Result<()> {
+    from.layout()
+        .expect("copy source", to.dtype(), to.shape())?;
+    with_element!(to.dtype(), T => {
+        let from = Elements::<T>::of("copy source", &from)?;
+        let to = Places::<T>::of("destination", to)?;
+        let unit = from.strides[2] == 1 && to.strides[2] == 1;
+        rows(cpu, to, |i, j| {
+            let ([_, _, width], start) = (to.shape, from.at(i, j));
+            if unit {
+                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                let row = unsafe { to.slice(to.at(i, j, 0), width) };
+                row.copy_from_slice(&from.data[start..start + width]);
+            } else {
+                for k in 0..width {
+                    // SAFETY: as above.
+                    unsafe { to.write(to.at(i, j, k), from.data[start + k * from.strides[2]]) };
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+pub(crate) fn clear(cpu: &Cpu, to: TensorMut<'_, Cpu>) -> Result<()> {
+    with_element!(to.dtype(), T => {
+        let to = Places::<T>::of("destination", to)?;
+        rows(cpu, to, |i, j| {
+            for k in 0..to.shape[2] {
+                // SAFETY: each row is visited once, and the elements of an output are distinct.
+                unsafe { to.write(to.at(i, j, k), bytemuck::Zeroable::zeroed()) };
+            }
+        });
+    });
+    Ok(())
+}
+
+// Calls `work` once for every row of a tensor that is not empty.
+fn rows<T: Element>(cpu: &Cpu, to: Places<'_, T>, work: impl Fn(usize, usize) + Sync) {
+    let [outer, inner, width] = to.shape;
+    if width == 0 {
+        return;
+    }
+    cpu.install(|| {
+        (0..outer * inner)
+            .into_par_iter()
+            .with_min_len(ELEMENTS_PER_TASK.div_ceil(width))
+            .for_each(|row| work(row / inner, row % inner));
+    });
+}

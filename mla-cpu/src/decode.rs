@@ -1,0 +1,632 @@
+//! The decode backend.
+
+use std::ops::Range;
+
+use super::Cpu;
+use super::attention::{
+    Engine, Engines, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend, for_each_unit,
+};
+use super::buffer::Scratch;
+use super::cache::{Pages, check_starts, decode_row, row_offset};
+use super::prefill::check_scale;
+use super::softmax::{LANES, Running};
+use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, QueryFormat, StepLimits,
+};
+use mla_runtime::cache::CacheLayout;
+use mla_runtime::dtype::Element;
+use mla_runtime::mla_backend;
+use mla_runtime::{Error, Result};
+
+// Rows (a query token's heads, then the next token's) of a unit: they share the conversion of each
+// cache row.
+const ROWS: usize = 64;
+
+// A request's keys are attended to in splits, which threads share where there are fewer units than
+// threads. Splits follow from the length alone, and are merged in order, so that neither the number
+// of threads nor the rest of the batch shows in a result.
+const SPLIT_KEYS: usize = 2 * KEYS;
+const MAX_SPLITS: usize = 16;
+
+fn split_len(keys: usize, most: Option<usize>) -> usize {
+    let even = keys.div_ceil(most.unwrap_or(MAX_SPLITS));
+    let least = match most {
+        Some(_) => KEYS,
+        None => SPLIT_KEYS,
+    };
+    even.next_multiple_of(KEYS).max(least)
+}
+
+fn splits(keys: usize, most: Option<usize>) -> impl Iterator<Item = Range<usize>> {
+    let len = split_len(keys, most);
+    (0..keys)
+        .step_by(len)
+        .map(move |start| start..keys.min(start + len))
+}
+
+/// Absorbed attention on the CPU: every cache format, any dimensions, page size and number of
+/// heads, ragged queries, dense or by lists of slots.
+#[derive(Debug)]
+pub struct CpuDecode {
+    config: LayerConfig,
+    // What somebody else wants; otherwise what the lengths suggest.
+    num_splits: Option<usize>,
+}
+
+/// Its workspaces.
+pub struct DecodeState {
+    engines: Engines,
+    limits: StepLimits,
+    units: Vec<Unit>,
+    parts: Vec<Part>,
+    // Partial results of splits, where threads share units.
+    running: Vec<Running>,
+    out: Scratch<f32>,
+    // The slots of each unit of a sparse call, one after the other.
+    slots: Vec<usize>,
+}
+
+// Some rows of a request, or in a sparse call of a token.
+struct Unit {
+    request: usize,
+    // The query token of row 0, and the head.
+    first_row: usize,
+    rows: usize,
+    // The keys that the request's, or in a sparse call the token's, last row sees.
+    keys: usize,
+    // Where a sparse unit's slots begin.
+    first_slot: usize,
+}
+
+// One split of a unit.
+struct Part {
+    unit: usize,
+    keys: Range<usize>,
+}
+
+#[mla_backend(
+    name = "CPU",
+    provider = "native",
+    sm = "any",
+    dtypes = "f32,f16,bf16",
+    kv = "f32,f16,bf16,fp8,fp8_ds_mla",
+    query_len = "ragged",
+    sparse = "optional",
+    quant_output = true,
+    features = "deterministic"
+)]
+impl DecodeBackend for CpuDecode {
+    type Device = Cpu;
+    type State = DecodeState;
+    type Metadata = ();
+
+    fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
+        check_scale(config.softmax_scale)?;
+        Ok(Self {
+            config: *config,
+            num_splits: None,
+        })
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<DecodeState> {
+        let dims = self.config.problem.dims;
+        let widths = Widths {
+            key: dims.row() as usize,
+            value: dims.latent as usize,
+            shared: true,
+        };
+        let threads = device.threads();
+        let heads = self.config.problem.heads as usize;
+        let rows = ROWS.min((heads * limits.decode_query_len.max(1)).next_multiple_of(LANES));
+        let engines = Engines::new(device, self.config.problem.dtype, rows, widths, true)?;
+        let out_pitch = engines.value_pitch();
+        let shared_rows = threads * MAX_SPLITS * rows;
+        Ok(DecodeState {
+            engines,
+            limits: *limits,
+            units: Vec::new(),
+            parts: Vec::new(),
+            running: vec![Running::EMPTY; shared_rows / LANES],
+            out: Scratch::new(shared_rows * out_pitch)?,
+            slots: Vec::new(),
+        })
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        _: &DecodeBatch<'_, Cpu>,
+        _: &mut DecodeState,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        device: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        state: &mut DecodeState,
+        (): &(),
+    ) -> Result<()> {
+        with_element!(self.config.problem.dtype, T => {
+            let DecodeState { engines, units, parts, running, out, slots, limits } = state;
+            let (call, lists) = self.check::<T>(call, limits)?;
+            call.schedule(lists, units, slots)?;
+            let shared = Shared { units, parts, running, out, slots };
+            match engines {
+                Engines::F32(workspaces) => call.run(device, workspaces, shared),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Engines::Amx(workspaces) => call.run(device, workspaces, shared),
+            }
+        });
+        Ok(())
+    }
+
+    fn query_format(&self) -> QueryFormat {
+        QueryFormat::Split
+    }
+
+    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+        if !(1..=MAX_SPLITS).contains(&(parts as usize)) {
+            let accepted = format!("1 to {MAX_SPLITS}");
+            return Err(Error::argument("num_splits", parts, accepted));
+        }
+        self.num_splits = Some(parts as usize);
+        Ok(())
+    }
+}
+
+// The arguments of a call, checked and typed.
+struct Call<'a, T> {
+    query: QueryElements<'a, T>,
+    heads: usize,
+    latent: usize,
+    cache: &'a [u8],
+    layout: CacheLayout,
+    pages: Pages<'a>,
+    seq_lens: &'a [i32],
+    query_starts: &'a [i32],
+    out: OutPlaces<'a, T>,
+    lse: Option<Places<'a, f32>>,
+    sparse: bool,
+    // In units of log2, with the cache's scale.
+    scale: f32,
+    num_splits: Option<usize>,
+}
+
+enum QueryElements<'a, T> {
+    Concatenated(Elements<'a, T>),
+    Split {
+        latent: Elements<'a, T>,
+        rope: Elements<'a, T>,
+    },
+}
+
+// The slots of each query token of a sparse call.
+struct Lists<'a> {
+    slots: &'a [i32],
+    width: usize,
+}
+
+struct Shared<'s> {
+    units: &'s [Unit],
+    parts: &'s mut Vec<Part>,
+    running: &'s mut [Running],
+    out: &'s mut [f32],
+    slots: &'s [usize],
+}
+
+impl CpuDecode {
+    fn check<'a, T: Element>(
+        &self,
+        call: DecodeCall<'a, Cpu>,
+        limits: &StepLimits,
+    ) -> Result<(Call<'a, T>, Option<Lists<'a>>)> {
+        let problem = &self.config.problem;
+        let (l, r) = (
+            problem.dims.latent as usize,
+            problem.dims.head.rope as usize,
+        );
+        let heads = problem.heads as usize;
+        let (query, tokens) = match &call.query {
+            Query::Concatenated(query) => {
+                let tokens = query.shape()[0];
+                let shape = [tokens, heads, l + r];
+                query.layout().expect("query", problem.dtype, shape)?;
+                (
+                    QueryElements::Concatenated(Elements::of("query", query)?),
+                    tokens,
+                )
+            }
+            Query::Split { latent, rope } => {
+                let tokens = latent.shape()[0];
+                for (field, tensor, width) in
+                    [("query (latent)", latent, l), ("query (rope)", rope, r)]
+                {
+                    let shape = [tokens, heads, width];
+                    tensor.layout().expect(field, problem.dtype, shape)?;
+                }
+                let query = QueryElements::Split {
+                    latent: Elements::of("query (latent)", latent)?,
+                    rope: Elements::of("query (rope)", rope)?,
+                };
+                (query, tokens)
+            }
+        };
+
+        let layout = *call.cache.layout();
+        if (layout.dims.latent as usize, layout.dims.head.rope as usize) != (l, r) {
+            return Err(Error::argument("cache dims", layout.dims, problem.dims));
+        }
+        if layout.format != problem.kv_format {
+            return Err(Error::argument(
+                "cache format",
+                layout.format,
+                problem.kv_format,
+            ));
+        }
+        let batch = &call.batch;
+        let requests = batch.block_table.requests();
+        let seq_lens = indices("sequence lengths", &batch.seq_lens)?;
+        if seq_lens.len() != requests {
+            return Err(Error::argument(
+                "sequence lengths",
+                seq_lens.len(),
+                format!("{requests}, one per request of the block table"),
+            ));
+        }
+        let query_starts = indices("query starts", &batch.query_starts)?;
+        check_starts("query starts", query_starts, requests, tokens, false)?;
+        for (request, pair) in query_starts.windows(2).enumerate() {
+            let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
+            let most = batch.max_query_len.min(limits.decode_query_len);
+            if queries > most {
+                return Err(Error::argument(
+                    "query length",
+                    format!("{queries} of request {request}"),
+                    format!("at most {most}, as the batch and the step's limits say"),
+                ));
+            }
+            if len < 0 || len as usize > batch.max_seq_len {
+                return Err(Error::argument(
+                    "sequence length",
+                    format!("{len} of request {request}"),
+                    format!("0 to {}, as the batch says", batch.max_seq_len),
+                ));
+            }
+        }
+        if call.slots.is_some() != problem.sparse {
+            let name = |sparse| {
+                if sparse {
+                    "lists of slots"
+                } else {
+                    "no lists of slots"
+                }
+            };
+            return Err(Error::argument(
+                "slots",
+                name(!problem.sparse),
+                name(problem.sparse),
+            ));
+        }
+        let lists = match &call.slots {
+            None => None,
+            Some(lists) => {
+                let slots = indices("slots", &lists.slots)?;
+                match tokens.checked_mul(lists.width) {
+                    Some(needed) if needed <= slots.len() => {}
+                    _ => {
+                        return Err(Error::argument(
+                            "slots",
+                            slots.len(),
+                            format!("{tokens} tokens of {} slots", lists.width),
+                        ));
+                    }
+                }
+                Some(Lists {
+                    slots,
+                    width: lists.width,
+                })
+            }
+        };
+        let pages = Pages::of(&batch.block_table, &layout)?;
+        if lists.is_none() {
+            for (request, len) in seq_lens.iter().enumerate() {
+                if query_starts[request] < query_starts[request + 1] {
+                    pages.check(request, 0, *len as usize, &layout)?;
+                }
+            }
+        }
+        let lse = match call.lse {
+            None => None,
+            Some(lse) => {
+                lse.layout().expect("lse", heads, tokens)?;
+                Some(lse_places(lse)?)
+            }
+        };
+        let call = Call {
+            query,
+            heads,
+            latent: l,
+            cache: call.cache.bytes(),
+            layout,
+            pages,
+            seq_lens,
+            query_starts,
+            out: OutPlaces::of(call.out, [tokens, heads, l])?,
+            lse,
+            sparse: lists.is_some(),
+            scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
+            num_splits: self.num_splits,
+        };
+        Ok((call, lists))
+    }
+}
+
+impl<T: Element> Call<'_, T> {
+    fn schedule(
+        &self,
+        lists: Option<Lists<'_>>,
+        units: &mut Vec<Unit>,
+        slots: &mut Vec<usize>,
+    ) -> Result<()> {
+        units.clear();
+        slots.clear();
+        for (request, pair) in self.query_starts.windows(2).enumerate() {
+            let tokens = (pair[1] - pair[0]) as usize;
+            match &lists {
+                None => {
+                    let keys = self.seq_lens[request] as usize;
+                    self.push(units, request, 0..tokens * self.heads, keys, 0);
+                }
+                Some(lists) => {
+                    for token in 0..tokens {
+                        let at = (pair[0] as usize + token) * lists.width;
+                        let first_slot = slots.len();
+                        let list = lists.slots[at..at + lists.width].iter();
+                        slots.extend(list.filter_map(|slot| {
+                            let slot = usize::try_from(*slot).ok()?;
+                            (slot < self.layout.slots()).then_some(slot)
+                        }));
+                        let keys = slots.len() - first_slot;
+                        let rows = token * self.heads..(token + 1) * self.heads;
+                        self.push(units, request, rows, keys, first_slot);
+                    }
+                }
+            }
+        }
+        // The longest first, so that none is left to a single thread at the end.
+        units.sort_unstable_by_key(|unit| {
+            (
+                std::cmp::Reverse(unit.keys * unit.rows),
+                unit.request,
+                unit.first_row,
+            )
+        });
+        Ok(())
+    }
+
+    fn push(
+        &self,
+        units: &mut Vec<Unit>,
+        request: usize,
+        rows: Range<usize>,
+        keys: usize,
+        first_slot: usize,
+    ) {
+        let end = rows.end;
+        units.extend(rows.step_by(ROWS).map(|first_row| Unit {
+            request,
+            first_row,
+            rows: ROWS.min(end - first_row),
+            keys,
+            first_slot,
+        }));
+    }
+
+    fn run<E: Engine>(&self, device: &Cpu, workspaces: &mut [Workspace<E>], shared: Shared<'_>) {
+        let Shared {
+            units,
+            parts,
+            running,
+            out,
+            slots,
+        } = shared;
+        if units.len() >= workspaces.len() {
+            for_each_unit(device, workspaces, units.len(), |workspace, index| {
+                let unit = &units[index];
+                let source = self.source(unit, slots);
+                let keys = splits(unit.keys, self.num_splits);
+                let part = workspace.attend_splits(&source, unit.rows, keys, self.scale);
+                self.finish(unit, part);
+            });
+            return;
+        }
+
+        parts.clear();
+        for (unit, Unit { keys, .. }) in units.iter().enumerate() {
+            parts.extend(splits(*keys, self.num_splits).map(|keys| Part { unit, keys }));
+        }
+        let Some(pitch) = workspaces
+            .first()
+            .map(|workspace| workspace.engine.value_pitch())
+        else {
+            return;
+        };
+        let rows = running.len() * LANES / (workspaces.len() * MAX_SPLITS);
+        let groups = rows / LANES;
+        {
+            let places = (
+                Places::new(&mut *running, [0; 3], [0; 3]),
+                Places::new(&mut *out, [0; 3], [0; 3]),
+            );
+            for_each_unit(device, workspaces, parts.len(), |workspace, index| {
+                let Part { unit, keys } = &parts[index];
+                let unit = &units[*unit];
+                // SAFETY: the rooms of two parts do not overlap, and each part is handed out once.
+                let mut part = unsafe {
+                    Partial {
+                        running: places.0.slice(index * groups, unit.rows.div_ceil(LANES)),
+                        out: places.1.slice(
+                            index * rows * pitch,
+                            unit.rows.next_multiple_of(LANES) * pitch,
+                        ),
+                        pitch,
+                    }
+                };
+                let source = self.source(unit, slots);
+                attend(
+                    &mut workspace.engine,
+                    &source,
+                    unit.rows,
+                    keys.clone(),
+                    self.scale,
+                    &mut part,
+                );
+            });
+        }
+        let mut first = 0;
+        for (index, unit) in units.iter().enumerate() {
+            let count = parts[first..]
+                .iter()
+                .take_while(|part| part.unit == index)
+                .count();
+            let room = |part: usize| {
+                let rows_used = unit.rows.next_multiple_of(LANES);
+                (
+                    part * groups..part * groups + rows_used / LANES,
+                    part * rows * pitch..(part * rows + rows_used) * pitch,
+                )
+            };
+            if count == 0 {
+                self.finish_empty(unit);
+                continue;
+            }
+            let (head, tail) = room(first);
+            let (total_running, other_running) = running.split_at_mut((first + 1) * groups);
+            let (total_out, other_out) = out.split_at_mut((first + 1) * rows * pitch);
+            let mut total = Partial {
+                running: &mut total_running[head],
+                out: &mut total_out[tail],
+                pitch,
+            };
+            for part in 1..count {
+                let (head, tail) = room(part - 1);
+                total.merge(&Partial {
+                    running: &mut other_running[head],
+                    out: &mut other_out[tail],
+                    pitch,
+                });
+            }
+            self.finish(unit, total);
+            first += count;
+        }
+    }
+
+    fn finish_empty(&self, unit: &Unit) {
+        let rows = unit.rows.next_multiple_of(LANES);
+        self.finish(
+            unit,
+            Partial {
+                running: &mut vec![Running::EMPTY; rows / LANES],
+                out: &mut vec![0.0; rows * self.latent],
+                pitch: self.latent,
+            },
+        );
+    }
+
+    fn finish(&self, unit: &Unit, mut part: Partial<'_>) {
+        let first_token = self.query_starts[unit.request] as usize;
+        for row in 0..unit.rows {
+            let index = unit.first_row + row;
+            let (token, head) = (first_token + index / self.heads, index % self.heads);
+            let (lse, values) = part.finish(row, self.layout.scale);
+            // SAFETY: each (token, head) belongs to one unit, a unit is finished once, and the
+            // elements of the outputs are distinct.
+            unsafe {
+                self.out.write(token, head, values);
+                if let Some(places) = &self.lse {
+                    places.write(places.at(head, token, 0), lse);
+                }
+            }
+        }
+    }
+
+    fn source<'c>(&'c self, unit: &'c Unit, slots: &'c [usize]) -> UnitSource<'c, T> {
+        let pair = &self.query_starts[unit.request..unit.request + 2];
+        UnitSource {
+            query: &self.query,
+            heads: self.heads,
+            latent: self.latent,
+            cache: self.cache,
+            layout: self.layout,
+            row_bytes: self.layout.format.row_bytes(self.layout.dims),
+            pages: self.pages,
+            slots: self
+                .sparse
+                .then(|| &slots[unit.first_slot..unit.first_slot + unit.keys]),
+            unit,
+            first_token: pair[0] as usize,
+            tokens: (pair[1] - pair[0]) as usize,
+        }
+    }
+}
+
+struct UnitSource<'c, T> {
+    query: &'c QueryElements<'c, T>,
+    heads: usize,
+    latent: usize,
+    cache: &'c [u8],
+    layout: CacheLayout,
+    row_bytes: usize,
+    pages: Pages<'c>,
+    slots: Option<&'c [usize]>,
+    unit: &'c Unit,
+    first_token: usize,
+    tokens: usize,
+}
+
+impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
+    fn query(&self, row: usize, to: &mut [S]) {
+        let index = self.unit.first_row + row;
+        let (token, head) = (self.first_token + index / self.heads, index % self.heads);
+        match self.query {
+            QueryElements::Concatenated(query) => query.read_row(token, head, to),
+            QueryElements::Split { latent, rope } => {
+                let (first, second) = to.split_at_mut(self.latent);
+                latent.read_row(token, head, first);
+                rope.read_row(token, head, second);
+            }
+        }
+    }
+
+    fn limit(&self, row: usize) -> usize {
+        if self.slots.is_some() {
+            return self.unit.keys;
+        }
+        let token = (self.unit.first_row + row) / self.heads;
+        // The last query token sees every key, and each one before it one less.
+        (self.unit.keys + token + 1).saturating_sub(self.tokens)
+    }
+
+    fn key(&self, position: usize, to: &mut [S]) {
+        let slot = match self.slots {
+            Some(slots) => slots[position],
+            None => self.pages.slot(self.unit.request, position),
+        };
+        let offset = row_offset(&self.layout, slot);
+        decode_row(
+            &self.layout,
+            &self.cache[offset..offset + self.row_bytes],
+            to,
+        );
+    }
+
+    fn value(&self, _: usize, _: &mut [S]) {}
+}

@@ -1,0 +1,220 @@
+//! Matrix products.
+
+use std::ops::Range;
+
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+use super::Cpu;
+use super::buffer::Scratch;
+use super::transpose::transpose;
+use super::view::{Elements, Lane as _, Places, with_element};
+use mla_runtime::Result;
+use mla_runtime::dtype::Element;
+use mla_runtime::tensor::{TensorMut, TensorRef};
+
+// The block of the result that one task computes. Fixed, so that nothing depends on how many
+// threads there are; small enough that a block of each operand stays in the second-level cache.
+const ROWS: usize = 128;
+const COLUMNS: usize = 128;
+
+// The product takes columns of `b` that are contiguous as they are for so many rows of `a`. For
+// more it would rearrange them on its way, an element at a time, so they become rows beforehand.
+const FEW_ROWS: usize = 2;
+
+// How many columns of `b`, and how much of each, become rows at a time: few enough for the
+// first-level cache.
+const STRIP: [usize; 2] = [16, 256];
+
+pub(crate) fn gemm(
+    cpu: &Cpu,
+    a: TensorRef<'_, Cpu>,
+    b: TensorRef<'_, Cpu>,
+    c: TensorMut<'_, Cpu>,
+) -> Result<()> {
+    let [batch, m, n] = c.shape();
+    let k = a.shape()[2];
+    a.layout().expect("gemm a", c.dtype(), [batch, m, k])?;
+    b.layout().expect("gemm b", c.dtype(), [batch, k, n])?;
+    with_element!(c.dtype(), T => {
+        let a = Elements::<T>::of("gemm a", &a)?;
+        let b = Elements::<T>::of("gemm b", &b)?;
+        let c = Places::<T>::of("gemm c", c)?;
+        blocks(cpu, a, b, c, k)
+    })
+}
+
+// Blocks of operands are converted to f32, multiplied, and the result rounded once.
+fn blocks<T: Element>(
+    cpu: &Cpu,
+    a: Elements<'_, T>,
+    b: Elements<'_, T>,
+    c: Places<'_, T>,
+    k: usize,
+) -> Result<()> {
+    let [batch, m, n] = c.shape;
+    let (row_blocks, column_blocks) = (m.div_ceil(ROWS), n.div_ceil(COLUMNS));
+    let per_product = row_blocks * column_blocks;
+    cpu.install(|| {
+        (0..batch * per_product).into_par_iter().try_for_each_init(
+            Panels::default,
+            |panels, block| {
+                let product = block / per_product;
+                // Neighbouring blocks share the columns of `b`, the larger operand by far.
+                let column = block % per_product / row_blocks * COLUMNS;
+                let row = block % row_blocks * ROWS;
+                let (rows, columns) = (ROWS.min(m - row), COLUMNS.min(n - column));
+                panels.reserve(rows * k, columns * k, rows * columns)?;
+                let Panels {
+                    a: left,
+                    b: right,
+                    c: result,
+                } = panels;
+
+                for (i, to) in left[..rows * k].chunks_exact_mut(k.max(1)).enumerate() {
+                    a.read_row(product, row + i, to);
+                }
+                let right = &mut right[..columns * k];
+                let right_strides = read_columns(&b.columns(column, columns), product, rows, right);
+                product_f32(
+                    [rows, columns, k],
+                    &mut result[..rows * columns],
+                    (1, columns),
+                    false,
+                    &left[..rows * k],
+                    (1, k),
+                    right,
+                    right_strides,
+                );
+                let c = c.columns(column, columns);
+                for (i, from) in result[..rows * columns].chunks_exact(columns).enumerate() {
+                    // SAFETY: each block is computed once, and the elements of `c` are distinct.
+                    unsafe { c.write_row(product, row + i, from) };
+                }
+                Ok(())
+            },
+        )
+    })
+}
+
+// All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they are
+// contiguous and there are few `rows` to multiply, by rows otherwise.
+fn read_columns<T: Element>(
+    b: &Elements<'_, T>,
+    product: usize,
+    rows: usize,
+    to: &mut [f32],
+) -> (usize, usize) {
+    let [_, k, columns] = b.shape;
+    if b.strides[1] != 1 || b.strides[2] == 1 {
+        for (i, to) in to.chunks_exact_mut(columns).enumerate() {
+            b.read_row(product, i, to);
+        }
+        return (1, columns);
+    }
+    let column = |j: usize, part: Range<usize>| {
+        let from = product * b.strides[0] + j * b.strides[2];
+        &b.data[from + part.start..from + part.end]
+    };
+    if rows <= FEW_ROWS {
+        for (j, to) in to.chunks_exact_mut(k.max(1)).enumerate() {
+            f32::convert(column(j, 0..k), to);
+        }
+        return (k, 1);
+    }
+    let mut strip = [0.0; STRIP[0] * STRIP[1]];
+    for first in (0..columns).step_by(STRIP[0]) {
+        let count = STRIP[0].min(columns - first);
+        for start in (0..k).step_by(STRIP[1]) {
+            let part = start..k.min(start + STRIP[1]);
+            for (j, strip) in strip.chunks_exact_mut(STRIP[1]).take(count).enumerate() {
+                f32::convert(column(first + j, part.clone()), strip);
+            }
+            let to = &mut to[start * columns + first..];
+            transpose([count, part.len()], &strip, STRIP[1], to, columns);
+        }
+    }
+    (1, columns)
+}
+
+struct Panels {
+    a: Scratch<f32>,
+    b: Scratch<f32>,
+    c: Scratch<f32>,
+}
+
+impl Default for Panels {
+    fn default() -> Self {
+        Self {
+            a: Scratch::empty(),
+            b: Scratch::empty(),
+            c: Scratch::empty(),
+        }
+    }
+}
+
+impl Panels {
+    fn reserve(&mut self, a: usize, b: usize, c: usize) -> Result<()> {
+        self.a.reserve(a)?;
+        self.b.reserve(b)?;
+        self.c.reserve(c)
+    }
+}
+
+/// `c (+)= a · b` on this thread: `[m, k] · [k, n]`, strides given as (of columns, of rows).
+///
+/// # Panics
+///
+/// Where an operand is shorter than its shape and strides say.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "three operands, each with its strides"
+)]
+pub(crate) fn product_f32(
+    [m, n, k]: [usize; 3],
+    c: &mut [f32],
+    c_strides: (usize, usize),
+    accumulate: bool,
+    a: &[f32],
+    a_strides: (usize, usize),
+    b: &[f32],
+    b_strides: (usize, usize),
+) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    let end = |rows: usize, columns: usize, strides: (usize, usize)| {
+        if rows == 0 || columns == 0 {
+            return 0;
+        }
+        (rows - 1) * strides.1 + (columns - 1) * strides.0 + 1
+    };
+    assert!(end(m, n, c_strides) <= c.len());
+    assert!(end(m, k, a_strides) <= a.len());
+    assert!(end(k, n, b_strides) <= b.len());
+    // SAFETY: every element that the shapes and strides name lies within its slice, as asserted;
+    // `c` is borrowed exclusively, and the crate reads it only where told to.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.as_mut_ptr(),
+            c_strides.0 as isize,
+            c_strides.1 as isize,
+            accumulate,
+            a.as_ptr(),
+            a_strides.0 as isize,
+            a_strides.1 as isize,
+            b.as_ptr(),
+            b_strides.0 as isize,
+            b_strides.1 as isize,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! The CPU device and its backends: what runs everywhere, and what every test compares with.
+//!
+//! Tensors are borrowed from typed slices without a copy:
+//!
+//! ```
+//! use half::bf16;
+//! use mla_cpu::Cpu;
+//! use mla_runtime::device::Device;
+//! use mla_runtime::tensor::{TensorMut, TensorRef};
+//!
+//! let (a, b) = ([bf16::ONE; 6], [bf16::ONE; 12]);
+//! let mut c = [bf16::ZERO; 8];
+//! Cpu::new().gemm(
+//!     TensorRef::from_slice(&a, [1, 2, 3])?,
+//!     TensorRef::from_slice(&b, [1, 3, 4])?,
+//!     TensorMut::from_slice(&mut c, [1, 2, 4])?,
+//! )?;
+//! assert_eq!(c, [bf16::from_f32(3.0); 8]);
+//! # Ok::<(), mla_runtime::Error>(())
+//! ```
+//!
+//! Work is spread over a thread pool, and no result depends on the number of threads: what a task
+//! computes, and the order in which parts are added up, follow from the shapes alone. They do depend on
+//! the processor: bf16 is multiplied on the matrix unit where there is one
+//! (see [`Cpu::portable`]).
+//!
+//! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the matrix
+//! unit. It is checked by running its tests under AddressSanitizer:
+//!
+//! ```console
+//! $ RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --target x86_64-unknown-linux-gnu \
+//!       --package mla-cpu --test attention --test device
+//! ```
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod amx;
+mod attention;
+mod buffer;
+mod cache;
+mod copy;
+mod decode;
+pub mod fp8;
+mod gemm;
+mod merge;
+mod prefill;
+mod rotary;
+mod rows;
+mod softmax;
+mod transpose;
+mod view;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use buffer::Buffer;
+pub use decode::{CpuDecode, DecodeState};
+pub use prefill::{CpuPrefill, PrefillState};
+pub use rows::ReadRow;
+
+use mla_runtime::availability::Availability;
+use mla_runtime::cache::{CacheMut, CacheRef};
+use mla_runtime::capability::{Platform, Target};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::rotary::{Rotary, RotaryQuery};
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
+
+/// The host's processor, with the thread pool that work is spread over. Every operation is done
+/// when it returns.
+#[derive(Clone, Debug, Default)]
+pub struct Cpu {
+    // `None` is rayon's global pool.
+    pool: Option<Arc<rayon::ThreadPool>>,
+    portable: bool,
+}
+
+impl Cpu {
+    /// The processor with rayon's global thread pool.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The processor with a thread pool of one's own.
+    pub fn with_pool(pool: Arc<rayon::ThreadPool>) -> Self {
+        Self {
+            pool: Some(pool),
+            portable: false,
+        }
+    }
+
+    /// The same without the processor's matrix unit (AMX), which multiplies bf16 several times as
+    /// fast but rounds the softmax's weights to bf16: every dtype is computed in f32.
+    #[must_use]
+    pub fn portable(mut self) -> Self {
+        self.portable = true;
+        self
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn amx(&self) -> Option<amx::Amx> {
+        if self.portable { None } else { amx::Amx::new() }
+    }
+
+    /// The number of threads that work is spread over.
+    pub fn threads(&self) -> usize {
+        match &self.pool {
+            Some(pool) => pool.current_num_threads(),
+            None => rayon::current_num_threads(),
+        }
+    }
+
+    fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+}
+
+impl Device for Cpu {
+    const PLATFORM: Platform = Platform::Cpu;
+
+    type Buffer = Buffer;
+    type Bytes<'a> = &'a [u8];
+    type BytesMut<'a> = &'a mut [u8];
+
+    fn availability() -> Availability {
+        Availability::Available
+    }
+
+    fn target(&self) -> Target {
+        Target::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        Buffer::zeroed(bytes)
+    }
+
+    fn bytes(buffer: &Buffer) -> Self::Bytes<'_> {
+        buffer.as_bytes()
+    }
+
+    fn bytes_mut(buffer: &mut Buffer) -> Self::BytesMut<'_> {
+        buffer.as_bytes_mut()
+    }
+
+    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+        bytes.len()
+    }
+
+    fn address(bytes: Self::Bytes<'_>) -> usize {
+        bytes.as_ptr().addr()
+    }
+
+    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
+        &bytes[range]
+    }
+
+    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+        bytes.split_at_mut(at)
+    }
+
+    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+        bytes
+    }
+
+    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+        bytes
+    }
+
+    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+        bytes
+    }
+
+    fn upload(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
+        transfer(from, to)
+    }
+
+    fn download(&self, from: &[u8], to: &mut [u8]) -> Result<()> {
+        transfer(from, to)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn gemm(
+        &self,
+        a: TensorRef<'_, Self>,
+        b: TensorRef<'_, Self>,
+        c: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        gemm::gemm(self, a, b, c)
+    }
+
+    fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        copy::copy(self, from, to)
+    }
+
+    fn clear(&self, to: TensorMut<'_, Self>) -> Result<()> {
+        copy::clear(self, to)
+    }
+
+    fn write_cache(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        cache::write(self, latent, rope, slots, cache)
+    }
+
+    fn write_cache_rotated(
+        &self,
+        latent: TensorRef<'_, Self>,
+        rope: TensorRef<'_, Self>,
+        rotary: &Rotary<'_, Self>,
+        query: Option<RotaryQuery<'_, Self>>,
+        slots: ArrayRef<'_, Self, i64>,
+        cache: CacheMut<'_, Self>,
+    ) -> Result<()> {
+        rotary::write_cache(self, latent, rope, rotary, query, slots, cache)
+    }
+
+    fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()> {
+        rotary::rotate(rotary, vectors)
+    }
+
+    fn gather_cache(
+        &self,
+        cache: CacheRef<'_, Self>,
+        rows: GatherRows<'_, Self>,
+        latent: TensorMut<'_, Self>,
+        rope: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        cache::gather(self, cache, rows, latent, rope)
+    }
+
+    fn merge(
+        &self,
+        out: TensorMut<'_, Self>,
+        lse: LseMut<'_, Self>,
+        other: TensorRef<'_, Self>,
+        other_lse: LseRef<'_, Self>,
+    ) -> Result<()> {
+        merge::merge(self, out, lse, other, other_lse)
+    }
+
+    fn convert_lse<C: LseConvention>(
+        &self,
+        from: LseRef<'_, Self, C>,
+        to: LseMut<'_, Self>,
+    ) -> Result<()> {
+        merge::convert_lse(from, to)
+    }
+}
+
+fn transfer(from: &[u8], to: &mut [u8]) -> Result<()> {
+    if from.len() != to.len() {
+        return Err(Error::argument(
+            "destination",
+            format!("{} bytes", to.len()),
+            format!("{} bytes, as many as the source has", from.len()),
+        ));
+    }
+    to.copy_from_slice(from);
+    Ok(())
+}

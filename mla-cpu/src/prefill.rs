@@ -1,0 +1,364 @@
+//! The prefill backend.
+
+use std::cmp::Reverse;
+
+use super::Cpu;
+use super::attention::{Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit};
+use super::cache::check_starts;
+use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
+use mla_runtime::backend::{
+    Chunk, KeyLayout, Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+};
+use mla_runtime::dtype::Element;
+use mla_runtime::mla_backend;
+use mla_runtime::{Error, Result};
+
+// Query tokens of a unit: they share the conversion of each tile of keys and values.
+const ROWS: usize = 512;
+
+/// Expanded attention on the CPU: any dimensions, any number of heads, f32, f16 and bf16.
+#[derive(Debug)]
+pub struct CpuPrefill {
+    config: LayerConfig,
+}
+
+/// Its workspaces.
+pub struct PrefillState {
+    engines: Engines,
+    units: Vec<Unit>,
+}
+
+// One block of a request's query tokens, for one head.
+struct Unit {
+    request: usize,
+    head: usize,
+    first: usize,
+    rows: usize,
+    cost: usize,
+}
+
+#[mla_backend(
+    name = "CPU",
+    provider = "native",
+    sm = "any",
+    dtypes = "f32,f16,bf16",
+    quant_output = true,
+    features = "deterministic"
+)]
+impl PrefillBackend for CpuPrefill {
+    type Device = Cpu;
+    type State = PrefillState;
+    type Metadata = ();
+
+    fn new(_: &Cpu, config: &LayerConfig) -> Result<Self> {
+        check_scale(config.softmax_scale)?;
+        Ok(Self { config: *config })
+    }
+
+    fn state(&self, device: &Cpu, _: &StepLimits) -> Result<PrefillState> {
+        let head = self.config.problem.dims.head;
+        let widths = Widths {
+            key: head.qk() as usize,
+            value: head.v as usize,
+            shared: false,
+        };
+        let dtype = self.config.problem.dtype;
+        Ok(PrefillState {
+            engines: Engines::new(device, dtype, ROWS, widths, false)?,
+            units: Vec::new(),
+        })
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        _: &PrefillBatch<'_>,
+        _: &mut PrefillState,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cpu,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut PrefillState,
+        (): &(),
+    ) -> Result<()> {
+        self.attend(device, call, state, true)
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cpu,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut PrefillState,
+        (): &(),
+    ) -> Result<()> {
+        let requests = call.query_starts.len().saturating_sub(1);
+        if chunk.key_lens.len() != requests {
+            return Err(Error::argument(
+                "chunk key lengths",
+                chunk.key_lens.len(),
+                format!("{requests}, one per request"),
+            ));
+        }
+        self.attend(device, call, state, false)
+    }
+
+    fn key_layout(&self) -> KeyLayout {
+        KeyLayout::Split
+    }
+}
+
+pub(crate) fn check_scale(scale: f32) -> Result<()> {
+    if scale.is_finite() && scale > 0.0 {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "softmax scale",
+        scale,
+        "a finite number above 0",
+    ))
+}
+
+// The arguments of a call, checked and typed.
+struct Call<'a, T> {
+    query: Elements<'a, T>,
+    keys: KeyElements<'a, T>,
+    values: Elements<'a, T>,
+    out: OutPlaces<'a, T>,
+    lse: Option<Places<'a, f32>>,
+    query_starts: &'a [i32],
+    key_starts: &'a [i32],
+    causal: bool,
+}
+
+enum KeyElements<'a, T> {
+    Packed(Elements<'a, T>),
+    Split {
+        nope: Elements<'a, T>,
+        rope: Elements<'a, T>,
+    },
+}
+
+impl CpuPrefill {
+    fn attend(
+        &self,
+        device: &Cpu,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut PrefillState,
+        causal: bool,
+    ) -> Result<()> {
+        with_element!(self.config.problem.dtype, T => {
+            let call = self.check::<T>(call, causal)?;
+            call.schedule(self.config.problem.heads as usize, &mut state.units);
+            let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
+            match &mut state.engines {
+                Engines::F32(workspaces) => call.run(device, workspaces, &state.units, scale),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Engines::Amx(workspaces) => call.run(device, workspaces, &state.units, scale),
+            }
+        });
+        Ok(())
+    }
+
+    fn check<'a, T: Element>(
+        &self,
+        call: PrefillCall<'a, Cpu>,
+        causal: bool,
+    ) -> Result<Call<'a, T>> {
+        let problem = &self.config.problem;
+        let head = problem.dims.head;
+        let (p, r, v) = (head.nope as usize, head.rope as usize, head.v as usize);
+        let heads = problem.heads as usize;
+        let (tq, tk) = (call.query.shape()[0], call.values.shape()[0]);
+        let dtype = problem.dtype;
+        call.query
+            .layout()
+            .expect("query", dtype, [tq, heads, p + r])?;
+        call.values
+            .layout()
+            .expect("values", dtype, [tk, heads, v])?;
+        let keys = match &call.keys {
+            Keys::Packed(keys) => {
+                keys.layout().expect("keys", dtype, [tk, heads, p + r])?;
+                KeyElements::Packed(Elements::of("keys", keys)?)
+            }
+            Keys::Split { nope, rope } => {
+                nope.layout().expect("keys (nope)", dtype, [tk, heads, p])?;
+                rope.layout().expect("keys (rope)", dtype, [tk, 1, r])?;
+                KeyElements::Split {
+                    nope: Elements::of("keys (nope)", nope)?,
+                    rope: Elements::of("keys (rope)", rope)?,
+                }
+            }
+        };
+        let query_starts = indices("query starts", &call.query_starts)?;
+        let key_starts = indices("key starts", &call.key_starts)?;
+        let requests = query_starts.len().saturating_sub(1);
+        check_starts("query starts", query_starts, requests, tq, false)?;
+        check_starts("key starts", key_starts, requests, tk, false)?;
+        let longest = |starts: &[i32]| {
+            let lens = starts.windows(2).map(|pair| pair[1] - pair[0]);
+            lens.max().unwrap_or(0) as usize
+        };
+        for (field, most, starts) in [
+            ("longest query", call.max_query_len, query_starts),
+            ("most keys", call.max_key_len, key_starts),
+        ] {
+            if longest(starts) > most {
+                return Err(Error::argument(
+                    field,
+                    longest(starts),
+                    format!("at most {most}, as the call says"),
+                ));
+            }
+        }
+        let lse = match call.lse {
+            None => None,
+            Some(lse) => {
+                lse.layout().expect("lse", heads, tq)?;
+                Some(lse_places(lse)?)
+            }
+        };
+        Ok(Call {
+            query: Elements::of("query", &call.query)?,
+            keys,
+            values: Elements::of("values", &call.values)?,
+            out: OutPlaces::of(call.out, [tq, heads, v])?,
+            lse,
+            query_starts,
+            key_starts,
+            causal,
+        })
+    }
+}
+
+impl<T: Element> Call<'_, T> {
+    fn source(&self, unit: &Unit) -> UnitSource<'_, '_, T> {
+        let lens = |starts: &[i32]| {
+            let (start, end) = (starts[unit.request], starts[unit.request + 1]);
+            (start as usize, (end - start) as usize)
+        };
+        let (query_start, queries) = lens(self.query_starts);
+        let (key_start, keys) = lens(self.key_starts);
+        UnitSource {
+            call: self,
+            head: unit.head,
+            first_query: query_start + unit.first,
+            first_key: key_start,
+            keys,
+            // What row 0 of the unit sees, in a causal call; below zero where it sees nothing.
+            seen: keys as i64 - queries as i64 + unit.first as i64 + 1,
+        }
+    }
+
+    // The blocks of all requests and heads, the longest first, so that none is left to a single
+    // thread at the end.
+    fn schedule(&self, heads: usize, units: &mut Vec<Unit>) {
+        units.clear();
+        for (request, pair) in self.query_starts.windows(2).enumerate() {
+            let queries = (pair[1] - pair[0]) as usize;
+            for first in (0..queries).step_by(ROWS) {
+                for head in 0..heads {
+                    let rows = ROWS.min(queries - first);
+                    let mut unit = Unit {
+                        request,
+                        head,
+                        first,
+                        rows,
+                        cost: 0,
+                    };
+                    unit.cost = rows * self.source(&unit).visible(rows - 1);
+                    units.push(unit);
+                }
+            }
+        }
+        units
+            .sort_unstable_by_key(|unit| (Reverse(unit.cost), unit.request, unit.first, unit.head));
+    }
+
+    fn run<E: Engine>(
+        &self,
+        device: &Cpu,
+        workspaces: &mut [Workspace<E>],
+        units: &[Unit],
+        scale: f32,
+    ) {
+        for_each_unit(device, workspaces, units.len(), |workspace, index| {
+            let unit = &units[index];
+            let source = self.source(unit);
+            let keys = 0..source.visible(unit.rows - 1);
+            let splits = std::iter::once(keys);
+            let mut part = workspace.attend_splits(&source, unit.rows, splits, scale);
+            for row in 0..unit.rows {
+                let (token, head) = (source.first_query + row, unit.head);
+                let (lse, values) = part.finish(row, 1.0);
+                // SAFETY: each (token, head) belongs to one unit, units are handed out once, and
+                // the elements of the outputs are distinct.
+                unsafe {
+                    self.out.write(token, head, values);
+                    if let Some(places) = &self.lse {
+                        places.write(places.at(head, token, 0), lse);
+                    }
+                }
+            }
+        });
+    }
+}
+
+struct UnitSource<'c, 'a, T> {
+    call: &'c Call<'a, T>,
+    head: usize,
+    first_query: usize,
+    first_key: usize,
+    keys: usize,
+    seen: i64,
+}
+
+impl<T: Element> UnitSource<'_, '_, T> {
+    fn visible(&self, row: usize) -> usize {
+        if self.call.causal {
+            (self.seen + row as i64).clamp(0, self.keys as i64) as usize
+        } else {
+            self.keys
+        }
+    }
+}
+
+impl<T: Element, S: Lane> Source<S> for UnitSource<'_, '_, T> {
+    fn query(&self, row: usize, to: &mut [S]) {
+        self.call
+            .query
+            .read_row(self.first_query + row, self.head, to);
+    }
+
+    fn limit(&self, row: usize) -> usize {
+        self.visible(row)
+    }
+
+    fn key(&self, position: usize, to: &mut [S]) {
+        let token = self.first_key + position;
+        match &self.call.keys {
+            KeyElements::Packed(keys) => keys.read_row(token, self.head, to),
+            KeyElements::Split { nope, rope } => {
+                let (first, second) = to.split_at_mut(nope.shape[2]);
+                nope.read_row(token, self.head, first);
+                rope.read_row(token, 0, second);
+            }
+        }
+    }
+
+    fn value(&self, position: usize, to: &mut [S]) {
+        self.call
+            .values
+            .read_row(self.first_key + position, self.head, to);
+    }
+}

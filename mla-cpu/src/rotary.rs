@@ -1,0 +1,134 @@
+//! The rotary embedding: pairs turned in f32, one product after the other, rounded to the dtype.
+
+use super::view::{Elements, Places, indices, with_element};
+use super::{Cpu, cache};
+use mla_runtime::cache::CacheMut;
+use mla_runtime::dtype::Element;
+use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, TensorRef};
+use mla_runtime::{Error, Result};
+
+pub(crate) fn write_cache(
+    cpu: &Cpu,
+    latent: TensorRef<'_, Cpu>,
+    rope: TensorRef<'_, Cpu>,
+    rotary: &Rotary<'_, Cpu>,
+    query: Option<RotaryQuery<'_, Cpu>>,
+    slots: ArrayRef<'_, Cpu, i64>,
+    cache: CacheMut<'_, Cpu>,
+) -> Result<()> {
+    let [tokens, _, width] = rope.shape();
+    rope.layout()
+        .expect("rope", rope.dtype(), [latent.shape()[0], 1, width])?;
+    let turn = Turn::new(rotary, tokens, width)?;
+    with_element!(rope.dtype(), T => {
+        let from = Elements::<T>::of("rope", &rope)?;
+        let mut row = vec![0.0; width];
+        let mut turned = vec![T::from_f32(0.0); tokens * width];
+        for (token, to) in turned.chunks_mut(width.max(1)).enumerate() {
+            from.read_row(token, 0, &mut row);
+            turn.apply(token, &mut row);
+            for (to, value) in to.iter_mut().zip(&row) {
+                *to = T::from_f32(*value);
+            }
+        }
+        let turned = TensorRef::from_slice(&turned, [tokens, 1, width])?;
+        cache::write(cpu, latent, turned, slots, cache)?;
+        if let Some(query) = query {
+            turn_queries::<T>(&turn, query, tokens, width)?;
+        }
+    });
+    Ok(())
+}
+
+pub(super) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) -> Result<()> {
+    let layout = *match &vectors {
+        RotaryQuery::InPlace(to) | RotaryQuery::Into { to, .. } => to.layout(),
+    };
+    let [tokens, _, width] = layout.shape;
+    let turn = Turn::new(rotary, tokens, width)?;
+    with_element!(layout.dtype, T => turn_queries::<T>(&turn, vectors, tokens, width)?);
+    Ok(())
+}
+
+fn turn_queries<T: Element>(
+    turn: &Turn<'_>,
+    query: RotaryQuery<'_, Cpu>,
+    tokens: usize,
+    width: usize,
+) -> Result<()> {
+    let (from, to) = match query {
+        RotaryQuery::InPlace(to) => (None, to),
+        RotaryQuery::Into { from, to } => (Some(from), to),
+    };
+    let shape = [tokens, to.shape()[1], width];
+    for layout in from.iter().map(TensorRef::layout).chain([to.layout()]) {
+        layout.expect("query", T::DTYPE, shape)?;
+    }
+    let from = match &from {
+        Some(from) => Some(Elements::<T>::of("query", from)?),
+        None => None,
+    };
+    let to = Places::<T>::of("query", to)?;
+    let mut row = vec![0.0; width];
+    for token in 0..tokens {
+        for head in 0..shape[1] {
+            match &from {
+                Some(from) => from.read_row(token, head, &mut row),
+                // SAFETY: this thread alone has the tensor, which it borrowed mutably.
+                None => unsafe { to.read_row(token, head, &mut row) },
+            }
+            turn.apply(token, &mut row);
+            // SAFETY: as above.
+            unsafe { to.write_row(token, head, &row) };
+        }
+    }
+    Ok(())
+}
+
+/// The tables' rows by token.
+struct Turn<'a> {
+    positions: &'a [i64],
+    cos: Elements<'a, f32>,
+    sin: Elements<'a, f32>,
+    style: RotaryStyle,
+}
+
+impl<'a> Turn<'a> {
+    fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
+        rotary.check(tokens, width)?;
+        let positions = &indices("positions", &rotary.positions)?[..tokens];
+        let most = rotary.cos.shape()[1];
+        for position in positions {
+            if !usize::try_from(*position).is_ok_and(|position| position < most) {
+                return Err(Error::argument(
+                    "positions",
+                    position,
+                    format!("0 and up below the tables' {most}"),
+                ));
+            }
+        }
+        Ok(Self {
+            positions,
+            cos: Elements::of("cos", &rotary.cos)?,
+            sin: Elements::of("sin", &rotary.sin)?,
+            style: rotary.style,
+        })
+    }
+
+    fn apply(&self, token: usize, row: &mut [f32]) {
+        let half = row.len() / 2;
+        let position = self.positions[token] as usize;
+        for pair in 0..half {
+            let (first, second) = match self.style {
+                RotaryStyle::Interleaved => (2 * pair, 2 * pair + 1),
+                RotaryStyle::Halves => (pair, pair + half),
+            };
+            let cos = self.cos.data[self.cos.at(0, position) + pair];
+            let sin = self.sin.data[self.sin.at(0, position) + pair];
+            let (a, b) = (row[first], row[second]);
+            row[first] = a * cos - b * sin;
+            row[second] = b * cos + a * sin;
+        }
+    }
+}

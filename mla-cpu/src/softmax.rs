@@ -1,0 +1,149 @@
+//! The softmax of a tile of scores, and the exponential in it.
+//!
+//! Scores are held transposed, `[keys, rows]`: a vector register holds one key's scores of sixteen
+//! query rows, so maxima and sums need no shuffles.
+
+use bytemuck::{Pod, Zeroable};
+use multiversion::multiversion;
+
+/// Query rows in one vector.
+pub(crate) const LANES: usize = 16;
+
+/// 2^x for x ≤ 0, with a relative error below 2^−22; 0 below −126; NaN for NaN.
+///
+/// x is split as n + f, n its nearest integer. 2^f comes from the polynomial of degree 6 that
+/// meets it in the Chebyshev points of [−½, ½] (relative error 3e-9, below the rounding of f32), and
+/// 2^n is written into the exponent's bits.
+#[inline(always)]
+pub(crate) fn exp2(x: f32) -> f32 {
+    // Adding 1.5·2^23 leaves the nearest integer in the low bits of the sum.
+    const ROUND: f32 = 12_582_912.0;
+    let shifted = x + ROUND;
+    let f = x - (shifted - ROUND);
+    let mut power = POLYNOMIAL[6];
+    power = power * f + POLYNOMIAL[5];
+    power = power * f + POLYNOMIAL[4];
+    power = power * f + POLYNOMIAL[3];
+    power = power * f + POLYNOMIAL[2];
+    power = power * f + POLYNOMIAL[1];
+    power = power * f + POLYNOMIAL[0];
+    // The bits of ROUND above the integer are shifted out.
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < -126.0 { 0.0 } else { power * scale }
+}
+
+// `a` if `b` is NaN: a maximum is never NaN. A NaN score shows in the sum instead.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+/// The coefficients of 2^f, lowest first.
+pub(crate) const POLYNOMIAL: [f32; 7] = [
+    1.0,
+    6.931_472e-1,
+    2.402_265e-1,
+    5.550_327e-2,
+    9.618_057e-3,
+    1.340_043e-3,
+    1.546_144e-4,
+];
+
+/// The running softmax of sixteen rows, in units of log2.
+///
+/// A NaN among a row's scores makes its sum NaN, and so its output and its log-sum-exp. A row has
+/// seen nothing if its sum is 0; its maximum does not say so, which is −inf for NaN scores, too.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Running {
+    /// The largest score so far; never NaN.
+    pub(crate) max: [f32; LANES],
+    /// The sum of 2^(score − max); NaN if a score is.
+    pub(crate) sum: [f32; LANES],
+}
+
+impl Running {
+    pub(crate) const EMPTY: Self = Self {
+        max: [f32::NEG_INFINITY; LANES],
+        sum: [0.0; LANES],
+    };
+}
+
+/// Replaces the scores of `keys` keys by 2^(scale·score − max), 0 from the row's limit on, and
+/// returns what earlier sums and outputs of each row have to be multiplied by.
+///
+/// The scores of key `j` are the first sixteen of `scores[j · pitch ..]`.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512vl+avx512dq+avx512bw+avx2+fma",
+    "x86_64+avx2+fma"
+))]
+pub(crate) fn softmax(
+    scores: &mut [f32],
+    pitch: usize,
+    keys: usize,
+    limits: &[u32; LANES],
+    scale: f32,
+    running: &mut Running,
+) -> [f32; LANES] {
+    let scores = &mut scores[..(keys.max(1) - 1) * pitch + LANES];
+    // Keys that every row sees need no mask.
+    let seen = limits
+        .iter()
+        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = (seen as usize).min(keys);
+
+    // The largest score is the largest scaled one, since scales are positive.
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let (plain, masked) = scores.split_at_mut((seen * pitch).min(scores.len()));
+    // Arrays rather than slices: sixteen checks of bounds would keep the loops out of registers.
+    for row in plain
+        .chunks(pitch)
+        .filter_map(<[f32]>::first_chunk::<LANES>)
+    {
+        for lane in 0..LANES {
+            max[lane] = larger(max[lane], row[lane]);
+        }
+    }
+    let masked = masked.chunks_mut(pitch).take(keys - seen);
+    for (key, row) in masked
+        .filter_map(<[f32]>::first_chunk_mut::<LANES>)
+        .enumerate()
+    {
+        for lane in 0..LANES {
+            if (seen + key) as u32 >= limits[lane] {
+                row[lane] = f32::NEG_INFINITY;
+            }
+            max[lane] = larger(max[lane], row[lane]);
+        }
+    }
+    for (max, before) in max.iter_mut().zip(&running.max) {
+        *max = larger(*before, *max * scale);
+    }
+
+    // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
+    let mut base = [0.0; LANES];
+    let mut alpha = [0.0; LANES];
+    for lane in 0..LANES {
+        base[lane] = if max[lane] == f32::NEG_INFINITY {
+            0.0
+        } else {
+            max[lane]
+        };
+        alpha[lane] = exp2(running.max[lane] - base[lane]);
+    }
+
+    let mut sum = [0.0f32; LANES];
+    let rows = scores.chunks_mut(pitch).take(keys);
+    for row in rows.filter_map(<[f32]>::first_chunk_mut::<LANES>) {
+        for lane in 0..LANES {
+            let power = exp2(row[lane] * scale - base[lane]);
+            row[lane] = power;
+            sum[lane] += power;
+        }
+    }
+    for lane in 0..LANES {
+        running.sum[lane] = running.sum[lane] * alpha[lane] + sum[lane];
+    }
+    running.max = max;
+    alpha
+}

@@ -1,0 +1,352 @@
+//! Typed access to borrowed tensors, and typed slices as tensors.
+
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, PodCastError};
+
+use super::Cpu;
+use mla_runtime::dtype::{DType, Element};
+use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef, Natural};
+use mla_runtime::tensor::{ArrayRef, Index, Shape, TensorMut, TensorRef};
+use mla_runtime::{Error, Result};
+
+/// The elements of a tensor that is read.
+#[derive(Clone, Copy)]
+pub(crate) struct Elements<'a, T> {
+    pub(crate) data: &'a [T],
+    pub(crate) shape: Shape,
+    pub(crate) strides: Shape,
+}
+
+impl<'a, T: Element> Elements<'a, T> {
+    pub(crate) fn of(field: &'static str, tensor: &TensorRef<'a, Cpu>) -> Result<Self> {
+        debug_assert_eq!(tensor.dtype(), T::DTYPE);
+        Ok(Self {
+            data: typed(field, tensor.bytes())?,
+            shape: tensor.shape(),
+            strides: tensor.layout().strides,
+        })
+    }
+
+    pub(crate) fn at(&self, i: usize, j: usize) -> usize {
+        i * self.strides[0] + j * self.strides[1]
+    }
+
+    // The columns from `start` on.
+    pub(crate) fn columns(&self, start: usize, count: usize) -> Self {
+        let offset = (start * self.strides[2]).min(self.data.len());
+        Self {
+            data: &self.data[offset..],
+            shape: [self.shape[0], self.shape[1], count],
+            strides: self.strides,
+        }
+    }
+
+    // Copies `[i, j, 0..]` into `row`, converted.
+    pub(crate) fn read_row<S: Lane>(&self, i: usize, j: usize, row: &mut [S]) {
+        if self.shape[2] == 0 {
+            return;
+        }
+        let from = &self.data[self.at(i, j)..];
+        if self.strides[2] == 1 || self.shape[2] == 1 {
+            S::convert(&from[..self.shape[2]], row);
+        } else {
+            for (k, to) in row.iter_mut().take(self.shape[2]).enumerate() {
+                *to = S::from_f32(from[k * self.strides[2]].to_f32());
+            }
+        }
+    }
+}
+
+/// What kernels compute with: f32, or bf16 where the processor multiplies it.
+pub(crate) trait Lane: Element {
+    /// Converts the elements of `from`.
+    fn convert<T: Element>(from: &[T], to: &mut [Self]);
+
+    /// Decodes e4m3 codes and multiplies by `scale`.
+    fn decode_fp8(from: &[u8], scale: f32, to: &mut [Self]);
+}
+
+/// Exact conversion of a slice to f32.
+pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
+    use half::slice::HalfFloatSliceExt;
+    let to = &mut to[..from.len()];
+    match T::DTYPE {
+        DType::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
+        // The crate's own vector code: there is an instruction for it.
+        DType::F16 => bytemuck::cast_slice::<T, half::f16>(from).convert_to_f32_slice(to),
+        DType::BF16 => {
+            for (to, from) in to.iter_mut().zip(bytemuck::cast_slice::<T, u16>(from)) {
+                *to = f32::from_bits(u32::from(*from) << 16);
+            }
+        }
+    }
+}
+
+/// Conversion of a slice from f32, rounded to nearest, ties to even.
+pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
+    use half::slice::HalfFloatSliceExt;
+    let from = &from[..to.len()];
+    match T::DTYPE {
+        DType::F32 => to.copy_from_slice(bytemuck::cast_slice(from)),
+        DType::F16 => bytemuck::cast_slice_mut::<T, half::f16>(to).convert_from_f32_slice(from),
+        DType::BF16 => {
+            for (to, from) in bytemuck::cast_slice_mut::<T, u16>(to).iter_mut().zip(from) {
+                *to = bf16_bits(*from);
+            }
+        }
+    }
+}
+
+// Without a branch, so that it vectorises. A NaN keeps its sign and stays one.
+#[inline(always)]
+pub(crate) fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    let nan = (bits >> 16) as u16 | 0x40;
+    if value.is_nan() { nan } else { rounded }
+}
+
+/// A tensor that threads write at places of their own.
+#[derive(Clone, Copy)]
+pub(crate) struct Places<'a, T> {
+    data: *mut T,
+    len: usize,
+    pub(crate) shape: Shape,
+    pub(crate) strides: Shape,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the pointer stands for a `&mut [T]`, which may move to and be used from another thread
+// where `T` may. Every access is through `slice` or `write`, whose callers promise that no two
+// threads touch the same element.
+unsafe impl<T: Send> Send for Places<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Places<'_, T> {}
+
+impl<'a, T: Pod> Places<'a, T> {
+    pub(crate) fn of(field: &'static str, tensor: TensorMut<'a, Cpu>) -> Result<Self> {
+        debug_assert_eq!(tensor.dtype().bytes(), size_of::<T>());
+        let (shape, strides) = (tensor.shape(), tensor.layout().strides);
+        Ok(Self::new(
+            typed_mut(field, tensor.into_bytes())?,
+            shape,
+            strides,
+        ))
+    }
+
+    // As `[heads, tokens, 1]`, whichever of the two comes first in memory.
+    pub(crate) fn of_lse<C: LseConvention>(lse: LseMut<'a, Cpu, C>) -> Result<Places<'a, f32>> {
+        let layout = lse.layout();
+        let data = typed_mut("lse", lse.into_bytes())?;
+        Ok(Places::new(
+            data,
+            [layout.heads, layout.tokens, 1],
+            lse_strides::<C>(layout),
+        ))
+    }
+
+    pub(crate) fn new(data: &'a mut [T], shape: Shape, strides: Shape) -> Self {
+        Self {
+            len: data.len(),
+            data: data.as_mut_ptr(),
+            shape,
+            strides,
+            borrow: PhantomData,
+        }
+    }
+
+    pub(crate) fn at(&self, i: usize, j: usize, k: usize) -> usize {
+        i * self.strides[0] + j * self.strides[1] + k * self.strides[2]
+    }
+
+    /// The `len` elements from `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// Where they lie outside.
+    ///
+    /// # Safety
+    ///
+    /// While the slice lives, nothing else reads or writes these elements.
+    #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive places")]
+    pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [T] {
+        assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: in bounds of the slice that `new` was given, which is borrowed for 'a; exclusive
+        // by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(offset), len) }
+    }
+
+    /// Writes one element.
+    ///
+    /// # Panics
+    ///
+    /// Where it lies outside.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reads or writes the element at the same time.
+    pub(crate) unsafe fn write(&self, offset: usize, value: T) {
+        assert!(offset < self.len);
+        // SAFETY: in bounds, exclusive by the caller's promise.
+        unsafe { self.data.add(offset).write(value) }
+    }
+
+    /// Reads one element.
+    ///
+    /// # Panics
+    ///
+    /// Where it lies outside.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else writes the element at the same time.
+    pub(crate) unsafe fn read(&self, offset: usize) -> T {
+        assert!(offset < self.len);
+        // SAFETY: in bounds, and no one writes it by the caller's promise.
+        unsafe { self.data.add(offset).read() }
+    }
+}
+
+impl<'a, T: Element> Places<'a, T> {
+    // The columns from `start` on.
+    pub(crate) fn columns(&self, start: usize, count: usize) -> Self {
+        let offset = (start * self.strides[2]).min(self.len);
+        Self {
+            // SAFETY: at most the end of the elements.
+            data: unsafe { self.data.add(offset) },
+            len: self.len - offset,
+            shape: [self.shape[0], self.shape[1], count],
+            strides: self.strides,
+            borrow: PhantomData,
+        }
+    }
+
+    /// Copies `[i, j, 0..]` into `row`, converted.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else writes these elements at the same time.
+    pub(crate) unsafe fn read_row(&self, i: usize, j: usize, row: &mut [f32]) {
+        let offset = self.at(i, j, 0);
+        if self.strides[2] == 1 {
+            // SAFETY: the caller's promise.
+            widen(unsafe { self.slice(offset, self.shape[2]) }, row);
+        } else {
+            for (k, value) in row.iter_mut().take(self.shape[2]).enumerate() {
+                // SAFETY: the caller's promise.
+                *value = unsafe { self.read(offset + k * self.strides[2]) }.to_f32();
+            }
+        }
+    }
+
+    /// Writes `[i, j, 0..]`, rounded from `row`.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else reads or writes these elements at the same time.
+    pub(crate) unsafe fn write_row(&self, i: usize, j: usize, row: &[f32]) {
+        let width = self.shape[2];
+        let offset = self.at(i, j, 0);
+        if width == 0 {
+            return;
+        }
+        if self.strides[2] == 1 || width == 1 {
+            // SAFETY: the caller's promise.
+            narrow(row, unsafe { self.slice(offset, width) });
+        } else {
+            for (k, value) in row.iter().take(width).enumerate() {
+                // SAFETY: the caller's promise.
+                unsafe { self.write(offset + k * self.strides[2], T::from_f32(*value)) };
+            }
+        }
+    }
+}
+
+fn lse_strides<C: LseConvention>(layout: LseLayout) -> Shape {
+    if C::HEADS_FIRST {
+        [layout.row_stride, 1, 1]
+    } else {
+        [1, layout.row_stride, 1]
+    }
+}
+
+/// A log-sum-exp that is read, indexed by head and token.
+#[derive(Clone, Copy)]
+pub(crate) struct LseValues<'a> {
+    data: &'a [f32],
+    strides: Shape,
+}
+
+impl<'a> LseValues<'a> {
+    pub(crate) fn of<C: LseConvention>(lse: &LseRef<'a, Cpu, C>) -> Result<Self> {
+        Ok(Self {
+            data: typed("lse", lse.bytes())?,
+            strides: lse_strides::<C>(lse.layout()),
+        })
+    }
+
+    pub(crate) fn get(&self, head: usize, token: usize) -> f32 {
+        self.data[head * self.strides[0] + token * self.strides[1]]
+    }
+}
+
+/// The places of a natural log-sum-exp.
+pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu, Natural>) -> Result<Places<'a, f32>> {
+    Places::<f32>::of_lse(lse)
+}
+
+/// The elements of an index array.
+pub(crate) fn indices<'a, T: Index>(
+    field: &'static str,
+    array: &ArrayRef<'a, Cpu, T>,
+) -> Result<&'a [T]> {
+    Ok(&typed(field, array.bytes())?[..array.len()])
+}
+
+// Bytes as elements; a tail that is no whole element is cut off.
+fn typed<'a, T: Pod>(field: &'static str, bytes: &'a [u8]) -> Result<&'a [T]> {
+    if bytes.is_empty() {
+        return Ok(&[]);
+    }
+    let whole = bytes.len() / size_of::<T>() * size_of::<T>();
+    bytemuck::try_cast_slice(&bytes[..whole]).map_err(|error| misaligned::<T>(field, error))
+}
+
+fn typed_mut<'a, T: Pod>(field: &'static str, bytes: &'a mut [u8]) -> Result<&'a mut [T]> {
+    if bytes.is_empty() {
+        return Ok(&mut []);
+    }
+    let whole = bytes.len() / size_of::<T>() * size_of::<T>();
+    bytemuck::try_cast_slice_mut(&mut bytes[..whole]).map_err(|error| misaligned::<T>(field, error))
+}
+
+#[cold]
+fn misaligned<T>(field: &'static str, error: PodCastError) -> Error {
+    Error::argument(
+        field,
+        format!("bytes that cannot be read as elements ({error})"),
+        format!("bytes aligned to {}", align_of::<T>()),
+    )
+}
+
+/// Evaluates an expression with `$t` standing for the Rust type of a dtype.
+macro_rules! with_element {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            mla_runtime::dtype::DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            mla_runtime::dtype::DType::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            mla_runtime::dtype::DType::BF16 => {
+                type $t = half::bf16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;

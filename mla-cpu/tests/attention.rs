@@ -1,0 +1,390 @@
+//! The CPU backends against the f64 reference.
+
+use mla_conformance::{Bits, DecodeCase, Failure, PrefillCase};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, Keys, LayerConfig, Output, PrefillBackend,
+    PrefillCall, Query, QueryFormat, StepLimits,
+};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::{DType, Element};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use proptest::prelude::*;
+
+/// Uniform in [−1, 1), repeatable.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
+        (0..len).map(|_| T::from_f32(self.next())).collect()
+    }
+}
+
+fn pools(portable: bool) -> [Cpu; 2] {
+    [1, 3].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        let cpu = Cpu::with_pool(pool.into());
+        if portable { cpu.portable() } else { cpu }
+    })
+}
+
+fn config(problem: Problem) -> LayerConfig {
+    LayerConfig {
+        problem,
+        softmax_scale: 1.0 / (problem.dims.head.qk() as f32).sqrt(),
+    }
+}
+
+fn limits(query_len: usize) -> StepLimits {
+    StepLimits {
+        requests: 64,
+        tokens: 4096,
+        decode_query_len: query_len,
+        pages_per_request: 1024,
+        context_rows: 4096,
+    }
+}
+
+// A case on the processor's own way and, where that differs, on the portable one: each must agree with the
+// reference, and not depend on the number of threads.
+fn each_way(dtype: DType, check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
+    for portable in [true, false] {
+        // Only bf16 has another way to go.
+        if portable || dtype == DType::BF16 {
+            let [one, three] = pools(portable).map(|cpu| match check(&cpu) {
+                Ok(bits) => bits,
+                Err(failure) => panic!("{failure}"),
+            });
+            assert!(one == three, "the result depends on the number of threads");
+        }
+    }
+}
+
+fn check_prefill(dtype: DType, case: &PrefillCase) {
+    let mut case = case.clone();
+    case.problem.dtype = dtype;
+    each_way(dtype, |cpu| case.check::<CpuPrefill>(cpu));
+}
+
+fn check_decode(dtype: DType, case: &DecodeCase) {
+    let mut case = case.clone();
+    case.problem.dtype = dtype;
+    each_way(dtype, |cpu| case.check::<CpuDecode>(cpu));
+}
+
+const SMALL: MlaDims = MlaDims::new(128, HeadDims::new(24, 16, 20));
+
+fn problem(dims: MlaDims, heads: usize) -> Problem {
+    Problem::new(dims, heads as u32, DType::BF16)
+}
+
+fn key_layout(split: bool) -> Option<KeyLayout> {
+    Some(if split {
+        KeyLayout::Split
+    } else {
+        KeyLayout::Packed
+    })
+}
+
+fn query_format(concatenated: bool) -> Option<QueryFormat> {
+    Some(if concatenated {
+        QueryFormat::Concatenated
+    } else {
+        QueryFormat::Split
+    })
+}
+
+// What a backend asks for is tried by the conformance suite; what else these take, here.
+
+#[test]
+fn prefill_takes_every_dtype_and_key_layout() {
+    for split in [false, true] {
+        for causal in [false, true] {
+            let case = PrefillCase {
+                key_lens: vec![70, 5, 300, 20],
+                causal,
+                gap: 8,
+                key_layout: key_layout(split),
+                ..PrefillCase::new(problem(MlaDims::R1, 3), &[70, 0, 1, 33])
+            };
+            for dtype in DType::ALL {
+                check_prefill(*dtype, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn prefill_crosses_tiles_and_blocks() {
+    let dims = MlaDims::new(64, HeadDims::new(32, 32, 64));
+    let case = PrefillCase {
+        key_lens: vec![700],
+        seed: 2,
+        ..PrefillCase::new(problem(dims, 2), &[600])
+    };
+    check_prefill(DType::F32, &case);
+    check_prefill(DType::BF16, &case);
+}
+
+#[test]
+fn decode_takes_every_cache_format() {
+    for format in KvFormat::ALL {
+        for sparse in [false, true] {
+            let mut problem = problem(SMALL, 16);
+            (problem.kv_format, problem.page_size) = (*format, 16);
+            problem.sparse = sparse;
+            let case = DecodeCase {
+                query_lens: vec![1, 2, 0, 3, 1],
+                query_format: query_format(sparse),
+                seed: 3,
+                ..DecodeCase::new(problem, &[300, 17, 4, 2, 0])
+            };
+            for dtype in DType::ALL {
+                if format.dtype().is_none_or(|own| own == *dtype) {
+                    check_decode(*dtype, &case);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_splits_long_contexts() {
+    for (heads, query_len) in [(16, 1), (40, 2), (1, 1)] {
+        let case = DecodeCase {
+            query_lens: vec![query_len],
+            seed: 4,
+            ..DecodeCase::new(problem(MlaDims::R1, heads), &[2100])
+        };
+        check_decode(DType::BF16, &case);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn prefill_matches_the_reference(
+        dims in (1u32..40, 0u32..20, 1u32..40),
+        heads in 1usize..4,
+        lens in prop::collection::vec((0usize..50, 0usize..70), 0..4),
+        causal: bool,
+        split: bool,
+        lse: bool,
+        gap in 0usize..3,
+        seed: u64,
+    ) {
+        let dims = MlaDims::new(8, HeadDims::new(dims.0, dims.1, dims.2));
+        let query_lens: Vec<usize> = lens.iter().map(|lens| lens.0).collect();
+        let case = PrefillCase {
+            key_lens: lens.iter().map(|lens| lens.1).collect(),
+            causal,
+            gap,
+            lse,
+            key_layout: key_layout(split),
+            seed,
+            ..PrefillCase::new(problem(dims, heads), &query_lens)
+        };
+        check_prefill(DType::F32, &case);
+        check_prefill(DType::BF16, &case);
+    }
+
+    #[test]
+    fn decode_matches_the_reference(
+        latent in prop::sample::select(vec![128u32, 256]),
+        rope in 0u32..40,
+        heads in 1usize..20,
+        format in prop::sample::select(KvFormat::ALL),
+        page_size in 1u32..20,
+        lens in prop::collection::vec((0usize..4, 0usize..90), 0..5),
+        sparse in prop::option::of(0usize..30),
+        concatenated: bool,
+        lse: bool,
+        gap in 0usize..3,
+        seed: u64,
+    ) {
+        let mut problem = problem(MlaDims::new(latent, HeadDims::new(16, rope, 16)), heads);
+        (problem.kv_format, problem.page_size) = (format, page_size);
+        problem.sparse = sparse.is_some();
+        let seq_lens: Vec<usize> = lens.iter().map(|lens| lens.1).collect();
+        let case = DecodeCase {
+            query_lens: lens.iter().map(|lens| lens.0).collect(),
+            list_width: sparse.unwrap_or(0),
+            query_format: query_format(concatenated),
+            gap,
+            lse,
+            seed,
+            ..DecodeCase::new(problem, &seq_lens)
+        };
+        check_decode(format.dtype().unwrap_or(DType::BF16), &case);
+    }
+}
+
+// One request of three tokens over a cache of f32, as a call into which a test puts its mistake or
+// its kind of output.
+struct Small {
+    query: Vec<f32>,
+    cache: Vec<f32>,
+    table: Vec<i32>,
+    seq_lens: Vec<i32>,
+    starts: Vec<i32>,
+}
+
+impl Small {
+    const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
+
+    fn new() -> Self {
+        let mut random = Random(9);
+        Self {
+            query: random.fill(2 * 12),
+            cache: random.fill(2 * 2 * 12),
+            table: vec![1, 0],
+            seq_lens: vec![3],
+            starts: vec![0, 1],
+        }
+    }
+
+    fn decode<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
+        let cpu = Cpu::new();
+        let problem = Problem::new(Self::DIMS, 2, DType::F32);
+        let backend = CpuDecode::new(&cpu, &config(problem))?;
+        let mut state = backend.state(&cpu, &limits(1))?;
+        let layout = CacheLayout::contiguous(Self::DIMS, KvFormat::F32, 2, 2);
+        let call = DecodeCall {
+            query: Query::Concatenated(TensorRef::from_slice(&self.query, [1, 2, 12])?),
+            cache: CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
+            batch: DecodeBatch {
+                block_table: BlockTable::new(ArrayRef::from_slice(&self.table), 1, 2)?,
+                seq_lens: ArrayRef::from_slice(&self.seq_lens),
+                query_starts: ArrayRef::from_slice(&self.starts),
+                max_query_len: 1,
+                max_seq_len: 100,
+                host: None,
+            },
+            out,
+            lse: None,
+            slots: None,
+        };
+        backend.decode(&cpu, call, &mut state, &())
+    }
+
+    fn prefill<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
+        let cpu = Cpu::new();
+        let problem = Problem::new(Self::DIMS, 2, DType::F32);
+        let backend = CpuPrefill::new(&cpu, &config(problem))?;
+        let mut state = backend.state(&cpu, &limits(1))?;
+        let call = PrefillCall {
+            query: TensorRef::from_slice(&self.query, [1, 2, 8])?,
+            keys: Keys::Packed(TensorRef::from_slice(&self.cache, [2, 2, 8])?),
+            values: TensorRef::from_slice(&self.cache[20..], [2, 2, 4])?,
+            out,
+            lse: None,
+            query_starts: ArrayRef::from_slice(&self.starts),
+            key_starts: ArrayRef::from_slice(&[0, 2]),
+            max_query_len: 1,
+            max_key_len: 2,
+        };
+        backend.new_tokens(&cpu, call, &mut state, &())
+    }
+}
+
+#[test]
+fn quantised_outputs_are_the_plain_ones_encoded() {
+    let small = Small::new();
+    type Attend = for<'a> fn(&'a Small, Output<'a, Cpu>) -> mla_runtime::Result<()>;
+    for (attend, width) in [(Small::decode as Attend, 8), (Small::prefill as Attend, 4)] {
+        let mut plain = vec![0.0f32; 2 * width];
+        attend(
+            &small,
+            Output::Plain(TensorMut::from_slice(&mut plain, [1, 2, width]).unwrap()),
+        )
+        .unwrap();
+        let mut bytes = vec![0x7fu8; 2 * width];
+        attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes,
+                scale: 0.01,
+            },
+        )
+        .unwrap();
+        let want: Vec<u8> = plain
+            .iter()
+            .map(|x| mla_cpu::fp8::encode(x / 0.01))
+            .collect();
+        assert_eq!(bytes, want);
+        assert!(bytes.iter().any(|code| code & 0x7f != 0));
+
+        let error = attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes[1..],
+                scale: 1.0,
+            },
+        )
+        .unwrap_err();
+        assert!(error.to_string().starts_with("out: given"), "{error}");
+        let error = attend(
+            &small,
+            Output::Fp8 {
+                bytes: &mut bytes,
+                scale: 0.0,
+            },
+        )
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "out scale: given 0, accepted a finite number above 0"
+        );
+    }
+}
+
+#[test]
+fn bad_batches_are_named() {
+    let mistake = |change: fn(&mut Small), message: &str| {
+        let mut small = Small::new();
+        change(&mut small);
+        let mut out = vec![5.0f32; 16];
+        let error = small
+            .decode(Output::Plain(
+                TensorMut::from_slice(&mut out, [1, 2, 8]).unwrap(),
+            ))
+            .unwrap_err();
+        assert_eq!(error.to_string(), message);
+        assert!(out.iter().all(|x| *x == 5.0));
+    };
+    mistake(
+        |small| small.table[1] = 2,
+        "block table entry: given 2 at [0, 1], accepted 0 and up below 2",
+    );
+    mistake(
+        |small| small.seq_lens[0] = 5,
+        "sequence length: given 5 of request 0, accepted at most 4 (2 pages of 2)",
+    );
+    mistake(
+        |small| small.seq_lens[0] = -1,
+        "sequence length: given -1 of request 0, accepted 0 to 100, as the batch says",
+    );
+    mistake(
+        |small| small.starts = vec![1, 0],
+        "query starts: given 1 at [0], accepted ascending numbers from 0 to at most 1",
+    );
+    mistake(
+        |small| small.seq_lens = vec![1, 1],
+        "sequence lengths: given 2, accepted 1, one per request of the block table",
+    );
+}

@@ -1,0 +1,598 @@
+//! The CPU device's operations against the f64 reference.
+
+use half::{bf16, f16};
+use mla_conformance::reference;
+use mla_cpu::{Buffer, Cpu, fp8};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
+use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::Element;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::{Base2TokensFirst, LseLayout, LseMut, LseRef};
+use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use proptest::prelude::*;
+
+/// Uniform in [−1, 1), repeatable.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
+        (0..len).map(|_| T::from_f32(self.next())).collect()
+    }
+}
+
+#[test]
+fn e4m3_decodes_every_code() {
+    for code in 0..=255u8 {
+        let (got, want) = (f64::from(fp8::decode(code)), reference::decode_e4m3(code));
+        assert!(
+            got == want || (got.is_nan() && want.is_nan()),
+            "{code:#04x}: {got} for {want}"
+        );
+        assert_eq!(got.is_sign_negative(), code >= 128, "{code:#04x}");
+        if !want.is_nan() {
+            assert_eq!(fp8::encode(fp8::decode(code)), code);
+        }
+    }
+    assert_eq!(fp8::decode(0x7e), fp8::MAX);
+}
+
+// Codes ascend with values, so the nearest one changes only half-way between two: those points, and
+// the f32 on either side of each, are where an encoder can be wrong.
+#[test]
+fn e4m3_rounds_to_the_nearest_code_and_to_the_even_one_of_two() {
+    for code in 0..0x7eu8 {
+        let (low, high) = (fp8::decode(code), fp8::decode(code + 1));
+        let middle = (low + high) / 2.0;
+        for value in [
+            low,
+            low.next_up(),
+            middle.next_down(),
+            middle,
+            middle.next_up(),
+            high.next_down(),
+        ] {
+            for value in [value, -value] {
+                let want = reference::encode_e4m3(value.into());
+                assert_eq!(fp8::encode(value), want, "{value:e}");
+            }
+        }
+    }
+    for (value, want) in [
+        (449.0, 0x7e),
+        (f32::INFINITY, 0x7e),
+        (f32::NEG_INFINITY, 0xfe),
+        (f32::MIN_POSITIVE, 0),
+        (-0.0, 0x80),
+    ] {
+        assert_eq!(fp8::encode(value), want, "{value}");
+    }
+    assert!(fp8::decode(fp8::encode(f32::NAN)).is_nan());
+}
+
+#[test]
+fn e4m3_encodes_every_half() {
+    for bits in 0..=u16::MAX {
+        for value in [
+            f16::from_bits(bits).to_f32(),
+            bf16::from_bits(bits).to_f32(),
+        ] {
+            if value.is_nan() {
+                assert!(fp8::decode(fp8::encode(value)).is_nan());
+            } else {
+                assert_eq!(
+                    fp8::encode(value),
+                    reference::encode_e4m3(value.into()),
+                    "{value:e}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_are_the_least_powers_of_two_that_fit() {
+    for exponent in -30..30 {
+        for factor in [448.0f32, 447.0, 449.0, 300.0, 224.5] {
+            let amax = factor * 2f32.powi(exponent);
+            let scale = fp8::power_of_two_scale(amax);
+            let floored = amax.max(1e-4);
+            assert_eq!(scale.log2().fract(), 0.0);
+            assert!(
+                floored <= 448.0 * scale && floored > 224.0 * scale,
+                "{amax}: {scale}"
+            );
+        }
+    }
+    assert_eq!(fp8::power_of_two_scale(0.0), fp8::power_of_two_scale(1e-4));
+    assert!(fp8::power_of_two_scale(f32::INFINITY).is_finite());
+}
+
+#[test]
+fn buffers_are_aligned_and_zero() {
+    for len in [0, 1, 63, 64, 65, 1000] {
+        let mut buffer = Buffer::zeroed(len).unwrap();
+        assert_eq!(buffer.len(), len);
+        assert!(buffer.as_bytes().iter().all(|byte| *byte == 0));
+        assert_eq!(
+            buffer
+                .as_bytes_mut()
+                .as_ptr()
+                .align_offset(Buffer::ALIGNMENT),
+            0
+        );
+    }
+    assert!(Buffer::zeroed(usize::MAX / 2).is_err());
+}
+
+fn gemm_case<T: Element>([batch, m, n, k]: [usize; 4], by_columns: bool, shared: bool, seed: u64) {
+    let mut random = Random(seed);
+    let a = random.fill::<T>(batch * m * k);
+    let b = random.fill::<T>(if shared { k * n } else { batch * k * n });
+    // Rows of the result are three elements apart from one another.
+    let mut c_layout = Layout::contiguous(T::DTYPE, [batch, m, n]);
+    c_layout.strides = [m * (n + 3), n + 3, 1];
+    let mut c = vec![T::from_f32(77.0); batch * m * (n + 3)];
+    let mut b_layout = Layout::contiguous(T::DTYPE, [batch, k, n]);
+    if by_columns {
+        b_layout.strides = [k * n, 1, k];
+    }
+    if shared {
+        b_layout.strides[0] = 0;
+    }
+    let portable = Cpu::new().portable();
+    for cpu in [Cpu::new(), portable] {
+        cpu.gemm(
+            TensorRef::from_slice(&a, [batch, m, k]).unwrap(),
+            TensorRef::new(bytemuck::cast_slice(&b), b_layout).unwrap(),
+            TensorMut::new(bytemuck::cast_slice_mut(&mut c), c_layout).unwrap(),
+        )
+        .unwrap();
+        // A sum of k products below 1, each addition rounded to f32, and one rounding at the end.
+        let unit = match T::DTYPE.name() {
+            "f32" => 2f64.powi(-24),
+            "f16" => 2f64.powi(-11),
+            _ => 2f64.powi(-8),
+        };
+        for i in 0..batch {
+            for row in 0..m {
+                for column in 0..n {
+                    let want: f64 = (0..k)
+                        .map(|x| {
+                            let at = i * b_layout.strides[0]
+                                + x * b_layout.strides[1]
+                                + column * b_layout.strides[2];
+                            f64::from(a[(i * m + row) * k + x].to_f32()) * f64::from(b[at].to_f32())
+                        })
+                        .sum();
+                    let got = f64::from(c[(i * m + row) * (n + 3) + column].to_f32());
+                    let bound =
+                        unit * want.abs() + k as f64 * (k as f64).sqrt() * 2f64.powi(-24) + 1e-7;
+                    assert!(
+                        (got - want).abs() <= bound,
+                        "[{i}, {row}, {column}]: {got} for {want}"
+                    );
+                }
+                if row + 1 < m || i + 1 < batch {
+                    assert_eq!(c[(i * m + row) * (n + 3) + n].to_f32(), 77.0);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn gemm_matches_the_definition(
+        shape in (0usize..3, 0usize..150, 0usize..150, 0usize..80),
+        by_columns: bool,
+        shared: bool,
+        seed: u64,
+    ) {
+        let shape = [shape.0, shape.1, shape.2, shape.3];
+        gemm_case::<f32>(shape, by_columns, shared, seed);
+        gemm_case::<f16>(shape, by_columns, shared, seed);
+        gemm_case::<bf16>(shape, by_columns, shared, seed);
+    }
+
+    #[test]
+    fn copies_follow_both_strides(
+        shape in (0usize..6, 0usize..6, 0usize..40),
+        order in prop::sample::select(vec![[0usize, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]]),
+        seed: u64,
+    ) {
+        let shape = [shape.0, shape.1, shape.2];
+        let from = Random(seed).fill::<f16>(shape[0] * shape[1] * shape[2]);
+        // The destination holds the axes in another order, with gaps.
+        let mut layout = Layout::contiguous(mla_runtime::dtype::DType::F16, shape);
+        let mut stride = 2;
+        for axis in order.iter().rev() {
+            layout.strides[*axis] = stride;
+            stride *= shape[*axis].max(1) + 1;
+        }
+        let mut to = vec![f16::from_f32(77.0); stride + 1];
+        let place = |i: usize, j: usize, k: usize| {
+            i * layout.strides[0] + j * layout.strides[1] + k * layout.strides[2]
+        };
+        let cpu = Cpu::new();
+        let source = TensorRef::from_slice(&from, shape).unwrap();
+        let destination = TensorMut::new(bytemuck::cast_slice_mut(&mut to), layout).unwrap();
+        cpu.copy(source, destination).unwrap();
+        let mut written = 0;
+        for i in 0..shape[0] {
+            for j in 0..shape[1] {
+                for k in 0..shape[2] {
+                    let want = from[(i * shape[1] + j) * shape[2] + k];
+                    prop_assert_eq!(to[place(i, j, k)], want);
+                    written += 1;
+                }
+            }
+        }
+        let filled = to.iter().filter(|x| x.to_f32() == 77.0).count();
+        prop_assert_eq!(filled + written, to.len());
+        cpu.clear(TensorMut::new(bytemuck::cast_slice_mut(&mut to), layout).unwrap()).unwrap();
+        let zeros = to.iter().filter(|x| x.to_bits() == 0).count();
+        let untouched = to.iter().filter(|x| x.to_f32() == 77.0).count();
+        prop_assert_eq!((zeros, untouched), (written, to.len() - written));
+    }
+
+    #[test]
+    fn written_rows_are_gathered_back(
+        format in prop::sample::select(KvFormat::ALL),
+        rope in 0u32..20,
+        page_size in 1usize..9,
+        lens in prop::collection::vec(0usize..30, 1..4),
+        skip in 0usize..5,
+        odd_stride: bool,
+        seed: u64,
+    ) {
+        let dims = MlaDims::new(128, HeadDims::new(8, rope, 8));
+        let (l, r) = (128, rope as usize);
+        let mut random = Random(seed);
+        let max_pages = 40;
+        let pages: usize = lens.iter().map(|len| len.div_ceil(page_size)).sum();
+        let mut layout = CacheLayout::contiguous(dims, format, pages + 2, page_size);
+        // Rows that begin at odd bytes have to be as good as any.
+        layout.row_stride += usize::from(odd_stride);
+        layout.page_stride = layout.row_stride * page_size + 5 * usize::from(odd_stride);
+        layout.scale = if format == KvFormat::Fp8 { 0.25 } else { 1.0 };
+        let mut bytes = vec![0xffu8; layout.pages * layout.page_stride];
+        let mut table = vec![i32::MAX; lens.len() * max_pages];
+        let mut next = layout.pages;
+        let mut slots = Vec::new();
+        for (request, len) in lens.iter().enumerate() {
+            for token in 0..*len {
+                if token % page_size == 0 {
+                    next -= 1;
+                    table[request * max_pages + token / page_size] = next as i32;
+                }
+                slots.push((next * page_size + token % page_size) as i64);
+            }
+        }
+        let values: Vec<f32> = random.fill(slots.len() * (l + r));
+        let column = |range: std::ops::Range<usize>| -> Vec<f32> {
+            values.chunks(l + r).flat_map(|row| row[range.clone()].to_vec()).collect()
+        };
+        let (latent, rotary) = (column(0..l), column(l..l + r));
+        // Some rows are not written.
+        let kept: Vec<i64> = slots
+            .iter()
+            .enumerate()
+            .map(|(row, slot)| if skip > 0 && row % (skip + 1) == skip { -1 } else { *slot })
+            .collect();
+        let cpu = Cpu::new();
+        cpu.write_cache(
+            TensorRef::from_slice(&latent, [slots.len(), 1, l]).unwrap(),
+            TensorRef::from_slice(&rotary, [slots.len(), 1, r]).unwrap(),
+            ArrayRef::from_slice(&kept),
+            CacheMut::new(&mut bytes[..], layout).unwrap(),
+        ).unwrap();
+        let row_bytes = format.row_bytes(dims);
+        for (row, slot) in slots.iter().enumerate() {
+            let slot = *slot as usize;
+            let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
+            let want = if kept[row] < 0 {
+                vec![0xff; row_bytes]
+            } else {
+                let row: Vec<f64> = values[row * (l + r)..(row + 1) * (l + r)].iter().map(|x| f64::from(*x)).collect();
+                reference::encode_row(format, l, &row, layout.scale.into())
+            };
+            prop_assert_eq!(&bytes[at..at + row_bytes], &want[..]);
+        }
+
+        // From the middle of each request on.
+        let token_starts: Vec<i32> = lens.iter().map(|len| (len / 2) as i32).collect();
+        let mut row_starts = vec![0i32];
+        for len in &lens {
+            row_starts.push(row_starts[row_starts.len() - 1] + (len - len / 2) as i32);
+        }
+        let rows = row_starts[lens.len()] as usize;
+        let mut got_latent = vec![77.0f32; (rows + 1) * l];
+        let mut got_rope = vec![77.0f32; (rows + 1) * r];
+        cpu.gather_cache(
+            CacheRef::new(&bytes[..], layout).unwrap(),
+            GatherRows {
+                block_table: BlockTable::new(ArrayRef::from_slice(&table), lens.len(), max_pages).unwrap(),
+                token_starts: ArrayRef::from_slice(&token_starts),
+                row_starts: ArrayRef::from_slice(&row_starts),
+                rows,
+            },
+            TensorMut::from_slice(&mut got_latent, [rows + 1, 1, l]).unwrap(),
+            TensorMut::from_slice(&mut got_rope, [rows + 1, 1, r]).unwrap(),
+        ).unwrap();
+        let mut row = 0;
+        let mut first = 0;
+        for len in &lens {
+            for token in len / 2..*len {
+                let slot = slots[first + token] as usize;
+                let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
+                let want = reference::decode_row(format, l, r, &bytes[at..at + row_bytes], layout.scale.into());
+                let got = got_latent[row * l..(row + 1) * l].iter().chain(&got_rope[row * r..(row + 1) * r]);
+                for (got, want) in got.zip(want) {
+                    let got = f64::from(*got);
+                    prop_assert!(got == want || (got.is_nan() && want.is_nan()), "{} for {}", got, want);
+                }
+                row += 1;
+            }
+            first += len;
+        }
+        prop_assert!(got_latent[rows * l..].iter().chain(&got_rope[rows * r..]).all(|x| *x == 77.0));
+    }
+
+    #[test]
+    fn merges_match_the_reference(
+        shape in (0usize..5, 1usize..4, 1usize..20),
+        kinds in prop::collection::vec((0usize..6, 0usize..6), 20),
+        gap in 0usize..3,
+        seed: u64,
+    ) {
+        let (tokens, heads, width) = shape;
+        let mut random = Random(seed);
+        let special = |kind: usize, value: f32| match kind {
+            0 => f32::INFINITY,
+            1 => f32::NEG_INFINITY,
+            2 => f32::NAN,
+            // Some of these weigh nothing in f32.
+            3 => value * 300.0,
+            _ => value * 30.0,
+        };
+        let pick = |index: usize| kinds[index % kinds.len()];
+        let mut lse: Vec<f32> = (0..heads * tokens).map(|i| special(pick(i).0, random.next())).collect();
+        let other_lse: Vec<f32> = (0..heads * tokens).map(|i| special(pick(i).1, random.next())).collect();
+        let head_stride = width + gap;
+        let mut out = random.fill::<f32>(tokens * heads * head_stride);
+        let mut other = random.fill::<f32>(tokens * heads * width);
+        // What an empty part holds is nobody's business; a NaN of any other is in the result.
+        for token in 0..tokens {
+            for head in 0..heads {
+                let at = head * tokens + token;
+                if other_lse[at].is_infinite() || pick(at).1 == 3 {
+                    other[(token * heads + head) * width] = f32::NAN;
+                }
+            }
+        }
+        let (before, lse_before) = (out.clone(), lse.clone());
+        let mut layout = Layout::contiguous(mla_runtime::dtype::DType::F32, [tokens, heads, width]);
+        layout.strides = [heads * head_stride, head_stride, 1];
+        Cpu::new().merge(
+            TensorMut::new(bytemuck::cast_slice_mut(&mut out), layout).unwrap(),
+            LseMut::from_slice(&mut lse, heads, tokens).unwrap(),
+            TensorRef::from_slice(&other, [tokens, heads, width]).unwrap(),
+            LseRef::from_slice(&other_lse, heads, tokens).unwrap(),
+        ).unwrap();
+        for token in 0..tokens {
+            for head in 0..heads {
+                let at = head * tokens + token;
+                let row = |data: &[f32], stride: usize| -> Vec<f64> {
+                    let start = (token * heads + head) * stride;
+                    data[start..start + width].iter().map(|x| f64::from(*x)).collect()
+                };
+                let (want, want_lse) = reference::merge(
+                    (&row(&before, head_stride), lse_before[at].into()),
+                    (&row(&other, width), other_lse[at].into()),
+                );
+                let got_lse = f64::from(lse[at]);
+                let near = |got: f64, want: f64, by: f64| {
+                    got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= by
+                };
+                let by = 4e-6 * want_lse.abs().max(1.0);
+                prop_assert!(near(got_lse, want_lse, by), "{} for {}", got_lse, want_lse);
+                for (got, want) in row(&out, head_stride).iter().zip(&want) {
+                    // e^x of a difference of up to 600, itself rounded to f32.
+                    prop_assert!(near(*got, *want, 4e-5), "{} for {}", got, want);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn other_conventions_become_natural() {
+    let (heads, tokens) = (2, 3);
+    let from: Vec<f32> = [1.0, 2.0, 3.0, f32::NEG_INFINITY, 5.0, 6.0].to_vec();
+    let mut to = [0.0f32; 6];
+    let layout = LseLayout {
+        heads,
+        tokens,
+        row_stride: heads,
+    };
+    Cpu::new()
+        .convert_lse(
+            LseRef::<Cpu, Base2TokensFirst>::new(bytemuck::cast_slice(&from), layout).unwrap(),
+            LseMut::from_slice(&mut to, heads, tokens).unwrap(),
+        )
+        .unwrap();
+    for token in 0..tokens {
+        for head in 0..heads {
+            assert_eq!(
+                to[head * tokens + token],
+                from[token * heads + head] * std::f32::consts::LN_2
+            );
+        }
+    }
+}
+
+/// A pair at an angle of a quarter turn, where rotating is exact: (a, b) becomes (−b, a).
+#[test]
+fn a_cache_write_rotates_keys_and_queries() {
+    let cpu = Cpu::new();
+    let dims = MlaDims::new(2, HeadDims::new(1, 4, 1));
+    let layout = CacheLayout::contiguous(dims, KvFormat::F32, 1, 4);
+    // Position 1 turns the first pair by a quarter, position 2 the second by a half.
+    let cos = [1.0f32, 1.0, 0.0, 1.0, 1.0, -1.0];
+    let sin = [0.0f32, 0.0, 1.0, 0.0, 0.0, 0.0];
+    let latent = [9.0f32; 4];
+    let rope = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+    let write =
+        |query: Option<RotaryQuery<'_, Cpu>>, rotary: &Rotary<'_, Cpu>, cache: &mut Buffer| {
+            cpu.write_cache_rotated(
+                TensorRef::from_slice(&latent, [2, 1, 2]).unwrap(),
+                TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+                rotary,
+                query,
+                ArrayRef::from_slice(&[3, 0]),
+                CacheMut::new(Cpu::bytes_mut(cache), layout).unwrap(),
+            )
+        };
+    for (style, first, second) in [
+        (
+            RotaryStyle::Interleaved,
+            [-2.0f32, 1.0, 3.0, 4.0],
+            [5.0f32, 6.0, -7.0, -8.0],
+        ),
+        (
+            RotaryStyle::Halves,
+            [-3.0, 2.0, 1.0, 4.0],
+            [5.0, -6.0, 7.0, -8.0],
+        ),
+    ] {
+        let rotary = Rotary::<Cpu> {
+            positions: ArrayRef::from_slice(&[1, 2]),
+            cos: TensorRef::from_slice(&cos, [1, 3, 2]).unwrap(),
+            sin: TensorRef::from_slice(&sin, [1, 3, 2]).unwrap(),
+            style,
+        };
+        let mut cache = cpu.allocate(layout.page_stride).unwrap();
+        let mut query = rope;
+        let in_place = TensorMut::from_slice(&mut query, [2, 1, 4]).unwrap();
+        write(Some(RotaryQuery::InPlace(in_place)), &rotary, &mut cache).unwrap();
+        assert_eq!(query, [first, second].concat()[..], "{style:?}");
+        let rows: &[f32] = bytemuck::cast_slice(Cpu::bytes(&cache));
+        assert_eq!(rows[3 * 6 + 2..][..4], first, "{style:?}");
+        assert_eq!(rows[2..6], second, "{style:?}");
+        // From one tensor to another.
+        let mut elsewhere = [0.0f32; 8];
+        let query = RotaryQuery::Into {
+            from: TensorRef::from_slice(&rope, [2, 1, 4]).unwrap(),
+            to: TensorMut::from_slice(&mut elsewhere, [2, 1, 4]).unwrap(),
+        };
+        write(Some(query), &rotary, &mut cache).unwrap();
+        assert_eq!(elsewhere, [first, second].concat()[..], "{style:?}");
+        let outside = Rotary {
+            positions: ArrayRef::from_slice(&[1, 3]),
+            ..rotary
+        };
+        assert_eq!(
+            write(None, &outside, &mut cache).unwrap_err().to_string(),
+            "positions: given 3, accepted 0 and up below the tables' 3"
+        );
+    }
+}
+
+#[test]
+fn bad_arguments_are_named() {
+    let cpu = Cpu::new();
+    let (a, mut c) = ([0.0f32; 12], [0.0f32; 12]);
+    let read = |shape| TensorRef::from_slice(&a, shape).unwrap();
+    let error = cpu
+        .gemm(
+            read([1, 3, 4]),
+            read([1, 3, 4]),
+            TensorMut::from_slice(&mut c, [1, 3, 4]).unwrap(),
+        )
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "gemm b: given f32 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 4, 4]"
+    );
+
+    let layout = CacheLayout {
+        row_stride: 4,
+        ..CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 2, 64)
+    };
+    let error = CacheRef::<Cpu>::new(&[0; 64], layout).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "cache layout: given 2 pages of 64 bf16 rows of (512,64), strides of 73728 and 4 bytes, accepted \
+         rows of 1152 bytes that do not overlap and lie within 64 bytes"
+    );
+
+    let halves = [f16::ZERO; 12];
+    let halves = TensorRef::from_slice(&halves, [1, 3, 4]).unwrap();
+    let error = cpu
+        .copy(halves, TensorMut::from_slice(&mut c, [1, 3, 4]).unwrap())
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "copy source: given f16 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 3, 4]"
+    );
+
+    // Bytes that no f32 can be read from, or written to, make no view.
+    let mut bytes = Buffer::zeroed(64).unwrap();
+    let layout = Layout::contiguous(f32::DTYPE, [1, 1, 4]);
+    let message = "address: given 1 bytes past a multiple of 4, accepted a multiple of 4, the bytes of \
+                   an element";
+    for error in [
+        TensorRef::<Cpu>::new(&bytes.as_bytes()[1..], layout).unwrap_err(),
+        TensorMut::<Cpu>::new(&mut bytes.as_bytes_mut()[1..], layout).unwrap_err(),
+        ArrayRef::<Cpu, i32>::new(&bytes.as_bytes()[1..], 4).unwrap_err(),
+        LseRef::<Cpu>::new(&bytes.as_bytes()[1..], LseLayout::heads_first(2, 2))
+            .err()
+            .unwrap(),
+        LseMut::<Cpu>::new(&mut bytes.as_bytes_mut()[1..], LseLayout::heads_first(2, 2))
+            .err()
+            .unwrap(),
+    ] {
+        assert_eq!(error.to_string(), message);
+    }
+
+    let dims = MlaDims::new(2, HeadDims::new(1, 1, 1));
+    let layout = CacheLayout::contiguous(dims, KvFormat::F32, 2, 2);
+    let mut cache = [0f32; 12];
+    for (slots, message) in [
+        (
+            [0i64, 4],
+            "slot: given 4, accepted -1 (skipped), or 0 and up below 4",
+        ),
+        (
+            [-2, 0],
+            "slot: given -2, accepted -1 (skipped), or 0 and up below 4",
+        ),
+        (
+            [3, 3],
+            "slots: given slot 3 twice, accepted slots that differ",
+        ),
+    ] {
+        let error = cpu
+            .write_cache(
+                read([2, 1, 2]),
+                read([2, 1, 1]),
+                ArrayRef::from_slice(&slots),
+                CacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap(),
+            )
+            .unwrap_err();
+        assert_eq!(error.to_string(), message);
+    }
+    assert!(cache.iter().all(|value| *value == 0.0));
+}

@@ -1,0 +1,29 @@
+//! mla-runtime knows the CPU backends where no program links them: by the same constraints.
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::device::Device as _;
+use mla_runtime::known;
+use mla_runtime::registry::Registry;
+use mla_runtime::spec::Phase;
+
+#[test]
+fn the_known_specs_are_those_of_the_backends() {
+    assert_eq!(known::CPU_PREFILL, <CpuPrefill as PrefillBackend>::SPEC);
+    assert_eq!(known::CPU_DECODE, <CpuDecode as DecodeBackend>::SPEC);
+}
+
+#[test]
+fn they_are_linked_where_the_crate_is_named() {
+    let (known, linked) = (Registry::known(), Registry::linked().unwrap());
+    let target = Cpu::new().target();
+    for phase in [Phase::Prefill, Phase::Decode] {
+        assert!(!known.get_on(target, phase, "CPU").unwrap().is_implemented());
+        assert!(
+            linked
+                .get_on(target, phase, "CPU")
+                .unwrap()
+                .is_implemented()
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! Products with weights as checkpoints hold them take time in proportion to their rows.
+
+use std::time::Duration;
+
+use half::{bf16, f16};
+use mla_cpu::Cpu;
+use mla_runtime::device::Device;
+use mla_runtime::dtype::Element;
+use mla_runtime::tensor::{TensorMut, TensorRef};
+use rustix::time::{ClockId, clock_gettime};
+
+const INPUTS: usize = 2048;
+const OUTPUTS: usize = 1024;
+
+/// The time that this process has computed for. Unlike a clock on the wall it stands while others compute, so that
+/// a busy machine tells the same as an idle one.
+fn computed() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime)
+        .try_into()
+        .expect("no process has computed for a negative time")
+}
+
+/// The shortest of several times of `rows` tokens times weights `[out, in]`, on one thread.
+fn shortest<T: Element>(cpu: &Cpu, rows: usize) -> Duration {
+    let (a, b) = (
+        vec![T::from_f32(0.5); rows * INPUTS],
+        vec![T::from_f32(0.25); OUTPUTS * INPUTS],
+    );
+    let mut c = vec![T::from_f32(0.0); rows * OUTPUTS];
+    let mut shortest = Duration::MAX;
+    for _ in 0..7 {
+        let start = computed();
+        cpu.gemm(
+            TensorRef::from_slice(&a, [1, rows, INPUTS]).unwrap(),
+            TensorRef::from_slice(&b, [1, OUTPUTS, INPUTS])
+                .unwrap()
+                .transpose(1, 2),
+            TensorMut::from_slice(&mut c, [1, rows, OUTPUTS]).unwrap(),
+        )
+        .unwrap();
+        shortest = shortest.min(computed() - start);
+    }
+    assert!(c.iter().all(|x| x.to_f32() == 256.0));
+    shortest
+}
+
+#[test]
+fn a_few_rows_more_take_a_little_longer() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let cpu = Cpu::with_pool(pool.unwrap().into());
+    let check = |name: &str, time: fn(&Cpu, usize) -> Duration| {
+        let times = [1, 2, 3, 4, 16, 64].map(|rows| (rows, time(&cpu, rows)));
+        println!("{name}: {times:?}");
+        // Rearranging the weights takes a few times as long as reading them, whatever the rows.
+        for (rows, time) in &times[2..] {
+            let most = times[0].1 * (8 + *rows as u32);
+            assert!(*time < most, "{name}, {rows} rows: {time:?} of {times:?}");
+        }
+    };
+    check("f32", shortest::<f32>);
+    check("f16", shortest::<f16>);
+    check("bf16", shortest::<bf16>);
+}

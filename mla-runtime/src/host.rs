@@ -1,0 +1,166 @@
+//! Views of memory that the host reads: made of typed slices without a copy, and read and written one element
+//! at a time, whatever the dtype and the alignment. For backends that are to be simple, and for tests.
+
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::Result;
+use crate::lse::{LseLayout, LseMut, LseRef};
+use crate::tensor::{ArrayRef, Index, Layout, Shape, TensorMut, TensorRef};
+
+/// A device whose bytes are slices.
+pub trait HostMemory: for<'a> Device<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
+
+impl<D> HostMemory for D where D: for<'a> Device<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
+
+impl<'a, D: HostMemory> TensorRef<'a, D> {
+    /// The elements of a slice, row-major without gaps. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// If the shape has more elements than the slice.
+    pub fn from_slice<T: Element>(slice: &'a [T], shape: Shape) -> Result<Self> {
+        Self::new(
+            bytemuck::cast_slice(slice),
+            Layout::contiguous(T::DTYPE, shape),
+        )
+    }
+}
+
+impl<'a, D: HostMemory> TensorMut<'a, D> {
+    /// The elements of a slice, row-major without gaps. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// If the shape has more elements than the slice.
+    pub fn from_slice<T: Element>(slice: &'a mut [T], shape: Shape) -> Result<Self> {
+        Self::new(
+            bytemuck::cast_slice_mut(slice),
+            Layout::contiguous(T::DTYPE, shape),
+        )
+    }
+}
+
+impl<'a, D: HostMemory, T: Index> ArrayRef<'a, D, T> {
+    /// The whole slice. Nothing is copied.
+    pub fn from_slice(slice: &'a [T]) -> Self {
+        match Self::new(bytemuck::cast_slice(slice), slice.len()) {
+            Ok(array) => array,
+            Err(_) => unreachable!("a slice has as many elements as it has"),
+        }
+    }
+}
+
+impl<'a, D: HostMemory> LseRef<'a, D> {
+    /// A slice as `[heads, tokens]` without gaps. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// If the slice has fewer elements.
+    pub fn from_slice(slice: &'a [f32], heads: usize, tokens: usize) -> Result<Self> {
+        Self::new(
+            bytemuck::cast_slice(slice),
+            LseLayout::heads_first(heads, tokens),
+        )
+    }
+}
+
+impl<'a, D: HostMemory> LseMut<'a, D> {
+    /// A slice as `[heads, tokens]` without gaps. Nothing is copied.
+    ///
+    /// # Errors
+    ///
+    /// If the slice has fewer elements.
+    pub fn from_slice(slice: &'a mut [f32], heads: usize, tokens: usize) -> Result<Self> {
+        Self::new(
+            bytemuck::cast_slice_mut(slice),
+            LseLayout::heads_first(heads, tokens),
+        )
+    }
+}
+
+fn offset(layout: &Layout, index: Shape) -> usize {
+    let inside = index
+        .iter()
+        .zip(layout.shape)
+        .all(|(i, extent)| *i < extent);
+    assert!(
+        inside,
+        "index: given {index:?}, accepted below {:?}",
+        layout.shape
+    );
+    let elements = index
+        .iter()
+        .zip(layout.strides)
+        .map(|(i, stride)| i * stride);
+    elements.sum::<usize>() * layout.dtype.bytes()
+}
+
+fn get<T: Element>(bytes: &[u8], at: usize) -> f32 {
+    bytemuck::pod_read_unaligned::<T>(&bytes[at..at + size_of::<T>()]).to_f32()
+}
+
+fn put<T: Element>(bytes: &mut [u8], at: usize, value: f32) {
+    bytes[at..at + size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&T::from_f32(value)));
+}
+
+impl<D: HostMemory> TensorRef<'_, D> {
+    /// One element.
+    ///
+    /// # Panics
+    ///
+    /// If the index lies outside the shape, as with a slice.
+    pub fn at(&self, index: Shape) -> f32 {
+        let at = offset(self.layout(), index);
+        match self.dtype() {
+            DType::F32 => get::<f32>(self.bytes(), at),
+            DType::F16 => get::<half::f16>(self.bytes(), at),
+            DType::BF16 => get::<half::bf16>(self.bytes(), at),
+        }
+    }
+}
+
+impl<D: HostMemory> TensorMut<'_, D> {
+    /// Writes one element, rounded.
+    ///
+    /// # Panics
+    ///
+    /// If the index lies outside the shape, as with a slice.
+    pub fn set(&mut self, index: Shape, value: f32) {
+        let at = offset(self.layout(), index);
+        let dtype = self.dtype();
+        let bytes = self.reborrow().into_bytes();
+        match dtype {
+            DType::F32 => put::<f32>(bytes, at, value),
+            DType::F16 => put::<half::f16>(bytes, at, value),
+            DType::BF16 => put::<half::bf16>(bytes, at, value),
+        }
+    }
+}
+
+impl<D: HostMemory, T: Index> ArrayRef<'_, D, T> {
+    /// One element.
+    ///
+    /// # Panics
+    ///
+    /// If there are not as many, as with a slice.
+    pub fn at(&self, index: usize) -> T {
+        bytemuck::pod_read_unaligned(&self.bytes()[index * size_of::<T>()..][..size_of::<T>()])
+    }
+}
+
+impl<D: HostMemory> LseMut<'_, D> {
+    /// Writes one element.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such head or token, as with a slice.
+    pub fn set(&mut self, head: usize, token: usize, value: f32) {
+        let layout = self.layout();
+        assert!(
+            head < layout.heads && token < layout.tokens,
+            "index: given [{head}, {token}], accepted below {layout:?}"
+        );
+        let at = 4 * (head * layout.row_stride + token);
+        put::<f32>(self.reborrow().into_bytes(), at, value);
+    }
+}
