@@ -81,7 +81,7 @@ fn what_a_kernel_adds_is_the_example_that_is_tested() {
     let manifest = example("Cargo.toml");
     let lines = fenced(guide, "toml").into_iter().flat_map(str::lines);
     let keys: Vec<&str> = lines.filter(|line| line.contains('=')).collect();
-    assert_eq!(keys.len(), 7);
+    assert_eq!(keys.len(), 8);
     for line in keys {
         assert!(
             manifest.lines().any(|it| it == line),

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use candle_core::{D, DType, Device as CandleDevice, Tensor, WithDType};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill, DecodeState, PrefillState};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend, PrefillCall,
     Query, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_cpu::{Cpu, CpuDecode, CpuPrefill, DecodeState, PrefillState};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::Element;
 use mla_runtime::problem::Problem;

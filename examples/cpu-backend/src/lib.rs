@@ -1,9 +1,9 @@
 //! A decode backend for the processor, as simple as it can be.
 
+use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
 };
-use mla_cpu::{Cpu, ReadRow as _};
 use mla_runtime::{Error, Result, mla_backend};
 
 /// One row of the cache after the other.
