@@ -67,6 +67,20 @@ int main(int argc, char** argv) {
     check<B, 256, 256, 1, 4, 64>({"no rope", 1, {20}, {80}, 256, 0, 256}, seed);
     check<B, 128, 64, 2, 4, 64>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
     check<H, 96, 64, 2, 4, 64>({"96/64", 2, {70}, {50}, 64, 32, 64}, seed);
+    // Within and at the edges of tiles of 32, in rows that see them and rows that do not.
+    PrefillCase bad = {"NaN values", 2, {150}, {150}, 128, 64, 128};
+    bad.bad_values = {{0, 1, 3},  {33, 0, 0},   {63, 0, 127},
+                      {64, 0, 5}, {149, 1, 64}, {100, 0, 7, INFINITY}};
+    check<B, 192, 128, 2, 4, 32>(bad, seed);
+    bad = {"NaN values, 256", 1, {70}, {80}, 192, 64, 256};
+    bad.bad_values = {{9, 0, 3}, {40, 0, 255}, {41, 0, 1, -INFINITY}, {79, 0, 0}};
+    check<H, 256, 256, 1, 4, 32>(bad, seed);
+    bad = {"NaN values, context", 2, {40}, {90}, 128, 64, 128, false};
+    bad.bad_values = {{50, 0, 3}, {89, 1, 77}};
+    check<B, 192, 128, 2, 4, 32>(bad, seed);
+    bad = {"NaN keys", 2, {150}, {150}, 128, 64, 128};
+    bad.bad_keys = {{30, 0, 3}, {70, 0, 1}, {149, 1, 64}};
+    check<B, 192, 128, 2, 4, 32>(bad, seed);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -10,6 +10,15 @@
 
 namespace mla::sm80::prefill {
 
+// What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
+struct Item {
+    // The request's first key and value of the head.
+    const char *key_nope, *key_rope, *value;
+    // The request's first query row among all, and the CTA's within the request.
+    int query_begin, first_row;
+    int queries, head;
+};
+
 // A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
 template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys>
 struct Config {
@@ -28,7 +37,8 @@ struct Config {
     static constexpr int kValueBytes = Keys * kVPitch;
     static constexpr int kKeyOffset = kRows * kQkPitch;
     static constexpr int kValueOffset = kKeyOffset + 2 * kKeyBytes;
-    static constexpr int kSharedBytes = kValueOffset + 2 * kValueBytes;
+    static constexpr int kItemOffset = kValueOffset + 2 * kValueBytes;
+    static constexpr int kSharedBytes = kItemOffset + static_cast<int>(sizeof(Item));
 };
 
 }  // namespace mla::sm80::prefill

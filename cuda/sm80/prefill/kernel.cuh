@@ -5,6 +5,9 @@
 // the matrix units have work while exponentials are taken.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "loader.cuh"
 #include "schedule.cuh"
 #include "sm80/row_state.cuh"
@@ -15,7 +18,7 @@ namespace mla::sm80::prefill {
 template <class C>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4],
                                               uint32_t queries, uint32_t keys) {
-    const int lane = threadIdx.x & 31;
+    const int lane = ptx::laneid();
 #pragma unroll
     for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
@@ -45,12 +48,21 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys
     }
 }
 
-// O += P V.
-template <class C>
-__device__ __forceinline__ void multiply_values(
+// Of two 16-bit numbers, all bits of those that are infinite or NaN.
+template <typename T>
+__device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
+    constexpr uint32_t exponents = std::is_same_v<T, __half> ? 0x7c007c00u : 0x7f807f80u;
+    return __vcmpeq2(word & exponents, exponents);
+}
+
+// O += P V. With `kFinite`, values that are no finite numbers are taken for 0, and whether there
+// were any is returned: the same for the whole warp.
+template <class C, bool kFinite>
+__device__ __forceinline__ bool multiply_values(
     float (&o)[C::kWarpTiles][C::kVDim / 8][4],
     const uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4], uint32_t values) {
-    const int lane = threadIdx.x & 31;
+    uint32_t left_out = 0;
+    const int lane = ptx::laneid();
     const uint32_t b_at = values + (lane & 15) * C::kVPitch + (lane >> 4) * 16;
 #pragma unroll
     for (int step = 0; step < C::kKeys / 16; ++step)
@@ -58,11 +70,52 @@ __device__ __forceinline__ void multiply_values(
         for (int pair = 0; pair < C::kVDim / 16; ++pair) {
             uint32_t b[4];
             ptx::ldmatrix_x4_trans(b, b_at + step * 16 * C::kVPitch + pair * 32);
+            using T = typename C::Element;
+            if constexpr (kFinite) {
+#pragma unroll
+                for (uint32_t& word : b) {
+                    const uint32_t bits = nonfinite<T>(word);
+                    left_out |= bits;
+                    word &= ~bits;
+                }
+            }
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) {
-                using T = typename C::Element;
                 ptx::mma_m16n8k16<T>(o[tile][pair * 2], p[tile][step], b[0], b[1]);
                 ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], p[tile][step], b[2], b[3]);
+            }
+        }
+    return kFinite && __any_sync(~0u, left_out != 0);
+}
+
+// Adds the values that are no finite numbers to the rows that see them: row r of the warp sees the
+// keys below `limit` + r * per_row.
+template <class C>
+__device__ __forceinline__ void add_nonfinite(float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+                                              uint32_t values, int limit, int per_row) {
+    using T = typename C::Element;
+    const int lane = ptx::laneid();
+#pragma unroll 1
+    for (int key = 0; key < C::kKeys; ++key)
+#pragma unroll
+        for (int block = 0; block < C::kVDim / 8; ++block) {
+            const uint32_t pair =
+                ptx::ld_shared_s32(values + key * C::kVPitch + block * 16 + lane % 4 * 4);
+            const uint32_t bits = nonfinite<T>(pair);
+            if (bits == 0) continue;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if ((bits >> 16 * i & 1) == 0) continue;
+                T number;
+                const uint16_t half_word = pair >> 16 * i;
+                memcpy(static_cast<void*>(&number), &half_word, sizeof(number));
+                const float value = number;
+#pragma unroll
+                for (int tile = 0; tile < C::kWarpTiles; ++tile)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        if (key < limit + (tile * 16 + half * 8 + lane / 4) * per_row)
+                            o[tile][block][half * 2 + i] += value;
             }
         }
 }
@@ -71,7 +124,7 @@ __device__ __forceinline__ void multiply_values(
 template <class C>
 __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4], int limit,
                                           int per_row) {
-    const int lane = threadIdx.x & 31;
+    const int lane = ptx::laneid();
 #pragma unroll
     for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
@@ -128,7 +181,6 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const __grid_constant__ KernelParams p) {
     Tile tile;
     if (!Schedule<C::kRows>(p).find(tile)) return;
-    const int lane = threadIdx.x & 31;
     const int query_begin = p.cu_query_lens[tile.request];
     const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
     const int key_begin = p.cu_key_lens[tile.request];
@@ -148,24 +200,36 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const auto value_stage = [&](int key_tile) {
         return shared + C::kValueOffset + (key_tile & 1) * C::kValueBytes;
     };
-    const Rows key_rows = {
-        p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride,
-        p.key_nope_token_stride,
-        p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride,
-        p.key_rope_token_stride, p.nope_dim / 8};
-    const char* value_rows =
-        p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+    // A pointer to volatile: what is read is not kept.
+    volatile Item& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
+    if (threadIdx.x == 0) {
+        item.key_nope =
+            p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
+        item.key_rope =
+            p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
+        item.value = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        item.query_begin = query_begin;
+        item.first_row = first_row;
+        item.queries = queries;
+        item.head = tile.head;
+    }
+    __syncthreads();
     const auto copy_keys = [&](int key_tile) {
         if (key_tile < key_tiles)
-            copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(key_stage(key_tile), key_rows,
-                                                                     key_tile * C::kKeys, needed);
+            copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
+                key_stage(key_tile),
+                {item.key_nope, p.key_nope_token_stride, item.key_rope, p.key_rope_token_stride,
+                 p.nope_dim / 8},
+                key_tile * C::kKeys, needed);
     };
     const auto copy_values = [&](int key_tile) {
-        if (key_tile < key_tiles)
+        if (key_tile < key_tiles) {
+            const char* rows = item.value;
             copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
                 value_stage(key_tile),
-                {value_rows, p.value_token_stride, value_rows, p.value_token_stride, C::kVDim / 8},
+                {rows, p.value_token_stride, rows, p.value_token_stride, C::kVDim / 8},
                 key_tile * C::kKeys, needed);
+        }
     };
 
     const char* query_rows =
@@ -181,14 +245,13 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
 
     // Keys that the warp's first row sees, and the first key that some row of the warp does not.
     const int seen = p.causal ? keys - queries + first_row + warp_row + 1 : keys;
-    const int unmasked = min(seen, needed);
     const uint32_t own_queries = shared + warp_row * C::kQkPitch;
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     float s[C::kWarpTiles][C::kKeys / 8][4];
     Softmax<C> softmax;
+    const auto masked = [&](int key_tile) { return (key_tile + 1) * C::kKeys > min(seen, needed); };
     const auto mask = [&](int key_tile) {
-        if ((key_tile + 1) * C::kKeys > unmasked)
-            mask_keys<C>(s, seen - key_tile * C::kKeys, p.causal);
+        if (masked(key_tile)) mask_keys<C>(s, seen - key_tile * C::kKeys, p.causal);
     };
     const auto rescale_output = [&](const float (&rescale)[C::kWarpTiles][2]) {
 #pragma unroll
@@ -204,6 +267,14 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     };
     float rescale[C::kWarpTiles][2];
     uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
+    // Rows that do not see a key have P = 0 there, and 0 times NaN would be NaN.
+    const auto add_values = [&](int key_tile) {
+        const uint32_t values = value_stage(key_tile);
+        if (!masked(key_tile))
+            multiply_values<C, false>(o, probabilities, values);
+        else if (multiply_values<C, true>(o, probabilities, values))
+            add_nonfinite<C>(o, values, seen - key_tile * C::kKeys, p.causal);
+    };
     if (key_tiles > 0) {
         ptx::cp_async_wait_group<1>();
         __syncthreads();
@@ -221,7 +292,7 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
             multiply_keys<C>(next, own_queries, key_stage(key_tile + 1));
             softmax.apply(s, p.scale_log2, rescale, probabilities);
             rescale_output(rescale);
-            multiply_values<C>(o, probabilities, value_stage(key_tile));
+            add_values(key_tile);
 #pragma unroll
             for (int i = 0; i < C::kWarpTiles; ++i)
 #pragma unroll
@@ -234,27 +305,28 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         mask(key_tiles - 1);
         softmax.apply(s, p.scale_log2, rescale, probabilities);
         rescale_output(rescale);
-        multiply_values<C>(o, probabilities, value_stage(key_tiles - 1));
+        add_values(key_tiles - 1);
     }
 
+    const int lane = ptx::laneid(), own_row = warp_row + lane / 4;
 #pragma unroll
     for (int i = 0; i < C::kWarpTiles; ++i)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowState state = softmax.row(i, half);
-            const int row = first_row + warp_row + i * 16 + half * 8 + lane / 4;
-            if (row >= queries) continue;
+            const int row = item.first_row + own_row + i * 16 + half * 8;
+            if (row >= item.queries) continue;
+            const int head = item.head, token = item.query_begin + row;
             const bool empty = state.sum == 0.f;
             const float scale = empty ? 0.f : 1.f / state.sum;
-            char* to = static_cast<char*>(p.out) + (query_begin + row) * p.out_token_stride +
-                       tile.head * p.out_head_stride + lane % 4 * 4;
+            char* to = static_cast<char*>(p.out) + token * p.out_token_stride +
+                       head * p.out_head_stride + lane % 4 * 4;
 #pragma unroll
             for (int j = 0; j < C::kVDim / 8; ++j)
                 *reinterpret_cast<uint32_t*>(to + j * 16) = ptx::cvt_rn_x2<typename C::Element>(
                     o[i][j][half * 2] * scale, o[i][j][half * 2 + 1] * scale);
             if (p.lse && lane % 4 == 0) {
-                p.lse[tile.head * p.lse_head_stride + query_begin + row] =
-                    natural_lse(state.maximum, state.sum);
+                p.lse[head * p.lse_head_stride + token] = natural_lse(state.maximum, state.sum);
             }
         }
     ptx::cp_async_wait_group<0>();

@@ -27,6 +27,10 @@ inline void __syncthreads() { emulated().sync_threads(); }
 inline void __threadfence() {}
 inline int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 inline int __popc(unsigned x) { return std::popcount(x); }
+inline uint32_t __vcmpeq2(uint32_t a, uint32_t b) {
+    const uint32_t differ = a ^ b;
+    return (differ & 0xffff ? 0 : 0xffff) | (differ >> 16 ? 0 : 0xffff0000);
+}
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 template <typename T>
