@@ -117,7 +117,8 @@ struct PrefillProblem {
         }
         const double got_lse = lse[size_t(head) * query_tokens + row];
         const bool both_nan = std::isnan(expected_lse) && std::isnan(got_lse);
-        const double of = both_nan || expected_lse == got_lse ? 0 : std::fabs(expected_lse - got_lse);
+        const bool same = both_nan || expected_lse == got_lse;
+        const double of = same ? 0 : std::fabs(expected_lse - got_lse);
         if (!(deviation / largest <= of_out)) of_out = deviation / largest;
         if (!(of <= of_lse)) of_lse = std::isnan(of) ? INFINITY : of;
     }
