@@ -26,7 +26,8 @@ struct Weights {
         const State x{lse_a == INFINITY ? -INFINITY : lse_a, 1.f};
         const State y{lse_b == INFINITY ? -INFINITY : lse_b, 1.f};
         const float maximum = fmaxf(x.maximum, y.maximum);
-        if (maximum == -INFINITY) return;
+        // Not of the maximum, which passes over a NaN.
+        if (x.maximum == -INFINITY && y.maximum == -INFINITY) return;
         a = x.factor(maximum);
         b = y.factor(maximum);
         const State merged{maximum, a + b};

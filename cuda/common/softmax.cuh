@@ -9,7 +9,8 @@
 //   result            o / l, and the log-sum-exp m + log(l)
 //
 // A row that has seen no key has m = -inf and l = 0: its log-sum-exp is -inf and its output 0. A
-// result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging changes
+// score that is NaN makes l NaN, and so the row's log-sum-exp and all of its output; m passes over
+// it. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging changes
 // roundings only; who needs the same bits each time merges in a fixed order.
 //
 // o lies in registers, spread over lanes in many ways, so it is not a member: whoever holds it
@@ -57,8 +58,9 @@ struct SoftmaxState {
         return by;
     }
 
+    // Of a row that saw a NaN the sum is NaN, and so is this.
     __device__ __forceinline__ float log_sum_exp() const {
-        return sum > 0.f ? maximum + Base::log(sum) : -INFINITY;
+        return sum == 0.f ? -INFINITY : maximum + Base::log(sum);
     }
 };
 

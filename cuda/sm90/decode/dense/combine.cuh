@@ -211,7 +211,7 @@ struct CombineFew {
 #pragma unroll
         for (int distance = 1; distance < lanes; distance *= 2)
             sum += __shfl_xor_sync(~0u, sum, distance);
-        const float inverse = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+        const float inverse = sum == 0.f ? 0.f : __fdividef(1.f, sum);
 #pragma unroll
         for (int i = 0; i < most; ++i)
             ptx::st_shared(weights + ((lane + i * lanes) * rows + row) * 4,
@@ -304,8 +304,8 @@ struct CombineState {
     }
 
     __device__ PackedVector normalised() const {
-        return value.times(make_float2(rows[0].sum > 0.f ? __fdividef(1.f, rows[0].sum) : 0.f,
-                                       rows[1].sum > 0.f ? __fdividef(1.f, rows[1].sum) : 0.f));
+        return value.times(make_float2(rows[0].sum == 0.f ? 0.f : __fdividef(1.f, rows[0].sum),
+                                       rows[1].sum == 0.f ? 0.f : __fdividef(1.f, rows[1].sum)));
     }
 };
 

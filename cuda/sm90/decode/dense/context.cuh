@@ -58,6 +58,11 @@ struct Context {
         return min(max(item.q_len * p.heads - first_row(item), 0), N);
     }
 
+    // The first token of a request that not all of its query tokens see: they see one more each.
+    __device__ int seen_by_all(const WorkItem& item) const {
+        return p.causal ? item.kv_len - item.q_len + 1 : item.kv_len;
+    }
+
     // The page of a request that holds a token.
     __device__ int page_of(int token) const {
         return p.page_shift >= 0 ? token >> p.page_shift : unsigned(token) / unsigned(p.page_size);
@@ -88,7 +93,7 @@ struct Context {
 
     // What the output of a row with this sum is multiplied by at the end.
     __device__ float inverse_of(float sum) const {
-        return sum > 0.f ? __fdividef(p.out_scale, sum) : 0.f;
+        return sum == 0.f ? 0.f : __fdividef(p.out_scale, sum);
     }
 };
 

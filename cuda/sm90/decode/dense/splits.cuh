@@ -50,10 +50,15 @@ struct Splits {
         }
         if (thread < N) {
             using Partial = PartialResult<N>;
-            const int row = Fragments::row_of_tile(thread);
-            *reinterpret_cast<float*>(mine + Partial::lse_offset(thread)) =
+            // Were it known to be the thread's number, what follows from it would be computed
+            // before the first work item, and spilled.
+            int of_split = thread;
+            asm volatile("" : "+r"(of_split));
+            const int row = Fragments::row_of_tile(of_split);
+            *reinterpret_cast<float*>(mine + Partial::lse_offset(of_split)) =
                 log2_sum_exp2(s.maximum[row], s.sum[row]);
-            *reinterpret_cast<float*>(mine + Partial::scale_offset(thread)) = power_of_two(-scale);
+            *reinterpret_cast<float*>(mine + Partial::scale_offset(of_split)) =
+                power_of_two(-scale);
         }
         s.stats_empty.arrive();
         OutputBarrier::sync();

@@ -43,8 +43,8 @@ struct Fp8Layout {
         // decided. The other waits for each of them, so that it knows what was raised and that
         // everybody has read what it raises next.
         Barrier<128> decided[2];
-        // Of a KV tile whose tokens end before it does: all of its group, each for the zeros that
-        // it wrote behind them.
+        // Of a KV tile that has tokens which not all query tokens see, or none at its end: all of
+        // its group, each for the zeros that it wrote there.
         Barrier<128> tail_cleared[kProbabilityStages];
         // What goes from the scores to the output with the probabilities.
         int any_factor[kProbabilityStages];

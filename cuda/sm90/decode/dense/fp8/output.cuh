@@ -35,6 +35,7 @@ struct Fp8Output {
         for (const WorkItem* next; (next = c.acquire(queue)); c.release(queue)) {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
+            const int seen_by_all = c.seen_by_all(item);
             TransposedSums<T, N> sums;
             sums.clear();
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
@@ -42,7 +43,7 @@ struct Fp8Output {
                 const int slot = kv_tiles & 1;
                 s.latent_full[stages.slot].wait(stages.phase);
                 s.scores_full[slot].wait(kv_tiles >> 1 & 1);
-                if ((kv_tile + 1) * kTileTokens > item.kv_len) {
+                if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     s.tail_cleared[slot].wait(tails >> slot & 1);
                     tails ^= 1 << slot;
                 }

@@ -30,6 +30,7 @@
 // by all warps together, and only then are maxima compared between lanes and warps.
 #pragma once
 
+#include "../../../../common/finite.cuh"
 #include "../../../../common/softmax.cuh"
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
@@ -71,7 +72,7 @@ struct Fp8Scores {
             const WorkItem& item = *next;
             const int begin = item.kv_tile_begin, end = item.kv_tile_end;
             const int first = c.first_row(item);
-            const int no_mask_before = p.causal ? item.kv_len - item.q_len + 1 : item.kv_len;
+            const int seen_by_all = c.seen_by_all(item);
             if (group == 0) {
                 fetch_queries(item, thread);
                 if constexpr (C::kScoreGroups == 2) s.queries_ready.arrive();
@@ -94,7 +95,7 @@ struct Fp8Scores {
                 // the third one before this, which has been waited for.
                 s.latent_full[stages.slot].wait(stages.phase);
                 multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
-                if ((kv_tile + 1) * kTileTokens > no_mask_before) {
+                if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     const int column = kv_tile * kTileTokens + token;
 #pragma unroll
                     for (int i = 0; i < N / 4; ++i) {
@@ -121,9 +122,12 @@ struct Fp8Scores {
                 raise = meet_any(group, raise);
 
                 s.scores_empty[slot].wait((number >> 1 & 1) ^ 1);
-                const int tokens = item.kv_len - kv_tile * kTileTokens;
-                if (tokens < kTileTokens) {
+                if ((kv_tile + 1) * kTileTokens > seen_by_all) {
+                    const int before = kv_tile * kTileTokens,
+                              tokens = min(item.kv_len - before, kTileTokens);
                     clear_tail(c.latent_stage(stages.slot), tokens, thread);
+                    clear_hidden(c.latent_stage(stages.slot), max(seen_by_all - before, 0), tokens,
+                                 thread);
                     s.tail_cleared[slot].arrive();
                 }
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
@@ -360,6 +364,18 @@ struct Fp8Scores {
             for (int group = 0; group < 4; ++group)
                 ptx::st_shared_v4(slot + group * L::kGroupBytes + i * 16, make_uint4(0, 0, 0, 0));
         }
+    }
+
+    // Clears the NaN among the latent values of tokens that only the later query tokens see. Those
+    // have it in their scores already.
+    __device__ void clear_hidden(uint32_t slot, int begin, int end, int thread) const {
+        // A thread has a chunk of 16 bytes of one group of values, of every fourth token. What it
+        // derives from its number is not to be known, and kept, before it comes here.
+        asm volatile("" : "+r"(thread));
+        const uint32_t from = slot + (thread >> 3 & 3) * L::kGroupBytes + (thread & 7) * 16;
+#pragma unroll 1
+        for (int token = begin + (thread >> 5); token < end; token += 4)
+            clear_not_finite<__nv_fp8_e4m3>(from + token * 128);
     }
 
     // Combines what the eight lanes of the same columns have of them, and writes the results to

@@ -111,7 +111,7 @@ struct PlainCacheProducer {
                 s.rope_empty[rope.slot].wait(rope.phase ^ 1);
                 s.held_query_empty.arrive();
             }
-            // Nobody waits for these, but they count every use of a stage.
+            // These bring nothing, but count every use of a stage.
 #pragma unroll
             for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.slot + i].arrive();
             s.rope_full[rope.slot].arrive();

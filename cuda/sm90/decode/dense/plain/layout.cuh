@@ -45,8 +45,8 @@ struct PlainLayout {
     // Who reads the queue: warps 0 and 1, scores, output. Who writes stats: a quarter of the lanes
     // of each warp that has rows.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), kRows / 2> {
-        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
-        // which nobody waits for here, that lane alone. It is free: a lane of each output warp,
+        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries, whose
+        // bytes come to a barrier of their own, that lane alone. It is free: a lane of each output warp,
         // behind its MMAs; after held queries two lanes of each scores warp.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];

@@ -1,6 +1,7 @@
 // Scores of query rows and cached tokens of bf16 or f16, their softmax, and the probabilities.
 #pragma once
 
+#include "../../../../common/finite.cuh"
 #include "../../../../common/softmax.cuh"
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
@@ -38,13 +39,13 @@ struct PlainScores {
             const int begin = item.kv_tile_begin, end = item.kv_tile_end, kv_len = item.kv_len;
             // Rows attend to the tokens before their limit.
             const int first = c.first_row(item);
-            int limit0 = item.kv_len, limit1 = item.kv_len, no_mask_before = item.kv_len;
+            int limit0 = item.kv_len, limit1 = item.kv_len;
+            const int seen_by_all = c.seen_by_all(item);
             if (p.causal) {
                 limit0 = min(item.kv_len, item.kv_len - item.q_len +
                                               token_of(first + row0, p.inverse_heads) + 1);
                 limit1 = min(item.kv_len, item.kv_len - item.q_len +
                                               token_of(first + row1, p.inverse_heads) + 1);
-                no_mask_before = item.kv_len - item.q_len + 1;
             }
             float max0 = -INFINITY, max1 = -INFINITY, sum0 = 0.f, sum1 = 0.f;
             uint32_t query[C::kHeldPanels > 0 ? C::kHeldPanels : 1][16];
@@ -72,7 +73,7 @@ struct PlainScores {
 
                 float factor0 = 1.f, factor1 = 1.f;
                 if (has_rows) {
-                    if ((kv_tile + 1) * kTileTokens > no_mask_before) {
+                    if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                         const int column = kv_tile * kTileTokens + 2 * (lane & 3);
 #pragma unroll
                         for (int i = 0; i < 8; ++i) {
@@ -99,6 +100,9 @@ struct PlainScores {
                         s.tail_cleared.arrive();
                     }
                 }
+                if (const int hidden = max(seen_by_all - kv_tile * kTileTokens, 0);
+                    hidden < min(tokens, kTileTokens))
+                    clear_hidden(latent, hidden, min(tokens, kTileTokens), thread);
                 // TMA waited for the same before it filled the stage.
                 s.rope_empty[rope.slot].wait(rope.phase ^ 1);
                 if (has_rows) {
@@ -179,6 +183,10 @@ struct PlainScores {
     template <typename Queries>
     __device__ void hold_queries(Queries& query, LatentRing& latent, RopeRing& rope, uint32_t held,
                                  int warp, int lane) const {
+        // Who fills the rings has counted this use of the stages before the queries are there.
+#pragma unroll
+        for (int i = 0; i < C::kHeldStages; ++i) s.latent_full[latent.slot + i].wait(latent.phase);
+        s.rope_full[rope.slot].wait(rope.phase);
         s.held_query_full.wait(held & 1);
         const int row = warp * 16 + (lane & 15);
 #pragma unroll
@@ -216,6 +224,19 @@ struct PlainScores {
             }
             tile.advance(1);
         }
+    }
+
+    // Clears what is not finite among the latent values of tokens that only the later query tokens
+    // see. Those have it in their scores already.
+    __device__ void clear_hidden(LatentRing tile, int begin, int end, int thread) const {
+        // A thread has a chunk of 16 bytes of one panel, of every other token.
+        const int chunk = thread & 7, panel = thread >> 3 & 7;
+        tile.advance(panel / L::kStagePanels);
+        const uint32_t from =
+            c.latent_stage(tile.slot) + panel % L::kStagePanels * kPanelBytes + chunk * 16;
+#pragma unroll 1
+        for (int token = begin + (thread >> 6); token < end; token += 2)
+            clear_not_finite<T>(from + token * 128);
     }
 
     // Maximum of a row's 64 scores, in units of log2.
