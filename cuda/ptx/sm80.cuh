@@ -239,6 +239,17 @@ __device__ __forceinline__ uint32_t mul_rn_x2<__half>(uint32_t a, uint32_t b) {
     return r;
 }
 
+// Both halves of a word times both halves of another, plus those of a third, rounded once.
+template <typename T>
+__device__ __forceinline__ uint32_t fma_rn_x2(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t r;
+    if constexpr (std::is_same_v<T, __half>)
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
 __device__ __forceinline__ float ex2_approx(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

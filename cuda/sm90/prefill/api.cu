@@ -174,6 +174,18 @@ struct Workspace {
 template <typename Tile>
 MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
     KernelParams k = {};
+    k.query = p.query;
+    k.key = p.key_nope;
+    k.key_rope = p.key_rope;
+    k.value = p.value;
+    k.query_token_stride = p.query_token_stride;
+    k.query_head_stride = p.query_head_stride;
+    k.key_token_stride = p.key_nope_token_stride;
+    k.key_head_stride = p.key_nope_head_stride;
+    k.key_rope_token_stride = p.key_rope_token_stride;
+    k.key_rope_head_stride = p.key_rope_head_stride;
+    k.value_token_stride = p.value_token_stride;
+    k.value_head_stride = p.value_head_stride;
     k.out = p.out;
     k.lse = p.lse;
     k.cu_q = p.cu_query_lens;
@@ -199,7 +211,6 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;
-    k.rope_per_head = p.key_rope_head_stride != 0;
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
 
     EncodeTiled encode;
@@ -211,24 +222,25 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     const struct {
         Operand operand;
         CUtensorMap& map;
-    } operands[] = {{{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads,
-                      p.query_tokens, query_len, kRows, query_bound},
-                     maps.query},
-                    {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride,
-                      Tile::kRope, p.heads, p.query_tokens, query_len, kRows, query_bound},
-                     maps.query_rope},
-                    {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope,
-                      p.heads, p.key_tokens, key_len, Tile::kKeys, key_bound},
-                     maps.key},
-                    {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope,
-                      k.rope_per_head ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys, key_bound},
-                     maps.key_rope},
-                    {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads,
-                      p.key_tokens, key_len, Tile::kKeys, key_bound},
-                     maps.value},
-                    {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads,
-                      p.query_tokens, query_len, kWarpRows, query_bound},
-                     maps.out}};
+    } operands[] = {
+        {{p.query, p.query_token_stride, p.query_head_stride, Tile::kNope, p.heads, p.query_tokens,
+          query_len, kRows, query_bound},
+         maps.query},
+        {{columns_from(p.query, Tile::kNope), p.query_token_stride, p.query_head_stride,
+          Tile::kRope, p.heads, p.query_tokens, query_len, kRows, query_bound},
+         maps.query_rope},
+        {{p.key_nope, p.key_nope_token_stride, p.key_nope_head_stride, Tile::kNope, p.heads,
+          p.key_tokens, key_len, Tile::kKeys, key_bound},
+         maps.key},
+        {{p.key_rope, p.key_rope_token_stride, p.key_rope_head_stride, Tile::kRope,
+          p.key_rope_head_stride != 0 ? p.heads : 1, p.key_tokens, key_len, Tile::kKeys, key_bound},
+         maps.key_rope},
+        {{p.value, p.value_token_stride, p.value_head_stride, Tile::kValue, p.heads, p.key_tokens,
+          key_len, Tile::kKeys, key_bound},
+         maps.value},
+        {{p.out, p.out_token_stride, p.out_head_stride, Tile::kValue, p.heads, p.query_tokens,
+          query_len, kWarpRows, query_bound},
+         maps.out}};
     for (const auto& o : operands) {
         s = describe(encode, p.dtype, o.operand, o.map);
         if (s.code != MLA_OK) return s;

@@ -11,6 +11,7 @@
 #include "../../common/softmax.cuh"
 #include "../../ptx/sm90.cuh"
 #include "params.cuh"
+#include "repair.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -34,8 +35,9 @@ struct Partial {
 template <typename Tile>
 struct Combine {
     const KernelParams& p;
+    Shared<Tile>& shared;
     const Work& work;
-    int lane;
+    int warp, lane;
     // The warp's bytes of shared memory: the sums of each split's rows, the weights of its rows,
     // and lines.
     uint32_t staged;
@@ -53,7 +55,7 @@ struct Combine {
 
     // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
     // splits, whose CTAs have claimed them and so go on.
-    __device__ __forceinline__ void run(int splits, int share, int warp) const {
+    __device__ __forceinline__ void run(int splits, int share) const {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
@@ -122,12 +124,17 @@ struct Combine {
                 sum.z = fmaf(values.z, weight.y, sum.z);
                 sum.w = fmaf(values.w, weight.y, sum.w);
                 if (++split < splits) continue;
+                const bool spoiled = (sum.x + sum.y + sum.z + sum.w) * 0.f != 0.f;
                 const int column = part / splits % kLines * 8;
                 if (query < rows) store(out + column, sum.x * factor[0], sum.y * factor[0]);
                 if (query + 8 < rows) {
                     store(out + column + 8 * p.out_token_stride, sum.z * factor[1],
                           sum.w * factor[1]);
                 }
+                if (__any_sync(~0u, spoiled) && p.causal)
+                    hand_over(shared, warp,
+                              {work.query_start + work.query + of_warp * kWarpRows, work.head,
+                               column, 8});
                 split = 0;
                 sum = {};
             }

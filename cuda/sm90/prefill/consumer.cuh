@@ -9,6 +9,7 @@
 #include "params.cuh"
 #include "pipeline.cuh"
 #include "product.cuh"
+#include "repair.cuh"
 #include "softmax.cuh"
 #include "tile.cuh"
 
@@ -192,7 +193,9 @@ struct Consumer {
     // What the store of a tile needs beside its output. Another tile's softmax comes before the
     // store.
     struct Finished {
-        int slot, first_slot;  // -1: the tile has one split
+        // The split's slot, or -1 if the tile has one split, above the tile's first one: in one
+        // register, of which there are few.
+        int slots;
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
@@ -201,8 +204,7 @@ struct Consumer {
     __device__ __forceinline__ Finished finish(const Work& work, int number,
                                                const Rows<Tile>& rows) const {
         release(shared.work_empty[Slot(number).index]);
-        return {work.slot,
-                work.first_slot,
+        return {work.slot << 16 | uint16_t(work.first_slot),
                 work.head,
                 work.query + half * kRows,
                 work.query_start,
@@ -219,7 +221,7 @@ struct Consumer {
 #pragma unroll
             for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
         }
-        if (finished.slot < 0) {
+        if (finished.slots < 0) {
             store_out(finished, rows, sum);
         } else {
             store_partial(finished, rows, sum);
@@ -229,7 +231,7 @@ struct Consumer {
     __device__ __forceinline__ void store_partial(const Finished& finished, const Rows<Tile>& rows,
                                                   const float (&sum)[2]) const {
         const int lane = thread % 32, first = finished.query + thread / 32 * kWarpRows;
-        const Partial<Tile> partial(p, finished.slot, first % kQueries / kWarpRows);
+        const Partial<Tile> partial(p, finished.slots >> 16, first % kQueries / kWarpRows);
         if (first < finished.query_len) {
 #pragma unroll
             for (int i = 0; i < Tile::kValue / 8; i++) {
@@ -242,7 +244,7 @@ struct Consumer {
             }
         }
         __syncwarp();
-        if (lane == 0) ptx::red_add_release(&p.arrived[finished.first_slot], 1);
+        if (lane == 0) ptx::red_add_release(&p.arrived[finished.slots & 0xffff], 1);
     }
 
     // Writes one panel of columns after the other: rounded into shared memory, and from there by
@@ -266,6 +268,9 @@ struct Consumer {
         // Lane 8 i + j gives the address of row j of matrix i: rows 0..7 and 8..15 of eight
         // columns, then of the next eight.
         const int row = lane % 16, chunk = lane / 16;
+        // A NaN where a value is not finite: such a value is in all rows of its column, so half of
+        // them tell.
+        uint32_t spoiled = 0;
 #pragma unroll
         for (int panel = 0; panel < Tile::kValuePanels; panel++) {
             if (lane == 0) ptx::cp_async_bulk_wait_group_read();
@@ -279,6 +284,8 @@ struct Consumer {
                     words[j] = ptx::cvt_rn_x2<typename Tile::Element>(
                         out[2 * j] * factor[j % 2], out[2 * j + 1] * factor[j % 2]);
                 }
+                for (int j = 0; j < 4; j += 2)
+                    spoiled = ptx::fma_rn_x2<typename Tile::Element>(words[j], 0, spoiled);
                 ptx::stmatrix_x4(staged + swizzled<128>(row, chunk + i), words[0], words[1],
                                  words[2], words[3]);
             }
@@ -291,6 +298,9 @@ struct Consumer {
                                                 finished.query_start + finished.query_len);
             }
         }
+        if (__any_sync(~0u, spoiled != 0) && p.causal && first < finished.query_len)
+            hand_over(shared, warpgroup * (kRows / kWarpRows) + warp,
+                      {finished.query_start + first, finished.head, 0, Tile::kValue});
     }
 
     // A tile's description stays in shared memory: its registers are needed for the products. Only
@@ -336,12 +346,14 @@ struct Consumer {
                 const int warp = warpgroup * (kRows / kWarpRows) + thread / 32;
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                Combine<Tile>{p, work, thread % 32, staged}.run(work.key_len,
-                                                                work.slot - work.first_slot, warp);
+                Combine<Tile>{p, shared, work, warp, thread % 32, staged}.run(
+                    work.key_len, work.slot - work.first_slot);
             }
             __syncwarp();
             release(shared.work_empty[Slot(number).index]);
         }
+        release(shared.finished);
+        if (thread % 32 == 0) ptx::cp_async_bulk_wait_group();
     }
 
     // Computes all tiles; returns the number of the first announcement that is none. Steps go on
@@ -428,7 +440,6 @@ struct Consumer {
         cute::warpgroup_wait<0>();
         end_output(rows);
         store(before, rows);
-        if (thread % 32 == 0) ptx::cp_async_bulk_wait_group();
         return number + 1;
     }
 };

@@ -25,6 +25,7 @@
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
+//     spoiled_full[w], spoiled_empty[w] rows that warp w of the consumers hands over (repair.cuh); finished: no more of them
 //     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
@@ -38,6 +39,7 @@
 #include "consumer.cuh"
 #include "params.cuh"
 #include "producer.cuh"
+#include "repair.cuh"
 #include "scheduler.cuh"
 #include "tile.cuh"
 
@@ -68,6 +70,12 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
             ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
+        for (int warp = 0; warp < kConsumerWarps; warp++) {
+            ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_full[warp]), 1);
+            ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_empty[warp]), 1);
+            shared.spoiled[warp].before = 0;
+        }
+        ptx::mbarrier_init(ptx::shared_address(&shared.finished), kConsumerWarps);
         ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
         ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
         ptx::fence_mbarrier_init();
@@ -79,6 +87,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const Producer<Tile> producer{p, maps, shared};
         if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
+        if (warp == kRepairWarp && p.causal) Repair<Tile>{p, shared, lane}.run();
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();
         if (warp == kSchedulerWarp) Scheduler<Tile>{p, shared, lane}.run();
     } else {

@@ -11,6 +11,10 @@
 namespace mla::sm90::prefill {
 
 struct KernelParams {
+    // Read by TMA, and where rows are repaired (repair.cuh). Heads of one rotary key are 0 apart.
+    const void *query, *key, *key_rope, *value;
+    int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
+    int64_t key_rope_token_stride, key_rope_head_stride, value_token_stride, value_head_stride;
     void* out;        // [query tokens, heads, V]
     float* lse;       // [heads, query tokens], or null
     const int* cu_q;  // [requests + 1]
@@ -34,8 +38,7 @@ struct KernelParams {
     // The bounds that the tensor maps were made with.
     int max_query_len, max_key_len;
     int causal;
-    int rope_per_head;  // 0: one rotary key for all heads
-    float scale_log2;   // softmax scale times log2(e)
+    float scale_log2;  // softmax scale times log2(e)
 };
 
 // Each map has four dimensions: columns, heads, rows of a request, end of the request. The third

@@ -94,8 +94,8 @@ struct Producer {
             const bool rope = panel == Tile::kNopePanels;
             bring(rope ? maps.key_rope : maps.key,
                   shared.key[at.stage] + panel * Tile::kKeyPanelBytes, full,
-                  rope ? 0 : panel * kPanel, rope && !p.rope_per_head ? 0 : work.head, row,
-                  work.key_end);
+                  rope ? 0 : panel * kPanel, rope && p.key_rope_head_stride == 0 ? 0 : work.head,
+                  row, work.key_end);
         }
         at.advance();
     }

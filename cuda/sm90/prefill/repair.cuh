@@ -1,0 +1,205 @@
+// Rows that a value spoiled which they do not see.
+//
+// Under causal attention the last KV tiles of a query tile have keys that some of its rows do not
+// see. Their weights are 0, but 0 times a NaN or an infinity is a NaN, and so a column of values
+// with one of these spoils that column of all rows. To look for it among the values would cost time
+// in every launch. So a consumer looks at what it stores, which is a few instructions, and hands a
+// warp's rows with a NaN over to a warp that has nothing else to do. That warp looks whether
+// hidden values are the reason, and if so computes these rows and columns once more, one key after
+// the other. It takes long, and happens where an input is broken.
+#pragma once
+
+#include "../../common/finite.cuh"
+#include "../../common/octet.cuh"
+#include "../../common/softmax.cuh"
+#include "../../ptx/sm90.cuh"
+#include "params.cuh"
+#include "softmax.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+// By a warp of a consumer: hands over the rows of a warp from query row `token` of the batch on,
+// when they have been stored. They are the next launch's business only when it has been done.
+template <typename Tile>
+__device__ __forceinline__ void hand_over(Shared<Tile>& shared, int warp, const Spoiled& spoiled) {
+    // Other lanes may have stored them. What follows from the warp's number is not to be computed,
+    // and kept, before it comes to this.
+    __syncwarp();
+    asm volatile("" : "+r"(warp));
+    if (threadIdx.x % 32 != 0) return;
+    ptx::cp_async_bulk_wait_group();
+    auto& box = shared.spoiled[warp];
+    ptx::mbarrier_wait(ptx::shared_address(&shared.spoiled_empty[warp]), (box.before & 1) ^ 1);
+    box.rows = spoiled;
+    ++box.before;
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.spoiled_full[warp]));
+}
+
+// A warp of the first warpgroup.
+template <typename Tile>
+struct Repair {
+    const KernelParams& p;
+    Shared<Tile>& shared;
+    int lane;
+
+    using T = typename Tile::Element;
+    // How long to wait for the end before looking into the boxes again.
+    static constexpr uint32_t kNanoseconds = 10'000;
+
+    __device__ void run() const {
+        // Of the box with this lane's number.
+        uint32_t taken = 0;
+        for (bool end = false; !end;) {
+            end = ptx::mbarrier_try_wait(ptx::shared_address(&shared.finished), 0, kNanoseconds);
+            // The first lane's answer counts: what was handed over before that is served below.
+            end = __shfl_sync(~0u, end, 0);
+            while (true) {
+                const bool full = lane < kConsumerWarps &&
+                                  ptx::mbarrier_test_wait(
+                                      ptx::shared_address(&shared.spoiled_full[lane]), taken & 1);
+                const uint32_t boxes = __ballot_sync(~0u, full);
+                if (boxes == 0) break;
+                const int box = __ffs(boxes) - 1;
+                repair(shared.spoiled[box].rows);
+                __syncwarp();
+                if (lane == box) {
+                    ptx::mbarrier_arrive(ptx::shared_address(&shared.spoiled_empty[box]));
+                    ++taken;
+                }
+            }
+        }
+    }
+
+  private:
+    // The rows' keys, and which two columns of theirs are this lane's. Descriptions in shared memory
+    // are read each time: this warp has few registers.
+    struct Place {
+        int key_start, key_len, column;
+        // How many keys the first row would see if there were no end to them.
+        int seen;
+
+        // How many keys the i-th of the rows sees.
+        __device__ int sees(int i) const { return max(min(key_len, seen + i), 0); }
+    };
+
+    __device__ void repair(const volatile Spoiled& rows) const {
+        Place at = place(rows.token);
+        // 64 columns at a time.
+#pragma unroll 1
+        for (at.column = 2 * lane; at.column < rows.columns + 2 * lane; at.column += 64)
+            repair(rows, at);
+    }
+
+    __device__ Place place(int token) const {
+        int request = lane;
+        uint32_t found;
+        while (!(found = __ballot_sync(~0u, request < p.requests && p.cu_q[request] <= token &&
+                                                token < p.cu_q[request + 1])))
+            request += 32;
+        request = __shfl_sync(~0u, request, __ffs(found) - 1);
+        const int query_start = p.cu_q[request], key_start = p.cu_k[request];
+        const int query_len = p.cu_q[request + 1] - query_start,
+                  key_len = p.cu_k[request + 1] - key_start;
+        return {key_start, key_len, 0, token - query_start + key_len - query_len + 1};
+    }
+
+    __device__ const T* value(const volatile Spoiled& rows, const Place& at, int key) const {
+        return static_cast<const T*>(p.value) + (at.key_start + key) * p.value_token_stride +
+               rows.head * p.value_head_stride + rows.column + at.column;
+    }
+
+    __device__ void repair(const volatile Spoiled& rows, const Place& at) const {
+        // The last key whose value is not finite, among those that may be hidden.
+        int2 last = {-1, -1};
+        const int end = min(at.key_len, at.sees(0) + kQueries + Tile::kKeys);
+#pragma unroll 1
+        for (int key = at.sees(0); at.column < rows.columns && key < end; key++) {
+            const uint32_t bits =
+                not_finite<T>(*reinterpret_cast<const uint32_t*>(value(rows, at, key)));
+            if (bits & 0xffff) last.x = key;
+            if (bits >> 16) last.y = key;
+        }
+        const int count = min(kWarpRows, at.key_len + 1 - at.seen);
+#pragma unroll 1
+        for (int row = 0; row < count; row++) {
+            const int sees = at.sees(row);
+            // Later rows see more.
+            if (!__any_sync(~0u, max(last.x, last.y) >= sees)) break;
+            const float2 out = attend(rows, at, row, sees);
+            T* to = static_cast<T*>(p.out) + (int64_t(rows.token) + row) * p.out_token_stride +
+                    rows.head * p.out_head_stride + rows.column + at.column;
+            if (last.x >= sees) to[0] = from_float<T>(out.x);
+            if (last.y >= sees) to[1] = from_float<T>(out.y);
+        }
+    }
+
+    // Attention of one row to the keys that it sees, and no others.
+    __device__ float2 attend(const volatile Spoiled& rows, const Place& at, int row,
+                             int sees) const {
+        SoftmaxState<Base2> state;
+        float2 out = {0.f, 0.f};
+#pragma unroll 1
+        for (int first = 0; first < sees; first += 32) {
+            float score = -INFINITY;
+            if (first + lane < sees)
+                score = this->score(rows, row, at.key_start + first + lane) * p.scale_log2;
+            float top = score;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2)
+                top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+            const float factor = state.raise(fmaxf(state.maximum, top));
+            const float weight = Base2::exp(score - offset_of(state.maximum));
+            float sum = weight;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2)
+                sum += __shfl_xor_sync(~0u, sum, distance);
+            state.sum += sum;
+            out.x *= factor;
+            out.y *= factor;
+#pragma unroll 1
+            for (int i = 0; i < min(32, sees - first); i++) {
+                const float of_key = __shfl_sync(~0u, weight, i);
+                if (at.column >= rows.columns) continue;
+                float values[2];
+                to_floats(load<true, T, 2>(value(rows, at, first + i), 2), values);
+                out.x = fmaf(of_key, values[0], out.x);
+                out.y = fmaf(of_key, values[1], out.y);
+            }
+            // What is not finite stays so.
+            if (!__any_sync(~0u, at.column < rows.columns &&
+                                     (fabsf(out.x) < INFINITY || fabsf(out.y) < INFINITY)))
+                break;
+        }
+        const float factor = row_factor(state.sum);
+        return {out.x * factor, out.y * factor};
+    }
+
+    __device__ float score(const volatile Spoiled& rows, int row, int64_t key) const {
+        const T* query = static_cast<const T*>(p.query) +
+                         (int64_t(rows.token) + row) * p.query_token_stride +
+                         rows.head * p.query_head_stride;
+        const float sum =
+            add_product<Tile::kNope>(0.f, query,
+                                     static_cast<const T*>(p.key) + key * p.key_token_stride +
+                                         rows.head * p.key_head_stride);
+        return add_product<Tile::kRope>(sum, query + Tile::kNope,
+                                        static_cast<const T*>(p.key_rope) +
+                                            key * p.key_rope_token_stride +
+                                            rows.head * p.key_rope_head_stride);
+    }
+
+    template <int width>
+    __device__ static float add_product(float sum, const T* a, const T* b) {
+#pragma unroll 1
+        for (int i = 0; i < width; i += 2) {
+            float x[2], y[2];
+            to_floats(load<true, T, 2>(a + i, 2), x);
+            to_floats(load<true, T, 2>(b + i, 2), y);
+            sum = fmaf(x[0], y[0], fmaf(x[1], y[1], sum));
+        }
+        return sum;
+    }
+};
+
+}  // namespace mla::sm90::prefill
