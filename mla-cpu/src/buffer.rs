@@ -28,10 +28,10 @@ impl Buffer {
     pub fn zeroed(len: usize) -> Result<Self> {
         let lines =
             bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT)).map_err(|()| {
-                Error::Device {
+                Error::OutOfMemory {
                     device: "cpu",
-                    operation: "allocate",
-                    message: format!("no {len} bytes of memory"),
+                    bytes: len as u64,
+                    free: None,
                 }
             })?;
         Ok(Self { lines, len })

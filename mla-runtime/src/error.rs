@@ -19,6 +19,19 @@ pub enum Error {
     /// A step that no plan can be made for.
     #[error(transparent)]
     Plan(#[from] crate::plan::PlanError),
+    /// The device has not as much memory left: what a cache or a workspace can be made smaller for.
+    #[error(
+        "memory: given a need of {bytes} bytes on {device}, accepted {}",
+        accepted_bytes(*.free)
+    )]
+    OutOfMemory {
+        /// The device's platform.
+        device: &'static str,
+        /// How many bytes were asked for.
+        bytes: u64,
+        /// How many were free, if the device says.
+        free: Option<u64>,
+    },
     /// The device refused an operation.
     #[error("{operation} failed on {device}: {message}")]
     Device {
@@ -29,6 +42,12 @@ pub enum Error {
         /// The device's own words.
         message: String,
     },
+}
+
+fn accepted_bytes(free: Option<u64>) -> String {
+    free.map_or("as many as are free".into(), |free| {
+        format!("at most the {free} that are free")
+    })
 }
 
 /// As an argument that does not fit.

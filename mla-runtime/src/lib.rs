@@ -23,6 +23,7 @@ pub mod layer;
 pub mod lse;
 pub mod model;
 pub mod plan;
+pub mod prelude;
 pub mod problem;
 pub mod reason;
 pub mod registry;

@@ -335,13 +335,14 @@ impl Registry {
         let (prefill, decode) = (selected(Phase::Prefill)?, selected(Phase::Decode)?);
         let problem = explanation.problem;
         tracing::info!(
-            prefill = prefill.name,
-            decode = decode.name,
-            target = ?request.target,
-            kv_format = problem.kv_format.name(),
-            page_size = problem.page_size,
-            "selected attention backends"
+            "attention on {}: {} and {}, {} cache in pages of {}",
+            request.target,
+            prefill.name,
+            decode.name,
+            problem.kv_format,
+            problem.page_size
         );
+        tracing::debug!("{explanation}");
         Ok(Selection {
             prefill,
             decode,

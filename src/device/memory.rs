@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop, result};
-use mla_runtime::error::Result;
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result};
+use mla_runtime::error::{Error, Result};
 
 use super::{Cuda, failed};
 
@@ -31,6 +32,18 @@ impl Account {
     }
 }
 
+/// What an allocation's failure means: mostly, that too little memory is free.
+fn not_allocated(len: usize) -> impl FnOnce(DriverError) -> Error {
+    move |error| match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory {
+            device: "cuda",
+            bytes: len as u64,
+            free: result::mem_get_info().ok().map(|(free, _)| free as u64),
+        },
+        _ => failed("allocate")(error),
+    }
+}
+
 impl Buffer {
     pub(super) fn zeroed(stream: &Arc<CudaStream>, len: usize, account: &Account) -> Result<Self> {
         stream
@@ -38,7 +51,7 @@ impl Buffer {
             .bind_to_thread()
             .map_err(failed("bind context"))?;
         // SAFETY: the context is bound; `cuMemAlloc` refuses 0 bytes, so an empty buffer has one.
-        let address = unsafe { result::malloc_sync(len.max(1)) }.map_err(failed("allocate"))?;
+        let address = unsafe { result::malloc_sync(len.max(1)) }.map_err(not_allocated(len))?;
         let buffer = Self {
             address,
             len,

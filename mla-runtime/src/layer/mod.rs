@@ -108,11 +108,13 @@
 mod absorbed;
 mod arena;
 mod expanded;
+mod plan;
 mod rotation;
 mod step;
 mod weights;
 mod workspace;
 
+pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
 pub use step::StepBatch;
 pub use weights::Weights;

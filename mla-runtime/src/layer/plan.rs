@@ -1,0 +1,433 @@
+//! From an engine's requests to a step: ordered, padded, with block tables.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::{StepBatch, Workspace};
+use crate::backend::{DecodeStage, PrefillStage, StepLimits};
+use crate::batch::Request;
+use crate::error::{Error, Result};
+use crate::plan::slots::BlockTables;
+use crate::plan::split::{BatchSplit, split};
+use crate::problem::Problem;
+use crate::spec::QueryLen;
+
+/// A request of a step, as an engine's scheduler has it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct StepRequest<'a> {
+    /// The tokens that the step brings: all of a prompt, a part of it, one token, or a token and its drafts.
+    pub new_tokens: u32,
+    /// The tokens that there will then be: those in the cache and the new ones.
+    pub total: u32,
+    /// The pages of those tokens, in order. There may be more.
+    pub pages: &'a [i32],
+}
+
+impl<'a> StepRequest<'a> {
+    /// `new_tokens` more, which make `total` in these pages.
+    pub const fn new(new_tokens: u32, total: u32, pages: &'a [i32]) -> Self {
+        Self {
+            new_tokens,
+            total,
+            pages,
+        }
+    }
+}
+
+/// A planned step: requests in the order in which a layer takes them, and where each one's tokens stand.
+///
+/// ```
+/// # use mla_runtime::layer::{Step, StepRequest};
+/// # use mla_runtime::backend::StepLimits;
+/// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
+/// # let problem = Problem { page_size: 64, ..Problem::new(MlaDims::R1, 16, DType::BF16) };
+/// # let limits = StepLimits {
+/// #     requests: 8, tokens: 512, decode_query_len: 1, pages_per_request: 4, context_rows: 64,
+/// # };
+/// // A prompt of 100 tokens, and a request that decodes its 71st. (`Step::plan` takes a workspace.)
+/// let requests = [StepRequest::new(100, 100, &[4, 0]), StepRequest::new(1, 71, &[7, 2])];
+/// let step = Step::within(&problem, &limits, 1, &requests)?;
+/// // The decode comes first: its token is row 0, and the prompt's are the rows behind it.
+/// assert_eq!((step.rows(1), step.rows(0)), (0..1, 1..101));
+/// # Ok::<(), mla_runtime::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// In the order of the layer.
+    requests: Vec<Request>,
+    /// By number, as they were given.
+    rows: Vec<Range<usize>>,
+    order: Vec<usize>,
+    tables: Vec<i32>,
+    max_pages: usize,
+    page_size: u32,
+    threshold: u32,
+    /// How many stand before the first one on the expanded path.
+    absorbed: usize,
+    /// The query length of those, if they have the same.
+    uniform_len: Option<u32>,
+    limit: usize,
+}
+
+impl Step {
+    /// Orders the requests as the workspace's layers take them, checks them, and finds where each token
+    /// stands.
+    ///
+    /// # Errors
+    ///
+    /// If a request contradicts itself or has too few pages, if two write to one page, or if there are more
+    /// than the workspace was made for.
+    pub fn plan<P, D>(workspace: &Workspace<P, D>, requests: &[StepRequest<'_>]) -> Result<Self>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+    {
+        let problem = &workspace.config.problem;
+        Self::within(problem, workspace.limits(), workspace.threshold(), requests)
+    }
+
+    /// [`Self::plan`] without a workspace: for layers of this problem, steps within these limits, and requests
+    /// of at most `threshold` new tokens on the absorbed path.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::plan`].
+    pub fn within(
+        problem: &Problem,
+        limits: &StepLimits,
+        threshold: u32,
+        requests: &[StepRequest<'_>],
+    ) -> Result<Self> {
+        check(problem, limits, requests)?;
+        let most = u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX);
+        let threshold = match (problem.sparse, problem.query_len) {
+            (true, _) => u32::MAX,
+            (false, QueryLen::Single) => threshold.min(most).min(1),
+            (false, _) => threshold.min(most),
+        };
+        let lens: Vec<Request> = requests
+            .iter()
+            .map(|request| Request {
+                q: request.new_tokens,
+                kv: request.total,
+            })
+            .collect();
+        let split = split(&lens, threshold, problem.query_len != QueryLen::Ragged)?;
+        Ok(Self::of(problem, limits, threshold, requests, &split))
+    }
+
+    fn of(
+        problem: &Problem,
+        limits: &StepLimits,
+        threshold: u32,
+        requests: &[StepRequest<'_>],
+        split: &BatchSplit,
+    ) -> Self {
+        let used = |request: &StepRequest<'_>| request.total.div_ceil(problem.page_size) as usize;
+        let max_pages = requests.iter().map(used).max().unwrap_or(0).max(1);
+        let mut step = Self {
+            requests: Vec::with_capacity(requests.len()),
+            rows: vec![0..0; requests.len()],
+            order: split.order.clone(),
+            tables: Vec::with_capacity(requests.len() * max_pages),
+            max_pages,
+            page_size: problem.page_size,
+            threshold,
+            absorbed: split.absorbed().end,
+            uniform_len: split.uniform_len,
+            limit: limits.requests,
+        };
+        let mut end = 0;
+        for &index in &split.order {
+            let request = &requests[index];
+            let start = end;
+            end += request.new_tokens as usize;
+            step.rows[index] = start..end;
+            step.requests.push(Request {
+                q: request.new_tokens,
+                kv: request.total,
+            });
+            step.tables.extend(&request.pages[..used(request)]);
+            let entries = step.requests.len() * max_pages;
+            step.tables.resize(entries, 0);
+        }
+        step
+    }
+
+    /// The same with padding behind the requests of the absorbed path, of as many new tokens as each of those
+    /// has, until there are `requests` requests in all: what a graph that was captured for so many needs.
+    /// Padding attends to nothing and writes nothing; the rows of the expanded path move behind it.
+    ///
+    /// # Errors
+    ///
+    /// If the limits have no room for so many, or the absorbed path's requests differ in length.
+    pub fn padded_to(mut self, requests: usize) -> Result<Self> {
+        if requests > self.limit {
+            let accepted = format!("at most the limit of {}", self.limit);
+            return Err(Error::argument("requests", requests, accepted));
+        }
+        let Some(missing) = requests.checked_sub(self.requests.len()).filter(|n| *n > 0) else {
+            return Ok(self);
+        };
+        let Some(len) = self.uniform_len else {
+            let given = format!("{} on the absorbed path", self.absorbed);
+            let accepted = "some, all of one number of new tokens, for padding to have it too";
+            return Err(Error::argument("requests", given, accepted));
+        };
+        let padding = std::iter::repeat_n(Request { q: len, kv: 0 }, missing);
+        self.requests.splice(self.absorbed..self.absorbed, padding);
+        let entry = self.absorbed * self.max_pages;
+        let entries = std::iter::repeat_n(0, missing * self.max_pages);
+        self.tables.splice(entry..entry, entries);
+        for &index in &self.order[self.absorbed..] {
+            let rows = &mut self.rows[index];
+            let moved = missing * len as usize;
+            *rows = rows.start + moved..rows.end + moved;
+        }
+        Ok(self)
+    }
+
+    /// What [`Workspace::prepare`] takes.
+    ///
+    /// # Errors
+    ///
+    /// None: the tables are rows of as many entries. Their check is a `Result` all the same.
+    pub fn batch(&self) -> Result<StepBatch<'_>> {
+        let tables = BlockTables::new(&self.tables, self.max_pages, self.page_size)?;
+        Ok(StepBatch {
+            threshold: Some(self.threshold),
+            ..StepBatch::new(&self.requests, tables)
+        })
+    }
+
+    /// The requests in the order of the layer, padding included.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// The numbers of the requests, as they were given, in the order of the layer; padding has none.
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// The new tokens in all, padding included: the rows of every tensor of the step.
+    pub fn tokens(&self) -> usize {
+        self.requests.iter().map(|request| request.q as usize).sum()
+    }
+
+    /// The rows of the new tokens of request number `request`, as they were given.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such request.
+    pub fn rows(&self, request: usize) -> Range<usize> {
+        self.rows[request].clone()
+    }
+
+    /// The row of each request's last new token, by number: what the next token is sampled from. `None`: it
+    /// brings none.
+    pub fn last_rows(&self) -> impl Iterator<Item = Option<usize>> + '_ {
+        self.rows.iter().map(|rows| rows.clone().next_back())
+    }
+}
+
+/// Refuses requests that contradict themselves or each other.
+fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -> Result<()> {
+    if requests.len() > limits.requests {
+        let accepted = format!("at most the limit of {}", limits.requests);
+        return Err(Error::argument("requests", requests.len(), accepted));
+    }
+    let page = problem.page_size.max(1);
+    let mut tokens = 0usize;
+    // Who writes each page.
+    let mut writers = HashMap::new();
+    for (index, request) in requests.iter().enumerate() {
+        if request.total < request.new_tokens {
+            let given = format!("{} of request {index}", request.total);
+            let accepted = format!("at least its {} new tokens", request.new_tokens);
+            return Err(Error::argument("requests.total", given, accepted));
+        }
+        tokens = tokens.saturating_add(request.new_tokens as usize);
+        let needed = request.total.div_ceil(page) as usize;
+        if needed > limits.pages_per_request {
+            let given = format!("{} of request {index}", request.total);
+            let most = limits.pages_per_request * page as usize;
+            let accepted = format!("at most {most} tokens, the limit of a request's pages");
+            return Err(Error::argument("requests.total", given, accepted));
+        }
+        let Some(pages) = request.pages.get(..needed) else {
+            let given = format!("{} of request {index}", request.pages.len());
+            let accepted = format!("at least {needed}, for {} tokens", request.total);
+            return Err(Error::argument("requests.pages", given, accepted));
+        };
+        if let Some(place) = pages.iter().position(|entry| *entry < 0) {
+            let given = format!("{} at [{index}][{place}]", pages[place]);
+            return Err(Error::argument(
+                "requests.pages",
+                given,
+                "a page, 0 or above",
+            ));
+        }
+        let first = (request.total - request.new_tokens) / page;
+        let written = if request.new_tokens == 0 {
+            &[]
+        } else {
+            &pages[first as usize..]
+        };
+        for entry in written {
+            if let Some(other) = writers.insert(*entry, index) {
+                let given = format!("page {entry} of request {index}, which {other} writes too");
+                let accepted = "pages to write that no other request of the step writes";
+                return Err(Error::argument("requests.pages", given, accepted));
+            }
+        }
+    }
+    if tokens > limits.tokens {
+        let accepted = format!("at most the limit of {}", limits.tokens);
+        return Err(Error::argument("new tokens", tokens, accepted));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dims::MlaDims;
+    use crate::dtype::DType;
+
+    const LIMITS: StepLimits = StepLimits {
+        requests: 6,
+        tokens: 64,
+        decode_query_len: 4,
+        pages_per_request: 3,
+        context_rows: 16,
+    };
+
+    fn problem(query_len: QueryLen) -> Problem {
+        Problem {
+            page_size: 16,
+            query_len,
+            ..Problem::new(MlaDims::R1, 16, DType::BF16)
+        }
+    }
+
+    fn plan(query_len: QueryLen, requests: &[StepRequest<'_>]) -> Result<Step> {
+        Step::within(&problem(query_len), &LIMITS, 4, requests)
+    }
+
+    #[test]
+    fn requests_are_ordered_and_their_rows_known() {
+        let requests = [
+            StepRequest::new(20, 20, &[5, 6]),
+            StepRequest::new(1, 33, &[1, 2, 3, 99]),
+            StepRequest::new(10, 30, &[7, 8]),
+            StepRequest::new(3, 9, &[4]),
+        ];
+        let step = plan(QueryLen::Ragged, &requests).unwrap();
+        assert_eq!(step.order(), [1, 3, 2, 0]);
+        let rows: Vec<_> = (0..4).map(|request| step.rows(request)).collect();
+        assert_eq!(rows, [14..34, 0..1, 4..14, 1..4]);
+        assert_eq!(
+            step.last_rows().collect::<Vec<_>>(),
+            [33, 0, 13, 3].map(Some)
+        );
+        assert_eq!(step.tokens(), 34);
+        let batch = step.batch().unwrap();
+        assert_eq!(
+            batch.block_tables.entries(),
+            [1, 2, 3, 4, 0, 0, 7, 8, 0, 5, 6, 0]
+        );
+        let kv: Vec<u32> = batch.requests.iter().map(|request| request.kv).collect();
+        assert_eq!(kv, [33, 9, 30, 20]);
+        // Kernels of one length get that of most: the others take the expanded path.
+        let step = plan(QueryLen::Single, &requests).unwrap();
+        assert_eq!((step.order(), step.absorbed), (&[1, 2, 3, 0][..], 1));
+        assert_eq!(plan(QueryLen::Ragged, &[]).unwrap().tokens(), 0);
+    }
+
+    #[test]
+    fn padding_stands_before_the_expanded_path() {
+        let requests = [
+            StepRequest::new(20, 20, &[5, 6]),
+            StepRequest::new(2, 33, &[1, 2, 3]),
+        ];
+        let step = plan(QueryLen::Uniform, &requests)
+            .unwrap()
+            .padded_to(4)
+            .unwrap();
+        let padding = Request { q: 2, kv: 0 };
+        let [decode, prompt] = [Request { q: 2, kv: 33 }, Request { q: 20, kv: 20 }];
+        assert_eq!(step.requests(), [decode, padding, padding, prompt]);
+        assert_eq!((step.rows(1), step.rows(0)), (0..2, 6..26));
+        assert_eq!(step.batch().unwrap().block_tables.entries()[9..], [5, 6, 0]);
+        let refused = |step: Step, to| step.padded_to(to).unwrap_err().to_string();
+        assert_eq!(
+            refused(step, 7),
+            "requests: given 7, accepted at most the limit of 6"
+        );
+        let ragged = [StepRequest::new(1, 1, &[1]), StepRequest::new(2, 2, &[2])];
+        assert_eq!(
+            refused(plan(QueryLen::Ragged, &ragged).unwrap(), 3),
+            "requests: given 2 on the absorbed path, accepted some, all of one number of new tokens, \
+             for padding to have it too"
+        );
+    }
+
+    #[test]
+    fn contradictions_name_the_field() {
+        let refused = |requests: &[StepRequest<'_>]| {
+            plan(QueryLen::Ragged, requests).unwrap_err().to_string()
+        };
+        let fine = StepRequest::new(1, 5, &[0]);
+        for (request, message) in [
+            (
+                StepRequest::new(5, 4, &[1]),
+                "requests.total: given 4 of request 1, accepted at least its 5 new tokens",
+            ),
+            (
+                StepRequest::new(1, 17, &[1]),
+                "requests.pages: given 1 of request 1, accepted at least 2, for 17 tokens",
+            ),
+            (
+                StepRequest::new(1, 49, &[1, 2, 3, 4]),
+                "requests.total: given 49 of request 1, accepted at most 48 tokens, the limit of a \
+                 request's pages",
+            ),
+            (
+                StepRequest::new(1, 17, &[1, -1]),
+                "requests.pages: given -1 at [1][1], accepted a page, 0 or above",
+            ),
+            (
+                StepRequest::new(1, 3, &[0]),
+                "requests.pages: given page 0 of request 1, which 0 writes too, accepted pages to \
+                 write that no other request of the step writes",
+            ),
+            (
+                StepRequest::new(20, 20, &[2, 2]),
+                "requests.pages: given page 2 of request 1, which 1 writes too, accepted pages to \
+                 write that no other request of the step writes",
+            ),
+        ] {
+            assert_eq!(refused(&[fine, request]), message);
+        }
+        assert_eq!(
+            refused(&[StepRequest::new(0, 0, &[]); 7]),
+            "requests: given 7, accepted at most the limit of 6"
+        );
+        let long = [
+            StepRequest::new(40, 40, &[0, 1, 2]),
+            StepRequest::new(40, 40, &[3, 4, 5]),
+        ];
+        assert_eq!(
+            refused(&long),
+            "new tokens: given 80, accepted at most the limit of 64"
+        );
+        // A page that is read may be shared.
+        let shared = [
+            StepRequest::new(1, 17, &[9, 1]),
+            StepRequest::new(1, 18, &[9, 2]),
+        ];
+        assert!(plan(QueryLen::Ragged, &shared).is_ok());
+    }
+}
