@@ -14,6 +14,7 @@
 
 #[cfg(feature = "bindings")]
 mod bindings;
+#[cfg(feature = "budget")]
 pub mod budget;
 mod build;
 pub mod cache;
@@ -37,6 +38,8 @@ mod roles;
 mod schedule;
 mod shell;
 mod symbols;
+#[cfg(feature = "table")]
+mod table;
 mod target;
 pub mod toolkit;
 mod unit;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use comfy_table::{Attribute, Cell};
+use comfy_table::Cell;
 use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::explain::{Explanation, PhaseExplanation};
@@ -16,7 +16,7 @@ use mla_runtime::spec::{GraphSupport, QueryLen};
 
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
 use crate::error::CliError;
-use crate::table::{numbers, table};
+use crate::table::{bold, numbers, table};
 use crate::target::{describe_build, describe_gpu, present_target};
 
 #[derive(clap::Args)]
@@ -172,7 +172,7 @@ fn candidates(phase: &PhaseExplanation) -> String {
             Cell::new(why),
         ];
         if is_chosen {
-            cells = cells.map(|cell| cell.add_attribute(Attribute::Bold));
+            cells = cells.map(bold);
         }
         table.add_row(cells);
     }

@@ -1,6 +1,6 @@
 //! What all tables have in common.
 
-use comfy_table::{CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle, presets};
 
 // Where the output is no terminal, as wide as a page of text is comfortable to read.
 const DEFAULT_WIDTH: u16 = 100;
@@ -15,10 +15,16 @@ pub(crate) fn table<const N: usize>(columns: [&str; N]) -> Table {
         .load_style(STYLE)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(columns);
-    if table.width().is_none() {
-        table.set_width(DEFAULT_WIDTH);
-    }
+    let terminal = terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| width.0);
+    table.set_width(terminal.unwrap_or(DEFAULT_WIDTH));
     table
+}
+
+/// A cell that stands out on a terminal, if the command is one that knows terminals.
+pub(crate) fn bold(cell: Cell) -> Cell {
+    #[cfg(feature = "bench")]
+    let cell = cell.add_attribute(comfy_table::Attribute::Bold);
+    cell
 }
 
 /// Aligns a column of numbers by their last digit.

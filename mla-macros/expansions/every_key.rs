@@ -104,7 +104,13 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
 }
 #[cfg(feature = "flash")]
 const _: () = {
-    use crate::engine::mla_runtime::the_key_crate_has_to_name_mla_runtime as _;
+    macro_rules! the_key_crate_has_to_name_mla_runtime {
+        () => {
+            use crate ::engine::mla_runtime::the_key_crate_has_to_name_mla_runtime as
+            runtime; const _ : () = runtime::FOUND;
+        };
+    }
+    the_key_crate_has_to_name_mla_runtime! {}
     const _: crate::engine::mla_runtime::spec::BackendSpec = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::SPEC;
     const _: () = if let crate::engine::mla_runtime::capability::Platform::Cpu = <<inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
@@ -119,10 +125,7 @@ const _: () = {
     {
         ::core::panic!("{}", fault.as_str())
     };
-    #[cfg(not(miri))]
-    #[crate::engine::mla_runtime::private::linkme::distributed_slice(
-        crate::engine::mla_runtime::backend::LINKED
-    )]
-    #[linkme(crate = crate::engine::mla_runtime::private::linkme)]
-    static ENTRY: crate::engine::mla_runtime::backend::Entry = <inner::Flash as crate::engine::mla_runtime::backend::DecodeBackend>::ENTRY;
+    crate::engine::mla_runtime::private::link! {
+        < inner::Flash as crate ::engine::mla_runtime::backend::DecodeBackend > ::ENTRY
+    }
 };

@@ -64,6 +64,13 @@ impl DecodeBackend for Flash {
 }
 #[cfg(feature = "sm90")]
 const _: () = {
+    macro_rules! the_key_crate_has_to_name_mla_runtime {
+        () => {
+            use ::mla_runtime::the_key_crate_has_to_name_mla_runtime as runtime; const _
+            : () = runtime::FOUND;
+        };
+    }
+    the_key_crate_has_to_name_mla_runtime! {}
     const _: ::mla_runtime::spec::BackendSpec = <Flash as ::mla_runtime::backend::DecodeBackend>::SPEC;
     const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<Flash as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
@@ -75,10 +82,9 @@ const _: () = {
     {
         ::core::panic!("{}", fault.as_str())
     };
-    #[cfg(not(miri))]
-    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
-    #[linkme(crate = ::mla_runtime::private::linkme)]
-    static ENTRY: ::mla_runtime::backend::Entry = <Flash as ::mla_runtime::backend::DecodeBackend>::ENTRY;
+    ::mla_runtime::private::link! {
+        < Flash as ::mla_runtime::backend::DecodeBackend > ::ENTRY
+    }
 };
 #[cfg(not(feature = "sm90"))]
 /**
@@ -144,8 +150,7 @@ const _: () = {
     }
     impl<D: ::mla_runtime::device::Device> ::mla_runtime::dispatch::DecodeArm<D>
     for Flash {}
-    #[cfg(not(miri))]
-    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
-    #[linkme(crate = ::mla_runtime::private::linkme)]
-    static ENTRY: ::mla_runtime::backend::Entry = <Flash as ::mla_runtime::dispatch::Absent>::ENTRY;
+    ::mla_runtime::private::link! {
+        < Flash as ::mla_runtime::dispatch::Absent > ::ENTRY
+    }
 };

@@ -50,14 +50,20 @@ impl PrefillBackend for FlashAttn {
         .checked();
 }
 const _: () = {
+    macro_rules! the_key_crate_has_to_name_mla_runtime {
+        () => {
+            use ::mla_runtime::the_key_crate_has_to_name_mla_runtime as runtime; const _
+            : () = runtime::FOUND;
+        };
+    }
+    the_key_crate_has_to_name_mla_runtime! {}
     const _: ::mla_runtime::spec::BackendSpec = <FlashAttn as ::mla_runtime::backend::PrefillBackend>::SPEC;
     const _: () = if let ::mla_runtime::capability::Platform::Cpu = <<FlashAttn as ::mla_runtime::backend::PrefillBackend>::Device as ::mla_runtime::device::Device>::PLATFORM {
         ::core::panic!(
             "sm: given `90`, `100`, accepted `any`: the device is a processor, which has no compute capability"
         )
     };
-    #[cfg(not(miri))]
-    #[::mla_runtime::private::linkme::distributed_slice(::mla_runtime::backend::LINKED)]
-    #[linkme(crate = ::mla_runtime::private::linkme)]
-    static ENTRY: ::mla_runtime::backend::Entry = <FlashAttn as ::mla_runtime::backend::PrefillBackend>::ENTRY;
+    ::mla_runtime::private::link! {
+        < FlashAttn as ::mla_runtime::backend::PrefillBackend > ::ENTRY
+    }
 };

@@ -199,14 +199,11 @@ impl Runtime {
             }
         });
         let entry = self.entry(&quote!(#this::ENTRY));
-        let other_crate = arguments.has(&key::CRATE).then(|| {
-            let span = Span::call_site().located_at(arguments.span(&key::CRATE));
-            quote_spanned!(span=> use #path::the_key_crate_has_to_name_mla_runtime as _;)
-        });
+        let found = self.found(arguments);
         quote! {
             #(#cfgs)*
             const _: () = {
-                #other_crate
+                #found
                 const _: #path::spec::BackendSpec = #this::SPEC;
                 #platform
                 #compiled
@@ -215,14 +212,28 @@ impl Runtime {
         }
     }
 
+    /// Says which key is meant where the path leads nowhere or to another crate. If the path's first name
+    /// is unknown, the compiler shows no other name of the import; of a macro that holds it, it does.
+    fn found(&self, arguments: &Arguments) -> TokenStream {
+        let path = &self.path;
+        let span = match arguments.has(&key::CRATE) {
+            true => Span::call_site().located_at(arguments.span(&key::CRATE)),
+            false => Span::call_site(),
+        };
+        quote_spanned! {span=>
+            macro_rules! the_key_crate_has_to_name_mla_runtime {
+                () => {
+                    use #path::the_key_crate_has_to_name_mla_runtime as runtime;
+                    const _: () = runtime::FOUND;
+                };
+            }
+            the_key_crate_has_to_name_mla_runtime! {}
+        }
+    }
+
     fn entry(&self, entry: &TokenStream) -> TokenStream {
         let path = &self.path;
-        quote! {
-            #[cfg(not(miri))]
-            #[#path::private::linkme::distributed_slice(#path::backend::LINKED)]
-            #[linkme(crate = #path::private::linkme)]
-            static ENTRY: #path::backend::Entry = #entry;
-        }
+        quote!(#path::private::link! { #entry })
     }
 
     // The platform that the device must not have, and what to say where it has it.

@@ -39,10 +39,26 @@ pub use mla_macros::mla_backend;
 
 /// What only this crate has: where the attribute's `crate` names another, the compiler's error says so.
 #[doc(hidden)]
-pub mod the_key_crate_has_to_name_mla_runtime {}
+pub mod the_key_crate_has_to_name_mla_runtime {
+    pub const FOUND: () = ();
+}
 
 /// What the attribute's expansion names; not for use by hand.
 #[doc(hidden)]
 pub mod private {
+    pub use crate::__link as link;
     pub use linkme;
+}
+
+/// The registry's entry of a backend. A macro of this crate names linkme, so that the attribute needs no helper
+/// attribute of it, of which the compiler would complain too where it does not find this crate.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __link {
+    ($entry:expr) => {
+        #[cfg(not(miri))]
+        #[$crate::private::linkme::distributed_slice($crate::backend::LINKED)]
+        #[linkme(crate = $crate::private::linkme)]
+        static ENTRY: $crate::backend::Entry = $entry;
+    };
 }

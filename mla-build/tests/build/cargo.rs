@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::stub::{World, driver, version};
+use crate::stub::{World, driver, processor_time, version};
 
 /// A package whose build script starts the example `compile` and counts how often.
 struct Package {
@@ -231,4 +231,51 @@ fn a_check_without_kernels_passes_and_a_build_says_what_it_lacks() {
     package.set("MLA_CUDA_HOME", package.world.at("toolkit"));
     package.notices("the switch");
     assert_eq!(package.world.calls().len(), 3);
+}
+
+/// Seconds of processors: they are the same however busy the machine is. The least of some runs counts,
+/// and the limit is several times of what is seen.
+#[test]
+fn a_build_of_nothing_costs_less_than_a_second_beside_cargos_own() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    // A unit of CUTLASS's collective builder includes as many.
+    const HEADERS: usize = 842;
+    let package = Package::new(&["--include=cuda"]);
+    let mut unit = String::new();
+    for number in 0..HEADERS {
+        unit += &format!("#include <cute/{number}.hpp>\n");
+        let header = format!("toolkit/include/cute/{number}.hpp");
+        package.world.write(&header, "header\n");
+    }
+    package.world.write("package/cuda/sm90/many.cu", &unit);
+    package.notices("the first build");
+    assert_eq!(package.world.calls().len(), 4);
+    let bare = Package::new(&[]);
+    bare.world.write("package/build.rs", "fn main() {}\n");
+    assert!(bare.cargo("build").status().unwrap().success());
+
+    let least = |package: &Package, before: &dyn Fn()| {
+        let runs = (0..5).map(|_| {
+            before();
+            processor_time(&mut package.cargo("build"))
+        });
+        runs.min().unwrap()
+    };
+    let own = least(&bare, &|| ());
+    let untouched = least(&package, &|| ()).saturating_sub(own);
+    assert!(untouched < LIMIT, "{untouched:?} for nothing");
+    // A header with another time starts the build script, which finds all in the cache.
+    let runs = || fs::read_to_string(package.world.at("runs")).unwrap().len();
+    let before = runs();
+    let touched = least(&package, &|| {
+        thread::sleep(Duration::from_millis(20));
+        package
+            .world
+            .write("package/cuda/common/shared.h", "shared-1\n");
+    });
+    assert_eq!(runs() - before, 5 * "run\n".len());
+    assert!(package.world.calls().is_empty());
+    let touched = touched.saturating_sub(own);
+    assert!(touched < LIMIT, "{touched:?} for a touched header");
+    println!("untouched {untouched:?}, touched {touched:?}, Cargo's own {own:?}");
 }

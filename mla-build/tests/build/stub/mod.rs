@@ -5,9 +5,11 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use mla_build::{Built, Error, Kernels, report::Outcome};
+use wait4::Wait4;
 
 pub(crate) struct World {
     folder: tempfile::TempDir,
@@ -161,6 +163,17 @@ pub(crate) const ALL: [&str; 3] = ["cuda/all/c.cu", "cuda/sm90/a.cu", "cuda/sm90
 
 pub(crate) fn version(release: &str) -> String {
     format!("nvcc: stub\nCuda compilation tools, release {release}, V{release}.88\n")
+}
+
+/// The time that a command and what it starts spend on processors. It succeeds.
+pub(crate) fn processor_time(command: &mut Command) -> Duration {
+    let finished = command.spawn().unwrap().wait4().unwrap();
+    assert!(
+        finished.status.success(),
+        "{command:?}: {}",
+        finished.status
+    );
+    finished.rusage.utime + finished.rusage.stime
 }
 
 /// The example `compile`, which Cargo builds with the tests.

@@ -1,0 +1,135 @@
+//! A report for people.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+
+use crate::report::{Outcome, Report, short, size};
+
+/// The report as text: the toolkit, a table of the units, a table of the kernels, and the notes.
+pub fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let mut line = |l: String| {
+        text.push_str(&l);
+        text.push('\n');
+    };
+    line(format!(
+        "{} {} for {}",
+        report.package,
+        report.library,
+        report.targets.join(", ")
+    ));
+    for found in &report.toolkit {
+        let version = found.version.as_deref().unwrap_or("of unknown version");
+        line(format!(
+            "{} {version} at {} (found by {})",
+            found.part,
+            found.path.display(),
+            found.place
+        ));
+    }
+    line(format!(
+        "host compiler {} at {}",
+        report.host_compiler.1,
+        report.host_compiler.0.display()
+    ));
+    line(format!("cache at {}", report.cache.display()));
+    line(format!(
+        "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",
+        report.units.len(),
+        report.count(Outcome::Cached),
+        report.count(Outcome::Compiled),
+        report.count(Outcome::Failed),
+        report.seconds,
+        size(report.library_bytes),
+    ));
+    let code: Vec<_> = report
+        .device_bytes()
+        .into_iter()
+        .map(|(target, bytes)| format!("{target} {}", size(bytes)))
+        .collect();
+    line(format!(
+        "{:.1} s of compilers in all; the 2 largest units at once need {}; code for the GPU: {}",
+        report.compile_seconds(),
+        size(report.peak_of_largest(2)),
+        code.join(", "),
+    ));
+    line(units_table(report).to_string());
+    line(kernels_table(report).to_string());
+    for warned in report
+        .units
+        .iter()
+        .flat_map(|unit| &unit.kernels)
+        .filter(|kernel| !kernel.warnings.is_empty())
+    {
+        for warning in &warned.warnings {
+            line(format!("warning: {}: {warning}", short(&warned.name)));
+        }
+    }
+    for note in &report.notes {
+        line(format!("note: {note}"));
+    }
+    text
+}
+
+fn units_table(report: &Report) -> Table {
+    let mut table = started(&[
+        "unit",
+        "targets",
+        "object",
+        "why",
+        "compile s",
+        "peak",
+        "size",
+        "device code",
+    ]);
+    for unit in &report.units {
+        table.add_row(vec![
+            Cell::new(&unit.source),
+            Cell::new(unit.targets.join(" ")),
+            Cell::new(unit.outcome),
+            Cell::new(&unit.reason),
+            right(format!("{:.1}", unit.compile_seconds)),
+            right(size(unit.peak)),
+            right(size(unit.object_bytes)),
+            right(size(unit.device_bytes.values().sum())),
+        ]);
+    }
+    table
+}
+
+fn kernels_table(report: &Report) -> Table {
+    let mut table = started(&[
+        "kernel",
+        "target",
+        "registers",
+        "spilled stores",
+        "spilled loads",
+        "stack",
+        "static shared",
+        "barriers",
+    ]);
+    for kernel in report.units.iter().flat_map(|unit| &unit.kernels) {
+        table.add_row(vec![
+            Cell::new(short(&kernel.name)),
+            Cell::new(&kernel.target),
+            right(kernel.registers),
+            right(kernel.spill_stores),
+            right(kernel.spill_loads),
+            right(kernel.stack),
+            right(kernel.shared),
+            right(kernel.barriers),
+        ]);
+    }
+    table
+}
+
+fn started(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header(header);
+    table
+}
+
+fn right(value: impl ToString) -> Cell {
+    Cell::new(value.to_string()).set_alignment(CellAlignment::Right)
+}
