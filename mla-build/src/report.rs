@@ -2,7 +2,7 @@
 //!
 //! Every build writes its report, as JSON, to `OUT_DIR/<library>.report.json` and to
 //! `<target folder>/mla-build/<package>-<library>.json`; [`newest`] finds the latter. With the
-//! feature `table`, [`table()`] shows it.
+//! feature `table`, `table` shows it.
 
 use std::{
     collections::BTreeMap,

@@ -23,7 +23,7 @@ const PACKAGES: [(&str, &str); 7] = [
     ("mla-runtime", ""),
     ("mla-cpu", ""),
     ("mla-conformance", ""),
-    ("mla-build", "bindings"),
+    ("mla-build", "bindings,budget,table"),
     ("mla-kernels", "sm80,sm90,sm100"),
     ("mla-cli", ""),
 ];
