@@ -18,7 +18,7 @@ macro_rules! conformance {
         mod $test {
             use super::*;
 
-            mla_runtime::$conformance!(
+            mla_conformance::$conformance!(
                 #[ignore = "needs a GPU: cargo test --release --features sm80 --test gpu -- --include-ignored portable"]
                 $backend,
                 crate::common::gpu()

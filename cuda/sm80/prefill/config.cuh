@@ -11,12 +11,18 @@
 namespace mla::sm80::prefill {
 
 // What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
-struct Item {
-    // The request's first key and value of the head.
-    const char *key_nope, *key_rope, *value;
-    // The request's first query row among all, and the CTA's within the request.
-    int query_begin, first_row;
-    int queries, head;
+// Each of the three takes the place of a chunk.
+struct KeyItem {
+    // The request's first key of the head.
+    const char *nope, *rope;
+};
+struct ValueItem {
+    const char* rows;
+};
+struct QueryItem {
+    // The request's first query row among all, and how many it has; the CTA's first one.
+    int begin, count, first;
+    int head;
 };
 
 // A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
@@ -37,8 +43,11 @@ struct Config {
     static constexpr int kValueBytes = Keys * kVPitch;
     static constexpr int kKeyOffset = kRows * kQkPitch;
     static constexpr int kValueOffset = kKeyOffset + 2 * kKeyBytes;
-    static constexpr int kItemOffset = kValueOffset + 2 * kValueBytes;
-    static constexpr int kSharedBytes = kItemOffset + static_cast<int>(sizeof(Item));
+    static constexpr int kSharedBytes = kValueOffset + 2 * kValueBytes;
+    // Behind the first query rows: what makes the number of chunks odd is not used otherwise.
+    static constexpr int kKeyItemOffset = QkDim * 2;
+    static constexpr int kValueItemOffset = kKeyItemOffset + kQkPitch;
+    static constexpr int kQueryItemOffset = kValueItemOffset + kQkPitch;
 };
 
 }  // namespace mla::sm80::prefill

@@ -200,31 +200,35 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const auto value_stage = [&](int key_tile) {
         return shared + C::kValueOffset + (key_tile & 1) * C::kValueBytes;
     };
-    // A pointer to volatile: what is read is not kept.
-    volatile Item& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
+    // Volatile: what is read is not kept.
+    char* const items = ptx::dynamic_shared();
+    auto& key_item = *reinterpret_cast<volatile KeyItem*>(items + C::kKeyItemOffset);
+    auto& value_item = *reinterpret_cast<volatile ValueItem*>(items + C::kValueItemOffset);
+    auto& query_item = *reinterpret_cast<volatile QueryItem*>(items + C::kQueryItemOffset);
     if (threadIdx.x == 0) {
-        item.key_nope =
+        key_item.nope =
             p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
-        item.key_rope =
+        key_item.rope =
             p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
-        item.value = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
-        item.query_begin = query_begin;
-        item.first_row = first_row;
-        item.queries = queries;
-        item.head = tile.head;
+        value_item.rows =
+            p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        query_item.begin = query_begin;
+        query_item.count = queries;
+        query_item.first = first_row;
+        query_item.head = tile.head;
     }
     __syncthreads();
     const auto copy_keys = [&](int key_tile) {
         if (key_tile < key_tiles)
             copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
                 key_stage(key_tile),
-                {item.key_nope, p.key_nope_token_stride, item.key_rope, p.key_rope_token_stride,
+                {key_item.nope, p.key_nope_token_stride, key_item.rope, p.key_rope_token_stride,
                  p.nope_dim / 8},
                 key_tile * C::kKeys, needed);
     };
     const auto copy_values = [&](int key_tile) {
         if (key_tile < key_tiles) {
-            const char* rows = item.value;
+            const char* rows = value_item.rows;
             copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
                 value_stage(key_tile),
                 {rows, p.value_token_stride, rows, p.value_token_stride, C::kVDim / 8},
@@ -314,9 +318,9 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowState state = softmax.row(i, half);
-            const int row = item.first_row + own_row + i * 16 + half * 8;
-            if (row >= item.queries) continue;
-            const int head = item.head, token = item.query_begin + row;
+            const int row = query_item.first + own_row + i * 16 + half * 8;
+            if (row >= query_item.count) continue;
+            const int head = query_item.head, token = query_item.begin + row;
             const bool empty = state.sum == 0.f;
             const float scale = empty ? 0.f : 1.f / state.sum;
             char* to = static_cast<char*>(p.out) + token * p.out_token_stride +
