@@ -3,36 +3,26 @@
 // The attribute names this crate by an absolute path; so can this crate itself.
 extern crate self as mla_runtime;
 
-pub mod availability;
 pub mod backend;
 pub mod batch;
-pub mod cache;
-pub mod capability;
 pub mod device;
-pub mod dims;
 pub mod dispatch;
-pub mod dtype;
 pub mod error;
-pub mod explain;
-pub mod feature;
-pub mod host;
-pub mod kernels;
-pub mod known;
-pub mod kv_format;
+mod facts;
 pub mod layer;
-pub mod lse;
-pub mod model;
 pub mod plan;
 pub mod prelude;
-pub mod problem;
-pub mod reason;
-pub mod registry;
-pub mod rotary;
-pub mod selection;
-pub mod spec;
+mod rules;
+mod select;
 mod suggestion;
-pub mod tensor;
 mod text;
+mod views;
+
+// The folders are for those who read the source; a user finds each module here.
+pub use facts::{capability, dims, dtype, feature, kv_format, model};
+pub use rules::{availability, kernels, problem, reason, spec};
+pub use select::{explain, known, registry, selection};
+pub use views::{cache, host, lse, rotary, tensor};
 
 pub use error::{Error, Result};
 pub use mla_macros::mla_backend;

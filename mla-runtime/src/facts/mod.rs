@@ -1,0 +1,9 @@
+//! What models and GPUs are, one concept to a file. Their names on the command line, in JSON and in the attribute
+//! are one function.
+
+pub mod capability;
+pub mod dims;
+pub mod dtype;
+pub mod feature;
+pub mod kv_format;
+pub mod model;

@@ -1,0 +1,7 @@
+//! What a backend supports, what is asked of it, and why it cannot serve.
+
+pub mod availability;
+pub mod kernels;
+pub mod problem;
+pub mod reason;
+pub mod spec;

@@ -1,0 +1,6 @@
+//! From a request to two backends, and every reason against the others.
+
+pub mod explain;
+pub mod known;
+pub mod registry;
+pub mod selection;
