@@ -200,7 +200,7 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
 
 /// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of these
 /// files, and keeps the second in every one.
-fn is_target_folder(folder: &Path) -> bool {
+pub(crate) fn is_target_folder(folder: &Path) -> bool {
     ["CACHEDIR.TAG", ".rustc_info.json"]
         .iter()
         .any(|file| folder.join(file).is_file())

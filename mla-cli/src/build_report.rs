@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use mla_build::report;
 
@@ -10,7 +11,7 @@ use crate::error::CliError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cargo's target folder [default: CARGO_TARGET_DIR, or target].
+    /// Cargo's build folder, by default its target folder [default: what `cargo metadata` says here].
     #[arg(long, value_name = "DIR")]
     target_dir: Option<PathBuf>,
     /// How to write the result.
@@ -19,11 +20,20 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
-    let folder = args
-        .target_dir
-        .clone()
-        .or_else(|| env::var_os("CARGO_TARGET_DIR").map(PathBuf::from))
-        .unwrap_or_else(|| "target".into());
-    let newest = report::newest(&folder)?;
+    let folder = args.target_dir.clone().or_else(of_cargo);
+    let newest = report::newest(&folder.unwrap_or_else(|| "target".into()))?;
     Ok(args.format.write(&newest, || report::table(&newest)))
+}
+
+/// The folder in which build scripts write, if the current folder is in a workspace of Cargo's.
+fn of_cargo() -> Option<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version=1"])
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    let folder = |name: &str| metadata[name].as_str().map(PathBuf::from);
+    folder("build_directory").or_else(|| folder("target_directory"))
 }

@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !status.success() {
         bail!("the build failed; cargo's message stands above");
     }
-    let report = report::newest(&workspace.target)?;
+    let report = report::newest(&workspace.build)?;
     if !ran {
         println!("nothing to build; of the last build:");
     }

@@ -62,6 +62,8 @@ fn main() -> anyhow::Result<()> {
 struct Workspace {
     root: PathBuf,
     target: PathBuf,
+    /// Where build scripts write: the target folder, if the user did not choose another.
+    build: PathBuf,
 }
 
 impl Workspace {
@@ -72,7 +74,11 @@ impl Workspace {
             .exec()?;
         Ok(Self {
             root: metadata.workspace_root.into(),
-            target: metadata.target_directory.into(),
+            target: metadata.target_directory.clone().into(),
+            build: metadata
+                .build_directory
+                .unwrap_or(metadata.target_directory)
+                .into(),
         })
     }
 

@@ -109,14 +109,18 @@ impl Plan {
         if written.iter().any(|written| folder.starts_with(written)) {
             return;
         }
-        if !written.iter().any(|written| written.starts_with(&folder)) {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        let (made, folders): (Vec<_>, Vec<_>) = entries
+            .filter(|entry| entry.path().is_dir())
+            // With a build folder of its own, Cargo writes to the target folder as well.
+            .partition(|entry| unit::is_target_folder(&entry.path()));
+        if made.is_empty() && !written.iter().any(|written| written.starts_with(&folder)) {
             tell(&folder);
             return;
         }
         // A new file directly in such a folder is noticed only with something else.
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            if !hidden && entry.path().is_dir() {
+        for entry in folders {
+            if !entry.file_name().as_encoded_bytes().starts_with(b".") {
                 self.watch_folder(&entry.path());
             }
         }

@@ -233,6 +233,23 @@ fn a_check_without_kernels_passes_and_a_build_says_what_it_lacks() {
     assert_eq!(package.world.calls().len(), 3);
 }
 
+/// Cargo keeps what build scripts write apart from the target folder on request.
+#[test]
+fn a_build_folder_apart_from_the_target_folder_holds_the_report_and_is_no_source() {
+    let mut package = Package::new(&["--sources=**/*.cu", "--include=cuda"]);
+    package.set("CARGO_BUILD_BUILD_DIR", package.world.at("package/built"));
+    package.set("CARGO_TARGET_DIR", package.world.at("package/made"));
+    // A folder that is there before Cargo's first build stays without Cargo's mark.
+    fs::create_dir(package.world.at("package/built")).unwrap();
+    package.notices("the first build");
+    assert!(!package.ran(), "nor does the second");
+    let newest = mla_build::report::newest(&package.world.at("package/built")).unwrap();
+    assert_eq!(
+        (newest.package.as_str(), newest.units.len()),
+        ("counted", 3)
+    );
+}
+
 /// Seconds of processors: they are the same however busy the machine is. The least of some runs counts,
 /// and the limit is several times of what is seen.
 #[test]
