@@ -1,5 +1,6 @@
-//! The split protocol of the decode kernel, by the kernel's own code on the host: every order in which the
-//! CTAs that share a query tile can take their steps. `cuda/common/split_protocol.cuh` draws its states.
+//! The split protocol, by the kernels' own code on the host: every order in which CTAs can take their steps.
+//! `cuda/common/split_protocol.cuh` draws its states. First as decode uses it, among the CTAs that share a
+//! query tile; then as prefill does, among all CTAs of a launch.
 #![cfg(feature = "sm90")]
 
 use std::collections::HashSet;
@@ -151,20 +152,12 @@ impl Tile {
 
     /// The kernel's own step; returns its answer.
     fn take(&self, step: MlaSplitStep, counters: &mut MlaSplitCounters, seen: i32) -> i32 {
-        let mut answer = 0;
-        // SAFETY: counters and answer live on this stack, and the function touches nothing else.
-        let status = unsafe {
-            raw::mla_split_step(
-                step as i32,
-                counters,
-                self.splits as i32,
-                self.combiners as i32,
-                seen,
-                &mut answer,
-            )
-        };
-        raw::check("mla_split_step", status).unwrap();
-        answer
+        split_step(
+            step,
+            counters,
+            (self.splits as i32, self.combiners as i32),
+            seen,
+        )
     }
 
     fn finish(&self, state: &State, next: &mut State, everything: bool) -> At {
@@ -208,6 +201,21 @@ impl Tile {
             );
         }
     }
+}
+
+/// The kernel's own step, for so many splits and combiners; returns its answer.
+fn split_step(
+    step: MlaSplitStep,
+    counters: &mut MlaSplitCounters,
+    (splits, combiners): (i32, i32),
+    seen: i32,
+) -> i32 {
+    let mut answer = 0;
+    // SAFETY: counters and answer live on this stack, and the function touches nothing else.
+    let status =
+        unsafe { raw::mla_split_step(step as i32, counters, splits, combiners, seen, &mut answer) };
+    raw::check("mla_split_step", status).unwrap();
+    answer
 }
 
 fn after_arrival(role: i32) -> At {
@@ -265,6 +273,215 @@ fn nobody_depends_on_a_cta_that_does_not_run() {
             .explore();
         }
     }
+}
+
+/// The most items of a prefill launch that are tried, and CTAs.
+const MOST_ITEMS: usize = 4;
+const MOST_CTAS: usize = 3;
+
+/// Where a CTA of a prefill launch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum InLaunch {
+    /// Not on the GPU yet.
+    Outside,
+    Claiming,
+    /// Has claimed this item, and so many of its warps have stored what they computed.
+    Storing {
+        item: usize,
+        warps: usize,
+    },
+    /// About to look whether it can combine its share with the number of this item.
+    Waiting {
+        item: usize,
+    },
+    Leaving,
+    /// Left last, and resets the counters.
+    Resetting,
+    Ended,
+}
+
+/// Each split of each tile is an item; CTA `i % ctas` combines the share of item `i`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct LaunchState {
+    claimed: usize,
+    left: i32,
+    /// Of each tile.
+    arrived: [i32; MOST_ITEMS],
+    at: [InLaunch; MOST_CTAS],
+    combined: [u8; MOST_ITEMS],
+}
+
+struct Launch<'a> {
+    ctas: usize,
+    /// CTAs that the GPU runs at the same time.
+    resident: usize,
+    /// The splits of each tile.
+    splits: &'a [usize],
+}
+
+impl Launch<'_> {
+    /// Warps of a CTA that arrive, each for itself.
+    const WARPS: usize = 2;
+
+    fn items(&self) -> usize {
+        self.splits.iter().sum()
+    }
+
+    /// The tile of an item.
+    fn tile(&self, mut item: usize) -> usize {
+        self.splits
+            .iter()
+            .position(|&splits| {
+                let own = item < splits;
+                item = item.wrapping_sub(splits);
+                own
+            })
+            .unwrap()
+    }
+
+    fn explore(&self) -> usize {
+        let start = LaunchState {
+            claimed: 0,
+            left: 0,
+            arrived: [0; MOST_ITEMS],
+            at: [InLaunch::Outside; MOST_CTAS],
+            combined: [0; MOST_ITEMS],
+        };
+        let mut seen = HashSet::from([start]);
+        let mut open = vec![start];
+        while let Some(state) = open.pop() {
+            let next: Vec<_> = (0..self.ctas)
+                .filter_map(|cta| self.step(&state, cta))
+                .collect();
+            if next.is_empty() {
+                self.check_end(&state);
+            }
+            open.extend(next.into_iter().filter(|&state| seen.insert(state)));
+        }
+        seen.len()
+    }
+
+    fn step(&self, state: &LaunchState, cta: usize) -> Option<LaunchState> {
+        let mut next = *state;
+        next.at[cta] = match state.at[cta] {
+            InLaunch::Outside => {
+                let outside = |at: &&InLaunch| !matches!(at, InLaunch::Outside | InLaunch::Ended);
+                let running = state.at[..self.ctas].iter().filter(outside).count();
+                if running == self.resident {
+                    return None;
+                }
+                InLaunch::Claiming
+            }
+            InLaunch::Claiming => {
+                let item = state.claimed;
+                next.claimed += 1;
+                if item < self.items() {
+                    InLaunch::Storing { item, warps: 0 }
+                } else {
+                    self.share_from(cta)
+                }
+            }
+            InLaunch::Storing { item, warps } => {
+                self.take(
+                    raw::MLA_SPLIT_ARRIVE_COMBINER,
+                    &mut next.arrived[self.tile(item)],
+                );
+                if warps + 1 < Self::WARPS {
+                    let warps = warps + 1;
+                    InLaunch::Storing { item, warps }
+                } else {
+                    InLaunch::Claiming
+                }
+            }
+            InLaunch::Waiting { item } => {
+                let tile = self.tile(item);
+                let seen = self.take(raw::MLA_SPLIT_LOOK, &mut next.arrived[tile]);
+                if (seen as usize) < self.splits[tile] * Self::WARPS {
+                    return None;
+                }
+                let storing = |at: &InLaunch| matches!(at, InLaunch::Storing { item, .. } if self.tile(*item) == tile);
+                assert!(
+                    !state.at[..self.ctas].iter().any(storing),
+                    "combines before all are there"
+                );
+                next.combined[item] += 1;
+                self.share_from(item + self.ctas)
+            }
+            InLaunch::Leaving => {
+                let mut counters = MlaSplitCounters {
+                    arrived: 0,
+                    left: state.left,
+                };
+                let left = split_step(raw::MLA_SPLIT_LEAVE, &mut counters, (1, 1), 0);
+                next.left = counters.left;
+                if left == self.ctas as i32 {
+                    InLaunch::Resetting
+                } else {
+                    InLaunch::Ended
+                }
+            }
+            InLaunch::Resetting => {
+                let looks = |at: &InLaunch| !matches!(at, InLaunch::Resetting | InLaunch::Ended);
+                assert!(
+                    !state.at[..self.ctas].iter().any(looks),
+                    "resets what others look at"
+                );
+                (next.claimed, next.left, next.arrived) = (0, 0, [0; MOST_ITEMS]);
+                InLaunch::Ended
+            }
+            InLaunch::Ended => return None,
+        };
+        Some(next)
+    }
+
+    fn share_from(&self, item: usize) -> InLaunch {
+        if item < self.items() {
+            InLaunch::Waiting { item }
+        } else {
+            InLaunch::Leaving
+        }
+    }
+
+    /// The kernel's own step on a tile's counter; returns its answer.
+    fn take(&self, step: MlaSplitStep, arrived: &mut i32) -> i32 {
+        let mut counters = MlaSplitCounters {
+            arrived: *arrived,
+            left: 0,
+        };
+        let answer = split_step(step, &mut counters, (1, 1), 0);
+        *arrived = counters.arrived;
+        answer
+    }
+
+    fn check_end(&self, state: &LaunchState) {
+        for cta in 0..self.ctas {
+            assert_eq!(state.at[cta], InLaunch::Ended, "{cta} waits for ever");
+        }
+        assert_eq!((state.claimed, state.left), (0, 0));
+        assert_eq!(state.arrived, [0; MOST_ITEMS]);
+        assert_eq!(
+            state.combined[..self.items()],
+            [1; MOST_ITEMS][..self.items()]
+        );
+    }
+}
+
+#[test]
+fn each_share_of_a_prefill_is_combined_once_however_few_ctas_run_at_a_time() {
+    let mut states = 0;
+    for splits in [&[2][..], &[3], &[4], &[2, 2]] {
+        for ctas in 1..=MOST_CTAS {
+            for resident in 1..=ctas {
+                states += Launch {
+                    ctas,
+                    resident,
+                    splits,
+                }
+                .explore();
+            }
+        }
+    }
+    assert!(states > 3_000, "{states} states");
 }
 
 #[test]

@@ -20,6 +20,9 @@
 // a split, so that it never comes after [all there]. `left` counts the CTAs that will not look at
 // the counters again; the last of them sets both back to zero, for the next launch.
 //
+// Where every CTA is known to run once it has work, as in prefill, nobody falls back, and counting
+// arrivals and departures is all there is to it: Arrivals and Departures.
+//
 // Every function is at most one atomic operation, and Memory says how it is done: ptx::... on the
 // device, plain numbers where a test tries all orders on the host (tests/split_protocol.rs).
 #pragma once
@@ -68,6 +71,26 @@ struct DeviceMemory {
 };
 #endif
 
+// Those who store something that all of them wait for.
+template <class Memory>
+struct Arrivals {
+    int32_t* arrived;
+
+    // What this one stores is in the workspace.
+    MLA_HOST_DEVICE void arrive() const { Memory::add_release(arrived, 1); }
+    // How many have arrived. What as many stored can be read.
+    MLA_HOST_DEVICE int seen() const { return Memory::load_acquire(arrived); }
+};
+
+// Those who look at counters. Relaxed is enough: the last read of whoever leaves has been answered.
+template <class Memory>
+struct Departures {
+    int32_t* left;
+
+    // How many have left. The last one sets all counters back to zero, this one, too.
+    MLA_HOST_DEVICE int leave() const { return Memory::increment(left) + 1; }
+};
+
 template <class Memory>
 struct SplitProtocol {
     SplitCounters* counters;
@@ -83,11 +106,11 @@ struct SplitProtocol {
                                                                             : SplitRole::none;
     }
     // By a combiner: all of its partial result but its slice is in the workspace.
-    MLA_HOST_DEVICE void arrive_combiner() const { Memory::add_release(&counters->arrived, 1); }
+    MLA_HOST_DEVICE void arrive_combiner() const { arrivals().arrive(); }
 
     // Then a combiner looks whether the others are there, and says what that means for it: none if
     // it has to look again.
-    MLA_HOST_DEVICE int seen() const { return Memory::load_acquire(&counters->arrived); }
+    MLA_HOST_DEVICE int seen() const { return arrivals().seen(); }
     MLA_HOST_DEVICE SplitRole role_of(int seen) const {
         return seen == splits  ? SplitRole::slice
                : seen > splits ? SplitRole::yield
@@ -108,10 +131,12 @@ struct SplitProtocol {
     }
 
     // By every split's CTA once, when it will not look at the counters again: how many have left.
-    // The last of them resets the counters. Relaxed is enough: its last read of `arrived` has been
-    // answered.
-    MLA_HOST_DEVICE int leave() const { return Memory::increment(&counters->left) + 1; }
+    // The last of them resets the counters.
+    MLA_HOST_DEVICE int leave() const { return Departures<Memory>{&counters->left}.leave(); }
     MLA_HOST_DEVICE void reset() const { *counters = {0, 0}; }
+
+  private:
+    MLA_HOST_DEVICE Arrivals<Memory> arrivals() const { return {&counters->arrived}; }
 };
 
 }  // namespace mla

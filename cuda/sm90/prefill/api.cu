@@ -162,7 +162,7 @@ struct Workspace {
     void place(void* address, KernelParams& k) const {
         auto* bytes = static_cast<uint8_t*>(address);
         k.claimed = reinterpret_cast<int*>(bytes);
-        k.done = reinterpret_cast<int*>(bytes + kArrived / 2);
+        k.left = reinterpret_cast<int*>(bytes + kArrived / 2);
         k.arrived = reinterpret_cast<int*>(bytes + kArrived);
         bytes += MLA_PREFILL_COUNTER_BYTES;
         k.partial_sum = reinterpret_cast<float4*>(bytes);

@@ -63,9 +63,8 @@ struct Combine {
         int line = begin + warp * each;
         const int last = min(line + each, end);
         if (line >= last) return;
-        while (ptx::ld_acquire(&p.arrived[work.first_slot]) < splits * kConsumerWarps) {
-            __nanosleep(20);
-        }
+        const Arrivals<DeviceMemory> warps = p.arrivals(work.first_slot());
+        while (warps.seen() < splits * kConsumerWarps) __nanosleep(20);
         // The lines of one warp's rows at a time.
 #pragma unroll 1
         while (line < last) {
@@ -81,7 +80,7 @@ struct Combine {
         // One lane for each eight of the sums' 16 bytes.
 #pragma unroll 1
         for (int i = lane; i < splits * (kWarpRows / 2); i += 32) {
-            const Partial<Tile> partial(p, work.first_slot + i / (kWarpRows / 2), of_warp);
+            const Partial<Tile> partial(p, work.first_slot() + i / (kWarpRows / 2), of_warp);
             ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
         }
         int part = line * splits;
@@ -147,7 +146,7 @@ struct Combine {
         int line = begin / splits, split = begin - line * splits;
 #pragma unroll 1
         for (int i = begin; i < end; i++) {
-            const Partial<Tile> partial(p, work.first_slot + split, of_warp);
+            const Partial<Tile> partial(p, work.first_slot() + split, of_warp);
             ptx::cp_async_16(line_at(i - begin), &partial.out[line % kLines * 32 + lane], true);
             if (++split == splits) split = 0, line++;
         }

@@ -193,9 +193,7 @@ struct Consumer {
     // What the store of a tile needs beside its output. Another tile's softmax comes before the
     // store.
     struct Finished {
-        // The split's slot, or -1 if the tile has one split, above the tile's first one: in one
-        // register, of which there are few.
-        int slots;
+        int slots;  // as Work has them
         int head, query, query_start, query_len;
         float reference[2], sum[2];
     };
@@ -204,7 +202,7 @@ struct Consumer {
     __device__ __forceinline__ Finished finish(const Work& work, int number,
                                                const Rows<Tile>& rows) const {
         release(shared.work_empty[Slot(number).index]);
-        return {work.slot << 16 | uint16_t(work.first_slot),
+        return {work.slots,
                 work.head,
                 work.query + half * kRows,
                 work.query_start,
@@ -244,7 +242,7 @@ struct Consumer {
             }
         }
         __syncwarp();
-        if (lane == 0) ptx::red_add_release(&p.arrived[finished.slots & 0xffff], 1);
+        if (lane == 0) p.arrivals(finished.slots & 0xffff).arrive();
     }
 
     // Writes one panel of columns after the other: rounded into shared memory, and from there by
@@ -347,7 +345,7 @@ struct Consumer {
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
                 Combine<Tile>{p, shared, work, warp, thread % 32, staged}.run(
-                    work.key_len, work.slot - work.first_slot);
+                    work.key_len, work.slot() - work.first_slot());
             }
             __syncwarp();
             release(shared.work_empty[Slot(number).index]);

@@ -19,8 +19,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "../../common/lanes.cuh"
 #include "item.cuh"
-#include "lanes.cuh"
 #include "params.cuh"
 #include "tile.cuh"
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "../../common/split_protocol.cuh"
 #include "tile.cuh"
 
 namespace mla::sm90::prefill {
@@ -19,9 +20,9 @@ struct KernelParams {
     float* lse;       // [heads, query tokens], or null
     const int* cu_q;  // [requests + 1]
     const int* cu_k;  // [requests + 1]
-    // Zero between launches: tiles or items claimed, CTAs that are done, and of each query tile of
+    // Zero between launches: tiles or items claimed, CTAs that have left, and of each query tile of
     // several splits the warps that have stored their partial results, at its first slot.
-    int *claimed, *done, *arrived;
+    int *claimed, *left, *arrived;
     // Partial results, each of kQueries rows: sums of weights times values, [slot, warp, V / 8, lane]
     // of 4 f32 as they lie in registers, and (reference, sum of weights) of rows, [slot, warp,
     // row % 8] of two rows each.
@@ -39,6 +40,12 @@ struct KernelParams {
     int max_query_len, max_key_len;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
+
+#ifdef __CUDACC__
+    __device__ Arrivals<DeviceMemory> arrivals(int first_slot) const {
+        return {&arrived[first_slot]};
+    }
+#endif
 };
 
 // Each map has four dimensions: columns, heads, rows of a request, end of the request. The third

@@ -90,8 +90,7 @@ struct Scheduler {
     __device__ static Work work_of(const Item& item) {
         Work work = Work::mark(true);
         if (item.splits > 1) {
-            work.first_slot = int16_t(item.first_slot);
-            work.slot = int16_t(item.first_slot + item.split);
+            work.slots = Work::pack(item.first_slot, item.first_slot + item.split);
         }
         work.head = item.head;
         work.query = item.query;
@@ -118,9 +117,8 @@ struct Scheduler {
     __device__ void leave(int slots) const {
         int is_last;
         if (lane == 0) {
-            is_last =
-                atomicInc(reinterpret_cast<unsigned*>(p.done), gridDim.x - 1) == gridDim.x - 1;
-            if (is_last) atomicExch(p.claimed, 0);
+            is_last = Departures<DeviceMemory>{p.left}.leave() == int(gridDim.x);
+            if (is_last) *p.claimed = *p.left = 0;
         }
         if (!__shfl_sync(~0u, is_last, 0)) return;
         for (int slot = lane; slot < slots; slot += 32) p.arrived[slot] = 0;

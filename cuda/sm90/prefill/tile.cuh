@@ -72,9 +72,10 @@ struct Tile {
 // What the scheduler announces: first query tiles, or splits of them, to compute, and a mark behind
 // the last one; then, where query tiles are divided, shares of their combine, and a mark behind these.
 struct alignas(16) Work {
-    // Where the partial results of this query tile begin in the workspace, and this split's; -1: it
-    // has one split, and its output is stored as it is.
-    int16_t first_slot, slot;
+    // Where the partial results of this query tile begin in the workspace, in the lower half, and
+    // this split's in the upper one; -1 where there are none. Both in one register, of which there
+    // are few.
+    int slots;
     int head;
     int query;  // first query row of the tile within its request
     int query_start, query_len;
@@ -83,17 +84,22 @@ struct alignas(16) Work {
     int key_len, key_end;
     int blocks;  // KV tiles to go through
 
+    __device__ static int pack(int first_slot, int slot) {
+        return slot << 16 | (first_slot & 0xffff);
+    }
+    __device__ int first_slot() const { return int16_t(slots); }
+    __device__ int slot() const { return slots >> 16; }
+
     __device__ static Work mark(bool is_end) {
         Work work = {};
-        work.first_slot = -1;
-        work.slot = is_end ? -1 : 0;
+        work.slots = pack(-1, is_end ? -1 : 0);
         return work;
     }
 
     // A tile to compute; a share of a combine; a mark behind which nothing comes.
     __device__ bool computes() const { return blocks > 0; }
-    __device__ bool combines() const { return blocks == 0 && first_slot >= 0; }
-    __device__ bool is_end() const { return blocks == 0 && slot < 0; }
+    __device__ bool combines() const { return blocks == 0 && first_slot() >= 0; }
+    __device__ bool is_end() const { return blocks == 0 && slot() < 0; }
 };
 
 // Rows of a warp whose output has a NaN, and the columns to look at: repair.cuh.

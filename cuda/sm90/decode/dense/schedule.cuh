@@ -23,6 +23,7 @@
 // tested.
 #pragma once
 
+#include "../../../common/lanes.cuh"
 #include "params.cuh"
 
 namespace mla::sm90::decode {
@@ -48,58 +49,6 @@ struct WorkItem {
 struct Start {
     int request, kv_tile;
 };
-
-#ifdef __CUDA_ARCH__
-// What the lanes of a warp do together.
-struct Lanes {
-    static constexpr int kCount = 32;
-    __device__ static int own() { return threadIdx.x & 31; }
-    __device__ static int lowest(int x) { return __reduce_min_sync(~0u, x); }
-    __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
-    __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
-    __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
-    __device__ static int last(int x) { return of(x, kCount - 1); }
-    __device__ static bool all(bool own) { return __all_sync(~0u, own); }
-    // The first lane that says so; 0 where none does.
-    __device__ static int first(bool own) {
-        const unsigned lanes = __ballot_sync(~0u, own);
-        return lanes ? __ffs(lanes) - 1 : 0;
-    }
-    // The sum of the lanes up to this one.
-    __device__ static int running_sum(int x) {
-#pragma unroll
-        for (int d = 1; d < kCount; d *= 2) {
-            const int other = __shfl_up_sync(~0u, x, d);
-            if (own() >= d) x += other;
-        }
-        return x;
-    }
-    // f(a) and f(b), by two lanes at the same time.
-    template <typename F>
-    __device__ static int2 both(F f, int a, int b) {
-        const int x = f(own() == 0 ? a : b);
-        return make_int2(__shfl_sync(~0u, x, 0), __shfl_sync(~0u, x, 1));
-    }
-};
-#else
-// A single lane.
-struct Lanes {
-    static constexpr int kCount = 1;
-    static int own() { return 0; }
-    static int lowest(int x) { return x; }
-    static int highest(int x) { return x; }
-    static int sum(int x) { return x; }
-    static int of(int x, int) { return x; }
-    static int last(int x) { return x; }
-    static bool all(bool own) { return own; }
-    static int first(bool) { return 0; }
-    static int running_sum(int x) { return x; }
-    template <typename F>
-    static int2 both(F f, int a, int b) {
-        return make_int2(f(a), f(b));
-    }
-};
-#endif
 
 // Its functions are called by one whole warp, or on the host.
 class Schedule {
@@ -165,7 +114,7 @@ class Schedule {
         total_ = Lanes::last(sum);
         begin_at_boundary();
         // The first lane whose requests end after the position has it among them.
-        const int lane = Lanes::first(sum > position_);
+        const int lane = Lanes::first_or_zero(sum > position_);
         request_ = Lanes::of(first, lane);
         begins_ = Lanes::of(sum - units, lane);
         ends_ = begins_ + units_of(request_);

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-namespace mla::sm90::prefill {
+namespace mla {
 
 #ifdef __CUDA_ARCH__
 struct Lanes {
@@ -14,8 +14,15 @@ struct Lanes {
     __device__ static int highest(int x) { return __reduce_max_sync(~0u, x); }
     __device__ static int sum(int x) { return __reduce_add_sync(~0u, x); }
     __device__ static int of(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+    __device__ static int last(int x) { return of(x, kCount - 1); }
+    __device__ static bool all(bool own) { return __all_sync(~0u, own); }
     // The first lane that says so; there is one.
     __device__ static int first(bool own) { return __ffs(__ballot_sync(~0u, own)) - 1; }
+    // The first lane that says so; 0 if none does.
+    __device__ static int first_or_zero(bool own) {
+        const unsigned lanes = __ballot_sync(~0u, own);
+        return lanes ? __ffs(lanes) - 1 : 0;
+    }
     // The sum of the lanes up to this one.
     __device__ static int running_sum(int x) {
 #pragma unroll
@@ -24,6 +31,12 @@ struct Lanes {
             if (own() >= d) x += other;
         }
         return x;
+    }
+    // f(a) and f(b), by two lanes at the same time.
+    template <typename F>
+    __device__ static int2 both(F f, int a, int b) {
+        const int x = f(own() == 0 ? a : b);
+        return make_int2(__shfl_sync(~0u, x, 0), __shfl_sync(~0u, x, 1));
     }
 };
 #else
@@ -34,9 +47,16 @@ struct Lanes {
     static int highest(int x) { return x; }
     static int sum(int x) { return x; }
     static int of(int x, int) { return x; }
+    static int last(int x) { return x; }
+    static bool all(bool own) { return own; }
     static int first(bool) { return 0; }
+    static int first_or_zero(bool) { return 0; }
     static int running_sum(int x) { return x; }
+    template <typename F>
+    static int2 both(F f, int a, int b) {
+        return make_int2(f(a), f(b));
+    }
 };
 #endif
 
-}  // namespace mla::sm90::prefill
+}  // namespace mla
