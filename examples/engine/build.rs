@@ -1,0 +1,11 @@
+//! Compiles the engine's own kernels: what a model does beside attention and matrix products.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    #[cfg(feature = "gpu")]
+    mla_build::Kernels::new()
+        .sources("kernels/**/*.cu")
+        .header("kernels/rows.h")
+        .compile("engine_rows")?;
+    Ok(())
+}

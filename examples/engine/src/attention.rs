@@ -1,0 +1,153 @@
+//! The attention of one decoder layer, from hidden states to what is added to them.
+
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use crate::config::Config;
+use crate::operations::Operations;
+use crate::runner::{Layer, Scratch, Shared};
+use crate::tensor::Tensor;
+
+/// What the attention of all decoder layers shares.
+pub struct Common<D: Device> {
+    /// The library's layer: the weights are of the call.
+    pub layer: Layer<D>,
+    /// The model's numbers.
+    pub config: Config,
+    /// The angles of every position.
+    pub rotary: RotaryTables<D>,
+}
+
+/// The weights of a layer's attention, each `[in, out]` but `W_kv_b`, which is as checkpoints hold it.
+pub struct Attention<D: Device> {
+    q_a: Tensor<D>,
+    q_norm: Tensor<D>,
+    q_b: Tensor<D>,
+    kv_a: Tensor<D>,
+    kv_norm: Tensor<D>,
+    kv_b: Tensor<D>,
+    out: Tensor<D>,
+}
+
+impl<D: Operations> Attention<D> {
+    /// With random weights.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left.
+    pub fn random(device: &D, config: &Config, random: &mut fastrand::Rng) -> Result<Self> {
+        let [hidden, heads, rank, latent, rope, qk, v, kv_b] = widths(config);
+        let mut matrix = |from: usize, to: usize| {
+            let spread = (3.0 / from as f32).sqrt();
+            Tensor::random(device, D::DTYPE, from * to, random, [0.0, spread])
+        };
+        let (q_a, q_b) = (matrix(hidden, rank)?, matrix(rank, heads * qk)?);
+        let (kv_a, kv_b) = (
+            matrix(hidden, latent + rope)?,
+            matrix(latent, heads * kv_b)?,
+        );
+        let out = matrix(heads * v, hidden)?;
+        let mut norm = |width| Tensor::random(device, D::DTYPE, width, random, [1.0, 0.2]);
+        Ok(Self {
+            q_a,
+            q_norm: norm(rank)?,
+            q_b,
+            kv_a,
+            kv_norm: norm(latent)?,
+            kv_b,
+            out,
+        })
+    }
+
+    /// Enqueues the attention of `scratch.normed`, `[T, hidden]`, to `scratch.delta`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails, or the call does not fit the prepared step.
+    pub fn enqueue(
+        &self,
+        common: &Common<D>,
+        shared: &mut Shared<D>,
+        scratch: &mut Scratch<D>,
+        mut cache: CacheMut<'_, D>,
+        tokens: usize,
+    ) -> Result<()> {
+        let Common {
+            layer,
+            config,
+            rotary,
+        } = common;
+        let [hidden, heads, rank, latent, rope, qk, v, kv_b] = widths(config);
+        let (device, eps, s) = (layer.device(), config.widths.rms_norm_eps, scratch);
+        let flat = |width: usize| [1, tokens, width];
+        let rows = |width: usize| [tokens, 1, width];
+
+        let normed = s.normed.view(flat(hidden))?;
+        device.gemm_weights(
+            normed,
+            self.q_a.view([1, hidden, rank])?,
+            s.q_a.view_mut(flat(rank))?,
+        )?;
+        let weight = self.q_norm.view(rows_of(rank))?;
+        device.norm(
+            s.q_a.view(rows(rank))?,
+            weight,
+            eps,
+            s.q_normed.view_mut(rows(rank))?,
+        )?;
+        let q_b = self.q_b.view([1, rank, heads * qk])?;
+        let query = s.query.view_mut(flat(heads * qk))?;
+        device.gemm_weights(s.q_normed.view(flat(rank))?, q_b, query)?;
+
+        let kv_a = self.kv_a.view([1, hidden, latent + rope])?;
+        device.gemm_weights(normed, kv_a, s.kv_a.view_mut(flat(latent + rope))?)?;
+        let compressed = s.kv_a.view(rows(latent + rope))?.narrow(2, 0..latent)?;
+        let weight = self.kv_norm.view(rows_of(latent))?;
+        device.norm(compressed, weight, eps, s.latent.view_mut(rows(latent))?)?;
+
+        let weights = self.kv_b.view([1, heads * kv_b, latent])?.transpose(1, 2);
+        layer.forward_unrotated(
+            shared,
+            UnrotatedCall {
+                weights: Weights::new(weights, layer.config())?,
+                query: s.query.view_mut([tokens, heads, qk])?,
+                latent: s.latent.view(rows(latent))?,
+                rope: s
+                    .kv_a
+                    .view_mut(rows(latent + rope))?
+                    .narrow(2, latent..latent + rope)?,
+                rotary: rotary.rotation()?,
+                cache: cache.reborrow(),
+                out: s.attended.view_mut([tokens, heads, v])?,
+                lse: None,
+                slot_lists: None,
+            },
+        )?;
+        let out = self.out.view([1, heads * v, hidden])?;
+        device.gemm_weights(
+            s.attended.view(flat(heads * v))?,
+            out,
+            s.delta.view_mut(flat(hidden))?,
+        )
+    }
+}
+
+fn rows_of(width: usize) -> [usize; 3] {
+    [1, 1, width]
+}
+
+/// Hidden, H, the rank of queries, L, R, P + R, V, P + V.
+pub fn widths(config: &Config) -> [usize; 8] {
+    let (attention, dims) = (&config.attention, config.attention.dims);
+    [
+        config.widths.hidden_size as u32,
+        attention.heads,
+        attention.q_lora_rank.unwrap_or(0),
+        dims.latent,
+        dims.head.rope,
+        dims.head.qk(),
+        dims.head.v,
+        dims.head.kv_b(),
+    ]
+    .map(|width| width as usize)
+}

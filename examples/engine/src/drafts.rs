@@ -1,0 +1,44 @@
+//! Guesses of a request's next tokens, which one step then verifies all at once.
+
+/// What followed the last time the request's last two tokens, or else its last one, stood there: at most `most`
+/// tokens. Text repeats itself; where it does not, there is nothing to verify.
+pub fn guess(tokens: &[u32], most: usize) -> &[u32] {
+    for length in [2, 1] {
+        let Some(start) = tokens.len().checked_sub(length) else {
+            continue;
+        };
+        let (before, last) = (&tokens[..tokens.len() - 1], &tokens[start..]);
+        if let Some(at) = before.windows(length).rposition(|window| window == last) {
+            let follows = &tokens[at + length..];
+            return &follows[..follows.len().min(most)];
+        }
+    }
+    &[]
+}
+
+/// How many of these drafts are what the model would have said: `best[i]` is the likeliest token behind draft i − 1,
+/// and `best[0]` behind the token before all drafts.
+pub fn accepted(drafts: &[u32], best: &[u32]) -> usize {
+    let agrees = |(draft, best): &(&u32, &u32)| draft == best;
+    drafts.iter().zip(best).take_while(agrees).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_longest_match_is_continued() {
+        assert_eq!(guess(&[1, 2, 3, 9, 2, 4, 1, 2], 2), [3, 9]);
+        assert_eq!(guess(&[5, 2, 7, 2, 8, 2], 3), [8, 2]);
+        assert_eq!(guess(&[4, 4], 3), [4]);
+        assert!(guess(&[1, 2, 3], 3).is_empty() && guess(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn drafts_are_accepted_up_to_the_first_wrong_one() {
+        assert_eq!(accepted(&[3, 9, 1], &[3, 9, 4, 4]), 2);
+        assert_eq!(accepted(&[3], &[4, 4]), 0);
+        assert_eq!(accepted(&[], &[4]), 0);
+    }
+}

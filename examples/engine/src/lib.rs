@@ -1,0 +1,38 @@
+//! A small inference engine: a DeepSeek-like model of random weights, served as an engine serves one.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | the model's numbers, from a `config.json` |
+//! | [`tensor`] | a matrix in a device's memory |
+//! | [`operations`] | what a model does beside attention and products, for the CPU and for a GPU |
+//! | [`attention`], [`model`] | a layer's attention, and all layers: what is enqueued for a step |
+//! | [`runner`] | a step from token ids to token ids: caches, workspace, graphs |
+//! | [`pages`] | the page allocator: shared prefixes, copy-on-write |
+//! | [`request`], [`drafts`] | a request's state, and guesses of its next tokens |
+//! | [`scheduler`] | which requests a step brings, with how many tokens each |
+//! | [`engine`] | requests in, tokens out |
+//! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
+//!
+//! What it takes of the library is in [`attention`] and [`runner`].
+
+pub mod attention;
+pub mod config;
+pub mod drafts;
+pub mod engine;
+pub mod error;
+pub mod metrics;
+pub mod model;
+pub mod operations;
+pub mod pages;
+pub mod request;
+pub mod runner;
+pub mod scheduler;
+pub mod status;
+pub mod tensor;
+
+/// The device that the features choose.
+#[cfg(not(feature = "gpu"))]
+pub type Chosen = mla_cpu::Cpu;
+/// The device that the features choose.
+#[cfg(feature = "gpu")]
+pub type Chosen = mla_kernels::Cuda;

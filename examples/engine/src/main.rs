@@ -1,0 +1,112 @@
+//! Serves some requests and says how it went.
+//!
+//! ```console
+//! $ cargo run --release -p engine
+//! $ cargo run --release -p engine --features sm90
+//! ```
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use engine::Chosen;
+use engine::config::{Config, SMALL};
+use engine::engine::Engine;
+use engine::error::{Error, Result};
+use engine::operations::Operations as _;
+use engine::runner::Size;
+use engine::status::Status;
+
+/// A small engine on a model of random weights: continuous batching, shared prefixes, drafts.
+#[derive(Parser)]
+struct Arguments {
+    /// A model's config.json; without one, a small model with the attention of DeepSeek-V3.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// How many requests arrive, one every two steps.
+    #[arg(long, default_value_t = 24)]
+    requests: usize,
+    /// The most tokens of a prompt, the beginning that all share included.
+    #[arg(long, default_value_t = 160)]
+    prompt: usize,
+    /// How many tokens each request generates.
+    #[arg(long, default_value_t = 48)]
+    tokens: usize,
+    /// Drafts that a step verifies, for each request.
+    #[arg(long, default_value_t = 3)]
+    drafts: usize,
+    /// Pages of the cache.
+    #[arg(long, default_value_t = 64)]
+    pages: usize,
+    /// The most tokens of a step.
+    #[arg(long, default_value_t = 256)]
+    step: usize,
+    /// What weights and prompts are made from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+/// The most requests of a step.
+const REQUESTS: usize = 16;
+/// The tokens that all prompts begin with, at most.
+const SHARED: usize = 70;
+const PAGE: usize = 64;
+
+fn main() -> std::process::ExitCode {
+    match serve(&Arguments::parse()) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("engine: {error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(arguments: &Arguments) -> Result<()> {
+    let mut status = Status::new("making the model");
+    let json = match &arguments.config {
+        None => SMALL.to_owned(),
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| Error::refused("--config", path.display(), error))?,
+    };
+    let config = Config::new(&json)?;
+    let size = Size {
+        pages: arguments.pages,
+        page_size: PAGE,
+        requests: REQUESTS,
+        tokens: arguments.step,
+        max_len: (arguments.prompt + arguments.tokens).max(1),
+        drafts: arguments.drafts,
+    };
+    let device = Chosen::open()?;
+    let mut engine = Engine::new(&device, &config, &size, arguments.seed)?;
+    let [prefill, decode] = engine.backends();
+    status.line(&format!(
+        "{} layers on {}: {prefill} and {decode}, {} pages of {PAGE} tokens",
+        config.layers(),
+        engine.platform(),
+        size.pages
+    ));
+    let mut random = fastrand::Rng::with_seed(arguments.seed);
+    let mut token = || random.u32(0..config.widths.vocab_size as u32);
+    let beginning: Vec<u32> = (0..SHARED.min(arguments.prompt)).map(|_| token()).collect();
+    let (mut arrived, mut steps) = (0, 0usize);
+    while arrived < arguments.requests || !engine.is_idle() {
+        if arrived < arguments.requests && steps.is_multiple_of(2) {
+            let own = arguments.prompt - beginning.len();
+            let own = own.min(1 + arrived * 37 % own.max(1));
+            let prompt: Vec<u32> = beginning
+                .iter()
+                .copied()
+                .chain((0..own).map(|_| token()))
+                .collect();
+            engine.submit(&prompt, arguments.tokens)?;
+            arrived += 1;
+        }
+        let events = engine.step()?;
+        status.show(&engine, &events);
+        steps += 1;
+    }
+    status.finish();
+    println!("{}", engine.metrics());
+    Ok(())
+}

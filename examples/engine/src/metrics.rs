@@ -1,0 +1,100 @@
+//! What is counted, and what is said of it at the end.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// The counts of an engine.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    started: Instant,
+    /// Steps that ran.
+    pub steps: usize,
+    /// Tokens that went through the model, drafts included.
+    pub computed_tokens: usize,
+    /// Tokens that were generated.
+    pub generated_tokens: usize,
+    /// Prompt tokens that were in the cache already.
+    pub shared_tokens: usize,
+    /// Drafts that were verified.
+    pub drafts: usize,
+    /// Of these the ones that were right.
+    pub accepted_drafts: usize,
+    /// Pages that were copied before a write.
+    pub copied_pages: usize,
+    /// Requests that had to give their pages back and start again.
+    pub preemptions: usize,
+    /// Requests that ran to their end.
+    pub finished: usize,
+    /// Of each request that got one, from its arrival to its first token.
+    pub first_tokens: Vec<Duration>,
+    /// The most pages that were used at once, and all there are.
+    pub pages: [usize; 2],
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            steps: 0,
+            computed_tokens: 0,
+            generated_tokens: 0,
+            shared_tokens: 0,
+            drafts: 0,
+            accepted_drafts: 0,
+            copied_pages: 0,
+            preemptions: 0,
+            finished: 0,
+            first_tokens: Vec::new(),
+            pages: [0; 2],
+        }
+    }
+}
+
+impl Metrics {
+    /// Generated tokens a second since the engine was made.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.generated_tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+    }
+}
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = self.first_tokens.clone();
+        first.sort_unstable();
+        let at = |share: f64| {
+            let place = (first.len().saturating_sub(1) as f64 * share).round() as usize;
+            first
+                .get(place)
+                .map_or(0.0, |time| time.as_secs_f64() * 1e3)
+        };
+        let [used, all] = self.pages;
+        writeln!(
+            f,
+            "{} tokens of {} requests in {} steps, {:.1} tokens/s",
+            self.generated_tokens,
+            self.finished,
+            self.steps,
+            self.tokens_per_second()
+        )?;
+        writeln!(
+            f,
+            "time to first token: median {:.1} ms, longest {:.1} ms",
+            at(0.5),
+            at(1.0)
+        )?;
+        writeln!(
+            f,
+            "cache: at most {used} of {all} pages ({:.0}%), {} prompt tokens shared, {} pages copied, \
+             {} requests sent back",
+            100.0 * used as f64 / all.max(1) as f64,
+            self.shared_tokens,
+            self.copied_pages,
+            self.preemptions
+        )?;
+        write!(
+            f,
+            "drafts: {} of {} accepted; {} tokens went through the model",
+            self.accepted_drafts, self.drafts, self.computed_tokens
+        )
+    }
+}

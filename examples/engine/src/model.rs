@@ -1,0 +1,147 @@
+//! The whole model: what a step enqueues, from token ids to token ids.
+
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use crate::attention::{Attention, Common};
+use crate::config::Config;
+use crate::operations::Operations;
+use crate::runner::{Layer, Memory, Scratch, Shared};
+use crate::tensor::Tensor;
+
+/// A decoder layer's weights.
+struct Decoder<D: Device> {
+    attention_norm: Tensor<D>,
+    attention: Attention<D>,
+    mlp_norm: Tensor<D>,
+    /// Both factors, one beside the other.
+    gate_up: Tensor<D>,
+    down: Tensor<D>,
+}
+
+/// A model, on its device.
+pub struct Model<D: Operations> {
+    common: Common<D>,
+    embedding: Tensor<D>,
+    decoders: Vec<Decoder<D>>,
+    norm: Tensor<D>,
+    head: Tensor<D>,
+}
+
+impl<D: Operations> Model<D> {
+    /// With random weights, the same for the same seed.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left, or its rotary embedding has no tables.
+    pub fn random(layer: Layer<D>, config: &Config, positions: usize, seed: u64) -> Result<Self> {
+        let device = layer.device().clone();
+        let (widths, mut random) = (config.widths, fastrand::Rng::with_seed(seed));
+        let (hidden, inner, vocab) = (
+            widths.hidden_size,
+            widths.intermediate_size,
+            widths.vocab_size,
+        );
+        let norm = |random: &mut _| Tensor::random(&device, D::DTYPE, hidden, random, [1.0, 0.2]);
+        let matrix = |random: &mut _, from: usize, to: usize| {
+            let spread = (3.0 / from as f32).sqrt();
+            Tensor::random(&device, D::DTYPE, from * to, random, [0.0, spread])
+        };
+        let embedding = Tensor::random(&device, D::DTYPE, vocab * hidden, &mut random, [0.0, 1.0])?;
+        let decoder = |random: &mut fastrand::Rng| {
+            Ok(Decoder {
+                attention_norm: norm(random)?,
+                attention: Attention::random(&device, config, random)?,
+                mlp_norm: norm(random)?,
+                gate_up: matrix(random, hidden, 2 * inner)?,
+                down: matrix(random, inner, hidden)?,
+            })
+        };
+        let decoders = (0..config.layers()).map(|_| decoder(&mut random));
+        Ok(Self {
+            decoders: decoders.collect::<Result<_>>()?,
+            embedding,
+            norm: norm(&mut random)?,
+            head: matrix(&mut random, hidden, vocab)?,
+            common: Common {
+                rotary: RotaryTables::new(
+                    &device,
+                    &config.attention.rope,
+                    config.attention.dims.head.rope,
+                    positions,
+                )?,
+                layer,
+                config: *config,
+            },
+        })
+    }
+
+    /// The library's layer, which serves every decoder layer: the weights are of the call.
+    pub fn layer(&self) -> &Layer<D> {
+        &self.common.layer
+    }
+
+    /// The model's numbers.
+    pub fn config(&self) -> &Config {
+        &self.common.config
+    }
+
+    /// Enqueues a prepared step of `tokens` tokens: from `memory.ids` to `memory.best`, the likeliest token
+    /// behind each.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    pub fn enqueue(
+        &self,
+        shared: &mut Shared<D>,
+        memory: &mut Memory<D>,
+        tokens: usize,
+    ) -> Result<()> {
+        let (device, widths) = (self.layer().device(), self.config().widths);
+        let (hidden, vocab, eps) = (widths.hidden_size, widths.vocab_size, widths.rms_norm_eps);
+        let rows = [tokens, 1, hidden];
+        let Memory {
+            ids,
+            best,
+            scratch: s,
+            caches,
+            cache_layout,
+        } = memory;
+        let embedding = self.embedding.view([vocab, 1, hidden])?;
+        device.gather(embedding, ids.bytes(), s.hidden.view_mut(rows)?)?;
+        for (decoder, cache) in self.decoders.iter().zip(caches) {
+            let weight = decoder.attention_norm.view([1, 1, hidden])?;
+            device.norm(s.hidden.view(rows)?, weight, eps, s.normed.view_mut(rows)?)?;
+            let cache = CacheMut::new(D::bytes_mut(cache), *cache_layout)?;
+            decoder
+                .attention
+                .enqueue(&self.common, shared, s, cache, tokens)?;
+            device.add(s.delta.view(rows)?, s.hidden.view_mut(rows)?)?;
+
+            let weight = decoder.mlp_norm.view([1, 1, hidden])?;
+            device.norm(s.hidden.view(rows)?, weight, eps, s.normed.view_mut(rows)?)?;
+            self.enqueue_mlp(decoder, s, tokens)?;
+            device.add(s.delta.view(rows)?, s.hidden.view_mut(rows)?)?;
+        }
+        let weight = self.norm.view([1, 1, hidden])?;
+        device.norm(s.hidden.view(rows)?, weight, eps, s.normed.view_mut(rows)?)?;
+        let head = self.head.view([1, hidden, vocab])?;
+        let logits = s.logits.view_mut([1, tokens, vocab])?;
+        device.gemm_weights(s.normed.view([1, tokens, hidden])?, head, logits)?;
+        device.argmax(s.logits.view([tokens, 1, vocab])?, best.bytes_mut())
+    }
+
+    fn enqueue_mlp(&self, decoder: &Decoder<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
+        let (device, widths) = (self.layer().device(), self.config().widths);
+        let (hidden, inner) = (widths.hidden_size, widths.intermediate_size);
+        let normed = s.normed.view([1, tokens, hidden])?;
+        let weights = decoder.gate_up.view([1, hidden, 2 * inner])?;
+        device.gemm_weights(normed, weights, s.gate_up.view_mut([1, tokens, 2 * inner])?)?;
+        let inside = s.inside.view_mut([tokens, 1, inner])?;
+        device.silu_mul(s.gate_up.view([tokens, 1, 2 * inner])?, inside)?;
+        let weights = decoder.down.view([1, inner, hidden])?;
+        let delta = s.delta.view_mut([1, tokens, hidden])?;
+        device.gemm_weights(s.inside.view([1, tokens, inner])?, weights, delta)
+    }
+}

@@ -1,0 +1,108 @@
+//! On the CPU, in f32.
+
+use mla_cpu::Cpu;
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use super::Operations;
+use crate::model::Model;
+use crate::runner::{Memory, Shared};
+
+/// The rows of a tensor `[T, 1, W]`.
+fn rows<'a>(tensor: &TensorRef<'a, Cpu>) -> impl Iterator<Item = &'a [f32]> {
+    let data: &[f32] = bytemuck::cast_slice(tensor.bytes());
+    let [count, _, width] = tensor.shape();
+    let stride = tensor.layout().strides[0];
+    (0..count).map(move |row| &data[row * stride..row * stride + width])
+}
+
+/// Calls `each` with the number of every row and the row.
+fn rows_mut(tensor: TensorMut<'_, Cpu>, mut each: impl FnMut(usize, &mut [f32])) {
+    let layout = *tensor.layout();
+    let [count, _, width] = layout.shape;
+    let data: &mut [f32] = bytemuck::cast_slice_mut(tensor.into_bytes());
+    for row in 0..count {
+        let start = row * layout.strides[0];
+        each(row, &mut data[start..start + width]);
+    }
+}
+
+impl Operations for Cpu {
+    const DTYPE: DType = DType::F32;
+    type Graphs = ();
+
+    fn open() -> Result<Self> {
+        Ok(Self::new())
+    }
+
+    fn norm(
+        &self,
+        from: TensorRef<'_, Self>,
+        weight: TensorRef<'_, Self>,
+        eps: f32,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let weight: Vec<f32> = rows(&weight).flatten().copied().collect();
+        let mut from = rows(&from);
+        rows_mut(to, |_, to| {
+            let from = from.next().unwrap_or_default();
+            let squares: f32 = from.iter().map(|x| x * x).sum();
+            let scale = 1.0 / (squares / from.len() as f32 + eps).sqrt();
+            for ((to, x), weight) in to.iter_mut().zip(from).zip(&weight) {
+                *to = x * scale * weight;
+            }
+        });
+        Ok(())
+    }
+
+    fn add(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        let mut from = rows(&from);
+        rows_mut(to, |_, to| {
+            for (to, x) in to.iter_mut().zip(from.next().unwrap_or_default()) {
+                *to += x;
+            }
+        });
+        Ok(())
+    }
+
+    fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        let mut from = rows(&from);
+        rows_mut(to, |_, to| {
+            let (gate, up) = from.next().unwrap_or_default().split_at(to.len());
+            for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
+                *to = gate / (1.0 + (-gate).exp()) * up;
+            }
+        });
+        Ok(())
+    }
+
+    fn gather(&self, from: TensorRef<'_, Self>, ids: &[u8], to: TensorMut<'_, Self>) -> Result<()> {
+        let ids: &[i32] = bytemuck::cast_slice(ids);
+        let from: Vec<&[f32]> = rows(&from).collect();
+        rows_mut(to, |row, to| to.copy_from_slice(from[ids[row] as usize]));
+        Ok(())
+    }
+
+    fn argmax(&self, from: TensorRef<'_, Self>, to: &mut [u8]) -> Result<()> {
+        let to: &mut [i32] = bytemuck::cast_slice_mut(to);
+        for (row, to) in rows(&from).zip(to) {
+            let first = |best: usize, at: usize| if row[at] > row[best] { at } else { best };
+            *to = (0..row.len()).fold(0, first) as i32;
+        }
+        Ok(())
+    }
+
+    // A step is enqueued as fast as it is replayed: there is nothing to launch.
+    fn capture(
+        _: &Model<Self>,
+        _: &mut Shared<Self>,
+        _: &mut Memory<Self>,
+        _: &[u32],
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn replay((): &mut (), _: &Model<Self>, _: &mut Shared<Self>, _: &Step) -> Result<bool> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,175 @@
+//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`; steps of decodes are replayed from graphs.
+
+use mla_kernels::Cuda;
+use mla_kernels::decode_graph::DecodeGraphs;
+use mla_runtime::prelude::*;
+use mla_runtime::{Error, Result};
+
+use super::Operations;
+use crate::model::Model;
+use crate::runner::{Memory, Shared};
+
+#[allow(
+    missing_docs,
+    non_snake_case,
+    dead_code,
+    unsafe_op_in_unsafe_fn,
+    clippy::all
+)]
+mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/engine_rows.rs"));
+}
+
+/// The numbers of requests that there are graphs for.
+const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+type Launch = unsafe extern "C" fn(*const ffi::EngineRows, *mut std::ffi::c_void) -> i32;
+
+/// What is read and where results go, as addresses.
+struct Rows<'a> {
+    from: TensorRef<'a, Cuda>,
+    other: u64,
+    to: u64,
+    to_stride: usize,
+    width: usize,
+    count: usize,
+    eps: f32,
+}
+
+fn enqueue(gpu: &Cuda, name: &'static str, launch: Launch, rows: &Rows<'_>) -> Result<()> {
+    let params = ffi::EngineRows {
+        from: rows.from.bytes().address() as *const _,
+        other: rows.other as *const _,
+        to: rows.to as *mut _,
+        from_stride: rows.from.layout().strides[0] as i64,
+        to_stride: rows.to_stride as i64,
+        rows: rows.count as i32,
+        width: rows.width as i32,
+        eps: rows.eps,
+    };
+    gpu.bind()?;
+    // SAFETY: every tensor holds what its layout says, results are borrowed mutably, and the engine's own
+    // ids are below the rows of what is gathered.
+    match unsafe { launch(&params, gpu.raw_stream()) } {
+        0 => Ok(()),
+        status => Err(Error::Device {
+            device: "cuda",
+            operation: name,
+            message: format!("cudaError {status}"),
+        }),
+    }
+}
+
+/// The common part: rows of `from` to rows of `to`.
+fn rows<'a>(from: TensorRef<'a, Cuda>, other: u64, to: TensorMut<'_, Cuda>) -> Rows<'a> {
+    let layout = *to.layout();
+    Rows {
+        from,
+        other,
+        to: to.into_bytes().address(),
+        to_stride: layout.strides[0],
+        width: layout.shape[2],
+        count: layout.shape[0],
+        eps: 0.0,
+    }
+}
+
+impl Operations for Cuda {
+    const DTYPE: DType = DType::BF16;
+    /// By new tokens of a request.
+    type Graphs = Vec<(u32, DecodeGraphs)>;
+
+    fn open() -> Result<Self> {
+        Self::new(0)
+    }
+
+    fn norm(
+        &self,
+        from: TensorRef<'_, Self>,
+        weight: TensorRef<'_, Self>,
+        eps: f32,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let rows = rows(from, weight.bytes().address(), to);
+        enqueue(self, "norm", ffi::engine_norm, &Rows { eps, ..rows })
+    }
+
+    fn add(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        enqueue(self, "add", ffi::engine_add, &rows(from, 0, to))
+    }
+
+    fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
+        enqueue(self, "silu_mul", ffi::engine_silu_mul, &rows(from, 0, to))
+    }
+
+    fn gather(
+        &self,
+        from: TensorRef<'_, Self>,
+        ids: Self::Bytes<'_>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let rows = rows(from, ids.address(), to);
+        enqueue(self, "gather", ffi::engine_gather, &rows)
+    }
+
+    fn argmax(&self, from: TensorRef<'_, Self>, to: Self::BytesMut<'_>) -> Result<()> {
+        let [count, _, width] = from.shape();
+        let rows = Rows {
+            from,
+            other: 0,
+            to: to.address(),
+            to_stride: 0,
+            width,
+            count,
+            eps: 0.0,
+        };
+        enqueue(self, "argmax", ffi::engine_argmax, &rows)
+    }
+
+    fn capture(
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        memory: &mut Memory<Self>,
+        query_lens: &[u32],
+    ) -> Result<Self::Graphs> {
+        let limits = *shared.limits();
+        let page = model.layer().config().problem.page_size;
+        let max_len = limits.pages_per_request as u32 * page;
+        let fits = |size: &usize, len: u32| {
+            *size <= limits.requests && size * len as usize <= limits.tokens
+        };
+        let mut graphs = Vec::new();
+        for &len in query_lens {
+            let sizes: Vec<usize> = SIZES.into_iter().filter(|size| fits(size, len)).collect();
+            let record = |shared: &mut Shared<Self>,
+                          shape: mla_kernels::decode_graph::DecodeShape| {
+                model.enqueue(shared, memory, shape.tokens())
+            };
+            let of_len =
+                DecodeGraphs::capture(model.layer(), shared, &sizes, len, max_len, record)?;
+            graphs.push((len, of_len));
+        }
+        Ok(graphs)
+    }
+
+    fn replay(
+        graphs: &mut Self::Graphs,
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        step: &Step,
+    ) -> Result<bool> {
+        let len = step.requests().first().map_or(0, |request| request.q);
+        if step.requests().iter().any(|request| request.q != len) {
+            return Ok(false);
+        }
+        let of_len = graphs.iter_mut().find(|(of, _)| *of == len);
+        let Some(graph) = of_len.and_then(|(_, all)| all.for_requests(step.requests().len()))
+        else {
+            return Ok(false);
+        };
+        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses one stream, and
+        // its allocator hands out pages of the cache alone.
+        unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
+        Ok(true)
+    }
+}

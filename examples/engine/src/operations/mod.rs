@@ -1,0 +1,97 @@
+//! What a model does beside attention and matrix products, and how a device replays a step.
+
+mod cpu;
+#[cfg(feature = "gpu")]
+mod cuda;
+
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use crate::model::Model;
+use crate::runner::{Memory, Shared};
+
+/// A device that the engine runs on. Rows are `[T, 1, W]`.
+pub trait Operations: Device {
+    /// What the model is computed in.
+    const DTYPE: DType;
+    /// Steps of decodes that can be replayed.
+    type Graphs: Send;
+
+    /// The device itself.
+    ///
+    /// # Errors
+    ///
+    /// If this machine has none.
+    fn open() -> Result<Self>;
+
+    /// `to = from / √(mean(from²) + eps) · weight`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn norm(
+        &self,
+        from: TensorRef<'_, Self>,
+        weight: TensorRef<'_, Self>,
+        eps: f32,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// `to += from`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn add(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// `to = silu(from[.., ..W]) · from[.., W..]`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// Row `ids[t]` of `from` to row t of `to`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn gather(
+        &self,
+        from: TensorRef<'_, Self>,
+        ids: Self::Bytes<'_>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// The place of each row's largest element, the first of equal ones.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn argmax(&self, from: TensorRef<'_, Self>, to: Self::BytesMut<'_>) -> Result<()>;
+
+    /// Captures what the model enqueues for steps of decodes, one for each of these numbers of new tokens
+    /// and several numbers of requests.
+    ///
+    /// # Errors
+    ///
+    /// If something cannot be captured.
+    fn capture(
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        memory: &mut Memory<Self>,
+        query_lens: &[u32],
+    ) -> Result<Self::Graphs>;
+
+    /// Replays a step if there is a graph for it, and says whether there was.
+    ///
+    /// # Errors
+    ///
+    /// If the step does not fit the graph, or the device fails.
+    fn replay(
+        graphs: &mut Self::Graphs,
+        model: &Model<Self>,
+        shared: &mut Shared<Self>,
+        step: &Step,
+    ) -> Result<bool>;
+}

@@ -1,0 +1,189 @@
+//! The page allocator: which pages are free, who refers to the others, and which prefixes they hold.
+//!
+//! A page whose tokens are all there may be registered under them and everything before them. A later request
+//! with the same beginning refers to it instead of computing it again. A page that nobody refers to any more keeps
+//! its prefix until the room is needed, the longest unused first. Whoever writes to a page that others may read
+//! gets a copy.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// What a registered page holds: its tokens, behind the prefix of this hash.
+#[derive(PartialEq, Eq, Hash, Clone)]
+struct Prefix {
+    before: u64,
+    tokens: Vec<u32>,
+}
+
+impl Prefix {
+    fn hash_of(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// All pages of the cache.
+pub struct Pages {
+    page_size: usize,
+    /// By page, how many requests refer to it.
+    holders: Vec<u32>,
+    free: Vec<i32>,
+    /// Registered pages that nobody refers to, the longest unused first.
+    idle: VecDeque<i32>,
+    by_prefix: HashMap<Prefix, i32>,
+    /// By page, what it is registered under.
+    registered: Vec<Option<Prefix>>,
+    most_used: usize,
+}
+
+impl Pages {
+    /// `count` free pages of `page_size` tokens.
+    pub fn new(count: usize, page_size: usize) -> Self {
+        Self {
+            page_size,
+            holders: vec![0; count],
+            free: (0..count as i32).rev().collect(),
+            idle: VecDeque::new(),
+            by_prefix: HashMap::new(),
+            registered: vec![None; count],
+            most_used: 0,
+        }
+    }
+
+    /// Tokens in a page.
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// All pages.
+    pub fn count(&self) -> usize {
+        self.holders.len()
+    }
+
+    /// The pages that a request can still get.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// The pages that requests refer to.
+    pub fn used(&self) -> usize {
+        self.count() - self.available()
+    }
+
+    /// The most that were ever used at once.
+    pub fn most_used(&self) -> usize {
+        self.most_used
+    }
+
+    /// A page for one request, if one can be had.
+    pub fn allocate(&mut self) -> Option<i32> {
+        let page = self.free.pop().or_else(|| {
+            let page = self.idle.pop_front()?;
+            if let Some(prefix) = self.registered[page as usize].take() {
+                self.by_prefix.remove(&prefix);
+            }
+            Some(page)
+        })?;
+        self.hold(page);
+        Some(page)
+    }
+
+    /// The pages of the longest registered beginning of `tokens`, each with one more reference.
+    pub fn share(&mut self, tokens: &[u32]) -> Vec<i32> {
+        let mut pages = Vec::new();
+        let mut before = 0;
+        for tokens in tokens.chunks_exact(self.page_size) {
+            let prefix = Prefix {
+                before,
+                tokens: tokens.to_vec(),
+            };
+            let Some(&page) = self.by_prefix.get(&prefix) else {
+                break;
+            };
+            before = prefix.hash_of();
+            if self.holders[page as usize] == 0 {
+                self.idle.retain(|idle| *idle != page);
+            }
+            self.hold(page);
+            pages.push(page);
+        }
+        pages
+    }
+
+    /// Registers the first `pages` under the tokens that fill them. A page whose tokens another one holds already
+    /// stays as it is.
+    pub fn register(&mut self, tokens: &[u32], pages: &[i32]) {
+        let mut before = 0;
+        for (tokens, &page) in tokens.chunks_exact(self.page_size).zip(pages) {
+            let prefix = Prefix {
+                before,
+                tokens: tokens.to_vec(),
+            };
+            before = prefix.hash_of();
+            let known = self.by_prefix.contains_key(&prefix);
+            if !known && self.registered[page as usize].is_none() {
+                self.registered[page as usize] = Some(prefix.clone());
+                self.by_prefix.insert(prefix, page);
+            }
+        }
+    }
+
+    /// Whether its only holder may write to it: no one else refers to it or will find it by its prefix.
+    pub fn is_private(&self, page: i32) -> bool {
+        self.holders[page as usize] == 1 && self.registered[page as usize].is_none()
+    }
+
+    /// Gives a reference back.
+    pub fn release(&mut self, page: i32) {
+        let holders = &mut self.holders[page as usize];
+        *holders -= 1;
+        if *holders > 0 {
+            return;
+        }
+        match self.registered[page as usize] {
+            Some(_) => self.idle.push_back(page),
+            None => self.free.push(page),
+        }
+    }
+
+    fn hold(&mut self, page: i32) {
+        self.holders[page as usize] += 1;
+        self.most_used = self.most_used.max(self.used());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_shared_as_far_as_it_reaches() {
+        let mut pages = Pages::new(4, 2);
+        let own: Vec<i32> = (0..3).map(|_| pages.allocate().unwrap()).collect();
+        pages.register(&[1, 2, 3, 4, 5], &own);
+        assert_eq!(pages.share(&[1, 2, 3, 4, 9, 9]), own[..2]);
+        assert_eq!(pages.share(&[1, 2, 4, 3]), own[..1]);
+        // The same page behind another beginning is another one.
+        assert!(pages.share(&[3, 4]).is_empty());
+        assert_eq!((pages.used(), pages.available()), (3, 1));
+        assert!(!pages.is_private(own[0]) && pages.is_private(own[2]));
+    }
+
+    #[test]
+    fn idle_prefixes_give_way_to_new_pages() {
+        let mut pages = Pages::new(2, 1);
+        let own = [pages.allocate().unwrap(), pages.allocate().unwrap()];
+        pages.register(&[7, 8], &own);
+        own.map(|page| pages.release(page));
+        assert_eq!((pages.used(), pages.available()), (0, 2));
+        assert_eq!(pages.share(&[7, 8]), own);
+        own.map(|page| pages.release(page));
+        // The first to go is the first that was given back.
+        assert_eq!(pages.allocate(), Some(own[0]));
+        assert!(pages.share(&[7, 8]).is_empty());
+        assert_eq!(pages.allocate(), Some(own[1]));
+        assert_eq!(pages.allocate(), None);
+        assert_eq!(pages.most_used(), 2);
+    }
+}

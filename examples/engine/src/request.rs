@@ -1,0 +1,82 @@
+//! A request: its tokens, its pages, and how far it is.
+
+use std::time::{Duration, Instant};
+
+/// Tells a request from every other one of an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct RequestId(pub u64);
+
+/// Why a request has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// All tokens that were asked for are there.
+    Length,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// A request between its arrival and its end.
+pub struct Request {
+    /// Which it is.
+    pub id: RequestId,
+    /// The prompt, and behind it what was generated.
+    pub tokens: Vec<u32>,
+    /// Of these the prompt's.
+    pub prompt: usize,
+    /// How many tokens there will be in the end.
+    pub end: usize,
+    /// The tokens whose rows are in the cache.
+    pub cached: usize,
+    /// The pages that it refers to.
+    pub pages: Vec<i32>,
+    arrived: Instant,
+    first_token: Option<Instant>,
+}
+
+impl Request {
+    /// A request that has just arrived, for `more` tokens behind its prompt.
+    pub fn new(id: RequestId, prompt: Vec<u32>, more: usize) -> Self {
+        Self {
+            id,
+            prompt: prompt.len(),
+            end: prompt.len() + more,
+            tokens: prompt,
+            cached: 0,
+            pages: Vec::new(),
+            arrived: Instant::now(),
+            first_token: None,
+        }
+    }
+
+    /// The tokens that have to go through the model before the next one is known: one for a request that decodes.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.cached
+    }
+
+    /// Whether the next step gives it a token at the cost of one.
+    pub fn decodes(&self) -> bool {
+        self.pending() == 1
+    }
+
+    /// Whether there is nothing more to generate.
+    pub fn is_done(&self) -> bool {
+        self.tokens.len() >= self.end
+    }
+
+    /// What was generated.
+    pub fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt..]
+    }
+
+    /// Adds generated tokens; those beyond the end are dropped.
+    pub fn push(&mut self, tokens: &[u32]) {
+        self.first_token.get_or_insert_with(Instant::now);
+        let room = self.end - self.tokens.len();
+        self.tokens.extend(tokens.iter().take(room));
+    }
+
+    /// From its arrival to its first token.
+    pub fn time_to_first_token(&self) -> Option<Duration> {
+        Some(self.first_token? - self.arrived)
+    }
+}

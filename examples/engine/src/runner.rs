@@ -1,0 +1,219 @@
+//! A step on the device: from requests with new tokens to the likeliest token behind each of them.
+
+use mla_runtime::backend::{DecodeStage as _, PrefillStage as _, SelectedDecode, SelectedPrefill};
+use mla_runtime::prelude::*;
+use mla_runtime::selection::Request as Wish;
+use mla_runtime::spec::QueryLen;
+
+use crate::attention::widths;
+use crate::config::Config;
+use crate::error::Result;
+use crate::model::Model;
+use crate::operations::Operations;
+use crate::tensor::{Ids, Tensor};
+
+/// The library's layer, with the backends that were selected for the device.
+pub type Layer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+/// The library's workspace, which all decoder layers share.
+pub type Shared<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+
+/// What one request brings to a step.
+pub struct Brought<'a> {
+    /// Its new tokens.
+    pub tokens: &'a [u32],
+    /// The tokens in the cache once they are there.
+    pub total: usize,
+    /// The pages of all of them.
+    pub pages: &'a [i32],
+}
+
+/// Everything in the device's memory that a step uses, beside weights and the workspace.
+pub struct Memory<D: Device> {
+    /// The step's token ids.
+    pub ids: Ids<D>,
+    /// The likeliest token behind each.
+    pub best: Ids<D>,
+    /// What layers compute.
+    pub scratch: Scratch<D>,
+    /// One for each decoder layer.
+    pub caches: Vec<D::Buffer>,
+    /// Of each of them.
+    pub cache_layout: CacheLayout,
+}
+
+/// What the layers of a step compute, one layer after the other in the same place.
+#[expect(missing_docs, reason = "each is named by what it holds")]
+pub struct Scratch<D: Device> {
+    pub hidden: Tensor<D>,
+    pub normed: Tensor<D>,
+    pub delta: Tensor<D>,
+    pub q_a: Tensor<D>,
+    pub q_normed: Tensor<D>,
+    pub query: Tensor<D>,
+    pub kv_a: Tensor<D>,
+    pub latent: Tensor<D>,
+    pub attended: Tensor<D>,
+    pub gate_up: Tensor<D>,
+    pub inside: Tensor<D>,
+    pub logits: Tensor<D>,
+}
+
+impl<D: Operations> Scratch<D> {
+    fn new(device: &D, config: &Config, tokens: usize) -> mla_runtime::Result<Self> {
+        let [hidden, heads, rank, latent, rope, qk, v, _] = widths(config);
+        let room = |width: usize| Tensor::zeros(device, D::DTYPE, tokens * width);
+        Ok(Self {
+            hidden: room(hidden)?,
+            normed: room(hidden)?,
+            delta: room(hidden)?,
+            q_a: room(rank)?,
+            q_normed: room(rank)?,
+            query: room(heads * qk)?,
+            kv_a: room(latent + rope)?,
+            latent: room(latent)?,
+            attended: room(heads * v)?,
+            gate_up: room(2 * config.widths.intermediate_size)?,
+            inside: room(config.widths.intermediate_size)?,
+            logits: room(config.widths.vocab_size)?,
+        })
+    }
+}
+
+/// How large a runner is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// The pages of the cache.
+    pub pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// The most requests of a step.
+    pub requests: usize,
+    /// The most new tokens of a step.
+    pub tokens: usize,
+    /// The most tokens of a request.
+    pub max_len: usize,
+    /// The most drafts of a request.
+    pub drafts: usize,
+}
+
+/// A model with its caches and its workspace.
+pub struct Runner<D: Operations> {
+    model: Model<D>,
+    shared: Shared<D>,
+    memory: Memory<D>,
+    graphs: D::Graphs,
+}
+
+impl<D: Operations> Runner<D> {
+    /// Selects backends, makes the model and allocates everything.
+    ///
+    /// # Errors
+    ///
+    /// If no backend fits, or the device has no memory left.
+    pub fn new(device: &D, config: &Config, size: &Size, seed: u64) -> Result<Self> {
+        let attention = &config.attention;
+        let problem = Problem {
+            page_size: size.page_size as u32,
+            query_len: QueryLen::Ragged,
+            ..Problem::new(attention.dims, attention.heads, D::DTYPE)
+        };
+        let registry = Registry::linked().map_err(mla_runtime::selection::SelectionError::from)?;
+        let selection = registry.select(&Wish::of(device.target(), &problem))?;
+        let layer_config = selection.config(attention.softmax_scale() as f32);
+        let layer = Layer::new(
+            device,
+            &layer_config,
+            registry.instantiate_prefill(selection.prefill.name, device, &layer_config)?,
+            registry.instantiate_decode(selection.decode.name, device, &layer_config)?,
+        )?;
+        let mut shared = layer.workspace(&StepLimits {
+            requests: size.requests,
+            tokens: size.tokens,
+            decode_query_len: 1 + size.drafts,
+            pages_per_request: size.max_len.div_ceil(size.page_size),
+            context_rows: size.max_len.next_multiple_of(size.page_size),
+        })?;
+        let problem = selection.problem;
+        let cache_layout =
+            CacheLayout::contiguous(problem.dims, problem.kv_format, size.pages, size.page_size);
+        let cache = |_| device.allocate(size.pages * cache_layout.page_stride);
+        let mut memory = Memory {
+            ids: Ids::zeros(device, size.tokens)?,
+            best: Ids::zeros(device, size.tokens)?,
+            scratch: Scratch::new(device, config, size.tokens)?,
+            caches: (0..config.layers())
+                .map(cache)
+                .collect::<mla_runtime::Result<_>>()?,
+            cache_layout,
+        };
+        let positions = size.max_len.next_multiple_of(size.page_size);
+        let model = Model::random(layer, config, positions, seed)?;
+        let mut lens = vec![1, 1 + size.drafts as u32];
+        lens.dedup();
+        let graphs = D::capture(&model, &mut shared, &mut memory, &lens)?;
+        Ok(Self {
+            model,
+            shared,
+            memory,
+            graphs,
+        })
+    }
+
+    /// The names of the backends.
+    pub fn backends(&self) -> [&'static str; 2] {
+        let layer = self.model.layer();
+        [layer.prefill().spec().name, layer.decode().spec().name]
+    }
+
+    /// The likeliest tokens behind each request's new ones, request by request as they were given.
+    ///
+    /// # Errors
+    ///
+    /// If the step does not fit, or the device fails.
+    pub fn run(&mut self, brought: &[Brought<'_>]) -> Result<Vec<Vec<u32>>> {
+        let device = self.model.layer().device().clone();
+        let requests: Vec<StepRequest<'_>> = brought
+            .iter()
+            .map(|b| StepRequest::new(b.tokens.len() as u32, b.total as u32, b.pages))
+            .collect();
+        let step = Step::plan(&self.shared, &requests)?;
+        let mut ids = vec![0; step.tokens()];
+        for (index, request) in brought.iter().enumerate() {
+            for (id, token) in ids[step.rows(index)].iter_mut().zip(request.tokens) {
+                *id = *token as i32;
+            }
+        }
+        self.memory.ids.upload(&device, &ids)?;
+        if !D::replay(&mut self.graphs, &self.model, &mut self.shared, &step)? {
+            self.shared.prepare(self.model.layer(), &step.batch()?)?;
+            self.model
+                .enqueue(&mut self.shared, &mut self.memory, step.tokens())?;
+        }
+        let best = self.memory.best.download(&device, step.tokens())?;
+        let of = |index| best[step.rows(index)].iter().map(|id| *id as u32).collect();
+        Ok((0..brought.len()).map(of).collect())
+    }
+
+    /// Copies a page of every layer's cache to another.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    pub fn copy_page(&mut self, from: i32, to: i32) -> Result<()> {
+        let device = self.model.layer().device();
+        let bytes = self.memory.cache_layout.page_stride;
+        let layout = Layout::contiguous(DType::F16, [1, 1, bytes / 2]);
+        for cache in &mut self.memory.caches {
+            let (first, second) = (from.min(to) as usize, from.max(to) as usize);
+            let (low, high) = D::split_mut(D::bytes_mut(cache), second * bytes);
+            let (_, low) = D::split_mut(low, first * bytes);
+            let (low, high) = (
+                TensorMut::<D>::new(low, layout)?,
+                TensorMut::new(high, layout)?,
+            );
+            let (from, to) = if from < to { (low, high) } else { (high, low) };
+            device.copy(from.as_ref(), to)?;
+        }
+        Ok(())
+    }
+}

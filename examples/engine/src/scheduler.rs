@@ -1,0 +1,241 @@
+//! Which requests a step brings, and how many tokens each.
+//!
+//! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to prompts, in parts
+//! if need be. A request that finds no page waits until the youngest ones have given theirs back: they start again
+//! later, with what they have generated as part of their prompt. So the oldest always gets on.
+
+use std::collections::VecDeque;
+
+use crate::drafts;
+use crate::error::Result;
+use crate::metrics::Metrics;
+use crate::pages::Pages;
+use crate::request::{Request, RequestId};
+
+/// What a step brings of one running request.
+pub struct Share {
+    /// Which request.
+    pub id: RequestId,
+    /// Tokens that are known, from the first that is not in the cache.
+    pub known: usize,
+    /// Guesses behind them.
+    pub drafts: Vec<u32>,
+}
+
+/// A page to copy before the step, and where to: someone is about to write to a page that others read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copy {
+    /// The page as it is.
+    pub from: i32,
+    /// The writer's own.
+    pub to: i32,
+}
+
+/// The requests of an engine, and their pages.
+pub struct Scheduler {
+    pages: Pages,
+    waiting: VecDeque<Request>,
+    /// The oldest first.
+    running: Vec<Request>,
+    most_requests: usize,
+    most_tokens: usize,
+    most_drafts: usize,
+}
+
+impl Scheduler {
+    /// For steps of at most so many requests and tokens, and so many drafts a request.
+    pub fn new(pages: Pages, requests: usize, tokens: usize, drafts: usize) -> Self {
+        Self {
+            pages,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            most_requests: requests,
+            most_tokens: tokens,
+            most_drafts: drafts,
+        }
+    }
+
+    /// The page allocator.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// The running requests, the oldest first.
+    pub fn running(&self) -> &[Request] {
+        &self.running
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Takes a request in.
+    pub fn add(&mut self, request: Request) {
+        self.waiting.push_back(request);
+    }
+
+    /// A running request.
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        self.running.iter().find(|request| request.id == id)
+    }
+
+    /// Takes a request out, its pages given back.
+    pub fn remove(&mut self, id: RequestId) -> Option<Request> {
+        let found = |request: &Request| request.id == id;
+        let mut request = match self.running.iter().position(found) {
+            Some(at) => self.running.remove(at),
+            None => self.waiting.remove(self.waiting.iter().position(found)?)?,
+        };
+        self.release(&mut request);
+        Some(request)
+    }
+
+    /// Plans a step; `copy` copies a page before it.
+    ///
+    /// # Errors
+    ///
+    /// If `copy` fails.
+    pub fn schedule(
+        &mut self,
+        metrics: &mut Metrics,
+        mut copy: impl FnMut(Copy) -> Result<()>,
+    ) -> Result<Vec<Share>> {
+        self.admit(metrics);
+        let mut shares: Vec<Share> = Vec::new();
+        let mut left = self.most_tokens;
+        for decodes in [true, false] {
+            // By id, since some may be sent back meanwhile.
+            let of_kind = |request: &&Request| request.decodes() == decodes;
+            let ids = self
+                .running
+                .iter()
+                .filter(of_kind)
+                .map(|request| request.id);
+            for id in ids.collect::<Vec<_>>() {
+                let Some(request) = self.get(id).filter(|_| left > 0) else {
+                    continue;
+                };
+                let share = self.share_of(request, left);
+                let total = request.cached + share.known + share.drafts.len();
+                if !self.reserve(id, total, &mut shares, metrics, &mut copy)? {
+                    continue;
+                }
+                left -= share.known + share.drafts.len();
+                shares.push(share);
+            }
+        }
+        Ok(shares)
+    }
+
+    /// Notes what a step has made of a request: `accepted` of its new tokens stay, and `tokens` are new.
+    pub fn advance(&mut self, id: RequestId, accepted: usize, tokens: &[u32]) {
+        let Some(request) = self.running.iter_mut().find(|request| request.id == id) else {
+            return;
+        };
+        request.push(tokens);
+        request.cached += accepted;
+        self.pages
+            .register(&request.tokens[..request.cached], &request.pages);
+    }
+
+    /// Lets requests run for which there is room, each with the pages of what others have computed already.
+    fn admit(&mut self, metrics: &mut Metrics) {
+        while self.running.len() < self.most_requests {
+            let Some(mut request) = self.waiting.pop_front() else {
+                return;
+            };
+            let page = self.pages.page_size();
+            let shared = self.pages.share(&request.tokens);
+            let needed = request.tokens.len().div_ceil(page) - shared.len();
+            // One more for what it will generate, unless it has the whole cache for itself.
+            let fits = needed < self.pages.available() || self.running.is_empty();
+            request.pages = shared;
+            if !fits {
+                self.release(&mut request);
+                self.waiting.push_front(request);
+                return;
+            }
+            // At least the last token goes through the model, for the one behind it.
+            request.cached = (request.pages.len() * page).min(request.tokens.len() - 1);
+            metrics.shared_tokens += request.cached;
+            self.running.push(request);
+        }
+    }
+
+    fn share_of(&self, request: &Request, left: usize) -> Share {
+        let known = request.pending().min(left);
+        let mut drafts = Vec::new();
+        if request.decodes() {
+            let remaining = request.end - request.tokens.len();
+            let most = self
+                .most_drafts
+                .min(left - known)
+                .min(remaining.saturating_sub(1));
+            drafts = drafts::guess(&request.tokens, most).to_vec();
+        }
+        Share {
+            id: request.id,
+            known,
+            drafts,
+        }
+    }
+
+    /// Gets a request the pages of `total` tokens, its own where it will write. Says whether it has them; if not, it
+    /// was sent back or waits.
+    fn reserve(
+        &mut self,
+        id: RequestId,
+        total: usize,
+        shares: &mut Vec<Share>,
+        metrics: &mut Metrics,
+        copy: &mut impl FnMut(Copy) -> Result<()>,
+    ) -> Result<bool> {
+        let page_size = self.pages.page_size();
+        loop {
+            let Some(at) = self.running.iter().position(|request| request.id == id) else {
+                return Ok(false);
+            };
+            let request = &mut self.running[at];
+            // The first page that is written may be another's, too: only the last one that was shared can be.
+            let first = request.cached / page_size;
+            let foreign = request.pages.get(first).copied();
+            let foreign = foreign.filter(|page| !self.pages.is_private(*page));
+            let missing = request.pages.len() * page_size < total;
+            if foreign.is_none() && !missing {
+                return Ok(true);
+            }
+            if let Some(to) = self.pages.allocate() {
+                match foreign {
+                    Some(from) => {
+                        copy(Copy { from, to })?;
+                        metrics.copied_pages += 1;
+                        request.pages[first] = to;
+                        self.pages.release(from);
+                    }
+                    None => request.pages.push(to),
+                }
+                continue;
+            }
+            self.send_back_youngest(shares, metrics);
+        }
+    }
+
+    /// Makes room: the youngest running request starts again later.
+    fn send_back_youngest(&mut self, shares: &mut Vec<Share>, metrics: &mut Metrics) {
+        let Some(mut request) = self.running.pop() else {
+            return;
+        };
+        shares.retain(|share| share.id != request.id);
+        self.release(&mut request);
+        metrics.preemptions += 1;
+        self.waiting.push_front(request);
+    }
+
+    fn release(&mut self, request: &mut Request) {
+        for page in request.pages.drain(..) {
+            self.pages.release(page);
+        }
+        request.cached = 0;
+    }
+}

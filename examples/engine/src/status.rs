@@ -1,0 +1,114 @@
+//! What a terminal shows while the engine runs: a line of its state, and above it the tokens as they come.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::engine::{Engine, Event};
+use crate::operations::Operations;
+use crate::request::{Ending, RequestId};
+
+/// How many tokens of a request make a line.
+const LINE: usize = 12;
+
+/// The live line, and what each request has said since its last line.
+pub struct Status {
+    bar: ProgressBar,
+    unsaid: BTreeMap<RequestId, String>,
+    counts: BTreeMap<RequestId, usize>,
+}
+
+impl Status {
+    /// With a line that moves from the first moment.
+    pub fn new(message: &str) -> Self {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed_precise} {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        bar.set_message(message.to_owned());
+        Self {
+            bar,
+            unsaid: BTreeMap::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
+    /// Shows what a step has done.
+    pub fn show<D: Operations>(&mut self, engine: &Engine<D>, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Tokens(id, tokens) => self.say(*id, tokens),
+                Event::Ended(id, ending) => self.end(*id, *ending),
+            }
+        }
+        let (scheduler, metrics) = (engine.scheduler(), engine.metrics());
+        self.bar.set_message(format!(
+            "{} running, {} waiting, {}/{} pages, {:.0} tokens/s",
+            scheduler.running().len(),
+            scheduler.waiting(),
+            scheduler.pages().used(),
+            scheduler.pages().count(),
+            metrics.tokens_per_second()
+        ));
+    }
+
+    /// Takes the line away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// A line of its own, above.
+    pub fn line(&self, text: &str) {
+        self.bar.suspend(|| println!("{text}"));
+    }
+
+    fn say(&mut self, id: RequestId, tokens: &[u32]) {
+        let unsaid = self.unsaid.entry(id).or_default();
+        let count = self.counts.entry(id).or_default();
+        for token in tokens {
+            unsaid.push(' ');
+            unsaid.push_str(&word(*token));
+            *count += 1;
+        }
+        if *count >= LINE {
+            self.flush(id, "");
+        }
+    }
+
+    fn end(&mut self, id: RequestId, ending: Ending) {
+        self.flush(
+            id,
+            match ending {
+                Ending::Length => " .",
+                Ending::Cancelled => " (cancelled)",
+            },
+        );
+    }
+
+    fn flush(&mut self, id: RequestId, end: &str) {
+        self.counts.remove(&id);
+        let unsaid = self.unsaid.remove(&id).unwrap_or_default();
+        if !(unsaid.is_empty() && end.is_empty()) {
+            self.line(&format!("{:>4} |{unsaid}{end}", id.0));
+        }
+    }
+}
+
+/// A token as a syllable or two, since a model of random weights has no words.
+fn word(mut token: u32) -> String {
+    const FIRST: [&str; 16] = [
+        "b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "sh",
+    ];
+    const SECOND: [&str; 4] = ["a", "e", "i", "o"];
+    let mut word = String::new();
+    loop {
+        word.push_str(FIRST[token as usize % 16]);
+        word.push_str(SECOND[token as usize / 16 % 4]);
+        token /= 64;
+        if token == 0 {
+            return word;
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! A matrix in a device's memory, and the views of it that products and layers take.
+
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+/// Rows of numbers without gaps.
+pub struct Tensor<D: Device> {
+    buffer: D::Buffer,
+    dtype: DType,
+}
+
+impl<D: Device> Tensor<D> {
+    /// `elements` zeros.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left.
+    pub fn zeros(device: &D, dtype: DType, elements: usize) -> Result<Self> {
+        let buffer = device.allocate(elements * dtype.bytes())?;
+        Ok(Self { buffer, dtype })
+    }
+
+    /// Numbers around `mean`, evenly within `spread`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::zeros`].
+    pub fn random(
+        device: &D,
+        dtype: DType,
+        elements: usize,
+        random: &mut fastrand::Rng,
+        [mean, spread]: [f32; 2],
+    ) -> Result<Self> {
+        let mut bytes = Vec::with_capacity(elements * dtype.bytes());
+        for _ in 0..elements {
+            let value = mean + (2.0 * random.f32() - 1.0) * spread;
+            match dtype {
+                DType::F32 => bytes.extend(value.to_le_bytes()),
+                DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+                DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+            }
+        }
+        let mut tensor = Self::zeros(device, dtype, elements)?;
+        device.upload(&bytes, D::bytes_mut(&mut tensor.buffer))?;
+        Ok(tensor)
+    }
+
+    /// The first elements as a tensor of this shape.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer.
+    pub fn view(&self, shape: [usize; 3]) -> Result<TensorRef<'_, D>> {
+        TensorRef::new(
+            D::bytes(&self.buffer),
+            Layout::contiguous(self.dtype, shape),
+        )
+    }
+
+    /// The same, to write.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer.
+    pub fn view_mut(&mut self, shape: [usize; 3]) -> Result<TensorMut<'_, D>> {
+        let layout = Layout::contiguous(self.dtype, shape);
+        TensorMut::new(D::bytes_mut(&mut self.buffer), layout)
+    }
+}
+
+/// Whole numbers in a device's memory: token ids.
+pub struct Ids<D: Device>(D::Buffer);
+
+impl<D: Device> Ids<D> {
+    /// Room for `count`, zeros at first.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left.
+    pub fn zeros(device: &D, count: usize) -> Result<Self> {
+        device.allocate(4 * count).map(Self)
+    }
+
+    /// Writes the first ones.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer, or the device fails.
+    pub fn upload(&mut self, device: &D, ids: &[i32]) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(ids);
+        let (to, _) = D::split_mut(D::bytes_mut(&mut self.0), bytes.len());
+        device.upload(bytes, to)
+    }
+
+    /// Reads the first `count`, after everything enqueued before.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer, or the device fails.
+    pub fn download(&self, device: &D, count: usize) -> Result<Vec<i32>> {
+        let mut ids = vec![0; count];
+        let from = D::byte_range(D::bytes(&self.0), 0..4 * count);
+        device.download(from, bytemuck::cast_slice_mut(&mut ids))?;
+        Ok(ids)
+    }
+
+    /// All of them.
+    pub fn bytes(&self) -> D::Bytes<'_> {
+        D::bytes(&self.0)
+    }
+
+    /// All of them, to write.
+    pub fn bytes_mut(&mut self) -> D::BytesMut<'_> {
+        D::bytes_mut(&mut self.0)
+    }
+}

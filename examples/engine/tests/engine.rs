@@ -1,0 +1,273 @@
+//! The engine on the CPU: what a request gets does not depend on the others, and no page is lost.
+
+use std::collections::BTreeMap;
+
+use engine::config::Config;
+use engine::engine::{Engine, Event};
+use engine::error::Result;
+use engine::request::{Ending, RequestId};
+use engine::runner::Size;
+use mla_cpu::Cpu;
+
+/// Two layers so small that a test runs hundreds of steps.
+const TINY: &str = r#"{
+    "model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 3, "q_lora_rank": 32, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 4, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "original_max_position_embeddings": 64}
+}"#;
+
+const SIZE: Size = Size {
+    pages: 96,
+    page_size: 4,
+    requests: 8,
+    tokens: 24,
+    max_len: 96,
+    drafts: 3,
+};
+
+fn tiny(size: Size) -> Engine<Cpu> {
+    let config = Config::new(TINY).unwrap();
+    Engine::new(&Cpu::new(), &config, &size, 7).unwrap()
+}
+
+/// What was generated, by request, and how each one ended.
+#[derive(Default)]
+struct Said {
+    tokens: BTreeMap<RequestId, Vec<u32>>,
+    ended: BTreeMap<RequestId, Ending>,
+}
+
+impl Said {
+    fn hear(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Tokens(id, tokens) => self.tokens.entry(id).or_default().extend(tokens),
+                Event::Ended(id, ending) => {
+                    assert_eq!(self.ended.insert(id, ending), None, "{id:?} ended twice");
+                }
+            }
+        }
+    }
+}
+
+/// Runs to the end, within so many steps.
+fn run(engine: &mut Engine<Cpu>, said: &mut Said, most: usize) -> Result<()> {
+    for _ in 0..most {
+        said.hear(engine.step()?);
+        if engine.is_idle() {
+            return Ok(());
+        }
+    }
+    panic!("not at its end after {most} steps");
+}
+
+fn assert_nothing_lost(engine: &Engine<Cpu>) {
+    let pages = engine.scheduler().pages();
+    assert_eq!((pages.used(), pages.available()), (0, pages.count()));
+}
+
+/// Prompts of many lengths: some with the same beginning, two the same, one that fills its pages.
+fn prompts() -> Vec<Vec<u32>> {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut of = |length: usize| (0..length).map(|_| random.u32(0..64)).collect::<Vec<u32>>();
+    let common = of(13);
+    let mut prompts: Vec<Vec<u32>> = [1, 5, 40, 9, 30].map(&mut of).into();
+    prompts.extend([3, 11, 20].map(|more| [common.clone(), of(more)].concat()));
+    prompts.push(prompts[5].clone());
+    let whole = common[..12].to_vec();
+    prompts.extend([whole.clone(), whole]);
+    prompts
+}
+
+/// Of each prompt what a fresh engine without drafts and with room for it in one step says.
+fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
+    let size = Size {
+        drafts: 0,
+        tokens: SIZE.max_len,
+        requests: 1,
+        ..SIZE
+    };
+    let one = |prompt: &Vec<u32>| {
+        let (mut engine, mut said) = (tiny(size), Said::default());
+        let id = engine.submit(prompt, more).unwrap();
+        run(&mut engine, &mut said, more).unwrap();
+        assert_nothing_lost(&engine);
+        said.tokens.remove(&id).unwrap()
+    };
+    prompts.iter().map(one).collect()
+}
+
+#[test]
+fn a_batch_says_what_each_request_says_alone() {
+    let prompts = prompts();
+    let expected = alone(&prompts, 20);
+    // With room for all, with few tokens a step, and with so few pages that requests give theirs back.
+    for size in [
+        SIZE,
+        Size { tokens: 8, ..SIZE },
+        Size { pages: 20, ..SIZE },
+        Size { drafts: 0, ..SIZE },
+        Size {
+            page_size: 1,
+            pages: 500,
+            ..SIZE
+        },
+    ] {
+        let (mut engine, mut said) = (tiny(size), Said::default());
+        let mut ids = Vec::new();
+        // They arrive while others run.
+        for prompt in &prompts {
+            ids.push(engine.submit(prompt, 20).unwrap());
+            said.hear(engine.step().unwrap());
+        }
+        run(&mut engine, &mut said, 2000).unwrap();
+        for (id, expected) in ids.iter().zip(&expected) {
+            assert_eq!(said.tokens[id], *expected, "{id:?} of {size:?}");
+            assert_eq!(said.ended[id], Ending::Length);
+        }
+        assert_nothing_lost(&engine);
+        let metrics = engine.metrics();
+        assert_eq!((metrics.finished, metrics.generated_tokens), (11, 220));
+        assert!(metrics.shared_tokens > 0, "{metrics}");
+        assert_eq!(metrics.preemptions > 0, size.pages == 20, "{metrics}");
+        assert_eq!(metrics.accepted_drafts > 0, size.drafts > 0, "{metrics}");
+    }
+}
+
+#[test]
+fn a_prompt_of_whole_shared_pages_writes_to_a_copy() {
+    let prompt = &prompts()[9];
+    let expected = alone(std::slice::from_ref(prompt), 20);
+    let (mut engine, mut said) = (tiny(SIZE), Said::default());
+    for round in 0..3 {
+        let id = engine.submit(prompt, 20).unwrap();
+        run(&mut engine, &mut said, 30).unwrap();
+        assert_eq!(said.tokens[&id], expected[0]);
+        // Its last token goes through the model again, for the one behind it.
+        let metrics = engine.metrics();
+        assert_eq!(
+            (metrics.shared_tokens, metrics.copied_pages),
+            (11 * round, round)
+        );
+        assert_nothing_lost(&engine);
+    }
+}
+
+#[test]
+fn a_cancelled_request_gives_its_pages_back_and_leaves_the_others_alone() {
+    let prompts = prompts();
+    let expected = alone(&prompts[2..5], 20);
+    let (mut engine, mut said) = (
+        tiny(Size {
+            requests: 3,
+            ..SIZE
+        }),
+        Said::default(),
+    );
+    let submit = |engine: &mut Engine<Cpu>, at: usize| engine.submit(&prompts[at], 20).unwrap();
+    let ids = [2, 3, 4].map(|at| submit(&mut engine, at));
+    let waits = submit(&mut engine, 0);
+    for _ in 0..4 {
+        said.hear(engine.step().unwrap());
+    }
+    // One within its prompt or behind it, and one that has not begun.
+    assert!(engine.scheduler().get(ids[1]).is_some() && engine.scheduler().get(waits).is_none());
+    let used = engine.scheduler().pages().used();
+    said.hear(engine.cancel(ids[1]).into_iter().collect());
+    assert!(engine.scheduler().pages().used() < used);
+    said.hear(engine.cancel(waits).into_iter().collect());
+    assert_eq!((engine.cancel(waits), engine.cancel(ids[1])), (None, None));
+    run(&mut engine, &mut said, 200).unwrap();
+    assert_eq!(said.ended[&ids[1]], Ending::Cancelled);
+    assert_eq!(said.ended[&waits], Ending::Cancelled);
+    for at in [0, 2] {
+        assert_eq!(said.tokens[&ids[at]], expected[at]);
+    }
+    assert!(
+        said.tokens
+            .get(&ids[1])
+            .is_none_or(|tokens| tokens.len() < 20)
+    );
+    assert_nothing_lost(&engine);
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_by_its_name() {
+    let mut engine = tiny(Size { pages: 10, ..SIZE });
+    let refused = |engine: &mut Engine<Cpu>, prompt: &[u32], more| {
+        engine.submit(prompt, more).unwrap_err().to_string()
+    };
+    // Longer than the cache, although a request may have more.
+    assert_eq!(
+        refused(&mut engine, &[1; 39], 2),
+        "prompt: given 39 and 2 more, accepted at most 40 tokens in all"
+    );
+    assert_eq!(
+        refused(&mut engine, &[], 2),
+        "prompt: given no tokens, accepted 1 and up"
+    );
+    assert_eq!(
+        refused(&mut engine, &[3, 64], 2),
+        "prompt: given token 64, accepted below the vocabulary's 64"
+    );
+    assert_eq!(
+        refused(&mut engine, &[3], 0),
+        "max_tokens: given 0, accepted 1 and up"
+    );
+    // The longest that fits uses every page.
+    let mut said = Said::default();
+    let id = engine.submit(&[1; 38], 2).unwrap();
+    run(&mut engine, &mut said, 10).unwrap();
+    assert_eq!(said.tokens[&id].len(), 2);
+    assert_eq!(engine.metrics().pages, [10, 10]);
+    assert_nothing_lost(&engine);
+    let config = Config::new(TINY).unwrap();
+    let few = Engine::new(&Cpu::new(), &config, &Size { tokens: 7, ..SIZE }, 7);
+    assert_eq!(
+        few.err().unwrap().to_string(),
+        "tokens: given 7, accepted at least one for each of 8 requests"
+    );
+}
+
+#[test]
+fn an_exhausted_pool_sends_the_youngest_back_and_all_get_to_their_end() {
+    let mut random = fastrand::Rng::with_seed(5);
+    let prompts: Vec<Vec<u32>> = (0..6)
+        .map(|_| (0..8).map(|_| random.u32(0..64)).collect())
+        .collect();
+    let expected = alone(&prompts, 24);
+    // Each needs eight pages in the end: there is room for one and a half.
+    let (mut engine, mut said) = (tiny(Size { pages: 12, ..SIZE }), Said::default());
+    let ids: Vec<RequestId> = prompts
+        .iter()
+        .map(|prompt| engine.submit(prompt, 24).unwrap())
+        .collect();
+    run(&mut engine, &mut said, 1000).unwrap();
+    for (id, expected) in ids.iter().zip(&expected) {
+        assert_eq!(said.tokens[id], *expected);
+    }
+    assert!(engine.metrics().preemptions > 0);
+    assert_eq!(engine.metrics().pages[0], 12);
+    assert_nothing_lost(&engine);
+}
+
+#[test]
+fn the_model_that_is_shipped_runs() {
+    let config = Config::new(engine::config::SMALL).unwrap();
+    let size = Size {
+        pages: 4,
+        page_size: 64,
+        requests: 2,
+        tokens: 80,
+        max_len: 128,
+        drafts: 2,
+    };
+    let mut engine = Engine::new(&Cpu::new(), &config, &size, 1).unwrap();
+    let mut said = Said::default();
+    let ids = [100, 3].map(|length| engine.submit(&vec![5; length], 4).unwrap());
+    run(&mut engine, &mut said, 20).unwrap();
+    assert!(ids.iter().all(|id| said.tokens[id].len() == 4));
+    assert_nothing_lost(&engine);
+}
