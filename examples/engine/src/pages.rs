@@ -175,10 +175,14 @@ mod tests {
         let mut pages = Pages::new(2, 1);
         let own = [pages.allocate().unwrap(), pages.allocate().unwrap()];
         pages.register(&[7, 8], &own);
-        own.map(|page| pages.release(page));
+        for page in own {
+            pages.release(page);
+        }
         assert_eq!((pages.used(), pages.available()), (0, 2));
         assert_eq!(pages.share(&[7, 8]), own);
-        own.map(|page| pages.release(page));
+        for page in own {
+            pages.release(page);
+        }
         // The first to go is the first that was given back.
         assert_eq!(pages.allocate(), Some(own[0]));
         assert!(pages.share(&[7, 8]).is_empty());

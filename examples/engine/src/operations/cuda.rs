@@ -13,8 +13,11 @@ use crate::runner::{Memory, Shared};
     missing_docs,
     non_snake_case,
     dead_code,
+    unreachable_pub,
     unsafe_op_in_unsafe_fn,
-    clippy::all
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    reason = "bindgen writes it"
 )]
 mod ffi {
     include!(concat!(env!("OUT_DIR"), "/engine_rows.rs"));
