@@ -67,7 +67,7 @@ pub(crate) fn write(
 
 // Slots are where threads write: a repeated one would be a race, so it is an error here, although
 // the trait leaves it to the caller.
-fn check_slots(slots: &[i64], available: usize) -> Result<()> {
+pub(crate) fn check_slots(slots: &[i64], available: usize) -> Result<()> {
     for slot in slots {
         if *slot < -1 || *slot >= available as i64 {
             return Err(Error::argument(
@@ -177,21 +177,21 @@ pub(crate) struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    pub(crate) fn of(table: &BlockTable<'a, Cpu>, layout: &CacheLayout) -> Result<Self> {
+    pub(crate) fn of(table: &BlockTable<'a, Cpu>, page_size: usize) -> Result<Self> {
         Ok(Self {
             entries: indices("block table", &table.entries())?,
             max_pages: table.max_pages(),
-            page_size: layout.page_size,
+            page_size,
         })
     }
 
-    /// Whether the entries of tokens `start..end` of a request are pages of the cache.
+    /// Whether the entries of tokens `start..end` of a request are pages of a cache that has so many.
     pub(crate) fn check(
         &self,
         request: usize,
         start: usize,
         end: usize,
-        layout: &CacheLayout,
+        available: usize,
     ) -> Result<()> {
         if end <= start {
             return Ok(());
@@ -211,13 +211,13 @@ impl<'a> Pages<'a> {
         }
         for page in start / self.page_size..pages {
             let entry = self.entries[request * self.max_pages + page];
-            if usize::try_from(entry).is_ok_and(|entry| entry < layout.pages) {
+            if usize::try_from(entry).is_ok_and(|entry| entry < available) {
                 continue;
             }
             return Err(Error::argument(
                 "block table entry",
                 format!("{entry} at [{request}, {page}]"),
-                format!("0 and up below {}", layout.pages),
+                format!("0 and up below {available}"),
             ));
         }
         Ok(())
@@ -261,7 +261,7 @@ pub(crate) fn gather(
         ));
     }
     check_starts("row starts", row_starts, segments, rows.rows, true)?;
-    let pages = Pages::of(&rows.block_table, &layout)?;
+    let pages = Pages::of(&rows.block_table, layout.page_size)?;
     for (segment, start) in token_starts.iter().enumerate() {
         let start = usize::try_from(*start).map_err(|_| {
             Error::argument(
@@ -271,7 +271,7 @@ pub(crate) fn gather(
             )
         })?;
         let len = (row_starts[segment + 1] - row_starts[segment]) as usize;
-        pages.check(segment, start, start + len, &layout)?;
+        pages.check(segment, start, start + len, layout.pages)?;
     }
     let bytes = cache.bytes();
     let row_bytes = layout.format.row_bytes(layout.dims);

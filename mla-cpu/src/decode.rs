@@ -335,11 +335,11 @@ impl CpuDecode {
                 })
             }
         };
-        let pages = Pages::of(&batch.block_table, &layout)?;
+        let pages = Pages::of(&batch.block_table, layout.page_size)?;
         if lists.is_none() {
             for (request, len) in seq_lens.iter().enumerate() {
                 if query_starts[request] < query_starts[request + 1] {
-                    pages.check(request, 0, *len as usize, &layout)?;
+                    pages.check(request, 0, *len as usize, layout.pages)?;
                 }
             }
         }

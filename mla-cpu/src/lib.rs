@@ -41,6 +41,7 @@ mod copy;
 mod decode;
 pub mod fp8;
 mod gemm;
+mod indexer;
 mod merge;
 mod prefill;
 mod rotary;

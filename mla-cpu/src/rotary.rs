@@ -41,7 +41,7 @@ pub(crate) fn write_cache(
     Ok(())
 }
 
-pub(super) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) -> Result<()> {
+pub(crate) fn rotate(rotary: &Rotary<'_, Cpu>, vectors: RotaryQuery<'_, Cpu>) -> Result<()> {
     let layout = *match &vectors {
         RotaryQuery::InPlace(to) | RotaryQuery::Into { to, .. } => to.layout(),
     };
@@ -87,7 +87,7 @@ fn turn_queries<T: Element>(
 }
 
 /// The tables' rows by token.
-struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     positions: &'a [i64],
     cos: Elements<'a, f32>,
     sin: Elements<'a, f32>,
@@ -95,7 +95,7 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
+    pub(crate) fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
         rotary.check(tokens, width)?;
         let positions = &indices("positions", &rotary.positions)?[..tokens];
         let most = rotary.cos.shape()[1];
@@ -116,7 +116,7 @@ impl<'a> Turn<'a> {
         })
     }
 
-    fn apply(&self, token: usize, row: &mut [f32]) {
+    pub(crate) fn apply(&self, token: usize, row: &mut [f32]) {
         let half = row.len() / 2;
         let position = self.positions[token] as usize;
         for pair in 0..half {

@@ -9,6 +9,7 @@ pub mod device;
 pub mod dispatch;
 pub mod error;
 mod facts;
+pub mod indexer;
 pub mod layer;
 pub mod plan;
 pub mod prelude;

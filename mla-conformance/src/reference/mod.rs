@@ -4,8 +4,10 @@
 //! reading it.
 
 mod cache;
+mod indexer;
 
 pub use cache::{decode_e4m3, decode_row, encode_bf16, encode_e4m3, encode_f16, encode_row};
+pub use indexer::{Turn, hadamard, index_logit, index_scale, largest, layer_norm, quantise_index};
 
 /// Three axes of f64, row-major: `[tokens, heads, width]`.
 #[derive(Clone, PartialEq, Debug)]

@@ -5,14 +5,14 @@ use std::ops::Range;
 use crate::device::Device;
 
 /// What is left of a buffer.
-pub(super) struct Arena<'a, D: Device> {
+pub(crate) struct Arena<'a, D: Device> {
     rest: Option<D::BytesMut<'a>>,
     /// Where `rest` begins in the buffer.
     at: usize,
 }
 
 impl<'a, D: Device> Arena<'a, D> {
-    pub(super) fn new(bytes: D::BytesMut<'a>) -> Self {
+    pub(crate) fn new(bytes: D::BytesMut<'a>) -> Self {
         Self {
             rest: Some(bytes),
             at: 0,
@@ -21,7 +21,7 @@ impl<'a, D: Device> Arena<'a, D> {
 
     /// The bytes of a region. Regions are taken in ascending order, empty ones at any time; one
     /// that breaks this order, or lies outside the buffer, fails as slicing does.
-    pub(super) fn take(&mut self, region: &Range<usize>) -> D::BytesMut<'a> {
+    pub(crate) fn take(&mut self, region: &Range<usize>) -> D::BytesMut<'a> {
         let rest = self
             .rest
             .take()

@@ -120,7 +120,7 @@ pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
-use self::arena::Arena;
+pub(crate) use self::arena::Arena;
 use crate::backend::{
     DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage,
     SelectedDecode, SelectedPrefill, SlotLists, StepLimits,

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
-use crate::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
+use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::plan::context::ContextPlan;
 use crate::plan::memory::MemoryPlan;
+use crate::problem::Problem;
+use crate::tensor::ArrayRef;
 
 /// The workspace of an engine's layers: made once, prepared once per step, used by one layer after
 /// the other. Everything in it is allocated when it is made, as its [plan](Self::plan) lists.
@@ -24,6 +26,8 @@ pub struct Workspace<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     pub(super) decode_metadata: D::Metadata,
     pub(super) step: Step,
     id: WorkspaceId,
+    /// Counts the steps that were prepared.
+    step_number: u64,
     limits: StepLimits,
     threshold: u32,
     plan: MemoryPlan,
@@ -97,6 +101,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             decode_metadata: layer.decode().metadata(device, limits)?,
             step,
             id: WorkspaceId::new(),
+            step_number: 0,
             limits: *limits,
             threshold: layer.threshold(limits),
             plan,
@@ -112,6 +117,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     /// No layer runs until a step has been prepared without error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
         self.check(layer)?;
+        self.step_number += 1;
         let prepared = layer
             .device()
             .range(c"mla: prepare", || self.prepare_unchecked(layer, batch));
@@ -148,7 +154,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     }
 
     pub(super) fn check(&self, layer: &MlaLayer<P, D>) -> Result<()> {
-        let (own, theirs) = (&self.config.problem, &layer.config().problem);
+        self.check_problem(&layer.config().problem)
+    }
+
+    fn check_problem(&self, theirs: &Problem) -> Result<()> {
+        let own = &self.config.problem;
         if own == theirs {
             return Ok(());
         }
@@ -159,6 +169,40 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
             given,
             accepted + ", as the layer has it",
         ))
+    }
+
+    /// Refuses to go on without a prepared step of `problem`, all of whose tokens are on the absorbed path.
+    pub(crate) fn check_prepared_for(&self, problem: &Problem) -> Result<()> {
+        self.check_problem(problem)?;
+        self.step.check_prepared()?;
+        match self.step.expanded_tokens() {
+            0 => Ok(()),
+            tokens => Err(Error::argument(
+                "requests.q",
+                format!("{tokens} tokens on the expanded path"),
+                "none: sparse attention has the absorbed form only",
+            )),
+        }
+    }
+
+    /// The requests of the prepared step on the absorbed path.
+    pub(crate) fn decode_batch(&self) -> Result<DecodeBatch<'_, P::Device>> {
+        self.step.decode_batch(P::Device::bytes(&self.arrays))
+    }
+
+    /// The slot of each new token of the prepared step.
+    pub(crate) fn slots(&self) -> Result<ArrayRef<'_, P::Device, i64>> {
+        self.step.slots(P::Device::bytes(&self.arrays))
+    }
+
+    /// One past the largest page that the prepared step names.
+    pub(crate) fn pages_end(&self) -> usize {
+        self.step.pages_end()
+    }
+
+    /// The number of the step that was prepared last.
+    pub(crate) fn step_number(&self) -> u64 {
+        self.step_number
     }
 
     /// Which workspace it is.

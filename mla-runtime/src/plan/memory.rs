@@ -9,6 +9,7 @@
 //! | region | shape | holds | there if |
 //! |---|---|---|---|
 //! | `kv_cache` | `[layers, pages, page, row bytes]` | the cache rows | |
+//! | `index_cache` | `[index layers, pages, page, D+4]` | index keys | an indexer |
 //! | `absorbed_queries` | `[T_a, H, L+R]` | `q_nope · W_UK`, and beside it the rotary part | |
 //! | `absorbed_outputs` | `[T_a, H, L]` | the absorbed attention's result | |
 //! | `absorbed_lse` | `[H, T_a]` f32 | what ranks' results are merged by | N > 1 |
@@ -21,6 +22,11 @@
 //! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
 //! | `expanded_lse` | [H, T_e] f32 | that of the results so far, which are in the output itself | W > 0 |
+//! | `index_projection` | [rows, index heads, D] | index queries as they are projected | an indexer |
+//! | `index_queries` | [rows, index heads, D] e4m3 | quantised | an indexer |
+//! | `index_head_weights` | [rows, index heads] f32 | with the scales of the queries | an indexer |
+//! | `index_logits` | [rows, columns] f32 | the scores of as many query tokens at a time | an indexer |
+//! | `slot_lists` | [tokens, topk] i32 | what each query token attends to | an indexer |
 //! | `step_arrays` | `[bytes]` | a step's lengths, slots and block table | |
 //! | `decode_workspace` | `[bytes]` | what the decode backend asks for | |
 //! | `prefill_workspace` | `[bytes]` | what the prefill backend asks for | |
@@ -58,6 +64,7 @@ use super::PlanError;
 use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
 use crate::dims::MlaDims;
+use crate::indexer::IndexNeeds;
 use crate::problem::Problem;
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
@@ -102,6 +109,8 @@ pub struct MemoryNeeds {
     pub decode_workspace: u64,
     /// What the prefill backend's workspace query says.
     pub prefill_workspace: u64,
+    /// What the indexers of sparse attention need, if the engine uses them.
+    pub indexer: Option<IndexNeeds>,
     /// Where regions may start: at multiples of this, a power of two.
     pub alignment: u64,
 }
@@ -151,6 +160,7 @@ impl MemoryNeeds {
             step_bytes: 0,
             decode_workspace: 0,
             prefill_workspace: 0,
+            indexer: None,
             alignment: 256,
         })
     }
@@ -192,6 +202,8 @@ pub enum Allocation {
     Cache,
     /// The workspace, whose contents last for one layer of one step.
     Workspace,
+    /// The indexers' workspace, and the lists of a step.
+    Indexer,
     /// What is prepared for a step and read by every layer.
     Step,
     /// What the backends allocate for themselves.
@@ -226,6 +238,8 @@ pub struct MemoryPlan {
     pub cache_bytes: u64,
     /// The size of the workspace.
     pub workspace_bytes: u64,
+    /// The size of the indexers' workspace.
+    pub indexer_bytes: u64,
     /// The size of what is prepared for a step.
     pub step_bytes: u64,
     /// The size of what the backends allocate.
@@ -278,6 +292,12 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
         needs.row_bytes.into(),
     ];
     regions.add("kv_cache", &cache, 1)?;
+    if let Some(index) = &needs.indexer {
+        let token_bytes = index.dims.token_bytes() as u64;
+        let [layers, page] = [index.layers, needs.page_size].map(u64::from);
+        let cache = [layers, needs.pages, page, token_bytes];
+        regions.add("index_cache", &cache, 1)?;
+    }
     let cache_bytes = regions.finish(Allocation::Cache)?;
 
     // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
@@ -317,6 +337,19 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     }
     let workspace_bytes = regions.finish(Allocation::Workspace)?;
 
+    if let Some(index) = &needs.indexer {
+        let IndexNeeds { dims, .. } = index;
+        let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
+        let [heads, width, topk] = [dims.heads, dims.width, dims.topk].map(u64::from);
+        let queries = [rows, heads, width];
+        regions.add("index_projection", &queries, element_bytes)?;
+        regions.add("index_queries", &queries, 1)?;
+        regions.add("index_head_weights", &[rows, heads], 4)?;
+        regions.add("index_logits", &[rows, columns], 4)?;
+        regions.add("slot_lists", &[tokens, topk], 4)?;
+    }
+    let indexer_bytes = regions.finish(Allocation::Indexer)?;
+
     regions.add("step_arrays", &[needs.step_bytes], 1)?;
     let step_bytes = regions.finish(Allocation::Step)?;
 
@@ -329,9 +362,10 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
         regions: regions.done,
         cache_bytes,
         workspace_bytes,
+        indexer_bytes,
         step_bytes,
         backend_bytes,
-        total_bytes: [workspace_bytes, step_bytes, backend_bytes]
+        total_bytes: [workspace_bytes, indexer_bytes, step_bytes, backend_bytes]
             .iter()
             .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
             .ok_or(PlanError::overflow("the size of all allocations"))?,
@@ -520,6 +554,7 @@ mod tests {
     use super::*;
     use crate::dims::HeadDims;
     use crate::dtype::DType;
+    use crate::indexer::{IndexDims, IndexLimits};
     use crate::kv_format::KvFormat;
 
     /// DeepSeek-V3 on one of eight devices, bf16.
@@ -539,6 +574,46 @@ mod tests {
             .iter()
             .map(|region| (region.name, region.shape.clone(), region.bytes))
             .collect()
+    }
+
+    #[test]
+    fn indexers_add_their_caches_and_their_scratch() {
+        // GLM-5.2: 21 of 78 layers have an index cache. 2048 pages of 64 are 131072 tokens.
+        let limits = IndexLimits::new(StepLimits {
+            requests: 64,
+            tokens: 4096,
+            decode_query_len: 4096,
+            pages_per_request: 2048,
+            context_rows: 0,
+        });
+        let index = IndexNeeds::of(IndexDims::GLM_5, &limits, 64).unwrap();
+        // 256 MiB of rows of 512 KiB.
+        assert_eq!((index.rows, index.columns), (512, 131_072));
+        let plan = plan(&MemoryNeeds {
+            layers: 78,
+            indexer: Some(IndexNeeds {
+                layers: 21,
+                ..index
+            }),
+            rows: 0,
+            expanded_tokens: 0,
+            ..needs()
+        })
+        .unwrap();
+        let cache = plan.cache_bytes;
+        assert_eq!(cache, 78 * 1000 * 64 * 1152 + 21 * 1000 * 8448);
+        let scratch: Vec<_> = table(&plan).split_off(4);
+        assert_eq!(
+            scratch,
+            [
+                ("index_projection", vec![512, 32, 128], 4_194_304),
+                ("index_queries", vec![512, 32, 128], 2_097_152),
+                ("index_head_weights", vec![512, 32], 65_536),
+                ("index_logits", vec![512, 131_072], 268_435_456),
+                ("slot_lists", vec![4096, 2048], 33_554_432),
+            ]
+        );
+        assert_eq!(plan.indexer_bytes, 308_346_880);
     }
 
     #[test]
@@ -667,7 +742,7 @@ mod tests {
                 r#""element_bytes":2,"offset":0,"bytes":1152},"#,
                 r#"{"name":"absorbed_outputs","allocation":"workspace","shape":[1,1,512],"#,
                 r#""element_bytes":2,"offset":1280,"bytes":1024}],"#,
-                r#""cache_bytes":73728,"workspace_bytes":2304,"step_bytes":0,"backend_bytes":0,"#,
+                r#""cache_bytes":73728,"workspace_bytes":2304,"indexer_bytes":0,"step_bytes":0,"backend_bytes":0,"#,
                 r#""total_bytes":76032}"#
             )
         );
@@ -760,6 +835,13 @@ mod tests {
                 step_bytes: step.3,
                 decode_workspace: backends.0,
                 prefill_workspace: backends.1,
+                indexer: flags.1.then_some(IndexNeeds {
+                    dims: IndexDims::GLM_5,
+                    layers: cache.3,
+                    tokens: step.0,
+                    rows: step.0 / 2,
+                    columns: step.1,
+                }),
                 alignment: 1 << backends.2,
             },
         )
@@ -773,6 +855,7 @@ mod tests {
             for (allocation, total) in [
                 (Allocation::Cache, plan.cache_bytes),
                 (Allocation::Workspace, plan.workspace_bytes),
+                (Allocation::Indexer, plan.indexer_bytes),
                 (Allocation::Step, plan.step_bytes),
                 (Allocation::Backends, plan.backend_bytes),
             ] {
@@ -790,7 +873,11 @@ mod tests {
             }
             prop_assert_eq!(
                 plan.total_bytes,
-                plan.cache_bytes + plan.workspace_bytes + plan.step_bytes + plan.backend_bytes
+                plan.cache_bytes
+                    + plan.workspace_bytes
+                    + plan.indexer_bytes
+                    + plan.step_bytes
+                    + plan.backend_bytes
             );
         }
 

@@ -3,6 +3,7 @@
 //! From the `config.json` that a model is published with ([`ModelConfig::from_hf_config`]), or by
 //! name for the public models whose numbers are known here ([`ModelConfig::preset`]).
 
+mod index;
 mod rope;
 
 use serde_json::{Map, Value};
@@ -10,6 +11,7 @@ use serde_json::{Map, Value};
 pub use self::rope::{OTHER_SCALINGS, Rope, RopeScaling, Yarn};
 use crate::dims::{HeadDims, MlaDims};
 use crate::dtype::DType;
+use crate::indexer::{IndexLayers, IndexerConfig};
 use crate::rotary::RotaryStyle;
 use crate::suggestion;
 
@@ -35,6 +37,10 @@ pub struct ModelConfig {
     pub q_lora_rank: Option<u32>,
     /// Sparse attention: how many cached tokens each query token attends to; `None`: all.
     pub index_topk: Option<u32>,
+    /// The indexer that chooses them, if the configuration describes one.
+    pub indexer: Option<IndexerConfig>,
+    /// Which layers have an indexer, and which share an earlier one's lists.
+    pub index_layers: IndexLayers,
     /// The rotary embedding.
     pub rope: Rope,
 }
@@ -56,6 +62,8 @@ const DEEPSEEK_V3: ModelConfig = ModelConfig {
     dtype: Some(DType::BF16),
     q_lora_rank: Some(1536),
     index_topk: None,
+    indexer: None,
+    index_layers: IndexLayers::ALL,
     rope: Rope::plain(1e4)
         .with_max_positions(163_840)
         .with_scaling(RopeScaling::Yarn(
@@ -69,6 +77,19 @@ const DEEPSEEK_V2: ModelConfig = ModelConfig {
         Yarn::new(40.0, Some(4096)).with_mscale(0.707, 0.707),
     )),
     ..DEEPSEEK_V3
+};
+
+/// GLM-5 and 5.1; 5.2 has as many layers, most of which share their lists.
+const GLM_5: ModelConfig = ModelConfig {
+    dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
+    heads: 64,
+    layers: Some(78),
+    dtype: Some(DType::BF16),
+    q_lora_rank: Some(2048),
+    index_topk: Some(2048),
+    indexer: Some(IndexerConfig::GLM_5),
+    index_layers: IndexLayers::ALL,
+    rope: Rope::plain(1e6).with_max_positions(202_752),
 };
 
 /// The public models known by name.
@@ -105,6 +126,7 @@ pub const PRESETS: &[Preset] = &[
         name: "deepseek-v3.2",
         config: ModelConfig {
             index_topk: Some(2048),
+            indexer: Some(IndexerConfig::DEEPSEEK_V3_2),
             ..DEEPSEEK_V3
         },
     },
@@ -124,14 +146,16 @@ pub const PRESETS: &[Preset] = &[
     },
     Preset {
         name: "glm-5",
+        config: GLM_5,
+    },
+    Preset {
+        name: "glm-5.2",
         config: ModelConfig {
-            dims: MlaDims::new(512, HeadDims::new(192, 64, 256)),
-            heads: 64,
-            layers: Some(78),
-            dtype: Some(DType::BF16),
-            q_lora_rank: Some(2048),
-            index_topk: Some(2048),
-            rope: Rope::plain(1e6).with_max_positions(202_752),
+            index_layers: match IndexLayers::every(4, 3, 78) {
+                Some(layers) => layers,
+                None => panic!("the first layer has an indexer"),
+            },
+            ..GLM_5
         },
     },
     Preset {
@@ -143,6 +167,8 @@ pub const PRESETS: &[Preset] = &[
             dtype: Some(DType::BF16),
             q_lora_rank: Some(768),
             index_topk: None,
+            indexer: None,
+            index_layers: IndexLayers::ALL,
             rope: Rope::plain(1e4)
                 .with_max_positions(32_768)
                 .with_style(RotaryStyle::Halves)
@@ -270,6 +296,9 @@ impl ModelConfig {
     /// | `v_head_dim` | positive; MiniCPM3 leaves it out and means `hidden_size / num_attention_heads` |
     /// | `qk_rope_head_dim` | may be 0 |
     /// | `num_hidden_layers`, `q_lora_rank`, `index_topk` | positive, or left out, or null |
+    /// | `index_n_heads`, `index_head_dim` | positive, with `index_topk`, or both left out |
+    /// | `indexer_rope_interleave` | `true` or `false` (also if it is left out) |
+    /// | `indexer_types`, `index_topk_pattern`, `index_topk_freq` with `index_skip_topk_offset` | which layers have an indexer; every layer, if all are left out |
     /// | `dtype` or `torch_dtype` | `float32`, `float16` or `bfloat16`, or left out, or null |
     /// | `max_position_embeddings` | positive, or left out, or null |
     /// | `rope_theta` | above 1, here or within the next; 10000 if left out |
@@ -287,16 +316,19 @@ impl ModelConfig {
         let heads = fields.required("num_attention_heads", 1)?;
         let nope = fields.required("qk_nope_head_dim", 1)?;
         let rope = fields.required("qk_rope_head_dim", 0)?;
+        let layers = fields.optional("num_hidden_layers", 1)?;
         Ok(Self {
             dims: MlaDims::new(
                 fields.required("kv_lora_rank", 1)?,
                 HeadDims::new(nope, rope, fields.v_head_dim(heads)?),
             ),
             heads,
-            layers: fields.optional("num_hidden_layers", 1)?,
+            layers,
             dtype: fields.dtype()?,
             q_lora_rank: fields.optional("q_lora_rank", 1)?,
             index_topk: fields.optional("index_topk", 1)?,
+            indexer: index::indexer(&fields, rope)?,
+            index_layers: index::layers(&fields, layers)?,
             rope: rope::read(&fields)?,
         })
     }
@@ -745,7 +777,7 @@ mod tests {
             assert_eq!(ModelConfig::preset(preset.name), Ok(preset.config));
         }
         let names = "deepseek-v2-lite, deepseek-v2, deepseek-v3, deepseek-r1, deepseek-v3.1, \
-                     deepseek-v3.2, kimi-k2, glm-5, minicpm3";
+                     deepseek-v3.2, kimi-k2, glm-5, glm-5.2, minicpm3";
         for (given, suggestion) in [
             ("deepseek-v32", " did you mean deepseek-v3.2?"),
             ("DeepSeek-R1", " did you mean deepseek-r1?"),

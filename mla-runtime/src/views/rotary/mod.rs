@@ -53,6 +53,18 @@ impl<'a, D: Device> Rotary<'a, D> {
         }
     }
 
+    /// The rotation of some of the tokens.
+    ///
+    /// # Errors
+    ///
+    /// If there are not as many.
+    pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Result<Self> {
+        Ok(Rotary {
+            positions: self.positions.range(tokens)?,
+            ..*self
+        })
+    }
+
     /// Refuses tables and positions that do not fit `tokens` vectors of `width` elements.
     ///
     /// # Errors

@@ -1,0 +1,50 @@
+//! The lightning indexer on the CPU.
+
+mod logits;
+mod quantise;
+mod rows;
+mod topk;
+
+use crate::Cpu;
+use mla_runtime::error::Result;
+use mla_runtime::indexer::{
+    IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
+};
+use mla_runtime::tensor::{TensorMut, TensorRef};
+
+impl IndexDevice for Cpu {
+    fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
+        quantise::keys(self, config, keys)
+    }
+
+    fn quantise_index_queries(
+        &self,
+        config: &IndexerConfig,
+        from: IndexQueryInput<'_, Self>,
+        to: IndexQueriesMut<'_, Self>,
+    ) -> Result<()> {
+        quantise::queries(self, config, from, to)
+    }
+
+    fn index_logits(
+        &self,
+        dims: IndexDims,
+        queries: IndexQueries<'_, Self>,
+        cache: IndexCacheRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        logits: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        logits::logits(self, dims, queries, cache, rows, logits)
+    }
+
+    fn select_slots(
+        &self,
+        logits: TensorRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        page_size: usize,
+        lists: SlotListsMut<'_, Self>,
+    ) -> Result<()> {
+        topk::select(self, logits, rows, page_size, lists)
+    }
+}

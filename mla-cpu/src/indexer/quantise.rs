@@ -1,0 +1,192 @@
+//! Index keys and queries: normalised, rotated, and rounded to e4m3.
+
+use rayon::prelude::*;
+
+use crate::cache::check_slots;
+use crate::rotary::Turn;
+use crate::view::{Elements, Places, indices, with_element};
+use crate::{Cpu, fp8};
+use mla_runtime::error::Result;
+use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput, IndexerConfig};
+use mla_runtime::rotary::Rotary;
+use mla_runtime::tensor::TensorRef;
+
+// What one thread does at a time: enough to outweigh handing it out.
+const KEYS_PER_TASK: usize = 64;
+
+pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) -> Result<()> {
+    let tokens = keys.check(config)?;
+    let layout = *keys.cache.layout();
+    let slots = indices("slots", &keys.slots)?;
+    check_slots(slots, layout.slots())?;
+    let norm = Norm {
+        weight: row("index norm weight", &keys.norm.weight)?,
+        bias: row("index norm bias", &keys.norm.bias)?,
+        epsilon: config.epsilon,
+    };
+    let finish = Finish::new(config, keys.rotary.as_ref(), tokens)?;
+    let places = Places::<u8>::new(keys.cache.into_bytes(), [0; 3], [0; 3]);
+    with_element!(keys.keys.dtype(), T => {
+        let from = Elements::<T>::of("index keys", &keys.keys)?;
+        cpu.install(|| {
+            slots.par_iter().enumerate().with_min_len(KEYS_PER_TASK).for_each_init(
+                || vec![0.0f32; layout.width],
+                |key, (token, slot)| {
+                    let Ok(slot) = usize::try_from(*slot) else {
+                        return;
+                    };
+                    from.read_row(token, 0, key);
+                    norm.apply(key);
+                    finish.apply(token, key);
+                    // SAFETY: `check_slots` found no slot twice, and the layout was checked to have
+                    // pages that do not overlap: no other thread has these values or this scale.
+                    let [values, to] = unsafe {
+                        [
+                            places.slice(layout.values_at(slot), layout.width),
+                            places.slice(layout.scale_at(slot), 4),
+                        ]
+                    };
+                    to.copy_from_slice(&quantise(key, values).to_ne_bytes());
+                },
+            );
+        });
+    });
+    Ok(())
+}
+
+pub(super) fn queries(
+    cpu: &Cpu,
+    config: &IndexerConfig,
+    from: IndexQueryInput<'_, Cpu>,
+    to: IndexQueriesMut<'_, Cpu>,
+) -> Result<()> {
+    let tokens = from.check(config, &to)?;
+    let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+    let finish = Finish::new(config, from.rotary.as_ref(), tokens)?;
+    let scale = config.weight_scale();
+    let mut weights = vec![0.0f32; tokens * heads];
+    with_element!(from.weights.dtype(), T => {
+        let from = Elements::<T>::of("index head weights", &from.weights)?;
+        for (token, to) in weights.chunks_exact_mut(heads).enumerate() {
+            from.read_row(token, 0, to);
+        }
+    });
+    let values = &mut to.values[..tokens * heads * width];
+    let scaled = Places::<f32>::of("scaled head weights", to.weights)?;
+    with_element!(from.queries.dtype(), T => {
+        let from = Elements::<T>::of("index queries", &from.queries)?;
+        cpu.install(|| {
+            values
+                .par_chunks_exact_mut(heads * width)
+                .zip(weights.par_chunks_exact_mut(heads))
+                .enumerate()
+                .for_each_init(
+                    || vec![0.0f32; width],
+                    |query, (token, (values, weights))| {
+                        let heads = values.chunks_exact_mut(width).zip(weights).enumerate();
+                        for (head, (values, weight)) in heads {
+                            from.read_row(token, head, query);
+                            finish.apply(token, query);
+                            *weight *= scale * quantise(query, values);
+                        }
+                    },
+                );
+        });
+    });
+    for (token, weights) in weights.chunks_exact(heads).enumerate() {
+        // SAFETY: this thread alone has the tensor, which it borrowed mutably.
+        unsafe { scaled.write_row(token, 0, weights) };
+    }
+    Ok(())
+}
+
+/// A tensor of one row, as f32.
+fn row(field: &'static str, tensor: &TensorRef<'_, Cpu>) -> Result<Vec<f32>> {
+    let mut row = vec![0.0; tensor.shape()[2]];
+    with_element!(tensor.dtype(), T => {
+        Elements::<T>::of(field, tensor)?.read_row(0, 0, &mut row);
+    });
+    Ok(row)
+}
+
+/// LayerNorm, with sums in f64: they do not depend on how the processor groups them.
+struct Norm {
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    epsilon: f32,
+}
+
+impl Norm {
+    fn apply(&self, row: &mut [f32]) {
+        let count = row.len() as f64;
+        let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / count;
+        let deviations = row.iter().map(|x| f64::from(*x) - mean);
+        let variance = deviations.map(|x| x * x).sum::<f64>() / count;
+        let factor = 1.0 / (variance + f64::from(self.epsilon)).sqrt();
+        for ((x, weight), bias) in row.iter_mut().zip(&self.weight).zip(&self.bias) {
+            let normalised = (f64::from(*x) - mean) * factor;
+            *x = (normalised * f64::from(*weight) + f64::from(*bias)) as f32;
+        }
+    }
+}
+
+/// What keys and queries have in common: the rotation of the first values, and the Hadamard
+/// transform.
+struct Finish<'a> {
+    turn: Option<Turn<'a>>,
+    rope: usize,
+    hadamard: bool,
+}
+
+impl<'a> Finish<'a> {
+    fn new(
+        config: &IndexerConfig,
+        rotary: Option<&Rotary<'a, Cpu>>,
+        tokens: usize,
+    ) -> Result<Self> {
+        let rope = config.dims.rope as usize;
+        Ok(Self {
+            turn: match rotary {
+                Some(rotary) => Some(Turn::new(rotary, tokens, rope)?),
+                None => None,
+            },
+            rope,
+            hadamard: config.hadamard,
+        })
+    }
+
+    fn apply(&self, token: usize, row: &mut [f32]) {
+        if let Some(turn) = &self.turn {
+            turn.apply(token, &mut row[..self.rope]);
+        }
+        if self.hadamard {
+            hadamard(row);
+        }
+    }
+}
+
+/// The Hadamard transform in Sylvester's order, divided by √n. `row` has a power of two of values.
+fn hadamard(row: &mut [f32]) {
+    let mut half = 1;
+    while half < row.len() {
+        for pair in row.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+    let factor = (1.0 / (row.len() as f64).sqrt()) as f32;
+    row.iter_mut().for_each(|x| *x *= factor);
+}
+
+/// Rounds a row to e4m3; its scale.
+fn quantise(row: &[f32], to: &mut [u8]) -> f32 {
+    let largest = row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let scale = fp8::power_of_two_scale(largest);
+    for (to, x) in to.iter_mut().zip(row) {
+        *to = fp8::encode(x / scale);
+    }
+    scale
+}

@@ -1,0 +1,67 @@
+//! What each query token sees.
+
+use std::ops::Range;
+
+use crate::Cpu;
+use crate::view::indices;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::indexer::IndexRows;
+
+/// A query token: its request, and the positions `0 .. seen` that it sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Row {
+    pub(super) request: usize,
+    pub(super) seen: usize,
+}
+
+/// The rows of a selection, none of which sees more than `columns` positions.
+pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> {
+    let starts = indices("query starts", &of.batch.query_starts)?;
+    let lens = indices("sequence lengths", &of.batch.seq_lens)?;
+    let requests = lens.len();
+    if starts.len() != requests + 1 || of.batch.block_table.requests() != requests {
+        return Err(Error::argument(
+            "query starts",
+            starts.len(),
+            format!("{}, one more than there are requests", requests + 1),
+        ));
+    }
+    if starts[0] != 0 || !starts.is_sorted() {
+        return Err(Error::argument(
+            "query starts",
+            format!("{starts:?}"),
+            "ascending from 0",
+        ));
+    }
+    let all = starts[requests] as usize;
+    let Range { start, end } = of.tokens;
+    if start > end || end > all {
+        let accepted = format!("within the batch's {all}");
+        return Err(Error::argument(
+            "tokens",
+            format!("{start}..{end}"),
+            accepted,
+        ));
+    }
+    let mut rows = Vec::with_capacity(end - start);
+    for (request, (range, len)) in starts.windows(2).zip(lens).enumerate() {
+        if usize::try_from(*len).is_ok_and(|len| len > columns) {
+            return Err(Error::argument(
+                "sequence length",
+                format!("{len} of request {request}"),
+                format!("at most {columns}, the columns of the logits"),
+            ));
+        }
+        let [first, last] = [range[0], range[1]].map(|token| token as usize);
+        for token in first.max(start)..last.min(end) {
+            // The last token sees every position, each before it one less.
+            let behind = (last - 1 - token) as i64;
+            let seen = (i64::from(*len) - behind).max(0);
+            rows.push(Row {
+                request,
+                seen: seen as usize,
+            });
+        }
+    }
+    Ok(rows)
+}

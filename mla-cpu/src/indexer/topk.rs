@@ -1,0 +1,156 @@
+//! The largest logits of a row, exactly, as slots.
+
+use rayon::prelude::*;
+
+use super::rows::rows;
+use crate::Cpu;
+use crate::cache::Pages;
+use crate::view::Elements;
+use mla_runtime::error::{Error, Result};
+use mla_runtime::indexer::{IndexRows, SlotListsMut};
+use mla_runtime::tensor::TensorRef;
+
+/// An entry behind a list's last.
+const NONE: i32 = -1;
+
+pub(super) fn select(
+    cpu: &Cpu,
+    logits: TensorRef<'_, Cpu>,
+    of: &IndexRows<'_, Cpu>,
+    page_size: usize,
+    lists: SlotListsMut<'_, Cpu>,
+) -> Result<()> {
+    let columns = of.check(&logits)?;
+    if page_size == 0 {
+        return Err(Error::argument("page size", 0, "1 and up"));
+    }
+    let width = lists.width;
+    let tokens = of.tokens.len();
+    let needed = tokens.checked_mul(width).and_then(|n| n.checked_mul(4));
+    let to = match needed {
+        Some(needed) if width > 0 && needed <= lists.slots.len() => &mut lists.slots[..needed],
+        _ => {
+            return Err(Error::argument(
+                "slot lists",
+                format!("{} bytes in lists of {width}", lists.slots.len()),
+                format!("lists of 1 and up, for each of {tokens} tokens"),
+            ));
+        }
+    };
+    let to: &mut [i32] = bytemuck::try_cast_slice_mut(to).map_err(|error| {
+        let given = format!("bytes that cannot be read as i32 ({error})");
+        Error::argument("slot lists", given, "bytes aligned to 4")
+    })?;
+    let rows = rows(of, columns)?;
+    let pages = Pages::of(&of.batch.block_table, page_size)?;
+    // The most pages whose slots are 32-bit.
+    let most = (1usize << 31) / page_size;
+    for row in &rows {
+        pages.check(row.request, 0, row.seen, most)?;
+    }
+    let logits = Elements::<f32>::of("index logits", &logits)?;
+    cpu.install(|| {
+        to.par_chunks_exact_mut(width.max(1))
+            .zip(&rows)
+            .enumerate()
+            .for_each_init(Scratch::default, |scratch, (token, (to, row))| {
+                let start = logits.at(0, token);
+                let chosen = scratch.largest(&logits.data[start..start + row.seen], width);
+                let (list, rest) = to.split_at_mut(chosen.len());
+                for (to, position) in list.iter_mut().zip(chosen) {
+                    // Below 2³¹, as checked above.
+                    *to = pages.slot(row.request, *position as usize) as i32;
+                }
+                rest.fill(NONE);
+            });
+    });
+    Ok(())
+}
+
+#[derive(Default)]
+struct Scratch {
+    ranks: Vec<u32>,
+    sorted: Vec<u32>,
+    chosen: Vec<u32>,
+}
+
+impl Scratch {
+    /// The positions of the `count` largest values, ascending; of equal ones the first.
+    fn largest(&mut self, values: &[f32], count: usize) -> &[u32] {
+        self.chosen.clear();
+        if values.len() <= count {
+            self.chosen.extend(0..values.len() as u32);
+            return &self.chosen;
+        }
+        self.ranks.clear();
+        self.ranks.extend(values.iter().map(|value| rank(*value)));
+        self.sorted.clone_from(&self.ranks);
+        let (_, least, _) = self
+            .sorted
+            .select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
+        let least = *least;
+        let above = self.ranks.iter().filter(|rank| **rank > least).count();
+        let mut equal = count - above;
+        for (position, rank) in self.ranks.iter().enumerate() {
+            let take = *rank > least || (*rank == least && equal > 0);
+            if take {
+                equal -= usize::from(*rank == least);
+                self.chosen.push(position as u32);
+            }
+        }
+        &self.chosen
+    }
+}
+
+/// A number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below that of −inf.
+fn rank(value: f32) -> u32 {
+    if value.is_nan() {
+        return 0;
+    }
+    // −0 + 0 is +0.
+    let bits = (value + 0.0).to_bits();
+    if bits >> 31 == 1 {
+        !bits
+    } else {
+        bits | 1 << 31
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_in_the_order_of_values() {
+        let values = [
+            f32::NEG_INFINITY,
+            f32::MIN,
+            -1.0,
+            -f32::MIN_POSITIVE,
+            -1e-45,
+            0.0,
+            1e-45,
+            1.0,
+            f32::MAX,
+            f32::INFINITY,
+        ];
+        assert!(values.is_sorted_by(|a, b| rank(*a) < rank(*b)));
+        assert_eq!(rank(-0.0), rank(0.0));
+        for nan in [f32::NAN, -f32::NAN] {
+            assert!(rank(nan) < rank(f32::NEG_INFINITY));
+        }
+    }
+
+    #[test]
+    fn equal_values_by_position() {
+        let mut scratch = Scratch::default();
+        let values = [1.0, 3.0, 1.0, -0.0, 1.0, 0.0, f32::NAN];
+        assert_eq!(scratch.largest(&values, 2), [0, 1]);
+        assert_eq!(scratch.largest(&values, 3), [0, 1, 2]);
+        assert_eq!(scratch.largest(&values, 5), [0, 1, 2, 3, 4]);
+        assert_eq!(scratch.largest(&values, 6), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(scratch.largest(&values, 7), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(scratch.largest(&[f32::NAN, f32::NEG_INFINITY], 1), [1]);
+        assert!(scratch.largest(&[], 1).is_empty());
+    }
+}

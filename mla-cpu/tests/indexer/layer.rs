@@ -1,0 +1,520 @@
+//! A sparse layer with its indexer, from latents to outputs.
+
+use fastrand::Rng;
+use mla_conformance::reference::{
+    Array, absorbed, decode_row, index_logit, largest, layer_norm, quantise_index,
+};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDims, IndexLimits, Indexer, IndexerConfig,
+    IndexerWorkspace, LayerNorm,
+};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::problem::Problem;
+use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{TensorMut, TensorRef};
+
+use crate::{Tables, random, wide};
+
+type Layer = MlaLayer<CpuPrefill, CpuDecode>;
+type Space = Workspace<CpuPrefill, CpuDecode>;
+
+const DIMS: MlaDims = MlaDims::new(128, HeadDims::new(16, 8, 16));
+const HEADS: usize = 3;
+const RANK: usize = 24;
+const PAGE: usize = 16;
+const PAGES: usize = 24;
+
+fn index_dims(topk: u32) -> IndexDims {
+    IndexDims {
+        heads: 4,
+        width: 32,
+        rope: 8,
+        topk,
+    }
+}
+
+fn indexer_config(topk: u32) -> IndexerConfig {
+    IndexerConfig {
+        dims: index_dims(topk),
+        rotary: RotaryStyle::Halves,
+        hadamard: false,
+        epsilon: 1e-6,
+    }
+}
+
+fn layer(sparse: bool) -> Layer {
+    let config = LayerConfig {
+        problem: Problem {
+            sparse,
+            page_size: PAGE as u32,
+            query_len: QueryLen::Ragged,
+            ..Problem::new(DIMS, HEADS as u32, DType::F32)
+        },
+        softmax_scale: 0.2,
+    };
+    MlaLayer::of(&Cpu::new(), &config).unwrap()
+}
+
+fn limits() -> StepLimits {
+    StepLimits {
+        requests: 4,
+        tokens: 80,
+        decode_query_len: 80,
+        pages_per_request: 8,
+        context_rows: 0,
+    }
+}
+
+/// Three requests whose tokens come step by step, and one layer's caches.
+struct World {
+    rng: Rng,
+    kv_b: Vec<f32>,
+    query_weights: Vec<f32>,
+    norm: [Vec<f32>; 2],
+    tables: Vec<i32>,
+    lens: [u32; 3],
+    cache: Vec<u32>,
+    index_cache: Vec<u32>,
+}
+
+/// One step's tensors.
+struct Step {
+    requests: Vec<Request>,
+    query: Vec<f32>,
+    latent: Vec<f32>,
+    rope: Vec<f32>,
+    query_latent: Vec<f32>,
+    keys: Vec<f32>,
+    head_weights: Vec<f32>,
+    rotary: Tables,
+}
+
+impl Step {
+    fn tokens(&self) -> usize {
+        self.requests.iter().map(|r| r.q as usize).sum()
+    }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let mut tables: Vec<i32> = (0..PAGES as i32).collect();
+        rng.shuffle(&mut tables);
+        Self {
+            kv_b: random(&mut rng, 128 * HEADS * 32),
+            query_weights: random(&mut rng, RANK * 4 * 32),
+            norm: [random(&mut rng, 32), random(&mut rng, 32)],
+            tables,
+            lens: [0; 3],
+            // Unused slots are NaN.
+            cache: vec![u32::MAX; PAGES * PAGE * 136],
+            index_cache: vec![u32::MAX; PAGES * PAGE * 36 / 4],
+            rng,
+        }
+    }
+
+    fn step(&mut self, new: [u32; 3]) -> Step {
+        let mut positions = Vec::new();
+        let mut requests = Vec::new();
+        for (len, q) in self.lens.iter_mut().zip(new) {
+            positions.extend(i64::from(*len)..i64::from(*len + q));
+            *len += q;
+            requests.push(Request { q, kv: *len });
+        }
+        let tokens = positions.len();
+        let mut of = |width| random(&mut self.rng, tokens * width);
+        Step {
+            requests,
+            query: of(HEADS * 24),
+            latent: of(128),
+            rope: of(8),
+            query_latent: of(RANK),
+            keys: of(32),
+            head_weights: of(4),
+            rotary: Tables::new(positions, 8, RotaryStyle::Halves),
+        }
+    }
+
+    fn index_layout(&self) -> IndexCacheLayout {
+        IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE)
+    }
+
+    fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
+        let tables = BlockTables::new(&self.tables, 8, PAGE as u32).unwrap();
+        let batch = StepBatch {
+            threshold: Some(80),
+            ..StepBatch::new(&step.requests, tables)
+        };
+        workspace.prepare(layer, &batch).unwrap();
+    }
+
+    fn select(
+        &mut self,
+        indexer: &Indexer<Cpu>,
+        workspace: &Space,
+        own: &mut IndexerWorkspace<Cpu>,
+        step: &Step,
+    ) -> mla_runtime::Result<()> {
+        let (tokens, layout) = (step.tokens(), self.index_layout());
+        let call = IndexCall {
+            query_latent: TensorRef::from_slice(&step.query_latent, [tokens, 1, RANK])?,
+            query_weights: TensorRef::from_slice(&self.query_weights, [1, RANK, 128])?,
+            keys: TensorRef::from_slice(&step.keys, [tokens, 1, 32])?,
+            norm: LayerNorm {
+                weight: TensorRef::from_slice(&self.norm[0], [1, 1, 32])?,
+                bias: TensorRef::from_slice(&self.norm[1], [1, 1, 32])?,
+            },
+            head_weights: TensorRef::from_slice(&step.head_weights, [tokens, 1, 4])?,
+            rotary: Some(step.rotary.view()),
+            cache: IndexCacheMut::new(bytemuck::cast_slice_mut(&mut self.index_cache), layout)?,
+        };
+        indexer.select(workspace, own, call)
+    }
+
+    fn attend(
+        &mut self,
+        layer: &Layer,
+        workspace: &mut Space,
+        lists: Option<&IndexerWorkspace<Cpu>>,
+        step: &Step,
+    ) -> Vec<f32> {
+        let tokens = step.tokens();
+        let mut out = vec![f32::NAN; tokens * HEADS * 16];
+        let layout = CacheLayout::contiguous(DIMS, layer.config().problem.kv_format, PAGES, PAGE);
+        let kv_b = TensorRef::from_slice(&self.kv_b, [1, 128, HEADS * 32]).unwrap();
+        let slot_lists = lists.map(|own| own.lists(workspace).unwrap());
+        layer
+            .forward(
+                workspace,
+                LayerCall {
+                    weights: Weights::new(kv_b, layer.config()).unwrap(),
+                    query: TensorRef::from_slice(&step.query, [tokens, HEADS, 24]).unwrap(),
+                    latent: TensorRef::from_slice(&step.latent, [tokens, 1, 128]).unwrap(),
+                    rope: TensorRef::from_slice(&step.rope, [tokens, 1, 8]).unwrap(),
+                    cache: CacheMut::new(bytemuck::cast_slice_mut(&mut self.cache), layout)
+                        .unwrap(),
+                    out: TensorMut::from_slice(&mut out, [tokens, HEADS, 16]).unwrap(),
+                    lse: None,
+                    slot_lists,
+                    rotary: None,
+                },
+            )
+            .unwrap();
+        out
+    }
+
+    fn slot(&self, request: usize, position: usize) -> usize {
+        self.tables[request * 8 + position / PAGE] as usize * PAGE + position % PAGE
+    }
+}
+
+fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i32>, usize) {
+    let lists = own.lists(workspace).unwrap();
+    let slots = (0..lists.slots.len())
+        .map(|at| lists.slots.at(at))
+        .collect();
+    (slots, lists.width)
+}
+
+/// A prompt, then prompts with context, then decodes and a longer query: chunked prefill and decode.
+const STEPS: [[u32; 3]; 4] = [[30, 5, 0], [35, 1, 40], [1, 1, 1], [2, 9, 4]];
+
+#[test]
+fn with_topk_as_long_as_the_context_it_is_the_dense_layer() {
+    let (sparse, dense) = (layer(true), layer(false));
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(70), &sparse.config().problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let [mut sparse_space, mut dense_space] =
+        [&sparse, &dense].map(|layer| layer.workspace(&limits()).unwrap());
+    let [mut a, mut b] = [World::new(3), World::new(3)];
+    for new in STEPS {
+        let [step, same] = [a.step(new), b.step(new)];
+        a.prepare(&sparse, &mut sparse_space, &step);
+        a.select(&indexer, &sparse_space, &mut own, &step).unwrap();
+        let given = a.attend(&sparse, &mut sparse_space, Some(&own), &step);
+        b.prepare(&dense, &mut dense_space, &same);
+        let expected = b.attend(&dense, &mut dense_space, None, &same);
+        assert_eq!(given.len(), expected.len());
+        for (given, expected) in given.iter().zip(&expected) {
+            assert!(
+                (given - expected).abs() < 1e-4,
+                "{given}, expected {expected}"
+            );
+        }
+        assert_eq!(a.cache, b.cache);
+    }
+}
+
+/// The reference's index keys, as codes and scales, of one request.
+type Keys = Vec<(Vec<u8>, f64)>;
+
+fn key_of(world: &World, step: &Step, token: usize) -> (Vec<u8>, f64) {
+    let row = wide(&step.keys[token * 32..][..32]);
+    let [weight, bias] = [&world.norm[0], &world.norm[1]].map(|row| wide(row));
+    let mut key = layer_norm(&row, &weight, &bias, 1e-6);
+    step.rotary.turn(token).apply(&mut key);
+    quantise_index(&key)
+}
+
+/// The reference's queries of a token, with their weights.
+fn queries_of(world: &World, step: &Step, token: usize) -> Vec<(Vec<u8>, f64)> {
+    let latent = wide(&step.query_latent[token * RANK..][..RANK]);
+    (0..4)
+        .map(|head| {
+            let mut query: Vec<f64> = (0..32)
+                .map(|d| {
+                    let weight = |k: usize| f64::from(world.query_weights[k * 128 + head * 32 + d]);
+                    (0..RANK).map(|k| latent[k] * weight(k)).sum()
+                })
+                .collect();
+            step.rotary.turn(token).apply(&mut query);
+            let (codes, scale) = quantise_index(&query);
+            let weight = f64::from(step.head_weights[token * 4 + head]);
+            (codes, weight * scale / 128f64.sqrt())
+        })
+        .collect()
+}
+
+#[test]
+fn lists_are_those_of_the_reference_and_attention_is_to_them() {
+    let topk = 20;
+    let sparse = layer(true);
+    let indexer = Indexer::new(
+        &Cpu::new(),
+        &indexer_config(topk as u32),
+        &sparse.config().problem,
+    )
+    .unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    let mut world = World::new(4);
+    let mut keys: [Keys; 3] = Default::default();
+    let (mut lists_compared, mut on_the_edge, mut selective) = (0, 0, 0);
+    for new in STEPS {
+        let step = world.step(new);
+        world.prepare(&sparse, &mut space, &step);
+        world.select(&indexer, &space, &mut own, &step).unwrap();
+        let (lists, width) = lists_of(&own, &space);
+        assert_eq!((width, lists.len()), (topk, step.tokens() * topk));
+        let out = world.attend(&sparse, &mut space, Some(&own), &step);
+
+        let mut token = 0;
+        for (request, keys) in keys.iter_mut().enumerate() {
+            let Request { q, kv } = step.requests[request];
+            keys.extend((token..token + q as usize).map(|token| key_of(&world, &step, token)));
+            assert_eq!(keys.len(), kv as usize);
+            for own in 0..q as usize {
+                let seen = (kv - q) as usize + own + 1;
+                let queries = queries_of(&world, &step, token);
+                let logits: Vec<f64> = keys[..seen]
+                    .iter()
+                    .map(|(codes, scale)| index_logit(&queries, codes, *scale))
+                    .collect();
+                let list: Vec<i32> = lists[token * topk..(token + 1) * topk].to_vec();
+                let chosen = largest(&logits, topk);
+                let mut expected: Vec<i32> = chosen
+                    .iter()
+                    .map(|position| world.slot(request, *position) as i32)
+                    .collect();
+                expected.resize(topk, -1);
+                lists_compared += 1;
+                selective += usize::from(seen > topk);
+                if list != expected {
+                    // What differs has to be within what one e4m3 rounding that f32 decides otherwise
+                    // can change: 2⁻⁴ of a product, so at most 2⁻⁴ of the largest logit.
+                    on_the_edge += 1;
+                    let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
+                    let most = logits.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+                    for (position, logit) in logits.iter().enumerate() {
+                        let slot = world.slot(request, position) as i32;
+                        if list.contains(&slot) != expected.contains(&slot) {
+                            assert!((logit - least).abs() <= most / 16.0, "{logit}, {least}");
+                        }
+                    }
+                }
+                check_row(&world, &sparse, &step, &list, token, &out);
+                token += 1;
+            }
+        }
+    }
+    // Nearly all are the same, and most lists leave something out.
+    assert!(
+        on_the_edge * 50 <= lists_compared,
+        "{on_the_edge} of {lists_compared}"
+    );
+    assert!(
+        selective * 2 > lists_compared,
+        "{selective} of {lists_compared}"
+    );
+}
+
+/// One token's output is attention in f64 to the rows that its list names.
+fn check_row(world: &World, layer: &Layer, step: &Step, list: &[i32], token: usize, out: &[f32]) {
+    let bytes: &[u8] = bytemuck::cast_slice(&world.cache);
+    let format = layer.config().problem.kv_format;
+    let rows: Vec<Vec<f64>> = list
+        .iter()
+        .filter_map(|slot| usize::try_from(*slot).ok())
+        .map(|slot| decode_row(format, 128, 8, &bytes[slot * 544..][..544], 1.0))
+        .collect();
+    for head in 0..HEADS {
+        let query = wide(&step.query[(token * HEADS + head) * 24..][..24]);
+        let weight =
+            |l: usize, column: usize| f64::from(world.kv_b[l * HEADS * 32 + head * 32 + column]);
+        let latent = Array::from_fn([1, 1, 136], |_, _, k| match k {
+            0..128 => (0..16).map(|p| query[p] * weight(k, p)).sum(),
+            _ => query[16 + k - 128],
+        });
+        let attended = absorbed(&latent, &rows, 128, 0.2f32.into());
+        for v in 0..16 {
+            let expected: f64 = (0..128)
+                .map(|l| attended.out.row(0, 0)[l] * weight(l, 16 + v))
+                .sum();
+            let given = f64::from(out[(token * HEADS + head) * 16 + v]);
+            assert!(
+                (given - expected).abs() < 1e-3,
+                "{given}, expected {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn logits_by_parts_make_the_same_lists() {
+    let sparse = layer(true);
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
+    let mut results = Vec::new();
+    for rows in [80, 7, 1, 0] {
+        let limits = IndexLimits {
+            logits_bytes: rows * 256 * 4,
+            steps: limits(),
+        };
+        let mut own = indexer.workspace(&limits).unwrap();
+        assert_eq!(own.rows() as u64, rows.max(1));
+        let logits = own.plan().region("index_logits").unwrap().bytes;
+        assert_eq!(logits, rows.max(1) * 1024);
+        assert_eq!(own.allocated_bytes() as u64, own.plan().indexer_bytes);
+        let mut space = sparse.workspace(&self::limits()).unwrap();
+        let mut world = World::new(5);
+        let mut lists = Vec::new();
+        for new in STEPS {
+            let step = world.step(new);
+            world.prepare(&sparse, &mut space, &step);
+            world.select(&indexer, &space, &mut own, &step).unwrap();
+            lists.push(lists_of(&own, &space).0);
+        }
+        results.push(lists);
+    }
+    assert!(results.iter().all(|lists| *lists == results[0]));
+}
+
+#[test]
+fn a_layer_without_an_indexer_shares_the_list_of_the_last_that_has_one() {
+    let sparse = layer(true);
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    let [mut first, mut second] = [World::new(6), World::new(7)];
+    // The same block tables, other weights and caches.
+    second.tables.clone_from(&first.tables);
+    for new in STEPS {
+        let [step, other] = [first.step(new), second.step(new)];
+        first.prepare(&sparse, &mut space, &step);
+        first.select(&indexer, &space, &mut own, &step).unwrap();
+        let lists = lists_of(&own, &space).0;
+        first.attend(&sparse, &mut space, Some(&own), &step);
+        let out = second.attend(&sparse, &mut space, Some(&own), &other);
+        assert_eq!(lists_of(&own, &space).0, lists);
+        for token in 0..other.tokens() {
+            let list = &lists[token * 9..(token + 1) * 9];
+            check_row(&second, &sparse, &other, list, token, &out);
+        }
+    }
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let (sparse, dense) = (layer(true), layer(false));
+    let cpu = Cpu::new();
+    let error = |error: mla_runtime::Error| error.to_string();
+    let refused = Indexer::new(&cpu, &indexer_config(9), &dense.config().problem);
+    assert_eq!(
+        error(refused.err().unwrap()),
+        "problem.sparse: given false, accepted true: an indexer makes the lists of a sparse layer"
+    );
+    let indexer = Indexer::new(&cpu, &indexer_config(9), &sparse.config().problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    let mut world = World::new(8);
+    let step = world.step([3, 1, 0]);
+
+    // Nothing is prepared.
+    let refused = world.select(&indexer, &space, &mut own, &step);
+    assert_eq!(
+        error(refused.unwrap_err()),
+        "workspace: given one without a prepared step, accepted one whose last `prepare` succeeded"
+    );
+    world.prepare(&sparse, &mut space, &step);
+    assert_eq!(
+        error(own.lists(&space).err().unwrap()),
+        "slot_lists: given none, accepted those of the prepared step: a layer with an indexer \
+         selects first"
+    );
+    // Another step's lists.
+    world.select(&indexer, &space, &mut own, &step).unwrap();
+    own.lists(&space).unwrap();
+    world.prepare(&sparse, &mut space, &step);
+    assert_eq!(
+        error(own.lists(&space).err().unwrap()),
+        "slot_lists: given those of another step, accepted those of the prepared step: a layer \
+         with an indexer selects first"
+    );
+    // A workspace of another indexer.
+    let other = Indexer::new(&cpu, &indexer_config(8), &sparse.config().problem).unwrap();
+    let mut foreign = other.workspace(&IndexLimits::new(limits())).unwrap();
+    assert_eq!(
+        error(
+            world
+                .select(&indexer, &space, &mut foreign, &step)
+                .unwrap_err()
+        ),
+        "indexer workspace: given one for 4 index heads of 32 values, 8 of them rotary, lists of 8, \
+         accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
+    );
+    // One for shorter steps.
+    let short = StepLimits {
+        tokens: 3,
+        ..limits()
+    };
+    let mut small = indexer.workspace(&IndexLimits::new(short)).unwrap();
+    assert_eq!(
+        error(
+            world
+                .select(&indexer, &space, &mut small, &step)
+                .unwrap_err()
+        ),
+        "new tokens: given 4, accepted at most the indexer workspace's limit of 3"
+    );
+    // Tensors of another step.
+    let mut longer = world.step([3, 1, 0]);
+    longer.requests[0].q = 4;
+    longer.keys.resize(5 * 32, 0.0);
+    longer.query_latent.resize(5 * RANK, 0.0);
+    longer.head_weights.resize(5 * 4, 0.0);
+    assert_eq!(
+        error(
+            world
+                .select(&indexer, &space, &mut own, &longer)
+                .unwrap_err()
+        ),
+        "query latent: given f32 [5, 1, 24] strides [24, 24, 1], accepted f32 [4, 1, 24]"
+    );
+}

@@ -1,0 +1,231 @@
+//! Logits are what the formula says of the stored keys.
+
+use fastrand::Rng;
+use mla_conformance::reference::{decode_e4m3, index_logit};
+use mla_cpu::Cpu;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheRef, IndexDevice as _, IndexDims, IndexQueries,
+};
+use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
+
+use crate::{Batch, random};
+
+/// What no logit is: a NaN of these bits.
+const UNTOUCHED: u32 = 0x7fc1_2345;
+
+struct World {
+    dims: IndexDims,
+    batch: Batch,
+    layout: IndexCacheLayout,
+    /// In words, for their alignment.
+    cache: Vec<u32>,
+    queries: Vec<u8>,
+    weights: Vec<f32>,
+}
+
+// Codes without NaN.
+fn codes(rng: &mut Rng, count: usize) -> Vec<u8> {
+    let code = |_| rng.u8(0..127) | rng.u8(0..2) << 7;
+    (0..count).map(code).collect()
+}
+
+impl World {
+    fn new(dims: IndexDims, requests: &[(usize, usize)], page_size: usize, seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let batch = Batch::new(&mut rng, requests, page_size);
+        let layout = IndexCacheLayout::contiguous(dims, batch.pages, page_size);
+        // Unused slots are NaN.
+        let mut cache = vec![u32::MAX; batch.pages * layout.page_stride / 4];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut cache);
+        for (request, len) in batch.lens.iter().enumerate() {
+            for position in 0..*len as usize {
+                let slot = batch.slot(request, position);
+                let key = codes(&mut rng, layout.width);
+                bytes[layout.values_at(slot)..][..layout.width].copy_from_slice(&key);
+                // Any scale, not only powers of two.
+                let scale = 0.01 + rng.f32();
+                bytes[layout.scale_at(slot)..][..4].copy_from_slice(&scale.to_ne_bytes());
+            }
+        }
+        let tokens = batch.tokens();
+        let heads = dims.heads as usize;
+        Self {
+            queries: codes(&mut rng, tokens * heads * layout.width),
+            weights: random(&mut rng, tokens * heads),
+            dims,
+            batch,
+            layout,
+            cache,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.cache)
+    }
+
+    fn logits(&self, tokens: std::ops::Range<usize>, columns: usize, stride: usize) -> Vec<f32> {
+        let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
+        let rows = tokens.len();
+        let mut logits = vec![f32::from_bits(UNTOUCHED); rows * stride];
+        let values = &self.queries[tokens.start * heads * width..tokens.end * heads * width];
+        let weights = &self.weights[tokens.start * heads..tokens.end * heads];
+        let layout = Layout {
+            strides: [rows * stride, stride, 1],
+            ..Layout::contiguous(mla_runtime::dtype::DType::F32, [1, rows, columns])
+        };
+        Cpu::new()
+            .index_logits(
+                self.dims,
+                IndexQueries {
+                    values,
+                    weights: TensorRef::from_slice(weights, [rows, 1, heads]).unwrap(),
+                },
+                IndexCacheRef::new(self.bytes(), self.layout).unwrap(),
+                &self.batch.view(tokens),
+                TensorMut::new(bytemuck::cast_slice_mut(&mut logits), layout).unwrap(),
+            )
+            .unwrap();
+        logits
+    }
+
+    /// Compares with f64, and what is not seen with what was there.
+    fn check(&self) {
+        let [heads, width] = [self.dims.heads, self.dims.width].map(|n| n as usize);
+        let columns = self.batch.longest();
+        let stride = columns + 5;
+        let logits = self.logits(0..self.batch.tokens(), columns, stride);
+        for (token, (request, seen)) in self.batch.rows().into_iter().enumerate() {
+            let row = &logits[token * stride..(token + 1) * stride];
+            let queries: Vec<(Vec<u8>, f64)> = (0..heads)
+                .map(|head| {
+                    let at = token * heads + head;
+                    let query = self.queries[at * width..(at + 1) * width].to_vec();
+                    (query, f64::from(self.weights[at]))
+                })
+                .collect();
+            for (position, logit) in row.iter().enumerate() {
+                if position >= seen {
+                    assert_eq!(logit.to_bits(), UNTOUCHED);
+                    continue;
+                }
+                let slot = self.batch.slot(request, position);
+                let key = &self.bytes()[self.layout.values_at(slot)..][..width];
+                let at = self.layout.scale_at(slot);
+                let scale: [u8; 4] = self.bytes()[at..at + 4].try_into().unwrap();
+                let scale = f64::from(f32::from_ne_bytes(scale));
+                let expected = index_logit(&queries, key, scale);
+                // Each of so many sums is off by at most 2⁻²⁴ of what is added up.
+                let most: f64 = queries
+                    .iter()
+                    .map(|(query, weight)| {
+                        let products = query.iter().zip(key);
+                        let sum: f64 = products
+                            .map(|(q, k)| (decode_e4m3(*q) * decode_e4m3(*k)).abs())
+                            .sum();
+                        sum * weight.abs()
+                    })
+                    .sum();
+                let tolerance = (width + heads + 4) as f64 * 2f64.powi(-24) * most * scale;
+                let difference = (f64::from(*logit) - expected).abs();
+                assert!(difference <= tolerance, "{logit}, expected {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_are_what_the_formula_gives() {
+    let requests = [(1, 70), (3, 33), (1, 1), (0, 5), (2, 2), (2, 0), (5, 131)];
+    World::new(IndexDims::DEEPSEEK_V3_2, &requests, 64, 1).check();
+    World::new(IndexDims::GLM_5, &requests, 16, 2).check();
+    for (heads, width) in [(1, 4), (3, 20), (5, 36)] {
+        let dims = IndexDims {
+            heads,
+            width,
+            rope: 2,
+            topk: 8,
+        };
+        World::new(dims, &requests, 4, 3).check();
+    }
+}
+
+#[test]
+fn rows_of_a_part_are_those_of_the_whole() {
+    let world = World::new(IndexDims::GLM_5, &[(4, 90), (1, 40), (6, 66)], 64, 4);
+    let whole = world.logits(0..11, 90, 90);
+    for part in [0..3, 3..5, 2..11, 5..5] {
+        let logits = world.logits(part.clone(), 90, 90);
+        let expected = &whole[part.start * 90..part.end * 90];
+        assert!(
+            logits
+                .iter()
+                .zip(expected)
+                .all(|(a, b)| a.to_bits() == b.to_bits())
+        );
+    }
+}
+
+#[test]
+fn equal_keys_have_equal_logits() {
+    let mut world = World::new(IndexDims::DEEPSEEK_V3_2, &[(1, 300)], 64, 5);
+    let layout = world.layout;
+    let slots: Vec<usize> = (0..300)
+        .map(|position| world.batch.slot(0, position))
+        .collect();
+    let first = world.bytes()[layout.values_at(slots[0])..][..128].to_vec();
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut world.cache);
+    for slot in slots {
+        bytes[layout.values_at(slot)..][..128].copy_from_slice(&first);
+        bytes[layout.scale_at(slot)..][..4].copy_from_slice(&0.3f32.to_ne_bytes());
+    }
+    let logits = world.logits(0..1, 300, 300);
+    assert!(
+        logits
+            .iter()
+            .all(|logit| logit.to_bits() == logits[0].to_bits())
+    );
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let world = World::new(IndexDims::GLM_5, &[(1, 90)], 64, 6);
+    let refused = |dims, layout, columns: usize, batch: &Batch| {
+        let mut logits = vec![0.0f32; columns];
+        let error = Cpu::new()
+            .index_logits(
+                dims,
+                IndexQueries {
+                    values: &world.queries,
+                    weights: TensorRef::from_slice(&world.weights, [1, 1, 32]).unwrap(),
+                },
+                IndexCacheRef::new(world.bytes(), layout).unwrap(),
+                &batch.view(0..1),
+                TensorMut::from_slice(&mut logits, [1, 1, columns]).unwrap(),
+            )
+            .unwrap_err();
+        error.to_string()
+    };
+    let (dims, layout) = (IndexDims::GLM_5, world.layout);
+    assert_eq!(
+        refused(dims, layout, 89, &world.batch),
+        "index logits: given 89 columns, accepted at least the batch's longest length, 90"
+    );
+    assert_eq!(
+        refused(IndexDims::DEEPSEEK_V3_2, layout, 90, &world.batch),
+        "index queries: given 4096 bytes, accepted 8192, for [1, 64, 128] e4m3"
+    );
+    let narrow = IndexCacheLayout {
+        width: 64,
+        ..layout
+    };
+    assert_eq!(
+        refused(dims, narrow, 90, &world.batch),
+        "index cache: given keys of 64 values, accepted 128, as index_head_dim says"
+    );
+    let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 90)], 64);
+    batch.tables[1] = 99;
+    assert_eq!(
+        refused(dims, layout, 90, &batch),
+        "block table entry: given 99 at [0, 1], accepted 0 and up below 5"
+    );
+}

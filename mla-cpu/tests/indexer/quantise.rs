@@ -1,0 +1,264 @@
+//! Index keys and queries are what the formulas say, rounded once.
+
+use fastrand::Rng;
+use half::bf16;
+use mla_conformance::reference::{decode_e4m3, hadamard, index_scale, layer_norm};
+use mla_cpu::Cpu;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexDevice as _, IndexDims, IndexKeys, IndexQueriesMut,
+    IndexQueryInput, IndexerConfig, LayerNorm,
+};
+use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+
+use crate::{Tables, random, wide};
+
+const DIMS: IndexDims = IndexDims {
+    heads: 6,
+    width: 128,
+    rope: 64,
+    topk: 32,
+};
+
+fn configs() -> impl Iterator<Item = IndexerConfig> {
+    let styles = [RotaryStyle::Halves, RotaryStyle::Interleaved];
+    styles.into_iter().flat_map(|rotary| {
+        [false, true].map(|hadamard| IndexerConfig {
+            dims: DIMS,
+            rotary,
+            hadamard,
+            epsilon: 1e-6,
+        })
+    })
+}
+
+/// That codes and their scale are a row rounded once: each value to within half the distance to the next
+/// code, but for what f32 loses before (a few 2⁻²⁴ of the largest value).
+fn check(row: &[f64], codes: &[u8], scale: f64) {
+    let largest = row.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let exact = index_scale(row);
+    // On the edge of a power of two the scale may be the neighbour.
+    let edge = (largest / 448.0 / exact - 1.0).abs() < 1e-5
+        || (largest / 448.0 / scale - 1.0).abs() < 1e-5;
+    assert!(scale == exact || edge, "scale {scale}, expected {exact}");
+    for (x, code) in row.iter().zip(codes) {
+        let half = (x.abs() / 16.0).max(scale / 1024.0);
+        let difference = (decode_e4m3(*code) * scale - x).abs();
+        assert!(
+            difference <= half + 4e-6 * largest,
+            "{x}: off by {difference}, at most {half}"
+        );
+    }
+}
+
+#[test]
+fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
+    let mut rng = Rng::with_seed(7);
+    let (tokens, width) = (37, 128);
+    for (case, config) in configs().enumerate() {
+        let keys = random(&mut rng, tokens * width);
+        let narrow: Vec<bf16> = keys.iter().map(|x| bf16::from_f32(*x)).collect();
+        let weight = random(&mut rng, width);
+        let bias: Vec<bf16> = random(&mut rng, width)
+            .into_iter()
+            .map(bf16::from_f32)
+            .collect();
+        let mut slots: Vec<i64> = (0..128).collect();
+        rng.shuffle(&mut slots);
+        slots.truncate(tokens);
+        slots[5] = -1;
+        let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
+        let tables = Tables::new(positions, 64, config.rotary);
+        // With a gap between pages.
+        let layout = IndexCacheLayout {
+            page_stride: 8448 + 64 * case,
+            ..IndexCacheLayout::contiguous(DIMS, 2, 64)
+        };
+        let mut cache = vec![0xffu8; 2 * layout.page_stride + 8];
+        let start = cache.as_ptr().align_offset(4);
+        let cache = &mut cache[start..];
+        let bf16_keys = case % 2 == 1;
+        Cpu::new()
+            .write_index_keys(
+                &config,
+                IndexKeys {
+                    keys: match bf16_keys {
+                        true => TensorRef::from_slice(&narrow, [tokens, 1, width]).unwrap(),
+                        false => TensorRef::from_slice(&keys, [tokens, 1, width]).unwrap(),
+                    },
+                    norm: LayerNorm {
+                        weight: TensorRef::from_slice(&weight, [1, 1, width]).unwrap(),
+                        bias: TensorRef::from_slice(&bias, [1, 1, width]).unwrap(),
+                    },
+                    rotary: Some(tables.view()),
+                    slots: ArrayRef::from_slice(&slots),
+                    cache: IndexCacheMut::new(&mut *cache, layout).unwrap(),
+                },
+            )
+            .unwrap();
+        let bias: Vec<f64> = bias.iter().map(|x| x.to_f64()).collect();
+        let mut untouched = vec![true; cache.len()];
+        for (token, slot) in slots.iter().enumerate() {
+            let Ok(slot) = usize::try_from(*slot) else {
+                continue;
+            };
+            let given: Vec<f64> = match bf16_keys {
+                true => narrow[token * width..][..width]
+                    .iter()
+                    .map(|x| x.to_f64())
+                    .collect(),
+                false => wide(&keys[token * width..][..width]),
+            };
+            let mut row = layer_norm(&given, &wide(&weight), &bias, 1e-6);
+            tables.turn(token).apply(&mut row);
+            let row = if config.hadamard { hadamard(&row) } else { row };
+            // The facts' own arithmetic: values of the page first, then its scales.
+            let (page, offset) = (slot / 64, slot % 64);
+            let values = page * layout.page_stride + offset * 128;
+            let scale = page * layout.page_stride + 8192 + offset * 4;
+            let bytes: [u8; 4] = cache[scale..scale + 4].try_into().unwrap();
+            check(
+                &row,
+                &cache[values..values + 128],
+                f32::from_ne_bytes(bytes).into(),
+            );
+            untouched[values..values + 128].fill(false);
+            untouched[scale..scale + 4].fill(false);
+        }
+        for (byte, untouched) in cache.iter().zip(untouched) {
+            assert!(!untouched || *byte == 0xff);
+        }
+    }
+}
+
+#[test]
+fn queries_are_rotated_and_rounded_and_their_scales_are_in_the_weights() {
+    let mut rng = Rng::with_seed(8);
+    let (tokens, heads, width) = (9, 6, 128);
+    for config in configs() {
+        let mut queries = random(&mut rng, tokens * heads * width);
+        // A head without any query, and a large one.
+        queries[..width].fill(0.0);
+        queries[width..2 * width].iter_mut().for_each(|x| *x *= 1e4);
+        let weights = random(&mut rng, tokens * heads);
+        let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
+        let tables = Tables::new(positions, 64, config.rotary);
+        let mut values = vec![0u8; tokens * heads * width];
+        let mut scaled = vec![f32::NAN; tokens * heads];
+        Cpu::new()
+            .quantise_index_queries(
+                &config,
+                IndexQueryInput {
+                    queries: TensorRef::from_slice(&queries, [tokens, heads, width]).unwrap(),
+                    weights: TensorRef::from_slice(&weights, [tokens, 1, heads]).unwrap(),
+                    rotary: Some(tables.view()),
+                },
+                IndexQueriesMut {
+                    values: &mut values,
+                    weights: TensorMut::from_slice(&mut scaled, [tokens, 1, heads]).unwrap(),
+                },
+            )
+            .unwrap();
+        for at in 0..tokens * heads {
+            let mut row = wide(&queries[at * width..][..width]);
+            tables.turn(at / heads).apply(&mut row);
+            let row = if config.hadamard { hadamard(&row) } else { row };
+            // heads^-½ · 128^-½ · scale · weight.
+            let factor = f64::from(weights[at]) / (6.0f64 * 128.0).sqrt();
+            let scale = f64::from(scaled[at]) / factor;
+            let exact = 2f64.powi(scale.log2().round() as i32);
+            assert!((scale / exact - 1.0).abs() < 1e-6, "{scale}");
+            check(&row, &values[at * width..][..width], exact);
+        }
+    }
+}
+
+#[test]
+fn without_a_rotation_nothing_turns() {
+    let config = IndexerConfig {
+        dims: IndexDims {
+            heads: 1,
+            width: 8,
+            rope: 4,
+            topk: 1,
+        },
+        ..IndexerConfig::DEEPSEEK_V3_2
+    };
+    let queries = [1.0f32, -2.0, 3.0, 4.0, 0.5, 448.0, 0.0, -0.25];
+    let (mut values, mut scaled) = ([0u8; 8], [0.0f32]);
+    Cpu::new()
+        .quantise_index_queries(
+            &config,
+            IndexQueryInput {
+                queries: TensorRef::from_slice(&queries, [1, 1, 8]).unwrap(),
+                weights: TensorRef::from_slice(&[3.0f32], [1, 1, 1]).unwrap(),
+                rotary: None,
+            },
+            IndexQueriesMut {
+                values: &mut values,
+                weights: TensorMut::from_slice(&mut scaled, [1, 1, 1]).unwrap(),
+            },
+        )
+        .unwrap();
+    assert_eq!(values.map(decode_e4m3), queries.map(f64::from));
+    assert_eq!(scaled, [3.0 * (1.0 / 8f64.sqrt()) as f32]);
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let config = IndexerConfig {
+        dims: IndexDims {
+            width: 8,
+            rope: 4,
+            heads: 2,
+            topk: 4,
+        },
+        ..IndexerConfig::GLM_5
+    };
+    let layout = IndexCacheLayout::contiguous(config.dims, 1, 4);
+    let (keys, ones) = ([1.0f32; 16], [1.0f32; 8]);
+    let tables = Tables::new(vec![0, 1], 4, RotaryStyle::Interleaved);
+    let halves = Tables::new(vec![0, 1], 4, RotaryStyle::Halves);
+    let narrow = IndexCacheLayout { width: 4, ..layout };
+    let refused = |keys: &[f32], width: usize, slots: &[i64], tables: &Tables, layout| {
+        let mut cache = vec![0u32; 12];
+        let cache = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
+        let keys = IndexKeys {
+            keys: TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
+            norm: LayerNorm {
+                weight: TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
+                bias: TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
+            },
+            rotary: Some(tables.view()),
+            slots: ArrayRef::from_slice(slots),
+            cache,
+        };
+        let error = Cpu::new().write_index_keys(&config, keys).unwrap_err();
+        error.to_string()
+    };
+    assert_eq!(
+        refused(&keys[..12], 6, &[0, 1], &tables, layout),
+        "index keys: given f32 [2, 1, 6] strides [6, 6, 1], accepted f32 [2, 1, 8]"
+    );
+    assert_eq!(
+        refused(&keys, 8, &[0], &tables, layout),
+        "slots: given 1, accepted 2, one per token"
+    );
+    assert_eq!(
+        refused(&keys, 8, &[0, 4], &tables, layout),
+        "slot: given 4, accepted -1 (skipped), or 0 and up below 4"
+    );
+    assert_eq!(
+        refused(&keys, 8, &[3, 3], &tables, layout),
+        "slots: given slot 3 twice, accepted slots that differ"
+    );
+    assert_eq!(
+        refused(&keys, 8, &[0, 1], &halves, layout),
+        "index rotary style: given Halves, accepted Interleaved, as the indexer's configuration \
+         has it"
+    );
+    assert_eq!(
+        refused(&keys, 8, &[0, 1], &tables, narrow),
+        "index cache: given keys of 4 values, accepted 8, as index_head_dim says"
+    );
+}

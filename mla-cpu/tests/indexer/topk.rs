@@ -1,0 +1,188 @@
+//! The selection is exact and deterministic, whatever the logits.
+
+use fastrand::Rng;
+use mla_conformance::reference::largest;
+use mla_cpu::Cpu;
+use mla_runtime::indexer::{IndexDevice as _, SlotListsMut};
+use mla_runtime::tensor::TensorRef;
+
+use crate::{Batch, random, wide};
+
+/// The lists of some logits, and what they should be.
+fn check(
+    rng: &mut Rng,
+    requests: &[(usize, usize)],
+    width: usize,
+    make: impl Fn(&mut Rng, usize) -> Vec<f32>,
+) {
+    let batch = Batch::new(rng, requests, 16);
+    let columns = batch.longest();
+    let rows = batch.rows();
+    // What is not seen is larger than anything.
+    let mut logits = vec![f32::INFINITY; rows.len() * columns];
+    for (row, (_, seen)) in logits.chunks_mut(columns.max(1)).zip(&rows) {
+        row[..*seen].copy_from_slice(&make(rng, *seen));
+    }
+    let lists = select(&batch, &logits, width);
+    assert_eq!(lists, select(&batch, &logits, width));
+    for (token, (request, seen)) in rows.iter().enumerate() {
+        let values = wide(&logits[token * columns..][..*seen]);
+        let mut expected: Vec<i32> = largest(&values, width)
+            .into_iter()
+            .map(|position| batch.slot(*request, position) as i32)
+            .collect();
+        expected.resize(width, -1);
+        assert!(
+            lists[token * width..(token + 1) * width] == expected,
+            "token {token}, which sees {seen} of {requests:?}"
+        );
+    }
+}
+
+fn select(batch: &Batch, logits: &[f32], width: usize) -> Vec<i32> {
+    let (tokens, columns) = (batch.tokens(), batch.longest());
+    let mut lists = vec![i32::MIN; tokens * width];
+    Cpu::new()
+        .select_slots(
+            TensorRef::from_slice(logits, [1, tokens, columns]).unwrap(),
+            &batch.view(0..tokens),
+            batch.page_size,
+            SlotListsMut {
+                slots: bytemuck::cast_slice_mut(&mut lists),
+                width,
+            },
+        )
+        .unwrap();
+    lists
+}
+
+/// The kinds of rows that selections get wrong.
+fn row(rng: &mut Rng, count: usize) -> Vec<f32> {
+    let base = rng.f32() * 8.0 - 4.0;
+    match rng.usize(0..10) {
+        0 => random(rng, count),
+        // Clustered: nearly equal, with equal top bits.
+        1 => (0..count).map(|_| base + rng.f32() * 1e-5).collect(),
+        2 => (0..count)
+            .map(|_| f32::from_bits(base.to_bits() & !0x3ff | rng.u32(0..1024)))
+            .collect(),
+        // Few different values.
+        3 => (0..count).map(|_| base + rng.u32(0..3) as f32).collect(),
+        4 => vec![base; count],
+        5 => (0..count).map(|i| i as f32).collect(),
+        6 => (0..count).map(|i| -(i as f32)).collect(),
+        // A tail of −inf, and NaN in between.
+        7 => {
+            let mut row = random(rng, count);
+            let tail = rng.usize(0..=count);
+            row[tail..].fill(f32::NEG_INFINITY);
+            row
+        }
+        8 => {
+            let special = [
+                f32::NAN,
+                -f32::NAN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                0.0,
+                -0.0,
+                1e-45,
+            ];
+            (0..count)
+                .map(|_| special[rng.usize(0..special.len())])
+                .collect()
+        }
+        // One peak of equal values among small ones.
+        _ => (0..count)
+            .map(|i| {
+                if i % 7 == 3 {
+                    base.abs() + 9.0
+                } else {
+                    rng.f32()
+                }
+            })
+            .collect(),
+    }
+}
+
+#[test]
+fn ten_thousand_rows() {
+    let mut rng = Rng::with_seed(10);
+    let mut rows = 0;
+    while rows < 10_000 {
+        let width = [1, 7, 32, 64][rng.usize(0..4)];
+        let requests: Vec<(usize, usize)> = (0..rng.usize(1..40))
+            .map(|_| {
+                let q = rng.usize(0..6);
+                (
+                    q,
+                    if rng.u8(0..20) == 0 {
+                        0
+                    } else {
+                        q + rng.usize(0..300)
+                    },
+                )
+            })
+            .collect();
+        check(&mut rng, &requests, width, row);
+        rows += requests.iter().map(|(q, _)| q).sum::<usize>();
+    }
+}
+
+#[test]
+fn lengths_about_topk() {
+    let mut rng = Rng::with_seed(11);
+    let k = 2048;
+    for _ in 0..10 {
+        let lens = [0, 1, 2, k - 1, k, k + 1, k + 2, 3 * k, 5000];
+        let requests: Vec<(usize, usize)> = lens.into_iter().map(|len| (1, len)).collect();
+        check(&mut rng, &requests, k, row);
+    }
+    // A request whose tokens see from k − 2 to k + 3.
+    check(&mut rng, &[(6, k + 3)], k, row);
+}
+
+#[test]
+fn rows_of_200_000() {
+    let mut rng = Rng::with_seed(12);
+    for _ in 0..10 {
+        check(&mut rng, &[(1, 200_000)], 2048, row);
+    }
+}
+
+#[test]
+fn refusals_name_the_field() {
+    let mut batch = Batch::new(&mut Rng::with_seed(1), &[(1, 5)], 16);
+    let refused = |batch: &Batch, bytes: &mut [u8], width, page_size| {
+        let error = Cpu::new()
+            .select_slots(
+                TensorRef::from_slice(&[0.0f32; 5], [1, 1, 5]).unwrap(),
+                &batch.view(0..1),
+                page_size,
+                SlotListsMut {
+                    slots: bytes,
+                    width,
+                },
+            )
+            .unwrap_err();
+        error.to_string()
+    };
+    let mut room = [0i32; 4];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut room);
+    assert_eq!(
+        refused(&batch, bytes, 5, 16),
+        "slot lists: given 16 bytes in lists of 5, accepted lists of 1 and up, for each of 1 tokens"
+    );
+    assert!(refused(&batch, bytes, 0, 16).starts_with("slot lists: given 16 bytes in lists of 0"));
+    assert_eq!(
+        refused(&batch, bytes, 4, 0),
+        "page size: given 0, accepted 1 and up"
+    );
+    batch.tables[0] = i32::MAX;
+    assert_eq!(
+        refused(&batch, bytes, 4, 16),
+        "block table entry: given 2147483647 at [0, 0], accepted 0 and up below 134217728"
+    );
+    batch.tables[0] = -7;
+    assert!(refused(&batch, bytes, 4, 16).starts_with("block table entry: given -7"));
+}

@@ -1,0 +1,240 @@
+//! The paged index cache in a device's memory.
+
+use std::fmt;
+
+use super::IndexDims;
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// Bytes of a key's scale.
+const SCALE_BYTES: usize = 4;
+
+/// Where an index key lies: a page has the values of all its tokens, then their scales.
+///
+/// ```text
+/// value d of slot s   page · page_stride + offset · width + d                        e4m3
+/// scale of slot s     page · page_stride + page_size · width + offset · 4            f32, native order
+///                     with page = s / page_size and offset = s % page_size
+/// ```
+///
+/// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page. Slots
+/// are those of the layer's own cache, whose block tables serve both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IndexCacheLayout {
+    /// D: the values of a key.
+    pub width: usize,
+    /// The number of pages.
+    pub pages: usize,
+    /// Tokens in a page.
+    pub page_size: usize,
+    /// Bytes from one page to the next, a multiple of 4.
+    pub page_stride: usize,
+}
+
+impl IndexCacheLayout {
+    /// Pages without gaps.
+    pub const fn contiguous(dims: IndexDims, pages: usize, page_size: usize) -> Self {
+        Self {
+            width: dims.width as usize,
+            pages,
+            page_size,
+            page_stride: page_size * dims.token_bytes(),
+        }
+    }
+
+    /// The number of slots.
+    pub const fn slots(&self) -> usize {
+        self.pages * self.page_size
+    }
+
+    /// The first byte of a slot's values.
+    pub const fn values_at(&self, slot: usize) -> usize {
+        slot / self.page_size * self.page_stride + slot % self.page_size * self.width
+    }
+
+    /// The first byte of a slot's scale.
+    pub const fn scale_at(&self, slot: usize) -> usize {
+        slot / self.page_size * self.page_stride
+            + self.page_size * self.width
+            + slot % self.page_size * SCALE_BYTES
+    }
+
+    fn check(&self, available: usize) -> Result<()> {
+        for (field, value) in [
+            ("index page size", self.page_size),
+            ("index_head_dim", self.width),
+        ] {
+            if value == 0 {
+                return Err(Error::argument(field, 0, "1 and up"));
+            }
+        }
+        if self.pages == 0 {
+            return Ok(());
+        }
+        let page = self
+            .width
+            .checked_add(SCALE_BYTES)
+            .and_then(|token| token.checked_mul(self.page_size));
+        let end = page.and_then(|page| {
+            (self.pages - 1)
+                .checked_mul(self.page_stride)?
+                .checked_add(page)
+        });
+        let aligned = (self.width * self.page_size).is_multiple_of(SCALE_BYTES)
+            && self.page_stride.is_multiple_of(SCALE_BYTES);
+        match (page, end) {
+            (Some(page), Some(end))
+                if aligned && end <= available && (self.pages == 1 || self.page_stride >= page) =>
+            {
+                Ok(())
+            }
+            _ => Err(Error::argument(
+                "index cache layout",
+                self,
+                format!(
+                    "pages that do not overlap and lie within {available} bytes, with scales at \
+                     multiples of {SCALE_BYTES} bytes"
+                ),
+            )),
+        }
+    }
+}
+
+impl fmt::Display for IndexCacheLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pages of {} keys of {} values, a stride of {} bytes",
+            self.pages, self.page_size, self.width, self.page_stride
+        )
+    }
+}
+
+/// An index cache that is read.
+pub struct IndexCacheRef<'a, D: Device> {
+    bytes: D::Bytes<'a>,
+    layout: IndexCacheLayout,
+}
+
+impl<D: Device> Clone for IndexCacheRef<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for IndexCacheRef<'_, D> {}
+
+impl<'a, D: Device> IndexCacheRef<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// If a key lies outside `bytes`, pages overlap, or scales are not aligned.
+    pub fn new(bytes: D::Bytes<'a>, layout: IndexCacheLayout) -> Result<Self> {
+        layout.check(D::byte_len(bytes))?;
+        crate::tensor::check_alignment::<D>(bytes, SCALE_BYTES)?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at slot 0.
+    pub fn bytes(&self) -> D::Bytes<'a> {
+        self.bytes
+    }
+
+    /// Pages and strides.
+    pub fn layout(&self) -> &IndexCacheLayout {
+        &self.layout
+    }
+}
+
+/// An index cache that is written.
+pub struct IndexCacheMut<'a, D: Device> {
+    bytes: D::BytesMut<'a>,
+    layout: IndexCacheLayout,
+}
+
+impl<'a, D: Device> IndexCacheMut<'a, D> {
+    /// A view that begins at the first of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// As [`IndexCacheRef::new`].
+    pub fn new(bytes: D::BytesMut<'a>, layout: IndexCacheLayout) -> Result<Self> {
+        layout.check(D::byte_len_mut(&bytes))?;
+        crate::tensor::check_alignment::<D>(D::freeze(&bytes), SCALE_BYTES)?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The bytes, which begin at slot 0.
+    pub fn into_bytes(self) -> D::BytesMut<'a> {
+        self.bytes
+    }
+
+    /// Pages and strides.
+    pub fn layout(&self) -> &IndexCacheLayout {
+        &self.layout
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> IndexCacheMut<'_, D> {
+        IndexCacheMut {
+            bytes: D::reborrow(&mut self.bytes),
+            layout: self.layout,
+        }
+    }
+
+    /// The same view, read.
+    pub fn as_ref(&self) -> IndexCacheRef<'_, D> {
+        IndexCacheRef {
+            bytes: D::freeze(&self.bytes),
+            layout: self.layout,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_those_of_the_format() {
+        let layout = IndexCacheLayout::contiguous(IndexDims::DEEPSEEK_V3_2, 3, 64);
+        assert_eq!((layout.page_stride, layout.slots()), (8448, 192));
+        assert_eq!(layout.values_at(0), 0);
+        assert_eq!(layout.scale_at(0), 8192);
+        assert_eq!(layout.values_at(130), 2 * 8448 + 2 * 128);
+        assert_eq!(layout.scale_at(130), 2 * 8448 + 8192 + 8);
+    }
+
+    #[test]
+    fn refusals() {
+        let layout = IndexCacheLayout::contiguous(IndexDims::DEEPSEEK_V3_2, 2, 64);
+        layout.check(2 * 8448).unwrap();
+        let refused = |layout: IndexCacheLayout, bytes: usize| -> String {
+            layout.check(bytes).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(layout, 2 * 8448 - 1),
+            "index cache layout: given 2 pages of 64 keys of 128 values, a stride of 8448 bytes, \
+             accepted pages that do not overlap and lie within 16895 bytes, with scales at \
+             multiples of 4 bytes"
+        );
+        for page_stride in [8447, 8444, 8450, usize::MAX] {
+            let strided = IndexCacheLayout {
+                page_stride,
+                ..layout
+            };
+            assert!(refused(strided, 1 << 20).starts_with("index cache layout: given 2 pages"));
+        }
+        let empty = IndexCacheLayout {
+            page_size: 0,
+            ..layout
+        };
+        assert_eq!(
+            refused(empty, 9),
+            "index page size: given 0, accepted 1 and up"
+        );
+        let nothing = IndexCacheLayout { pages: 0, ..layout };
+        nothing.check(0).unwrap();
+    }
+}

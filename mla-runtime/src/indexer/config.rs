@@ -1,0 +1,180 @@
+//! What one layer's indexer computes.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::model::MAX_DIM;
+use crate::rotary::RotaryStyle;
+
+/// The extents of an indexer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IndexDims {
+    /// The index heads (`index_n_heads`), all of them on every rank of tensor parallelism.
+    pub heads: u32,
+    /// D: the values of an index key (`index_head_dim`), a multiple of 4.
+    pub width: u32,
+    /// R: how many of them, from the first on, are rotary; even.
+    pub rope: u32,
+    /// The most tokens of a list (`index_topk`).
+    pub topk: u32,
+}
+
+impl IndexDims {
+    /// DeepSeek-V3.2: 64 heads of 128 values, lists of 2048.
+    pub const DEEPSEEK_V3_2: Self = Self {
+        heads: 64,
+        width: 128,
+        rope: 64,
+        topk: 2048,
+    };
+
+    /// GLM-5: 32 heads of 128 values, lists of 2048.
+    pub const GLM_5: Self = Self {
+        heads: 32,
+        ..Self::DEEPSEEK_V3_2
+    };
+
+    /// Bytes that the index cache has per token: the values, and a scale.
+    pub const fn token_bytes(self) -> usize {
+        self.width as usize + 4
+    }
+}
+
+impl fmt::Display for IndexDims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} index heads of {} values, {} of them rotary, lists of {}",
+            self.heads, self.width, self.rope, self.topk
+        )
+    }
+}
+
+/// What an indexer computes: its extents, and what implementations differ in.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct IndexerConfig {
+    /// Heads, widths, and the length of lists.
+    pub dims: IndexDims,
+    /// How rotary elements pair: in [halves](RotaryStyle::Halves) in DeepSeek-V3.2, although the
+    /// layer's own are interleaved; interleaved in GLM-5 (`indexer_rope_interleave`).
+    pub rotary: RotaryStyle,
+    /// Whether keys and queries go through a Hadamard transform before they are quantised.
+    pub hadamard: bool,
+    /// What the LayerNorm of keys adds to the variance.
+    pub epsilon: f32,
+}
+
+impl IndexerConfig {
+    /// DeepSeek-V3.2, without the Hadamard transform, as most engines run it.
+    pub const DEEPSEEK_V3_2: Self = Self {
+        dims: IndexDims::DEEPSEEK_V3_2,
+        rotary: RotaryStyle::Halves,
+        hadamard: false,
+        epsilon: 1e-6,
+    };
+
+    /// GLM-5, without the Hadamard transform.
+    pub const GLM_5: Self = Self {
+        dims: IndexDims::GLM_5,
+        rotary: RotaryStyle::Interleaved,
+        ..Self::DEEPSEEK_V3_2
+    };
+
+    /// What head weights are multiplied by before the scale of their query: heads^-½ · D^-½.
+    pub fn weight_scale(&self) -> f32 {
+        let product = f64::from(self.dims.heads) * f64::from(self.dims.width);
+        (1.0 / product.sqrt()) as f32
+    }
+
+    /// Refuses what no indexer can be.
+    ///
+    /// # Errors
+    ///
+    /// If a field is out of its range; the error names it.
+    pub fn check(&self) -> Result<()> {
+        let IndexDims {
+            heads,
+            width,
+            rope,
+            topk,
+        } = self.dims;
+        for (field, value) in [
+            ("index_n_heads", heads),
+            ("index_head_dim", width),
+            ("index_topk", topk),
+        ] {
+            if !(1..=MAX_DIM).contains(&value) {
+                return Err(Error::argument(field, value, format!("1 to {MAX_DIM}")));
+            }
+        }
+        if !width.is_multiple_of(4) {
+            return Err(Error::argument("index_head_dim", width, "a multiple of 4"));
+        }
+        if rope > width || !rope.is_multiple_of(2) {
+            let accepted = format!("an even number up to index_head_dim, {width}");
+            return Err(Error::argument("index rope", rope, accepted));
+        }
+        if self.hadamard && !width.is_power_of_two() {
+            let accepted = "a power of two, as the Hadamard transform needs";
+            return Err(Error::argument("index_head_dim", width, accepted));
+        }
+        if !(self.epsilon.is_finite() && self.epsilon >= 0.0) {
+            let accepted = "a finite number, 0 or above";
+            return Err(Error::argument("index epsilon", self.epsilon, accepted));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals() {
+        let base = IndexerConfig::DEEPSEEK_V3_2;
+        base.check().unwrap();
+        IndexerConfig::GLM_5.check().unwrap();
+        let dims = base.dims;
+        let refused = |config: IndexerConfig| config.check().unwrap_err().to_string();
+        let with = |dims| refused(IndexerConfig { dims, ..base });
+        assert_eq!(
+            with(IndexDims { heads: 0, ..dims }),
+            "index_n_heads: given 0, accepted 1 to 65536"
+        );
+        assert_eq!(
+            with(IndexDims {
+                topk: 65537,
+                ..dims
+            }),
+            "index_topk: given 65537, accepted 1 to 65536"
+        );
+        assert_eq!(
+            with(IndexDims { width: 130, ..dims }),
+            "index_head_dim: given 130, accepted a multiple of 4"
+        );
+        for rope in [63, 130] {
+            assert_eq!(
+                with(IndexDims { rope, ..dims }),
+                format!(
+                    "index rope: given {rope}, accepted an even number up to index_head_dim, 128"
+                )
+            );
+        }
+        assert_eq!(
+            refused(IndexerConfig {
+                hadamard: true,
+                dims: IndexDims { width: 96, ..dims },
+                ..base
+            }),
+            "index_head_dim: given 96, accepted a power of two, as the Hadamard transform needs"
+        );
+        assert_eq!(
+            refused(IndexerConfig {
+                epsilon: f32::NAN,
+                ..base
+            }),
+            "index epsilon: given NaN, accepted a finite number, 0 or above"
+        );
+    }
+}

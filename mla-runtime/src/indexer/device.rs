@@ -1,0 +1,284 @@
+//! What a device does for an indexer.
+
+use std::ops::Range;
+
+use super::{IndexCacheMut, IndexCacheRef, IndexDims, IndexerConfig};
+use crate::backend::DecodeBatch;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::rotary::Rotary;
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+
+/// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
+pub struct LayerNorm<'a, D: Device> {
+    /// `[1, 1, D]`, of any dtype.
+    pub weight: TensorRef<'a, D>,
+    /// `[1, 1, D]`, of any dtype.
+    pub bias: TensorRef<'a, D>,
+}
+
+impl<D: Device> Clone for LayerNorm<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<D: Device> Copy for LayerNorm<'_, D> {}
+
+/// The new tokens' index keys on their way to the cache.
+pub struct IndexKeys<'a, D: Device> {
+    /// `[T, 1, D]`, W_k · x: neither normalised nor rotated.
+    pub keys: TensorRef<'a, D>,
+    /// Their LayerNorm.
+    pub norm: LayerNorm<'a, D>,
+    /// The rotation of their first R values, if the model has one.
+    pub rotary: Option<Rotary<'a, D>>,
+    /// The slot of each token, −1 for none: `[T]`. Slots differ.
+    pub slots: ArrayRef<'a, D, i64>,
+    /// The cache that they are written to.
+    pub cache: IndexCacheMut<'a, D>,
+}
+
+/// Index queries before they are quantised.
+pub struct IndexQueryInput<'a, D: Device> {
+    /// `[T, heads, D]`, W_qb · q_latent: not rotated.
+    pub queries: TensorRef<'a, D>,
+    /// `[T, 1, heads]`, W_w · x, of any dtype.
+    pub weights: TensorRef<'a, D>,
+    /// The rotation of their first R values, if the model has one.
+    pub rotary: Option<Rotary<'a, D>>,
+}
+
+/// Where quantised index queries go.
+pub struct IndexQueriesMut<'a, D: Device> {
+    /// `[T, heads, D]` e4m3, without gaps.
+    pub values: D::BytesMut<'a>,
+    /// f32 `[T, 1, heads]`, without gaps: each head's weight, times heads^-½ · D^-½ and the scale of
+    /// its query.
+    pub weights: TensorMut<'a, D>,
+}
+
+/// Quantised index queries, as [`IndexQueriesMut`] has them.
+pub struct IndexQueries<'a, D: Device> {
+    /// `[T, heads, D]` e4m3.
+    pub values: D::Bytes<'a>,
+    /// f32 `[T, 1, heads]`.
+    pub weights: TensorRef<'a, D>,
+}
+
+/// The query tokens of a selection: some of a batch's.
+pub struct IndexRows<'a, D: Device> {
+    /// The requests, whose lengths say what each token sees: token i of n of a request with `len`
+    /// tokens sees positions `0 .. len − n + i + 1`, and nothing if that is below 1.
+    pub batch: DecodeBatch<'a, D>,
+    /// Which of the batch's query tokens.
+    pub tokens: Range<usize>,
+}
+
+/// Where lists go: `[T, width]` i32, row-major without gaps.
+pub struct SlotListsMut<'a, D: Device> {
+    /// The slots.
+    pub slots: D::BytesMut<'a>,
+    /// The entries of a list: topk.
+    pub width: usize,
+}
+
+/// A device that can select what sparse attention attends to.
+///
+/// Every operation is enqueued as those of [`Device`] are.
+pub trait IndexDevice: Device {
+    /// Normalises, rotates and quantises index keys, and writes each to its slot. A slot of −1 is
+    /// skipped.
+    ///
+    /// # Errors
+    ///
+    /// If shapes disagree with each other or with the cache.
+    fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
+
+    /// Rotates and quantises index queries, and folds their scales into the heads' weights.
+    ///
+    /// # Errors
+    ///
+    /// If shapes disagree.
+    fn quantise_index_queries(
+        &self,
+        config: &IndexerConfig,
+        from: IndexQueryInput<'_, Self>,
+        to: IndexQueriesMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// Scores what each token sees: `logits` is f32 `[1, T, columns]` with unit columns, one column for
+    /// each position of the token's request. Columns of what a token does not see are left alone.
+    ///
+    /// # Errors
+    ///
+    /// If shapes disagree, a request has more tokens than there are columns, or the cache does not
+    /// have a page that the block table names.
+    fn index_logits(
+        &self,
+        dims: IndexDims,
+        queries: IndexQueries<'_, Self>,
+        cache: IndexCacheRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        logits: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// Writes the slots of the largest logits of each row, in pages of `page_size` tokens: exact, equal
+    /// logits by position, in ascending order of position, and −1 behind them. Columns of what a token
+    /// does not see may hold anything.
+    ///
+    /// # Errors
+    ///
+    /// If shapes disagree, a request has more tokens than there are columns, or a slot does not fit 32
+    /// bits.
+    fn select_slots(
+        &self,
+        logits: TensorRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        page_size: usize,
+        lists: SlotListsMut<'_, Self>,
+    ) -> Result<()>;
+}
+
+impl<D: Device> IndexKeys<'_, D> {
+    /// Refuses what does not fit; the number of tokens.
+    ///
+    /// # Errors
+    ///
+    /// If a shape, a dtype, or the cache disagrees with the configuration.
+    pub fn check(&self, config: &IndexerConfig) -> Result<usize> {
+        config.check()?;
+        let width = config.dims.width as usize;
+        let tokens = self.keys.shape()[0];
+        let dtype = self.keys.dtype();
+        self.keys
+            .layout()
+            .expect("index keys", dtype, [tokens, 1, width])?;
+        for (field, tensor) in [
+            ("index norm weight", &self.norm.weight),
+            ("index norm bias", &self.norm.bias),
+        ] {
+            let layout = tensor.layout();
+            layout.expect(field, layout.dtype, [1, 1, width])?;
+        }
+        if self.slots.len() != tokens {
+            let accepted = format!("{tokens}, one per token");
+            return Err(Error::argument("slots", self.slots.len(), accepted));
+        }
+        if self.cache.layout().width != width {
+            let given = format!("keys of {} values", self.cache.layout().width);
+            let accepted = format!("{width}, as index_head_dim says");
+            return Err(Error::argument("index cache", given, accepted));
+        }
+        check_rotary(config, self.rotary.as_ref(), tokens)?;
+        Ok(tokens)
+    }
+}
+
+impl<D: Device> IndexQueryInput<'_, D> {
+    /// Refuses what does not fit; the number of tokens.
+    ///
+    /// # Errors
+    ///
+    /// If a shape or a dtype disagrees with the configuration, or the room is too small.
+    pub fn check(&self, config: &IndexerConfig, to: &IndexQueriesMut<'_, D>) -> Result<usize> {
+        config.check()?;
+        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+        let tokens = self.queries.shape()[0];
+        let expect = |field, tensor: &TensorRef<'_, D>, shape| {
+            tensor.layout().expect(field, tensor.dtype(), shape)
+        };
+        expect("index queries", &self.queries, [tokens, heads, width])?;
+        expect("index head weights", &self.weights, [tokens, 1, heads])?;
+        check_queries(
+            "quantised index queries",
+            D::byte_len_mut(&to.values),
+            &to.weights.as_ref(),
+            [tokens, heads, width],
+        )?;
+        check_rotary(config, self.rotary.as_ref(), tokens)?;
+        Ok(tokens)
+    }
+}
+
+impl<D: Device> IndexQueries<'_, D> {
+    /// Refuses queries that are not those of `tokens` tokens.
+    ///
+    /// # Errors
+    ///
+    /// If there are fewer bytes, or the weights have another shape, dtype or strides.
+    pub fn check(&self, dims: IndexDims, tokens: usize) -> Result<()> {
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        check_queries(
+            "index queries",
+            D::byte_len(self.values),
+            &self.weights,
+            [tokens, heads, width],
+        )
+    }
+}
+
+fn check_queries<D: Device>(
+    field: &'static str,
+    bytes: usize,
+    weights: &TensorRef<'_, D>,
+    [tokens, heads, width]: [usize; 3],
+) -> Result<()> {
+    let needed = tokens * heads * width;
+    if bytes < needed {
+        let accepted = format!("{needed}, for [{tokens}, {heads}, {width}] e4m3");
+        return Err(Error::argument(field, format!("{bytes} bytes"), accepted));
+    }
+    let layout = weights.layout();
+    layout.expect("scaled head weights", DType::F32, [tokens, 1, heads])?;
+    if !layout.has_unit_columns() || (tokens > 1 && layout.strides[0] != heads) {
+        let accepted = "rows without gaps";
+        return Err(Error::argument("scaled head weights", layout, accepted));
+    }
+    Ok(())
+}
+
+fn check_rotary<D: Device>(
+    config: &IndexerConfig,
+    rotary: Option<&Rotary<'_, D>>,
+    tokens: usize,
+) -> Result<()> {
+    let Some(rotary) = rotary else {
+        return Ok(());
+    };
+    if rotary.style != config.rotary {
+        return Err(Error::argument(
+            "index rotary style",
+            format!("{:?}", rotary.style),
+            format!("{:?}, as the indexer's configuration has it", config.rotary),
+        ));
+    }
+    rotary.check(tokens, config.dims.rope as usize)
+}
+
+impl<D: Device> IndexRows<'_, D> {
+    /// Refuses logits that are not those of these rows; the number of columns.
+    ///
+    /// # Errors
+    ///
+    /// If the shape or dtype is another, columns are apart, or the batch may see more than there are
+    /// columns.
+    pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
+        let columns = logits.shape()[2];
+        let layout = logits.layout();
+        layout.expect("index logits", DType::F32, [1, self.tokens.len(), columns])?;
+        if !layout.has_unit_columns() {
+            return Err(Error::argument("index logits", layout, "unit columns"));
+        }
+        if self.batch.max_seq_len > columns {
+            let given = format!("{columns} columns");
+            let accepted = format!(
+                "at least the batch's longest length, {}",
+                self.batch.max_seq_len
+            );
+            return Err(Error::argument("index logits", given, accepted));
+        }
+        Ok(columns)
+    }
+}

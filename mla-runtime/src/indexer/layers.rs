@@ -1,0 +1,118 @@
+//! Which layers of a model have an indexer, and which use the list of an earlier one.
+
+use std::fmt;
+
+/// The most layers whose sharing can be described.
+pub const MAX_LAYERS: u32 = 256;
+
+/// Which layers share the list of the last layer before them that has an indexer. Such a layer has
+/// neither weights of an indexer nor an index cache. A layer that is not described has an indexer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IndexLayers {
+    /// Bit i of word i / 64: layer i shares.
+    shared: [u64; (MAX_LAYERS / 64) as usize],
+}
+
+impl IndexLayers {
+    /// Every layer has an indexer.
+    pub const ALL: Self = Self { shared: [0; 4] };
+
+    /// From whether each layer shares, from layer 0 on; those behind the last have an indexer.
+    ///
+    /// `None` if the first layer shares, since there is none before it, or there are more than
+    /// [`MAX_LAYERS`].
+    pub fn from_shared(shared: impl IntoIterator<Item = bool>) -> Option<Self> {
+        let mut layers = Self::ALL;
+        for (index, shares) in shared.into_iter().enumerate() {
+            if index >= MAX_LAYERS as usize || (index == 0 && shares) {
+                return None;
+            }
+            layers.shared[index / 64] |= u64::from(shares) << (index % 64);
+        }
+        Some(layers)
+    }
+
+    /// Layer i of `layers` has an indexer if max(i − offset + 1, 0) is a multiple of `freq`
+    /// (`index_topk_freq`, `index_skip_topk_offset`). `None` if `freq` is 0, the first layer would
+    /// share, or there are more than [`MAX_LAYERS`].
+    pub const fn every(freq: u32, offset: u32, layers: u32) -> Option<Self> {
+        if freq == 0 || layers > MAX_LAYERS {
+            return None;
+        }
+        let mut shared = [0; 4];
+        let mut layer = 0;
+        while layer < layers {
+            let shares = !(layer + 1).saturating_sub(offset).is_multiple_of(freq);
+            shared[(layer / 64) as usize] |= (shares as u64) << (layer % 64);
+            layer += 1;
+        }
+        match shared[0] & 1 {
+            0 => Some(Self { shared }),
+            _ => None,
+        }
+    }
+
+    /// Whether a layer has an indexer of its own.
+    pub const fn has_indexer(&self, layer: u32) -> bool {
+        layer >= MAX_LAYERS || self.shared[(layer / 64) as usize] >> (layer % 64) & 1 == 0
+    }
+
+    /// The layer whose list a layer uses: itself, if it has an indexer.
+    pub const fn source(&self, layer: u32) -> u32 {
+        let mut source = layer;
+        // Layer 0 has an indexer.
+        while !self.has_indexer(source) {
+            source -= 1;
+        }
+        source
+    }
+
+    /// How many of the first `layers` layers have an indexer.
+    pub fn indexers(&self, layers: u32) -> u32 {
+        let sharing: u32 = (0..layers.min(MAX_LAYERS))
+            .map(|layer| u32::from(!self.has_indexer(layer)))
+            .sum();
+        layers - sharing
+    }
+}
+
+impl fmt::Debug for IndexLayers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared: Vec<u32> = (0..MAX_LAYERS)
+            .filter(|layer| !self.has_indexer(*layer))
+            .collect();
+        write!(f, "IndexLayers {{ shared: {shared:?} }}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn glm_5_2_has_21_indexers() {
+        let layers = IndexLayers::every(4, 3, 78).unwrap();
+        let own: Vec<u32> = (0..78).filter(|layer| layers.has_indexer(*layer)).collect();
+        let expected: Vec<u32> = [0, 1].into_iter().chain((2..78).step_by(4)).collect();
+        assert_eq!(own, expected);
+        assert_eq!((own.len(), layers.indexers(78)), (21, 21));
+        assert_eq!(
+            [2, 3, 5, 6, 77].map(|layer| layers.source(layer)),
+            [2, 2, 2, 6, 74]
+        );
+        // The layer of multi-token prediction has its own.
+        assert!(layers.has_indexer(78));
+        assert_eq!(IndexLayers::ALL.indexers(300), 300);
+        assert_eq!(IndexLayers::ALL.source(299), 299);
+    }
+
+    #[test]
+    fn what_cannot_be_described() {
+        assert_eq!(IndexLayers::every(0, 0, 1), None);
+        assert_eq!(IndexLayers::every(2, 0, 3), None);
+        assert_eq!(IndexLayers::from_shared([true]), None);
+        assert_eq!(IndexLayers::from_shared([false; 257]), None);
+        assert_eq!(IndexLayers::from_shared([]), Some(IndexLayers::ALL));
+        assert_eq!(IndexLayers::every(1, 9, 256), Some(IndexLayers::ALL));
+    }
+}

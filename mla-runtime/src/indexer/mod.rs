@@ -1,0 +1,56 @@
+//! The lightning indexer of sparse attention: which cached tokens each query token attends to.
+//!
+//! DeepSeek-V3.2 and GLM-5 score every cached token for every query token with a small attention of
+//! its own, and attend to the `topk` tokens of the highest scores. Beside the layer's cache stands an
+//! [index cache](IndexCacheLayout) of one quantised key per token. With index heads h, index keys of D
+//! values of which the first R are rotary, and a token t of a request:
+//!
+//! ```text
+//! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))              [D] e4m3, one f32 scale
+//! query    q[t, h]   = quantise(H(rope(W_qb · q_latent[t])))                 [D] e4m3, one f32 scale
+//! weight   w[t, h]   = (W_w · x[t])[h] · heads^-½ · D^-½ · q_scale[t, h]     f32
+//! logit    I[t, s]   = k_scale[s] · Σ_h w[t, h] · relu(q[t, h] · k[s])       f32, s ≤ t
+//! list     the topk positions s of the largest I[t, s], as slots of the cache
+//! ```
+//!
+//! (DeepSeek-V3.2-Exp, `inference/model.py`.) LayerNorm has a weight and a bias. H is a Hadamard
+//! transform divided by √D, or nothing: since it is orthogonal it changes the quantisation alone, but a
+//! cache that was written with it has to be read with it. A scale is the least power of two that is not
+//! below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
+//!
+//! # What a list is
+//!
+//! The selection is exact and deterministic, given the logits: the `topk` largest, and among equal ones
+//! those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks below it. A
+//! token that sees no more than `topk` tokens gets them all. A list is in ascending order of position,
+//! with −1 behind its last entry, and serves every head; the layers that [share](IndexLayers) it, too.
+//!
+//! # Objects
+//!
+//! | object | made | holds |
+//! |---|---|---|
+//! | [`Indexer`] | once per layer that has one | the configuration |
+//! | [`IndexerWorkspace`] | once per engine | the scratch of a selection, and the lists that it made |
+//! | [`IndexCall`] | per layer and step | views of the engine's own tensors |
+//!
+//! [`Indexer::select`] writes the new tokens' index keys and makes the lists of a step that a layer's
+//! [`Workspace`](crate::layer::Workspace) was prepared for. The layer takes them as
+//! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). It only enqueues, as the layer does.
+//! A device that can do it implements [`IndexDevice`].
+
+mod cache;
+mod config;
+mod device;
+mod layers;
+mod select;
+mod workspace;
+
+pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
+pub use config::{IndexDims, IndexerConfig};
+pub use device::{
+    IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm,
+    SlotListsMut,
+};
+pub use layers::{IndexLayers, MAX_LAYERS};
+pub use select::{IndexCall, Indexer};
+pub use workspace::{IndexLimits, IndexNeeds, IndexerWorkspace};

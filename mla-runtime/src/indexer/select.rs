@@ -1,0 +1,348 @@
+//! From a step's index keys and queries to its lists.
+
+use std::ops::Range;
+
+use super::workspace::Selected;
+use super::{
+    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
+};
+use crate::backend::{DecodeStage, PrefillStage};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::layer::Workspace;
+use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
+use crate::problem::Problem;
+use crate::rotary::Rotary;
+use crate::tensor::{Layout, TensorMut, TensorRef};
+
+/// One layer's indexer.
+#[derive(Clone, Debug)]
+pub struct Indexer<D> {
+    device: D,
+    config: IndexerConfig,
+    problem: Problem,
+}
+
+/// One selection: views of the engine's tensors, for the T tokens of the prepared step.
+pub struct IndexCall<'a, D: Device> {
+    /// The latent of the queries, normalised, as the layer's own query projection takes it: `[T, 1, Q]`.
+    pub query_latent: TensorRef<'a, D>,
+    /// W_qb of the indexer: `[1, Q, heads · D]`.
+    pub query_weights: TensorRef<'a, D>,
+    /// The new tokens' index keys W_k · x, neither normalised nor rotated: `[T, 1, D]`.
+    pub keys: TensorRef<'a, D>,
+    /// The LayerNorm of keys.
+    pub norm: LayerNorm<'a, D>,
+    /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
+    pub head_weights: TensorRef<'a, D>,
+    /// The rotation of keys and queries by the positions of the T tokens; `None` if the model has none.
+    pub rotary: Option<Rotary<'a, D>>,
+    /// The layer's index cache.
+    pub cache: IndexCacheMut<'a, D>,
+}
+
+impl<D: IndexDevice> Indexer<D> {
+    /// An indexer beside a layer of `problem`.
+    ///
+    /// # Errors
+    ///
+    /// If the configuration contradicts itself, or the problem is not sparse.
+    pub fn new(device: &D, config: &IndexerConfig, problem: &Problem) -> Result<Self> {
+        config.check()?;
+        if !problem.sparse {
+            return Err(Error::argument(
+                "problem.sparse",
+                false,
+                "true: an indexer makes the lists of a sparse layer",
+            ));
+        }
+        Ok(Self {
+            device: device.clone(),
+            config: *config,
+            problem: *problem,
+        })
+    }
+
+    /// Writes the new tokens' index keys to the cache, and makes the list of every new token. Only
+    /// enqueues. The lists are then [`IndexerWorkspace::lists`].
+    ///
+    /// # Errors
+    ///
+    /// If the call does not fit the prepared step or the indexer, or the device fails.
+    pub fn select<P, B>(
+        &self,
+        workspace: &Workspace<P, B>,
+        own: &mut IndexerWorkspace<D>,
+        mut call: IndexCall<'_, D>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        own.set_selected(None);
+        self.check(workspace, own, &call)?;
+        let tokens = workspace.tokens();
+        self.device.range(c"mla: select slots", || {
+            self.write(workspace, &mut call)?;
+            // A chunk of tokens at a time, whose logits fit.
+            for first in (0..tokens).step_by(own.rows().max(1)) {
+                let chunk = first..tokens.min(first + own.rows().max(1));
+                self.select_chunk(workspace, own, &call, chunk)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        own.set_selected(Some(Selected {
+            workspace: workspace.id(),
+            step: workspace.step_number(),
+            tokens,
+        }));
+        Ok(())
+    }
+
+    fn write<P, B>(&self, workspace: &Workspace<P, B>, call: &mut IndexCall<'_, D>) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        if workspace.tokens() == 0 {
+            return Ok(());
+        }
+        let keys = IndexKeys {
+            keys: call.keys.shorten(),
+            norm: call.norm.shorten(),
+            rotary: call.rotary.as_ref().map(Rotary::shorten),
+            slots: workspace.slots()?,
+            cache: call.cache.reborrow(),
+        };
+        self.device.write_index_keys(&self.config, keys)
+    }
+
+    fn select_chunk<P, B>(
+        &self,
+        workspace: &Workspace<P, B>,
+        own: &mut IndexerWorkspace<D>,
+        call: &IndexCall<'_, D>,
+        tokens: Range<usize>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let dims = self.config.dims;
+        let rows = IndexRows {
+            batch: workspace.decode_batch()?,
+            tokens: tokens.clone(),
+        };
+        let columns = own.needs.columns as usize;
+        let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
+        // Where no token sees more than a list holds, nothing need be scored.
+        if rows.batch.max_seq_len > dims.topk as usize {
+            self.score(own, call, &rows, logits)?;
+        }
+        // The lists lie behind the logits.
+        let width = dims.topk as usize;
+        let at = own.regions.lists.start + tokens.start * width * 4;
+        let regions = own.regions.logits.clone();
+        let (scratch, lists) = D::split_mut(D::bytes_mut(&mut own.buffer), at);
+        let (slots, _) = D::split_mut(lists, tokens.len() * width * 4);
+        let logits = TensorRef::new(D::byte_range(D::freeze(&scratch), regions), logits)?;
+        let page_size = self.problem.page_size as usize;
+        let lists = super::SlotListsMut { slots, width };
+        self.device.select_slots(logits, &rows, page_size, lists)
+    }
+
+    fn score(
+        &self,
+        own: &mut IndexerWorkspace<D>,
+        call: &IndexCall<'_, D>,
+        rows: &IndexRows<'_, D>,
+        logits: Layout,
+    ) -> Result<()> {
+        let dims = self.config.dims;
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let tokens = rows.tokens.clone();
+        let regions = &own.regions;
+        let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
+        let projection = arena.take(&regions.projection);
+        let mut values = arena.take(&regions.queries);
+        let weights = arena.take(&regions.weights);
+        let scores = arena.take(&regions.logits);
+
+        let shape = [tokens.len(), heads, width];
+        let flat = [1, tokens.len(), heads * width];
+        let dtype = self.problem.dtype;
+        let mut projected = TensorMut::new(projection, Layout::contiguous(dtype, flat))?;
+        let latent = call.query_latent.shorten().narrow(0, tokens.clone())?;
+        self.device.gemm_weights(
+            latent.transpose(0, 1),
+            call.query_weights.shorten(),
+            projected.reborrow(),
+        )?;
+        let projected =
+            TensorMut::<D>::new(projected.into_bytes(), Layout::contiguous(dtype, shape))?;
+        let layout = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
+        let mut weights = TensorMut::new(weights, layout)?;
+        self.device.quantise_index_queries(
+            &self.config,
+            IndexQueryInput {
+                queries: projected.as_ref(),
+                weights: call.head_weights.shorten().narrow(0, tokens.clone())?,
+                rotary: match &call.rotary {
+                    Some(rotary) => Some(rotary.shorten().tokens(tokens)?),
+                    None => None,
+                },
+            },
+            IndexQueriesMut {
+                values: D::reborrow(&mut values),
+                weights: weights.reborrow(),
+            },
+        )?;
+        self.device.index_logits(
+            dims,
+            IndexQueries {
+                values: D::freeze(&values),
+                weights: weights.as_ref(),
+            },
+            call.cache.as_ref(),
+            rows,
+            TensorMut::new(scores, logits)?,
+        )
+    }
+
+    fn check<P, B>(
+        &self,
+        workspace: &Workspace<P, B>,
+        own: &IndexerWorkspace<D>,
+        call: &IndexCall<'_, D>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        workspace.check_prepared_for(&self.problem)?;
+        let dims = self.config.dims;
+        if own.needs.dims != dims {
+            let given = format!("one for {}", own.needs.dims);
+            return Err(Error::argument("indexer workspace", given, dims));
+        }
+        let columns = own.needs.columns as usize;
+        let longest = workspace.decode_batch()?.max_seq_len;
+        let tokens = workspace.tokens();
+        for (field, given, most) in [
+            ("new tokens", tokens, own.needs.tokens as usize),
+            ("sequence length", longest, columns),
+        ] {
+            if given > most {
+                let accepted = format!("at most the indexer workspace's limit of {most}");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        let dtype = self.problem.dtype;
+        let rank = call.query_latent.shape()[2];
+        for (field, tensor, dtype, shape) in [
+            ("query latent", &call.query_latent, dtype, [tokens, 1, rank]),
+            (
+                "index query weights",
+                &call.query_weights,
+                dtype,
+                [1, rank, heads * width],
+            ),
+            (
+                "index keys",
+                &call.keys,
+                call.keys.dtype(),
+                [tokens, 1, width],
+            ),
+            (
+                "index head weights",
+                &call.head_weights,
+                call.head_weights.dtype(),
+                [tokens, 1, heads],
+            ),
+        ] {
+            tensor.layout().expect(field, dtype, shape)?;
+        }
+        let cache = call.cache.layout();
+        let page_size = self.problem.page_size as usize;
+        if cache.width != width || cache.page_size != page_size {
+            let shown = |page_size, width| format!("pages of {page_size} keys of {width} values");
+            return Err(Error::argument(
+                "index cache",
+                shown(cache.page_size, cache.width),
+                shown(page_size, width),
+            ));
+        }
+        if workspace.pages_end() > cache.pages {
+            return Err(Error::argument(
+                "block_tables",
+                format!("page {}", workspace.pages_end() - 1),
+                format!("below the index cache's {} pages", cache.pages),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<D: Device> Indexer<D> {
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// What the indexer computes.
+    pub fn config(&self) -> &IndexerConfig {
+        &self.config
+    }
+
+    /// What it adds to a layer's [memory needs](MemoryNeeds::indexer).
+    ///
+    /// # Errors
+    ///
+    /// If a limit is out of range.
+    pub fn needs(&self, limits: &IndexLimits) -> Result<IndexNeeds> {
+        IndexNeeds::of(self.config.dims, limits, self.problem.page_size)
+    }
+
+    /// The memory of an indexer workspace, and of the caches of one layer of `pages` pages, `layers`
+    /// index caches among them.
+    ///
+    /// # Errors
+    ///
+    /// If a limit or size is out of range.
+    pub fn memory_plan(&self, limits: &IndexLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
+        let needs = MemoryNeeds {
+            pages,
+            indexer: Some(IndexNeeds {
+                layers,
+                ..self.needs(limits)?
+            }),
+            ..MemoryNeeds::of(&self.problem)?
+        };
+        Ok(memory::plan(&needs)?)
+    }
+
+    /// Allocates the scratch and the lists of steps within `limits`, to be shared by all layers.
+    ///
+    /// # Errors
+    ///
+    /// If a limit is out of range, or the device has not as much memory left.
+    pub fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>> {
+        IndexerWorkspace::new(self, limits)
+    }
+}
+
+impl<'a, D: Device> LayerNorm<'a, D> {
+    /// The same views for a shorter time.
+    pub fn shorten<'short>(&self) -> LayerNorm<'short, D>
+    where
+        'a: 'short,
+    {
+        LayerNorm {
+            weight: self.weight.shorten(),
+            bias: self.bias.shorten(),
+        }
+    }
+}
