@@ -173,7 +173,8 @@ impl World {
                 bias: TensorRef::from_slice(&self.norm[1], [1, 1, 32])?,
             },
             head_weights: TensorRef::from_slice(&step.head_weights, [tokens, 1, 4])?,
-            rotary: Some(step.rotary.view()),
+            // In whichever style: the indexer knows its own.
+            rotary: Some(step.rotary.view().into()),
             cache: IndexCacheMut::new(bytemuck::cast_slice_mut(&mut self.index_cache), layout)?,
         };
         indexer.select(workspace, own, call)

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::layer::Workspace;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
-use crate::rotary::Rotary;
+use crate::rotary::{Rotary, Rotation};
 use crate::tensor::{Layout, TensorMut, TensorRef};
 
 /// One layer's indexer.
@@ -37,8 +37,9 @@ pub struct IndexCall<'a, D: Device> {
     pub norm: LayerNorm<'a, D>,
     /// The heads' weights W_w · x, of any dtype: `[T, 1, heads]`.
     pub head_weights: TensorRef<'a, D>,
-    /// The rotation of keys and queries by the positions of the T tokens; `None` if the model has none.
-    pub rotary: Option<Rotary<'a, D>>,
+    /// The rotation of keys and queries, `None` if the model has none: the tables of the layer's own. How
+    /// elements pair is what the indexer's configuration says, and not looked at here.
+    pub rotary: Option<Rotation<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
 }
@@ -112,11 +113,28 @@ impl<D: IndexDevice> Indexer<D> {
         let keys = IndexKeys {
             keys: call.keys.shorten(),
             norm: call.norm.shorten(),
-            rotary: call.rotary.as_ref().map(Rotary::shorten),
+            rotary: self.rotary(workspace, call.rotary.as_ref())?,
             slots: workspace.slots()?,
             cache: call.cache.reborrow(),
         };
         self.device.write_index_keys(&self.config, keys)
+    }
+
+    /// The rotation of the step's tokens.
+    fn rotary<'b, P, B>(
+        &self,
+        workspace: &'b Workspace<P, B>,
+        rotation: Option<&'b Rotation<'_, D>>,
+    ) -> Result<Option<Rotary<'b, D>>>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let Some(rotation) = rotation else {
+            return Ok(None);
+        };
+        let rotary = rotation.with_style(self.config.rotary);
+        Ok(Some(rotary.at(workspace.positions()?)))
     }
 
     fn select_chunk<P, B>(
@@ -139,7 +157,8 @@ impl<D: IndexDevice> Indexer<D> {
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         // Where no token sees more than a list holds, nothing need be scored.
         if rows.batch.max_seq_len > dims.topk as usize {
-            self.score(own, call, &rows, logits)?;
+            let rotary = self.rotary(workspace, call.rotary.as_ref())?;
+            self.score(own, call, rotary, &rows, logits)?;
         }
         // The lists lie behind the logits.
         let width = dims.topk as usize;
@@ -157,6 +176,7 @@ impl<D: IndexDevice> Indexer<D> {
         &self,
         own: &mut IndexerWorkspace<D>,
         call: &IndexCall<'_, D>,
+        rotary: Option<Rotary<'_, D>>,
         rows: &IndexRows<'_, D>,
         logits: Layout,
     ) -> Result<()> {
@@ -189,7 +209,7 @@ impl<D: IndexDevice> Indexer<D> {
             IndexQueryInput {
                 queries: projected.as_ref(),
                 weights: call.head_weights.shorten().narrow(0, tokens.clone())?,
-                rotary: match &call.rotary {
+                rotary: match &rotary {
                     Some(rotary) => Some(rotary.shorten().tokens(tokens)?),
                     None => None,
                 },

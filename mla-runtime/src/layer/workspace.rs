@@ -195,6 +195,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         self.step.slots(P::Device::bytes(&self.arrays))
     }
 
+    /// The position of each new token of the prepared step.
+    pub(crate) fn positions(&self) -> Result<ArrayRef<'_, P::Device, i64>> {
+        self.step.positions(P::Device::bytes(&self.arrays))
+    }
+
     /// One past the largest page that the prepared step names.
     pub(crate) fn pages_end(&self) -> usize {
         self.step.pages_end()

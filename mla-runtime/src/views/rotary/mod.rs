@@ -138,6 +138,13 @@ impl<'a, D: Device> Rotation<'a, D> {
         }
     }
 
+    /// The same tables for elements that pair in another way.
+    #[must_use]
+    pub fn with_style(mut self, style: RotaryStyle) -> Self {
+        self.style = style;
+        self
+    }
+
     /// The rotation of tokens at these positions, but where the caller has some.
     pub(crate) fn at<'short>(&self, positions: ArrayRef<'short, D, i64>) -> Rotary<'short, D>
     where
