@@ -1,0 +1,31 @@
+//! Compiles FlashInfer's kernels from its pinned wheel. Without a family nothing of it is needed.
+
+#[cfg(feature = "gpu")]
+fn main() -> Result<(), mla_build::Error> {
+    let wheel = mla_build::Wheel::new("flashinfer-python", "0.7.2.post1")
+        // FlashInfer uses more of CCCL than CUDA 13.0 brings along, so the wheel's own comes first.
+        .include("flashinfer/data/cccl/libcudacxx/include")
+        .include("flashinfer/data/cccl/thrust")
+        .include("flashinfer/data/cccl/cub")
+        .system("flashinfer/data/include")
+        .system("flashinfer/data/cutlass/include")
+        .system("flashinfer/data/cutlass/tools/util/include");
+    mla_build::Kernels::new()
+        .sources("kernels/**/*.cu")
+        .header("kernels/flashinfer.h")
+        .include("kernels/common")
+        .include("kernels/stand-in")
+        .wheel(wheel)
+        // As FlashInfer builds them; without NDEBUG its errors go to standard error.
+        .define("NDEBUG")
+        .flag("--expt-relaxed-constexpr")
+        .flag("--use_fast_math")
+        .memory_for("kernels/sm90/*.cu", 4 << 30)
+        .compile("flashinfer")
+        .map(drop)
+}
+
+#[cfg(not(feature = "gpu"))]
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+}

@@ -1,0 +1,114 @@
+// What is done on the host before a launch.
+#include <algorithm>
+#include <flashinfer/attention/scheduler.cuh>
+#include <stdexcept>
+
+#include "mla.cuh"
+#include "status.h"
+
+std::string &fi::last_error() {
+    thread_local std::string text;
+    return text;
+}
+
+extern "C" const char *fi_last_error(void) {
+    return fi::last_error().c_str();
+}
+
+extern "C" int32_t fi_sms(int32_t *sms) {
+    return fi::guarded([&] {
+        int device = 0;
+        const cudaError_t status = cudaGetDevice(&device);
+        if (status != cudaSuccess) return status;
+        return cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
+    });
+}
+
+namespace {
+
+// FlashInfer's plan leaves room for so many works in each list, and does not look whether it is enough.
+constexpr int64_t kMostWorks = 16384;
+
+// At least as many as a plan makes: one for each query tile of a cluster of one CTA or of two, and at most one
+// more for each cluster, since a split begins where a cluster's share of all keys is full.
+int64_t most_works(const FiMlaPlan &plan, int64_t sms) {
+    const int64_t rows = static_cast<int64_t>(plan.query_starts[plan.requests]) * plan.heads;
+    return std::max<int64_t>(2 * plan.requests, rows / 128 + plan.requests) + sms;
+}
+
+// Nine lists of works and five of SMs, each begun at a multiple of 16 bytes.
+int64_t staging_bytes(int64_t sms) {
+    return 9 * kMostWorks * sizeof(int32_t) + 5 * (sms * sizeof(int32_t) + 16);
+}
+
+}  // namespace
+
+extern "C" int64_t fi_mla_staging_bytes(int32_t sms) {
+    return staging_bytes(sms);
+}
+
+extern "C" int64_t fi_mla_workspace_bytes(int32_t sms) {
+    return fi::partial_rows(sms) * (fi::kLatent * 2 + static_cast<int64_t>(sizeof(float)));
+}
+
+extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
+    return fi::guarded([&] {
+        int32_t all_sms = 0;
+        if (fi_sms(&all_sms) != 0) throw std::runtime_error(fi::last_error());
+        const int64_t bound = most_works(*plan, all_sms);
+        if (bound > kMostWorks) {
+            throw std::length_error("batch: given " + std::to_string(bound) +
+                                    " query tiles and splits, accepted at most 16384");
+        }
+        const auto lists = [](const int32_t *list) { return const_cast<int32_t *>(list); };
+        flashinfer::MLAPlanInfo info;
+        size_t staged = 0;
+        // Only offsets into the workspace are asked for, so any address will do for its own; it is
+        // fi_mla_params that lays the partial results out.
+        const cudaError_t status = flashinfer::MLAPlan<int32_t>(
+            plan->staging, static_cast<size_t>(1) << 40, plan->staging, plan->staging,
+            plan->staging_bytes, info, staged, lists(plan->query_starts), lists(plan->table_starts),
+            lists(plan->seq_lens), plan->requests, plan->heads, fi::kLatent, /*causal=*/true,
+            /*stream=*/nullptr);
+        if (status != cudaSuccess) return status;
+        plan->grid_x = static_cast<int32_t>(info.num_blks_x);
+        plan->grid_y = static_cast<int32_t>(info.num_blks_y);
+        const auto at = [plan](int64_t offset) {
+            return reinterpret_cast<const int32_t *>(static_cast<const char *>(plan->staging) + offset);
+        };
+        const int32_t clusters = plan->grid_y, sms = plan->grid_x * clusters;
+        const int32_t works = at(info.work_indptr_offset)[clusters];
+        if (std::max({works, sms, clusters + 1}) > plan->capacity) {
+            throw std::length_error("capacity: given " + std::to_string(plan->capacity) +
+                                    ", accepted at least " +
+                                    std::to_string(std::max({works, sms, clusters + 1})));
+        }
+        // In the order of fi::mla_params, short ones at the same places as long ones: a graph that was
+        // captured with the lists' addresses finds the next step's lists there.
+        const struct {
+            int64_t offset;
+            int32_t used;
+        } sources[FI_MLA_LISTS] = {
+            {info.q_indptr_offset, works},
+            {info.kv_indptr_offset, works},
+            {info.partial_indptr_offset, works},
+            {info.merge_packed_offset_start_offset, sms},
+            {info.merge_packed_offset_end_offset, sms},
+            {info.merge_partial_packed_offset_start_offset, sms},
+            {info.merge_partial_packed_offset_end_offset, sms},
+            {info.merge_partial_stride_offset, sms},
+            {info.q_len_offset, works},
+            {info.kv_len_offset, works},
+            {info.q_start_offset, works},
+            {info.kv_start_offset, works},
+            {info.kv_end_offset, works},
+            {info.work_indptr_offset, clusters + 1},
+        };
+        int32_t *to = plan->lists;
+        for (const auto &source : sources) {
+            std::copy_n(at(source.offset), source.used, to);
+            to += plan->capacity;
+        }
+        return cudaSuccess;
+    });
+}

@@ -1,0 +1,36 @@
+//! FlashInfer's attention kernels as backends of `mla-runtime`: FLASHINFER_MLA for decode, FLASHINFER for prefill.
+//!
+//! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has both in every registry. The
+//! feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere, `sm90` its fa3 for Hopper, which is taken
+//! there if both are on. The kernels are FlashInfer's own, compiled from the headers of its pinned wheel; what is
+//! written here is the C interface in `kernels`, and what bridges its conventions to those of `mla-runtime`.
+
+// With every feature off only the types are left, and what they hold is never used.
+#![cfg_attr(not(feature = "gpu"), allow(dead_code))]
+
+mod mla;
+mod ragged;
+#[cfg(feature = "gpu")]
+mod status;
+
+pub use mla::FlashInferMla;
+pub use ragged::FlashInfer;
+
+/// The C interface, as bindgen wraps it.
+#[cfg(feature = "gpu")]
+#[allow(
+    missing_docs,
+    dead_code,
+    unreachable_pub,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/flashinfer.rs"));
+}
+
+/// What this build compiled the kernels for.
+#[cfg(feature = "gpu")]
+pub mod compiled {
+    include!(concat!(env!("OUT_DIR"), "/flashinfer_compiled.rs"));
+}

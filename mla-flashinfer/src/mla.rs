@@ -1,0 +1,364 @@
+//! FLASHINFER_MLA: absorbed decode over a paged cache.
+//!
+//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides the lengths that
+//! the host knows among the SMs and copies the lists into buffers that never move. So a captured step can be
+//! replayed once the next one is prepared, as long as its batch has the requests and query tokens of the captured
+//! one.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::kernels::Run;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "gpu")]
+use {
+    crate::compiled,
+    crate::ffi,
+    crate::status::{check, dtype_code, int, rows_of_16_bytes, sms, stride},
+    mla_kernels::Cuda,
+    mla_kernels::device::Buffer,
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, Query, StepLimits},
+    mla_runtime::device::Device,
+    mla_runtime::error::{Error, Result},
+    mla_runtime::kernels::Kernels,
+};
+
+/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number of heads, any
+/// page size, query lengths that differ; rows begin at multiples of 16 bytes.
+#[derive(Debug)]
+pub struct FlashInferMla {
+    config: LayerConfig,
+    #[cfg(feature = "gpu")]
+    launch: Launch,
+}
+
+/// On which GPUs all tests passed.
+const RUN_ON: &[Run] = &[];
+
+/// One of the two functions of the C interface that attend.
+#[cfg(feature = "gpu")]
+type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) -> i32;
+
+/// Partial results of split requests, and the log-sum-exp in FlashInfer's order.
+#[cfg(feature = "gpu")]
+pub struct FlashInferMlaState {
+    partial: Buffer,
+    lse: Buffer,
+}
+
+/// The lists of a plan.
+#[cfg(feature = "gpu")]
+pub struct FlashInferMlaPlan {
+    /// On the device: `[FI_MLA_LISTS, capacity]`.
+    lists: Buffer,
+    /// The same on the host.
+    written: Vec<i32>,
+    /// What FlashInfer plans in: of 16 bytes each, since its lists begin at multiples of that.
+    staging: Vec<u128>,
+    query_starts: Vec<i32>,
+    table_starts: Vec<i32>,
+    seq_lens: Vec<i32>,
+    /// The CTAs of the launch, x and y.
+    grid: [i32; 2],
+    /// The query tokens of the batch that it was made for.
+    tokens: usize,
+}
+
+#[cfg(feature = "gpu")]
+impl FlashInferMla {
+    fn heads(&self) -> usize {
+        self.config.problem.heads as usize
+    }
+
+    /// Query tokens of a step on the decode path.
+    fn most_tokens(limits: &StepLimits) -> usize {
+        let uniform = limits.requests.saturating_mul(limits.decode_query_len);
+        uniform.min(limits.tokens)
+    }
+
+    /// Entries that each list needs: as many works as a plan within the limits can have, and an entry for each SM
+    /// and one more.
+    fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
+        let rows = Self::most_tokens(limits).saturating_mul(self.heads());
+        let tiles = (2 * limits.requests).max(rows / 128 + limits.requests);
+        (tiles + sms).max(sms + 1).next_multiple_of(4)
+    }
+
+    /// Bytes of the partial results, of the log-sum-exp, and of the lists.
+    fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<[usize; 3]> {
+        let sms = sms(device)?;
+        // SAFETY: the function computes with its argument alone.
+        let partial = unsafe { ffi::fi_mla_workspace_bytes(int("SMs", sms)?) };
+        let entry = size_of::<i32>();
+        Ok([
+            usize::try_from(partial).map_err(|_| Error::argument("SMs", sms, "fewer"))?,
+            Self::most_tokens(limits) * self.heads() * size_of::<f32>(),
+            ffi::FI_MLA_LISTS as usize * self.capacity(limits, sms) * entry,
+        ])
+    }
+}
+
+#[mla_backend(
+    name = "FLASHINFER_MLA",
+    provider = "flashinfer",
+    feature = "sm80|sm90",
+    sm = "80+",
+    compiled = "compiled::SM90|compiled::SM80",
+    run_on = RUN_ON,
+    dtypes = "f16,bf16",
+    cache_dims = "(512,64)",
+    query_len = "ragged",
+    graphs = "uniform_batch",
+    priority = "80"
+)]
+impl DecodeBackend for FlashInferMla {
+    type Device = Cuda;
+    type State = FlashInferMlaState;
+    type Metadata = FlashInferMlaPlan;
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        Ok(Self {
+            config: *config,
+            launch: launch(&Self::KERNELS, device)?,
+        })
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        // What keeps the sizes from being known keeps `state` from allocating them, and says so there.
+        self.sizes(device, limits)
+            .map_or(0, |sizes| sizes.iter().sum::<usize>() as u64)
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaState> {
+        let [partial, lse, _] = self.sizes(device, limits)?;
+        Ok(FlashInferMlaState {
+            partial: device.allocate(partial)?,
+            lse: device.allocate(lse)?,
+        })
+    }
+
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaPlan> {
+        let [_, _, lists] = self.sizes(device, limits)?;
+        // SAFETY: the function computes with its argument alone.
+        let staging = unsafe { ffi::fi_mla_staging_bytes(int("SMs", sms(device)?)?) };
+        Ok(FlashInferMlaPlan {
+            lists: device.allocate(lists)?,
+            written: vec![0; lists / size_of::<i32>()],
+            staging: vec![0; (staging as usize).div_ceil(size_of::<u128>())],
+            query_starts: Vec::with_capacity(limits.requests + 1),
+            table_starts: Vec::with_capacity(limits.requests),
+            seq_lens: Vec::with_capacity(limits.requests),
+            grid: [0; 2],
+            tokens: 0,
+        })
+    }
+
+    fn prepare(
+        &self,
+        device: &Cuda,
+        batch: &DecodeBatch<'_, Cuda>,
+        _: &mut FlashInferMlaState,
+        plan: &mut FlashInferMlaPlan,
+    ) -> Result<()> {
+        plan.read(batch, self.config.problem.page_size as usize)?;
+        if plan.tokens == 0 {
+            return Ok(());
+        }
+        let capacity = plan.capacity();
+        let mut call = ffi::FiMlaPlan {
+            query_starts: plan.query_starts.as_ptr(),
+            table_starts: plan.table_starts.as_ptr(),
+            seq_lens: plan.seq_lens.as_ptr(),
+            staging: plan.staging.as_mut_ptr().cast(),
+            lists: plan.written.as_mut_ptr(),
+            staging_bytes: size_of_val(&plan.staging[..]) as i64,
+            requests: int("requests", plan.seq_lens.len())?,
+            heads: int("heads", self.heads())?,
+            capacity: int("capacity", capacity)?,
+            grid_x: 0,
+            grid_y: 0,
+        };
+        device.bind()?;
+        // SAFETY: each list has the length that the header gives for these numbers of requests and entries, the
+        // staging is as long as it asked for, and all of them outlive the call.
+        check("plan of FLASHINFER_MLA", unsafe {
+            ffi::fi_mla_plan(&raw mut call)
+        })?;
+        plan.grid = [call.grid_x, call.grid_y];
+        let bytes: Vec<u8> = plan.written.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        device.upload(&bytes, plan.lists.bytes_mut())
+    }
+
+    fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        state: &mut FlashInferMlaState,
+        plan: &FlashInferMlaPlan,
+    ) -> Result<()> {
+        let (problem, heads) = (&self.config.problem, self.heads());
+        let (Query::Split { latent, rope }, Output::Plain(out)) = (call.query, call.out) else {
+            let given = "a query in one, or an output in e4m3";
+            return Err(Error::argument("call", given, "split and plain"));
+        };
+        let (tokens, out_layout) = (latent.shape()[0], *out.layout());
+        let out_address = out.into_bytes().address();
+        for (field, layout, address, width) in [
+            (
+                "query latent",
+                latent.layout(),
+                latent.bytes().address(),
+                512,
+            ),
+            ("query rope", rope.layout(), rope.bytes().address(), 64),
+            ("out", &out_layout, out_address, 512),
+        ] {
+            layout.expect(field, problem.dtype, [tokens, heads, width])?;
+            rows_of_16_bytes(field, layout, address)?;
+        }
+        if call.slots.is_some() {
+            return Err(Error::argument("slots", "present", "absent: it is dense"));
+        }
+        if tokens != plan.tokens {
+            let accepted = format!("{}, for which it was prepared", plan.tokens);
+            return Err(Error::argument("query tokens", tokens, accepted));
+        }
+        if tokens == 0 || call.batch.block_table.requests() == 0 {
+            return Ok(());
+        }
+        let cache = call.cache.layout();
+        for (field, bytes) in [
+            ("page stride", cache.page_stride),
+            ("row stride", cache.row_stride),
+            ("cache", call.cache.bytes().address() as usize),
+        ] {
+            if !bytes.is_multiple_of(16) {
+                return Err(Error::argument(field, bytes, "a multiple of 16 bytes"));
+            }
+        }
+        let element = problem.dtype.bytes();
+        let query_stride = |field, layout: &mla_runtime::tensor::Layout, axis: usize| {
+            stride(field, layout.strides[axis], layout.shape[axis])
+        };
+        if state.lse.len() < tokens * heads * size_of::<f32>() {
+            let accepted = "no more than the limits that the state was made for";
+            return Err(Error::argument("query tokens", tokens, accepted));
+        }
+        let lse = call.lse.as_ref().map_or(0, |_| state.lse.address());
+        let run = ffi::FiMlaRun {
+            query_latent: latent.bytes().address() as *const _,
+            query_rope: rope.bytes().address() as *const _,
+            cache: call.cache.bytes().address() as *const _,
+            block_table: call.batch.block_table.entries().bytes().address() as *const _,
+            lists: plan.lists.address() as *const _,
+            workspace: state.partial.address() as *mut _,
+            out: out_address as *mut _,
+            lse: lse as *mut _,
+            workspace_bytes: state.partial.len() as i64,
+            query_latent_token_stride: query_stride("query latent", latent.layout(), 0)?,
+            query_latent_head_stride: query_stride("query latent", latent.layout(), 1)?,
+            query_rope_token_stride: query_stride("query rope", rope.layout(), 0)?,
+            query_rope_head_stride: query_stride("query rope", rope.layout(), 1)?,
+            // The kernels multiply these two in 64 bits.
+            page_stride: stride("page stride", cache.page_stride / element, 1)?,
+            row_stride: stride("row stride", cache.row_stride / element, cache.page_size)?,
+            out_token_stride: query_stride("out", &out_layout, 0)?,
+            out_head_stride: query_stride("out", &out_layout, 1)?,
+            heads: int("heads", heads)?,
+            page_size: int("page size", cache.page_size)?,
+            capacity: int("capacity", plan.capacity())?,
+            grid_x: plan.grid[0],
+            grid_y: plan.grid[1],
+            dtype: dtype_code(problem.dtype)?,
+            softmax_scale: self.config.softmax_scale,
+        };
+        device.bind()?;
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the lists are
+        // those of a plan for this batch, and the workspace is as large as the plan assumes.
+        let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
+        check("FLASHINFER_MLA", status)?;
+        let Some(target) = call.lse else {
+            return Ok(());
+        };
+        let layout = target.layout();
+        layout.expect("lse", heads, tokens)?;
+        // SAFETY: the source holds tokens × heads, as checked above; the target what its layout says.
+        let status = unsafe {
+            ffi::fi_transpose_lse(
+                state.lse.address() as *const _,
+                target.into_bytes().address() as *mut _,
+                layout.row_stride as i64,
+                int("query tokens", tokens)?,
+                run.heads,
+                1.0,
+                device.raw_stream(),
+            )
+        };
+        check("log-sum-exp of FLASHINFER_MLA", status)
+    }
+}
+
+/// The kernel of the family that this build has for the GPU: the order of `compiled` above decides.
+#[cfg(feature = "gpu")]
+fn launch(kernels: &Kernels, device: &Cuda) -> Result<Launch> {
+    let capability = device.gpu().capability;
+    match kernels.family_on(capability).map(|family| family.name) {
+        #[cfg(feature = "sm90")]
+        Some("sm90") => Ok(ffi::fi_mla_fa3),
+        #[cfg(feature = "sm80")]
+        Some("sm80") => Ok(ffi::fi_mla_fa2),
+        _ => Err(Error::argument(
+            "device",
+            capability,
+            "one that it is compiled for",
+        )),
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl FlashInferMlaPlan {
+    fn capacity(&self) -> usize {
+        self.written.len() / ffi::FI_MLA_LISTS as usize
+    }
+
+    /// Takes over the lengths of a batch.
+    fn read(&mut self, batch: &DecodeBatch<'_, Cuda>, page_size: usize) -> Result<()> {
+        let accepted =
+            "the query tokens and the length of each request: FlashInfer plans on the host";
+        let host = batch
+            .host
+            .ok_or_else(|| Error::argument("host lengths", "none", accepted))?;
+        let (requests, max_pages) = (batch.block_table.requests(), batch.block_table.max_pages());
+        for (field, given) in [
+            ("host query lengths", host.query_lens.len()),
+            ("host lengths", host.seq_lens.len()),
+        ] {
+            if given != requests {
+                return Err(Error::argument(field, given, requests));
+            }
+        }
+        // The kernels count the slots of all rows of the block table in 32 bits.
+        let slots = requests * max_pages * page_size;
+        if u32::try_from(slots).is_err() {
+            let given = format!("{requests} requests of {max_pages} pages of {page_size}");
+            return Err(Error::argument(
+                "block table",
+                given,
+                "at most 4294967295 tokens",
+            ));
+        }
+        self.query_starts.clear();
+        self.table_starts.clear();
+        self.seq_lens.clear();
+        self.query_starts.push(0);
+        let mut end = 0;
+        for (request, (query, len)) in host.query_lens.iter().zip(host.seq_lens).enumerate() {
+            end += *query as usize;
+            self.query_starts.push(int("query tokens", end)?);
+            self.table_starts
+                .push(int("block table", request * max_pages)?);
+            self.seq_lens.push(int("length", *len as usize)?);
+        }
+        self.tokens = end;
+        Ok(())
+    }
+}

@@ -1,0 +1,437 @@
+//! FLASHINFER: expanded prefill over ragged batches.
+//!
+//! FlashInfer plans on the host. The plan of the new tokens is made once per step, in
+//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare); that of a context chunk with each call, since nothing
+//! bounds how many chunks a step has. The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own
+//! turns it into `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see no
+//! key.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::kernels::Run;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "gpu")]
+use {
+    crate::compiled,
+    crate::ffi,
+    crate::status::{check, dtype_code, int, rows_of_16_bytes, sms, stride},
+    mla_kernels::Cuda,
+    mla_kernels::device::Buffer,
+    mla_runtime::backend::{
+        Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
+    mla_runtime::device::Device,
+    mla_runtime::error::{Error, Result},
+    mla_runtime::tensor::Layout,
+};
+
+/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2, whose outputs have
+/// no gaps. Rows begin at multiples of 16 bytes.
+#[derive(Debug)]
+pub struct FlashInfer {
+    config: LayerConfig,
+    #[cfg(feature = "gpu")]
+    version: Version,
+}
+
+/// On which GPUs all tests passed.
+const RUN_ON: &[Run] = &[];
+
+/// A version of FlashInfer's kernel.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    number: i32,
+    launch: Launch,
+}
+
+/// One of the two functions of the C interface that attend.
+#[cfg(feature = "gpu")]
+type Launch = unsafe extern "C" fn(*const ffi::FiRaggedRun, *mut std::ffi::c_void) -> i32;
+
+/// The division of a batch's work among the SMs.
+#[cfg(feature = "gpu")]
+pub struct FlashInferPlan {
+    /// On the device.
+    lists: Buffer,
+    /// What FlashInfer plans in: of 16 bytes each, since its lists begin at multiples of that.
+    staging: Vec<u128>,
+    query_starts: Vec<i32>,
+    key_starts: Vec<i32>,
+    key_lens: Vec<i32>,
+    /// What FlashInfer says of the plan.
+    numbers: [i64; 15],
+    causal: bool,
+}
+
+/// The plan of the context chunk at hand, partial results, and the log-sum-exp in FlashInfer's order.
+#[cfg(feature = "gpu")]
+pub struct FlashInferState {
+    chunk: FlashInferPlan,
+    query_lens: Vec<u32>,
+    workspace: Buffer,
+    lse: Buffer,
+}
+
+#[cfg(feature = "gpu")]
+impl FlashInfer {
+    fn heads(&self) -> usize {
+        self.config.problem.heads as usize
+    }
+
+    fn sizes(&self, device: &Cuda, limits: &StepLimits) -> Result<ffi::FiRaggedSizes> {
+        let mut sizes = ffi::FiRaggedSizes {
+            lists: 0,
+            workspace: 0,
+        };
+        // SAFETY: the address is that of a value on this stack.
+        let status = unsafe {
+            ffi::fi_ragged_sizes(
+                self.version.number,
+                int("requests", limits.requests)?,
+                int("tokens", limits.tokens)?,
+                int("heads", self.heads())?,
+                int("SMs", sms(device)?)?,
+                &raw mut sizes,
+            )
+        };
+        check("sizes of FLASHINFER", status)?;
+        Ok(sizes)
+    }
+
+    fn lse_bytes(&self, limits: &StepLimits) -> usize {
+        limits.tokens * self.heads() * size_of::<f32>()
+    }
+
+    fn plan(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlan> {
+        let bytes = self.sizes(device, limits)?.lists as usize;
+        Ok(FlashInferPlan {
+            lists: device.allocate(bytes)?,
+            staging: vec![0; bytes.div_ceil(size_of::<u128>())],
+            query_starts: Vec::with_capacity(limits.requests + 1),
+            key_starts: Vec::with_capacity(limits.requests + 1),
+            key_lens: Vec::with_capacity(limits.requests),
+            numbers: [0; 15],
+            causal: false,
+        })
+    }
+
+    /// Divides the work of `query_lens` and `key_lens`, and copies the lists to the device.
+    fn divide(
+        &self,
+        device: &Cuda,
+        (query_lens, key_lens): (&[u32], &[u32]),
+        causal: bool,
+        workspace: usize,
+        plan: &mut FlashInferPlan,
+    ) -> Result<()> {
+        plan.read(query_lens, key_lens)?;
+        plan.causal = causal;
+        // FlashInfer divides by the number of requests, and of no key there is nothing to plan.
+        if plan.query_tokens() == 0 || plan.key_tokens() == 0 {
+            return Ok(());
+        }
+        let mut call = plan.call(self, workspace)?;
+        device.bind()?;
+        // SAFETY: each list has the length that the header gives for this number of requests; the staging and the
+        // lists on the device hold as many bytes as is said, and FlashInfer refuses to write more.
+        let status = unsafe { ffi::fi_ragged_plan(&raw mut call, device.raw_stream()) };
+        plan.numbers = call.numbers;
+        check("plan of FLASHINFER", status)
+    }
+
+    fn attend(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        plan: &FlashInferPlan,
+        (workspace, lse): (&mut Buffer, &mut Buffer),
+    ) -> Result<()> {
+        let (dtype, heads) = (self.config.problem.dtype, self.heads());
+        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
+            let given = "keys in two, or an output in e4m3";
+            return Err(Error::argument("call", given, "packed and plain"));
+        };
+        let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
+        for (field, given, accepted) in [
+            ("query tokens", query_tokens, plan.query_tokens()),
+            ("key tokens", key_tokens, plan.key_tokens()),
+        ] {
+            if given != accepted {
+                let accepted = format!("{accepted}, for which it was prepared");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        let (query, key, value, out_layout) = (
+            *call.query.layout(),
+            *keys.layout(),
+            *call.values.layout(),
+            *out.layout(),
+        );
+        let out = out.into_bytes().address();
+        let tensors = [
+            ("query", query, call.query.bytes().address(), 192),
+            ("keys", key, keys.bytes().address(), 192),
+            ("values", value, call.values.bytes().address(), 128),
+            ("output", out_layout, out, 128),
+        ];
+        for (field, layout, address, width) in tensors {
+            let is_key = matches!(field, "keys" | "values");
+            let tokens = if is_key { key_tokens } else { query_tokens };
+            layout.expect(field, dtype, [tokens, heads, width])?;
+            rows_of_16_bytes(field, &layout, address)?;
+            if self.version.number == 2 {
+                stride(field, layout.strides[0], tokens)?;
+            }
+        }
+        let without_gaps = Layout::contiguous(dtype, out_layout.shape);
+        if self.version.number == 2 && out_layout != without_gaps {
+            return Err(Error::argument("output", out_layout, without_gaps));
+        }
+        if query_tokens == 0 {
+            return Ok(());
+        }
+        if lse.len() < query_tokens * heads * size_of::<f32>() {
+            let accepted = "no more than the limits that the state was made for";
+            return Err(Error::argument("query tokens", query_tokens, accepted));
+        }
+        let wide = |stride: usize| stride as i64;
+        let mut run = ffi::FiRaggedRun {
+            query: tensors[0].2 as *const _,
+            key: tensors[1].2 as *const _,
+            value: tensors[2].2 as *const _,
+            query_starts: call.query_starts.bytes().address() as *const _,
+            key_starts: call.key_starts.bytes().address() as *const _,
+            numbers: plan.numbers.as_ptr(),
+            lists: plan.lists.address() as *const _,
+            workspace: workspace.address() as *mut _,
+            out: out as *mut _,
+            lse: std::ptr::null_mut(),
+            query_token_stride: wide(query.strides[0]),
+            query_head_stride: wide(query.strides[1]),
+            key_token_stride: wide(key.strides[0]),
+            key_head_stride: wide(key.strides[1]),
+            value_token_stride: wide(value.strides[0]),
+            value_head_stride: wide(value.strides[1]),
+            out_token_stride: wide(out_layout.strides[0]),
+            out_head_stride: wide(out_layout.strides[1]),
+            query_tokens: int("query tokens", query_tokens)?,
+            key_tokens: int("key tokens", key_tokens)?,
+            heads: int("heads", heads)?,
+            causal: plan.causal.into(),
+            dtype: dtype_code(dtype)?,
+            softmax_scale: self.config.softmax_scale,
+        };
+        let (target, head_stride) = match call.lse {
+            None => (std::ptr::null_mut(), 0),
+            Some(target) => {
+                target.layout().expect("lse", heads, query_tokens)?;
+                run.lse = lse.address() as *mut _;
+                let head_stride = wide(target.layout().row_stride);
+                (target.into_bytes().address() as *mut _, head_stride)
+            }
+        };
+        device.bind()?;
+        if key_tokens > 0 {
+            // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the plan is
+            // for these numbers of tokens, and the workspace as large as was said when it was made.
+            let status = unsafe { (self.version.launch)(&raw const run, device.raw_stream()) };
+            check("FLASHINFER", status)?;
+            if !target.is_null() {
+                let (tokens, factor) = (run.query_tokens, std::f32::consts::LN_2);
+                // SAFETY: the source holds query tokens × heads, as checked above; the target what its layout says.
+                let status = unsafe {
+                    let stream = device.raw_stream();
+                    ffi::fi_transpose_lse(
+                        run.lse,
+                        target,
+                        head_stride,
+                        tokens,
+                        run.heads,
+                        factor,
+                        stream,
+                    )
+                };
+                check("log-sum-exp of FLASHINFER", status)?;
+            }
+        }
+        if !plan.has_unseen() {
+            return Ok(());
+        }
+        let unseen = ffi::FiUnseen {
+            query_starts: run.query_starts,
+            key_starts: run.key_starts,
+            out: run.out,
+            lse: target,
+            out_token_stride: run.out_token_stride,
+            out_head_stride: run.out_head_stride,
+            lse_head_stride: head_stride,
+            requests: int("requests", plan.key_lens.len())?,
+            query_tokens: run.query_tokens,
+            heads: run.heads,
+            width: 128,
+            causal: run.causal,
+        };
+        // SAFETY: as above; both arrays of starts have an entry for each request and one more.
+        check("empty rows of FLASHINFER", unsafe {
+            ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
+        })
+    }
+}
+
+#[mla_backend(
+    name = "FLASHINFER",
+    provider = "flashinfer",
+    feature = "sm80|sm90",
+    sm = "80+",
+    compiled = "compiled::SM90|compiled::SM80",
+    run_on = RUN_ON,
+    dtypes = "f16,bf16",
+    requires_r1 = true,
+    priority = "10x:80,*:90"
+)]
+impl PrefillBackend for FlashInfer {
+    type Device = Cuda;
+    type State = FlashInferState;
+    type Metadata = FlashInferPlan;
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        let capability = device.gpu().capability;
+        let family = Self::KERNELS
+            .family_on(capability)
+            .map(|family| family.name);
+        let (number, launch): (_, Launch) = match family {
+            #[cfg(feature = "sm90")]
+            Some("sm90") => (3, ffi::fi_ragged_fa3),
+            #[cfg(feature = "sm80")]
+            Some("sm80") => (2, ffi::fi_ragged_fa2),
+            _ => {
+                let accepted = "one that it is compiled for";
+                return Err(Error::argument("device", capability, accepted));
+            }
+        };
+        Ok(Self {
+            config: *config,
+            version: Version { number, launch },
+        })
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        // What keeps the sizes from being known keeps `state` from allocating them, and says so there.
+        self.sizes(device, limits).map_or(0, |sizes| {
+            2 * sizes.lists as u64 + sizes.workspace as u64 + self.lse_bytes(limits) as u64
+        })
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {
+        Ok(FlashInferState {
+            chunk: self.plan(device, limits)?,
+            query_lens: Vec::with_capacity(limits.requests),
+            workspace: device.allocate(self.sizes(device, limits)?.workspace as usize)?,
+            lse: device.allocate(self.lse_bytes(limits))?,
+        })
+    }
+
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlan> {
+        self.plan(device, limits)
+    }
+
+    fn prepare(
+        &self,
+        device: &Cuda,
+        batch: &PrefillBatch<'_>,
+        state: &mut FlashInferState,
+        plan: &mut FlashInferPlan,
+    ) -> Result<()> {
+        state.query_lens.clear();
+        state.query_lens.extend_from_slice(batch.query_lens);
+        let lens = (batch.query_lens, batch.key_lens);
+        self.divide(device, lens, true, state.workspace.len(), plan)
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut FlashInferState,
+        plan: &FlashInferPlan,
+    ) -> Result<()> {
+        self.attend(device, call, plan, (&mut state.workspace, &mut state.lse))
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cuda,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut FlashInferState,
+        _: &FlashInferPlan,
+    ) -> Result<()> {
+        let lens = (&state.query_lens[..], chunk.key_lens);
+        let bytes = state.workspace.len();
+        self.divide(device, lens, false, bytes, &mut state.chunk)?;
+        let scratch = (&mut state.workspace, &mut state.lse);
+        self.attend(device, call, &state.chunk, scratch)
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl FlashInferPlan {
+    fn query_tokens(&self) -> usize {
+        self.query_starts.last().map_or(0, |end| *end as usize)
+    }
+
+    fn key_tokens(&self) -> usize {
+        self.key_starts.last().map_or(0, |end| *end as usize)
+    }
+
+    /// Whether some query token sees no key.
+    fn has_unseen(&self) -> bool {
+        let queries = self.query_starts.windows(2).map(|pair| pair[1] - pair[0]);
+        let least = |queries: i32| if self.causal { queries } else { 1 };
+        queries
+            .zip(&self.key_lens)
+            .any(|(queries, keys)| queries > 0 && *keys < least(queries))
+    }
+
+    /// Takes over the lengths of a batch.
+    fn read(&mut self, query_lens: &[u32], key_lens: &[u32]) -> Result<()> {
+        if key_lens.len() != query_lens.len() {
+            let accepted = format!("{}, as many as query lengths", query_lens.len());
+            return Err(Error::argument("key lengths", key_lens.len(), accepted));
+        }
+        let starts = |field, lens: &[u32], starts: &mut Vec<i32>| {
+            starts.clear();
+            starts.push(0);
+            let mut end = 0;
+            for len in lens {
+                end += *len as usize;
+                starts.push(int(field, end)?);
+            }
+            Ok(())
+        };
+        starts("query tokens", query_lens, &mut self.query_starts)?;
+        starts("key tokens", key_lens, &mut self.key_starts)?;
+        self.key_lens.clear();
+        self.key_lens.extend(key_lens.iter().map(|len| *len as i32));
+        Ok(())
+    }
+
+    /// The plan as the C interface takes it.
+    fn call(&mut self, backend: &FlashInfer, workspace: usize) -> Result<ffi::FiRaggedPlan> {
+        Ok(ffi::FiRaggedPlan {
+            query_starts: self.query_starts.as_ptr(),
+            key_starts: self.key_starts.as_ptr(),
+            key_lens: self.key_lens.as_ptr(),
+            staging: self.staging.as_mut_ptr().cast(),
+            lists: self.lists.address() as *mut _,
+            lists_bytes: self.lists.len() as i64,
+            workspace_bytes: workspace as i64,
+            fa: backend.version.number,
+            requests: int("requests", self.key_lens.len())?,
+            heads: int("heads", backend.heads())?,
+            causal: self.causal.into(),
+            numbers: self.numbers,
+        })
+    }
+}

@@ -1,0 +1,28 @@
+//! The backends do what their specs say, on a GPU. Where there is none each test says which command runs it.
+#![cfg(feature = "gpu")]
+
+use mla_kernels::Cuda;
+
+fn gpu() -> Cuda {
+    Cuda::new(0).expect("a GPU that the kernels were built for")
+}
+
+mod mla {
+    use super::gpu;
+
+    mla_conformance::decode_conformance!(
+        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
+        mla_flashinfer::FlashInferMla,
+        gpu()
+    );
+}
+
+mod ragged {
+    use super::gpu;
+
+    mla_conformance::prefill_conformance!(
+        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
+        mla_flashinfer::FlashInfer,
+        gpu()
+    );
+}

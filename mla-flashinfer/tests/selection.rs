@@ -1,0 +1,89 @@
+//! Without a GPU: the backends are found by name, fit where they should, and say why where they do not.
+
+use mla_flashinfer as _;
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::Phase;
+
+const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
+
+/// What speaks against a backend that is asked for by name.
+fn reasons(phase: Phase, name: &str, target: Target, change: impl Fn(&mut Request)) -> Vec<String> {
+    let mut request = Request::new(target, MlaDims::R1, 16, DType::BF16);
+    match phase {
+        Phase::Prefill => request.prefill = Some(name.to_owned()),
+        Phase::Decode => request.decode = Some(name.to_owned()),
+    }
+    change(&mut request);
+    let explanation = Registry::linked().unwrap().explain(&request).unwrap();
+    let mut candidates = explanation.phase(phase).candidates.iter();
+    let candidate = candidates.find(|candidate| candidate.spec.name == name).unwrap();
+    candidate.reasons.iter().map(ToString::to_string).collect()
+}
+
+/// What an explanation says where no family is compiled.
+#[cfg(not(feature = "gpu"))]
+#[test]
+fn without_a_family_both_are_known_and_say_what_to_turn_on() {
+    for (phase, name) in [
+        (Phase::Prefill, "FLASHINFER"),
+        (Phase::Decode, "FLASHINFER_MLA"),
+    ] {
+        let reasons = reasons(phase, name, HOPPER, |_| {}).join("; ");
+        assert!(reasons.contains("sm80"), "{name}: {reasons}");
+    }
+}
+
+#[cfg(feature = "sm90")]
+#[test]
+fn named_both_fit_on_a_hopper() {
+    for (phase, name) in [
+        (Phase::Prefill, "FLASHINFER"),
+        (Phase::Decode, "FLASHINFER_MLA"),
+    ] {
+        assert_eq!(reasons(phase, name, HOPPER, |_| {}), [""; 0], "{name}");
+    }
+}
+
+#[cfg(feature = "sm80")]
+#[test]
+fn fa2_runs_on_every_gpu_since_ampere() {
+    for capability in [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)] {
+        let target = Target::dry_run(Capability::new(capability.0, capability.1));
+        for (phase, name) in [
+            (Phase::Prefill, "FLASHINFER"),
+            (Phase::Decode, "FLASHINFER_MLA"),
+        ] {
+            assert_eq!(reasons(phase, name, target, |_| {}), [""; 0], "{name} on {capability:?}");
+        }
+    }
+}
+
+#[cfg(all(feature = "sm90", not(feature = "sm80")))]
+#[test]
+fn a_family_that_is_left_out_is_a_reason() {
+    let ampere = Target::dry_run(Capability::new(8, 0));
+    let reasons = reasons(Phase::Decode, "FLASHINFER_MLA", ampere, |_| {}).join("; ");
+    assert!(reasons.contains("--features sm80"), "{reasons}");
+}
+
+#[cfg(feature = "gpu")]
+#[test]
+fn what_it_does_not_take_is_refused_by_field() {
+    let refused = |field: &str, change: &dyn Fn(&mut Request)| {
+        let reasons = reasons(Phase::Decode, "FLASHINFER_MLA", HOPPER, change);
+        assert!(
+            reasons.iter().any(|reason| reason.starts_with(field)),
+            "{field}: {reasons:?}"
+        );
+    };
+    refused("kv format", &|request| request.kv_format = Some(KvFormat::Fp8DsMla));
+    refused("dtype", &|request| request.dtype = DType::F32);
+    refused("cache dims", &|request| {
+        request.dims = MlaDims::new(256, MlaDims::R1.head);
+    });
+}
