@@ -32,7 +32,7 @@ pub enum DecodeTopic {
     PageSizes,
     /// Contexts that are worth splitting.
     LongContexts,
-    /// Queries and outputs with gaps between tokens; no log-sum-exp.
+    /// Queries with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
     Strides,
     /// No request, no query token, no context.
     EmptyBatches,
@@ -68,7 +68,7 @@ pub enum PrefillTopic {
     Heads,
     /// Prompts of several tiles.
     LongPrompts,
-    /// Tensors with gaps between tokens; no log-sum-exp.
+    /// Inputs with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
     Strides,
     /// No request, no token, no key.
     EmptyBatches,
@@ -292,7 +292,10 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
                 ..DecodeCase::new(plain, &[2100, 900])
             })?;
             // A later token's row, which the tokens before it do not see.
-            let several = vec![QueryLen::Uniform, QueryLen::Ragged];
+            let several = match spec.features.contains(Feature::NanIsolation) {
+                true => vec![QueryLen::Uniform, QueryLen::Ragged],
+                false => Vec::new(),
+            };
             accepted
                 .with(several, |p, level| p.query_len = level)
                 .into_iter()
@@ -400,6 +403,7 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
                 ..PrefillCase::new(plain, &lens)
             })
         }
+        PrefillTopic::NanValues if !spec.features.contains(Feature::NanIsolation) => Ok(()),
         PrefillTopic::NanKeys | PrefillTopic::NanValues => {
             // In the middle of a prompt, at its end, and at the beginning of the next.
             let places =

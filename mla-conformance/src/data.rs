@@ -6,8 +6,10 @@ use mla_runtime::Result;
 use mla_runtime::backend::{LayerConfig, Output};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
+use mla_runtime::feature::Feature;
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::problem::Problem;
+use mla_runtime::spec::BackendSpec;
 use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
 
 /// What one bit pattern in every byte is: NaN in all formats, and no address of anything.
@@ -64,6 +66,15 @@ pub(super) fn config(problem: Problem) -> LayerConfig {
     LayerConfig {
         problem,
         softmax_scale: 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt(),
+    }
+}
+
+/// The gap between rows of an output, where the spec has any.
+pub(super) fn out_gap(spec: &BackendSpec, gap: usize) -> usize {
+    if spec.features.contains(Feature::StridedOutputs) {
+        gap
+    } else {
+        0
     }
 }
 

@@ -1,7 +1,9 @@
 //! One decode call against the reference.
 
 use super::Failure;
-use super::data::{Bits, Outputs, POISON, Random, Tensor, Written, array, config, starts, upload};
+use super::data::{
+    Bits, Outputs, POISON, Random, Tensor, Written, array, config, out_gap, starts, upload,
+};
 use crate::reference::{self, Array, Attended};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat, SlotLists,
@@ -24,7 +26,8 @@ pub struct DecodeCase {
     pub seq_lens: Vec<usize>,
     /// The slots per query token, where the problem is sparse.
     pub list_width: usize,
-    /// Elements between one token's rows and the next, in queries and outputs.
+    /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
+    /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
     /// Whether the log-sum-exp is asked for.
     pub lse: bool,
@@ -242,7 +245,7 @@ impl Step {
             case.problem,
             [tokens, heads, latent],
             latent,
-            case.gap,
+            out_gap(stage.spec(), case.gap),
             case.lse,
         )?;
         {

@@ -1,7 +1,7 @@
 //! One prefill call against the reference.
 
 use super::Failure;
-use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, starts, upload};
+use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, out_gap, starts, upload};
 use crate::reference::{self, Array};
 use mla_runtime::backend::{
     Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
@@ -21,7 +21,8 @@ pub struct PrefillCase {
     pub key_lens: Vec<usize>,
     /// Whether it is a call of `new_tokens`, rather than of `context_chunk`.
     pub causal: bool,
-    /// Elements between one token's rows and the next, in every tensor.
+    /// Elements between one token's rows and the next, in every input, and in outputs if the spec has
+    /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
     /// Whether the log-sum-exp is asked for; of a context chunk it always is.
     pub lse: bool,
@@ -211,7 +212,7 @@ impl Numbers {
             case.problem,
             [queries, heads, columns],
             v,
-            case.gap,
+            out_gap(stage.spec(), case.gap),
             case.lse || !case.causal,
         )?;
         {

@@ -110,7 +110,7 @@ mistaken! {
 }
 
 mistaken! {
-    BetweenRows, [sm = "any", dtypes = "bf16"],
+    BetweenRows, [sm = "any", dtypes = "bf16", features = "strided_outputs"],
     new: Ok,
     call: |mut call| {
         if let Output::Plain(out) = call.out {

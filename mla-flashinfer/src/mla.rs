@@ -108,6 +108,7 @@ impl FlashInferMla {
     cache_dims = "(512,64)",
     query_len = "ragged",
     graphs = "uniform_batch",
+    features = "strided_outputs",
     priority = "80"
 )]
 impl DecodeBackend for FlashInferMla {

@@ -222,7 +222,7 @@ impl FlashInfer {
             dtype: dtype_code(dtype)?,
             softmax_scale: self.config.softmax_scale,
         };
-        let (target, head_stride) = match call.lse {
+        let (target, head_stride): (*mut f32, i64) = match call.lse {
             None => (std::ptr::null_mut(), 0),
             Some(target) => {
                 target.layout().expect("lse", heads, query_tokens)?;
@@ -400,7 +400,7 @@ impl FlashInferPlan {
             let accepted = format!("{}, as many as query lengths", query_lens.len());
             return Err(Error::argument("key lengths", key_lens.len(), accepted));
         }
-        let starts = |field, lens: &[u32], starts: &mut Vec<i32>| {
+        let starts = |field, lens: &[u32], starts: &mut Vec<i32>| -> Result<()> {
             starts.clear();
             starts.push(0);
             let mut end = 0;

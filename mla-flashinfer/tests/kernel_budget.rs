@@ -13,6 +13,10 @@ fn every_kernel_is_within_its_budget() {
     assert!(kernels > 0, "the report names no kernel");
 
     let budget = Budget::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("budget.toml")).unwrap();
-    let violations: Vec<_> = budget.check(&report).iter().map(ToString::to_string).collect();
+    let violations: Vec<_> = budget
+        .check(&report)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert!(violations.is_empty(), "{}", violations.join("\n"));
 }

@@ -4,7 +4,6 @@ use mla_flashinfer as _;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::Request;
 use mla_runtime::spec::Phase;
@@ -21,8 +20,14 @@ fn reasons(phase: Phase, name: &str, target: Target, change: impl Fn(&mut Reques
     change(&mut request);
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
     let mut candidates = explanation.phase(phase).candidates.iter();
-    let candidate = candidates.find(|candidate| candidate.spec.name == name).unwrap();
-    candidate.reasons.iter().map(ToString::to_string).collect()
+    let candidate = candidates
+        .find(|candidate| candidate.spec.name == name)
+        .unwrap();
+    candidate
+        .reasons
+        .iter()
+        .map(|reason| reason.to_string())
+        .collect()
 }
 
 /// What an explanation says where no family is compiled.
@@ -58,7 +63,11 @@ fn fa2_runs_on_every_gpu_since_ampere() {
             (Phase::Prefill, "FLASHINFER"),
             (Phase::Decode, "FLASHINFER_MLA"),
         ] {
-            assert_eq!(reasons(phase, name, target, |_| {}), [""; 0], "{name} on {capability:?}");
+            assert_eq!(
+                reasons(phase, name, target, |_| {}),
+                [""; 0],
+                "{name} on {capability:?}"
+            );
         }
     }
 }
@@ -81,7 +90,9 @@ fn what_it_does_not_take_is_refused_by_field() {
             "{field}: {reasons:?}"
         );
     };
-    refused("kv format", &|request| request.kv_format = Some(KvFormat::Fp8DsMla));
+    refused("kv format", &|request| {
+        request.kv_formats = vec![mla_runtime::kv_format::KvFormat::Fp8DsMla]
+    });
     refused("dtype", &|request| request.dtype = DType::F32);
     refused("cache dims", &|request| {
         request.dims = MlaDims::new(256, MlaDims::R1.head);

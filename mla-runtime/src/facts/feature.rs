@@ -23,6 +23,11 @@ pub enum Feature {
     Sinks,
     /// Results that do not depend on what else is in the batch.
     Deterministic,
+    /// A NaN in a value, or in a row of the cache, reaches no query token that does not see it. Without this it
+    /// may reach those that are computed beside it: earlier ones of the request, and in prefill a neighbour's.
+    NanIsolation,
+    /// Outputs with gaps between tokens, and heads in any order.
+    StridedOutputs,
 }
 
 impl Feature {
@@ -36,6 +41,8 @@ impl Feature {
         Self::CrossAttention,
         Self::Sinks,
         Self::Deterministic,
+        Self::NanIsolation,
+        Self::StridedOutputs,
     ];
 
     /// The name used in attributes, on the command line and in JSON.
@@ -49,6 +56,8 @@ impl Feature {
             Self::CrossAttention => "cross_attention",
             Self::Sinks => "sinks",
             Self::Deterministic => "deterministic",
+            Self::NanIsolation => "nan_isolation",
+            Self::StridedOutputs => "strided_outputs",
         }
     }
 }
