@@ -27,7 +27,7 @@ mod gpu {
     use mla_kernels::device::cudarc::driver::result::memcpy_dtod_async;
     use mla_kernels::device::{Buffer, Rotary, RotaryQuery, RotaryStyle};
     use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-    use mla_runtime::device::{Device, GatherRows};
+    use mla_runtime::device::{Device, GatherRows, Memory};
     use mla_runtime::dims::MlaDims;
     use mla_runtime::dtype::DType;
     use mla_runtime::error::Error;

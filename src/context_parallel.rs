@@ -22,7 +22,7 @@
 use std::ffi::c_char;
 
 use cudarc::nccl::{result, sys};
-use mla_runtime::device::Device;
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::lse::{LseLayout, LseMut, LseRef};

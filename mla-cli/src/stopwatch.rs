@@ -148,6 +148,7 @@ mod cuda {
     use mla_kernels::device::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
     use mla_kernels::device::cudarc::driver::sys::CUuuid;
     use mla_kernels::device::cudarc::driver::{DriverError, result};
+    use mla_runtime::device::Memory as _;
     use mla_runtime::error::Error;
     use nvml_wrapper::Nvml;
     use nvml_wrapper::bitmasks::device::ThrottleReasons;

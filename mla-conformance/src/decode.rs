@@ -10,7 +10,7 @@ use mla_runtime::backend::{
     StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::{Error, Result};
@@ -268,7 +268,7 @@ impl Step {
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;
-            let bytes = <S::Device as Device>::bytes(&cache);
+            let bytes = <S::Device as Memory>::bytes(&cache);
             let call = DecodeCall {
                 query: match &parts[..] {
                     [latent, rope] => Query::Split {
@@ -278,7 +278,7 @@ impl Step {
                     parts => Query::Concatenated(parts[0].view()?),
                 },
                 cache: CacheRef::new(
-                    <S::Device as Device>::byte_range(bytes, 0..self.cache.len()),
+                    <S::Device as Memory>::byte_range(bytes, 0..self.cache.len()),
                     self.layout,
                 )?,
                 batch,

@@ -61,7 +61,7 @@ pub use rows::ReadRow;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
@@ -119,20 +119,10 @@ impl Cpu {
     }
 }
 
-impl Device for Cpu {
-    const PLATFORM: Platform = Platform::Cpu;
-
+impl Memory for Cpu {
     type Buffer = Buffer;
     type Bytes<'a> = &'a [u8];
     type BytesMut<'a> = &'a mut [u8];
-
-    fn availability() -> Availability {
-        Availability::Available
-    }
-
-    fn target(&self) -> Target {
-        Target::CPU
-    }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         Buffer::zeroed(bytes)
@@ -188,6 +178,18 @@ impl Device for Cpu {
 
     fn synchronize(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Device for Cpu {
+    const PLATFORM: Platform = Platform::Cpu;
+
+    fn availability() -> Availability {
+        Availability::Available
+    }
+
+    fn target(&self) -> Target {
+        Target::CPU
     }
 
     fn gemm(

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;

@@ -2,7 +2,7 @@
 
 pub use crate::backend::{LayerConfig, StepLimits};
 pub use crate::cache::{CacheLayout, CacheMut};
-pub use crate::device::Device;
+pub use crate::device::{Device, Memory};
 pub use crate::dims::{HeadDims, MlaDims};
 pub use crate::dtype::DType;
 pub use crate::kv_format::KvFormat;

@@ -19,7 +19,7 @@ use mla_runtime::backend::{
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::capability::Platform;
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory as _;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};

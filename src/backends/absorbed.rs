@@ -7,7 +7,7 @@
 )]
 
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, Query};
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::tensor::TensorRef;

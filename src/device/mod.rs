@@ -8,9 +8,9 @@
 //! itself.
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
-//! [`download`](mla_runtime::device::Device::download),
-//! [`synchronize`](mla_runtime::device::Device::synchronize) and freeing a [`Buffer`]. Nothing but
-//! [`allocate`](mla_runtime::device::Device::allocate) allocates, so that everything else can be
+//! [`download`](mla_runtime::device::Memory::download),
+//! [`synchronize`](mla_runtime::device::Memory::synchronize) and freeing a [`Buffer`]. Nothing but
+//! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything else can be
 //! captured into a [`Graph`].
 
 pub(crate) mod argument;

@@ -7,7 +7,7 @@ use cudarc::driver::{result, sys};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
-use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows};
+use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
@@ -19,23 +19,10 @@ use super::memory::{Buffer, Bytes, BytesMut};
 use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
 use crate::{present_gpu, raw};
 
-impl Device for Cuda {
-    const PLATFORM: Platform = Platform::Cuda;
-
+impl Memory for Cuda {
     type Buffer = Buffer;
     type Bytes<'a> = Bytes<'a>;
     type BytesMut<'a> = BytesMut<'a>;
-
-    fn availability() -> Availability {
-        match present_gpu() {
-            Ok(_) => Availability::Available,
-            Err(cause) => Availability::Unavailable(cause),
-        }
-    }
-
-    fn target(&self) -> Target {
-        self.target()
-    }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         Buffer::zeroed(self.stream(), bytes, self.account())
@@ -111,12 +98,27 @@ impl Device for Cuda {
         self.synchronize()
     }
 
-    fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
-        unit_columns(field, layout)
-    }
-
     fn synchronize(&self) -> Result<()> {
         self.stream().synchronize().map_err(failed("synchronize"))
+    }
+}
+
+impl Device for Cuda {
+    const PLATFORM: Platform = Platform::Cuda;
+
+    fn availability() -> Availability {
+        match present_gpu() {
+            Ok(_) => Availability::Available,
+            Err(cause) => Availability::Unavailable(cause),
+        }
+    }
+
+    fn target(&self) -> Target {
+        self.target()
+    }
+
+    fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        unit_columns(field, layout)
     }
 
     fn gemm(

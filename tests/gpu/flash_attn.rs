@@ -13,7 +13,7 @@ use mla_kernels::{Cuda, raw};
 use mla_runtime::backend::{
     Chunk, Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
-use mla_runtime::device::Device;
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Error;
@@ -240,10 +240,10 @@ struct Bench<'a, B: PrefillBackend> {
     backend: B,
     state: B::State,
     metadata: B::Metadata,
-    buffers: [<B::Device as Device>::Buffer; 5],
-    starts: [<B::Device as Device>::Buffer; 2],
-    out_buffer: <B::Device as Device>::Buffer,
-    lse_buffer: <B::Device as Device>::Buffer,
+    buffers: [<B::Device as Memory>::Buffer; 5],
+    starts: [<B::Device as Memory>::Buffer; 2],
+    out_buffer: <B::Device as Memory>::Buffer,
+    lse_buffer: <B::Device as Memory>::Buffer,
 }
 
 impl<'a, B: PrefillBackend> Bench<'a, B> {
@@ -309,10 +309,10 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
         let (tokens, count) = (case.tokens().0, case.lens.len() + 1);
         let (max_query_len, max_key_len) = case.bounds();
         let starts = |at: usize| {
-            let bytes = <B::Device as Device>::bytes(&self.starts[at]);
+            let bytes = <B::Device as Memory>::bytes(&self.starts[at]);
             ArrayRef::<B::Device, i32>::new(bytes, count)
         };
-        let lse = <B::Device as Device>::bytes_mut(&mut self.lse_buffer);
+        let lse = <B::Device as Memory>::bytes_mut(&mut self.lse_buffer);
         let call = PrefillCall {
             query: inputs.query.view(query),
             keys,

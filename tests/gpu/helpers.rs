@@ -9,7 +9,7 @@ use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
 use mla_kernels::{Cuda, present_gpu, raw};
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
@@ -1052,16 +1052,16 @@ fn offsets_go_beyond_31_bits_of_elements() {
 struct Step {
     // latent, rope, states' outputs, weights
     inputs: [On<Cuda>; 4],
-    slots: <Cuda as Device>::Buffer,
-    states: <Cuda as Device>::Buffer,
-    cache: <Cuda as Device>::Buffer,
-    lists: [<Cuda as Device>::Buffer; 3],
+    slots: <Cuda as Memory>::Buffer,
+    states: <Cuda as Memory>::Buffer,
+    cache: <Cuda as Memory>::Buffer,
+    lists: [<Cuda as Memory>::Buffer; 3],
     latent: On<Cuda>,
     rope: On<Cuda>,
     spread: On<Cuda>,
     product: On<Cuda>,
     merged: On<Cuda>,
-    natural: <Cuda as Device>::Buffer,
+    natural: <Cuda as Memory>::Buffer,
 }
 
 impl Step {

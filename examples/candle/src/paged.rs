@@ -6,7 +6,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::plan::slots::BlockTables;
@@ -22,7 +22,7 @@ const PAGE: usize = 16;
 pub(crate) struct Paged<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     layer: MlaLayer<P, D>,
     workspace: Workspace<P, D>,
-    cache: <P::Device as Device>::Buffer,
+    cache: <P::Device as Memory>::Buffer,
     cache_layout: CacheLayout,
     /// Sequence after sequence.
     block_tables: Vec<i32>,
@@ -92,8 +92,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
     pub(crate) fn attend(
         &mut self,
         span: Span,
-        inputs: Inputs<<P::Device as Device>::Bytes<'_>>,
-        mut out: <P::Device as Device>::BytesMut<'_>,
+        inputs: Inputs<<P::Device as Memory>::Bytes<'_>>,
+        mut out: <P::Device as Memory>::BytesMut<'_>,
     ) -> Result<()> {
         let config = *self.layer.config();
         let Problem {

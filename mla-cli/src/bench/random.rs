@@ -98,6 +98,7 @@ pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
 #[cfg(test)]
 mod tests {
     use mla_cpu::Cpu;
+    use mla_runtime::device::Memory as _;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::layer::{MlaLayer, Workspace};
 
 use super::data::Data;

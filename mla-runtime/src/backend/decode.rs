@@ -1,7 +1,11 @@
 //! Absorbed attention: every head attends to the cache's own rows.
 
+use std::any::Any;
+use std::marker::PhantomData;
+
+use super::entry::Entry;
 use super::opaque::Opaque;
-use super::{Entry, LayerConfig, Output, StepLimits};
+use super::{LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheRef};
 use crate::device::Device;
@@ -359,6 +363,45 @@ impl<D: Device> DecodeStage for SelectedDecode<D> {
     }
 
     stage!(DecodeObject, |this| &*this.object);
+}
+
+impl Entry {
+    /// The entry of a decode backend.
+    pub const fn decode<B: DecodeBackend>() -> Self {
+        Self::implemented(
+            B::SPEC,
+            B::KERNELS,
+            B::availability,
+            Made::<B>::MAKER,
+            std::any::type_name::<B>,
+        )
+    }
+
+    /// The decode implementation for one layer, or `None` where this is no decode backend for
+    /// devices of type `D`.
+    pub fn make_decode<D: Device>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Option<Result<SelectedDecode<D>>> {
+        self.maker?
+            .downcast_ref::<Maker<D>>()
+            .map(|maker| (maker.make)(device, config))
+    }
+}
+
+struct Maker<D: Device> {
+    make: fn(&D, &LayerConfig) -> Result<SelectedDecode<D>>,
+}
+
+// Holds the maker as a constant, because a reference to it has to outlive the function that makes
+// an entry.
+struct Made<B>(PhantomData<B>);
+
+impl<B: DecodeBackend> Made<B> {
+    const MAKER: &'static (dyn Any + Send + Sync) = &Maker {
+        make: SelectedDecode::new::<B>,
+    };
 }
 
 // A backend whose state and metadata are opaque, so that a pointer to it needs no type but the

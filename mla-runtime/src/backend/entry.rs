@@ -1,13 +1,9 @@
 //! A backend's place in a registry.
 
 use std::any::Any;
-use std::marker::PhantomData;
 
-use super::{DecodeBackend, LayerConfig, PrefillBackend, SelectedDecode, SelectedPrefill};
 use crate::availability::{Availability, Cause};
 use crate::capability::Target;
-use crate::device::Device;
-use crate::error::Result;
 use crate::kernels::Kernels;
 use crate::spec::BackendSpec;
 
@@ -23,32 +19,26 @@ pub struct Entry {
     /// What is known of its kernels.
     pub kernels: Kernels,
     availability: fn() -> Availability,
-    // A `PrefillMaker<D>` or `DecodeMaker<D>` for the backend's device; `None` where there is no
-    // implementation.
-    maker: Option<&'static (dyn Any + Send + Sync)>,
+    // The phase's own maker for the backend's device; `None` where there is no implementation.
+    pub(super) maker: Option<&'static (dyn Any + Send + Sync)>,
     type_name: Option<fn() -> &'static str>,
 }
 
 impl Entry {
-    /// The entry of a prefill backend.
-    pub const fn prefill<B: PrefillBackend>() -> Self {
+    /// The entry of an implementation.
+    pub(super) const fn implemented(
+        spec: BackendSpec,
+        kernels: Kernels,
+        availability: fn() -> Availability,
+        maker: &'static (dyn Any + Send + Sync),
+        type_name: fn() -> &'static str,
+    ) -> Self {
         Self {
-            spec: B::SPEC,
-            kernels: B::KERNELS,
-            availability: B::availability,
-            maker: Some(Maker::<B>::PREFILL),
-            type_name: Some(std::any::type_name::<B>),
-        }
-    }
-
-    /// The entry of a decode backend.
-    pub const fn decode<B: DecodeBackend>() -> Self {
-        Self {
-            spec: B::SPEC,
-            kernels: B::KERNELS,
-            availability: B::availability,
-            maker: Some(Maker::<B>::DECODE),
-            type_name: Some(std::any::type_name::<B>),
+            spec,
+            kernels,
+            availability,
+            maker: Some(maker),
+            type_name: Some(type_name),
         }
     }
 
@@ -101,60 +91,12 @@ impl Entry {
         self.type_name
             .map_or(self.spec.provider, |type_name| type_name())
     }
-
-    /// The prefill implementation for one layer, or `None` where this is no prefill backend for
-    /// devices of type `D`.
-    pub fn make_prefill<D: Device>(
-        &self,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Option<Result<SelectedPrefill<D>>> {
-        self.maker?
-            .downcast_ref::<PrefillMaker<D>>()
-            .map(|maker| (maker.make)(device, config))
-    }
-
-    /// The decode implementation for one layer, or `None` where this is no decode backend for
-    /// devices of type `D`.
-    pub fn make_decode<D: Device>(
-        &self,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Option<Result<SelectedDecode<D>>> {
-        self.maker?
-            .downcast_ref::<DecodeMaker<D>>()
-            .map(|maker| (maker.make)(device, config))
-    }
 }
 
 impl std::fmt::Debug for Entry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Entry({} {})", self.spec.phase, self.spec.name)
     }
-}
-
-struct PrefillMaker<D: Device> {
-    make: fn(&D, &LayerConfig) -> Result<SelectedPrefill<D>>,
-}
-
-struct DecodeMaker<D: Device> {
-    make: fn(&D, &LayerConfig) -> Result<SelectedDecode<D>>,
-}
-
-// Holds the makers as constants, because a reference to one has to outlive the function that makes
-// an entry.
-struct Maker<B>(PhantomData<B>);
-
-impl<B: PrefillBackend> Maker<B> {
-    const PREFILL: &'static (dyn Any + Send + Sync) = &PrefillMaker {
-        make: SelectedPrefill::new::<B>,
-    };
-}
-
-impl<B: DecodeBackend> Maker<B> {
-    const DECODE: &'static (dyn Any + Send + Sync) = &DecodeMaker {
-        make: SelectedDecode::new::<B>,
-    };
 }
 
 /// No implementation, whatever the machine.

@@ -16,6 +16,7 @@
 
 mod decode;
 mod entry;
+pub(crate) mod list;
 mod opaque;
 mod prefill;
 

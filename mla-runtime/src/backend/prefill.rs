@@ -1,7 +1,11 @@
 //! Expanded attention: queries, keys and values per head.
 
+use std::any::Any;
+use std::marker::PhantomData;
+
+use super::entry::Entry;
 use super::opaque::Opaque;
-use super::{Entry, LayerConfig, Output, StepLimits};
+use super::{LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::Result;
@@ -375,6 +379,45 @@ impl<D: Device> PrefillStage for SelectedPrefill<D> {
     }
 
     stage!(PrefillObject, |this| &*this.object);
+}
+
+impl Entry {
+    /// The entry of a prefill backend.
+    pub const fn prefill<B: PrefillBackend>() -> Self {
+        Self::implemented(
+            B::SPEC,
+            B::KERNELS,
+            B::availability,
+            Made::<B>::MAKER,
+            std::any::type_name::<B>,
+        )
+    }
+
+    /// The prefill implementation for one layer, or `None` where this is no prefill backend for
+    /// devices of type `D`.
+    pub fn make_prefill<D: Device>(
+        &self,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Option<Result<SelectedPrefill<D>>> {
+        self.maker?
+            .downcast_ref::<Maker<D>>()
+            .map(|maker| (maker.make)(device, config))
+    }
+}
+
+struct Maker<D: Device> {
+    make: fn(&D, &LayerConfig) -> Result<SelectedPrefill<D>>,
+}
+
+// Holds the maker as a constant, because a reference to it has to outlive the function that makes
+// an entry.
+struct Made<B>(PhantomData<B>);
+
+impl<B: PrefillBackend> Made<B> {
+    const MAKER: &'static (dyn Any + Send + Sync) = &Maker {
+        make: SelectedPrefill::new::<B>,
+    };
 }
 
 // A backend whose state and metadata are opaque, so that a pointer to it needs no type but the

@@ -1,7 +1,6 @@
-//! A device: memory, and the operations around attention that need no backend of their own.
+//! A device: its memory, and the operations around attention that need no backend of their own.
 
 use std::ffi::CStr;
-use std::ops::Range;
 
 use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheMut, CacheRef};
@@ -10,6 +9,8 @@ use crate::error::Result;
 use crate::lse::{LseConvention, LseMut, LseRef};
 use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+pub use crate::views::memory::Memory;
 
 /// Which rows of the cache a gather reads, and where it puts them: segment `i` is the
 /// `row_starts[i+1] - row_starts[i]` tokens of request `i` of the block table from token
@@ -119,86 +120,19 @@ impl<D: Device> AbsorbedQueries<'_, D> {
     }
 }
 
-/// A place where tensors live and attention runs.
+/// A place where attention runs: its [`Memory`], and the operations around attention.
 ///
-/// Every operation is enqueued and returns at once where the device is asynchronous; none allocates
+/// Every operation is enqueued and returns at once if the device is asynchronous; none allocates
 /// and none waits. A handle is cheap to clone and refers to the same device and stream.
-pub trait Device: Clone + Send + Sync + 'static {
+pub trait Device: Memory {
     /// The kind of device.
     const PLATFORM: Platform;
-
-    /// Memory that the device owns.
-    type Buffer: Send + Sync + 'static;
-    /// Bytes that are read.
-    type Bytes<'a>: Copy + Send + Sync;
-    /// Bytes that are written by one holder at a time.
-    type BytesMut<'a>: Send;
 
     /// Whether this machine can have such a device at all, and if not, why.
     fn availability() -> Availability;
 
     /// What a selection for this device is made for.
     fn target(&self) -> Target;
-
-    /// `bytes` bytes of zeros, aligned for every dtype and for vector access.
-    ///
-    /// # Errors
-    ///
-    /// Where the device has not as much memory left.
-    fn allocate(&self, bytes: usize) -> Result<Self::Buffer>;
-
-    /// All bytes of a buffer, to read.
-    fn bytes(buffer: &Self::Buffer) -> Self::Bytes<'_>;
-
-    /// All bytes of a buffer, to write.
-    fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_>;
-
-    /// How many bytes there are.
-    fn byte_len(bytes: Self::Bytes<'_>) -> usize;
-
-    /// How many bytes there are.
-    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize;
-
-    /// The address of the first of the bytes, for its alignment.
-    fn address(bytes: Self::Bytes<'_>) -> usize;
-
-    /// The bytes of `range`.
-    ///
-    /// # Panics
-    ///
-    /// Where the range does not lie within the bytes, as slicing does.
-    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_>;
-
-    /// The bytes before `at` and those from there on.
-    ///
-    /// # Panics
-    ///
-    /// Where there are fewer than `at` bytes, as splitting a slice does.
-    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>);
-
-    /// The same bytes for a shorter time. The compiler does not do it by itself for a type that a
-    /// trait names; every implementation is `bytes`.
-    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short>;
-
-    /// The same bytes for a shorter time.
-    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a>;
-
-    /// The same bytes, read.
-    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a>;
-
-    /// Copies from the host. The source may be reused when this returns.
-    ///
-    /// # Errors
-    ///
-    /// Where the lengths differ, or the device fails.
-    fn upload(&self, from: &[u8], to: Self::BytesMut<'_>) -> Result<()>;
-
-    /// Copies to the host, after everything enqueued before. This waits.
-    ///
-    /// # Errors
-    ///
-    /// Where the lengths differ, or the device fails.
-    fn download(&self, from: Self::Bytes<'_>, to: &mut [u8]) -> Result<()>;
 
     /// Whether the operations take a tensor of a layer's call as it lies: the layer asks before it
     /// enqueues anything. `field` is the tensor's name in the call.
@@ -210,13 +144,6 @@ pub trait Device: Clone + Send + Sync + 'static {
         let _ = (field, layout);
         Ok(())
     }
-
-    /// Waits for everything enqueued so far.
-    ///
-    /// # Errors
-    ///
-    /// Where something enqueued before failed.
-    fn synchronize(&self) -> Result<()>;
 
     /// `c[i] = a[i] · b[i]` for every `i` of the first axis: `[B, M, K] · [B, K, N] → [B, M, N]`,
     /// one dtype, any strides on `a` and `b` (a stride of 0 repeats), accumulated in f32 and rounded

@@ -1,6 +1,6 @@
 //! The choice of a type by the compiler.
 
-use super::list::{CAPACITY, Listed};
+use crate::backend::list::{CAPACITY, Listed};
 use crate::capability::Target;
 use crate::problem::Problem;
 use crate::selection::Best;

@@ -146,12 +146,13 @@
 #![doc = concat!("```text\n", include_str!("../../dispatch/selected.asm"), "```")]
 
 mod choice;
-mod list;
 mod visit;
 
+pub use crate::backend::list::{
+    Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember,
+};
 #[doc(hidden)]
 pub use choice::choose;
-pub use list::{Absent, DecodeList, DecodeMember, Listed, Member, Nth, PrefillList, PrefillMember};
 pub use visit::{
     DecodeArm, DecodeArms, DecodeVisitor, LayerVisitor, PrefillArm, PrefillArms, PrefillVisitor,
     with_backends, with_decode, with_prefill,

@@ -1,6 +1,6 @@
 //! From a selection at run time back to types.
 
-use super::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
+use crate::backend::list::{DecodeList, DecodeMember, Listed, PrefillList, PrefillMember};
 use crate::backend::{DecodeBackend, PrefillBackend};
 use crate::device::Device;
 use crate::selection::{Selection, SelectionError};

@@ -5,7 +5,7 @@ use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{
     DecodeCall, DecodeStage, Output, PrefillStage, Query, QueryFormat, SlotLists,
 };
-use crate::device::{AbsorbedQueries, Device};
+use crate::device::{AbsorbedQueries, Device, Memory};
 use crate::error::Result;
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {

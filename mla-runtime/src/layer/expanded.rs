@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, KeyLayout, Keys, Output, PrefillCall, PrefillStage};
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut};
 use crate::tensor::{Layout, TensorRef};

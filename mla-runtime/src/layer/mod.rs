@@ -48,7 +48,7 @@
 //! use mla_runtime::batch::Request;
 //! use mla_runtime::cache::{CacheLayout, CacheMut};
 //! use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-//! use mla_runtime::device::Device;
+//! use mla_runtime::device::Memory;
 //! use mla_runtime::dims::{HeadDims, MlaDims};
 //! use mla_runtime::dtype::DType;
 //! use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
@@ -127,7 +127,7 @@ use crate::backend::{
 };
 use crate::cache::CacheMut;
 use crate::capability::Platform;
-use crate::device::{AbsorbedQueries, CacheRows, Device};
+use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
@@ -567,7 +567,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// A row-major tensor at the beginning of `bytes`, in the problem's dtype.
     fn tensor<'a>(
         &self,
-        bytes: <P::Device as Device>::BytesMut<'a>,
+        bytes: <P::Device as Memory>::BytesMut<'a>,
         shape: Shape,
     ) -> Result<TensorMut<'a, P::Device>> {
         TensorMut::new(bytes, Layout::contiguous(self.config.problem.dtype, shape))

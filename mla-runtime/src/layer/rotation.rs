@@ -4,7 +4,7 @@ use super::step::Step;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::cache::CacheMut;
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::rotary::{RotaryQuery, Rotation};

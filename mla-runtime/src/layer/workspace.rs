@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::step::{Step, StepBatch};
 use super::{MlaLayer, device_plan};
 use crate::backend::{DecodeBatch, DecodeStage, LayerConfig, PrefillStage, StepLimits};
-use crate::device::Device;
+use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::plan::context::ContextPlan;
 use crate::plan::memory::MemoryPlan;
@@ -44,7 +44,7 @@ impl WorkspaceId {
     }
 }
 
-type Buffer<P> = <<P as PrefillStage>::Device as Device>::Buffer;
+type Buffer<P> = <<P as PrefillStage>::Device as Memory>::Buffer;
 
 /// Where each tensor lies in the scratch buffer, in bytes; empty where the plan has none. In the
 /// order of the plan.

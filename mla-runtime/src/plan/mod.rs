@@ -18,7 +18,6 @@
 
 pub mod context;
 pub mod crossover;
-mod error;
 pub mod limits;
 pub mod memory;
 pub mod parallel;
@@ -26,7 +25,7 @@ pub mod slots;
 pub mod split;
 pub mod workspace;
 
-pub use error::PlanError;
+pub use crate::error::PlanError;
 
 /// The least common multiple of two positive numbers, or `None` if it exceeds 64 bits.
 const fn lcm(a: u64, b: u64) -> Option<u64> {

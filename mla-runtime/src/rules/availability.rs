@@ -1,7 +1,7 @@
 //! Whether a backend can run here at all, and if not, why.
 
+use super::family::{self, Family};
 use crate::capability::Target;
-use crate::kernels::{self, Family};
 use crate::text::{self, Text};
 
 /// Why a backend cannot run, whatever the problem.
@@ -91,7 +91,7 @@ impl Cause {
             }
             Self::CompiledFor(families) => {
                 text.push("compiled for: ");
-                kernels::write_targets(families, text);
+                family::write_targets(families, text);
             }
             Self::NeverRun => text.push("its code for this GPU has run on none yet"),
         }
@@ -129,7 +129,7 @@ impl Cause {
                 text.push(library);
                 text.push(" where the loader finds it");
             }
-            Self::CompiledFor(families) => match kernels::left_out(families) {
+            Self::CompiledFor(families) => match family::left_out(families) {
                 Some(feature) => Self::FeatureOff(feature).write_remedy(text),
                 None => text.push("choose a backend with kernels for this GPU"),
             },
@@ -176,6 +176,13 @@ impl Availability {
             Self::Unavailable(_) => self,
             Self::Available => other,
         }
+    }
+}
+
+/// Why an entry without an implementation cannot run.
+impl From<Cause> for Availability {
+    fn from(cause: Cause) -> Self {
+        Self::Unavailable(cause)
     }
 }
 

@@ -1,11 +1,11 @@
 //! What an engine asks of a backend.
 
+use super::support::{GraphSupport, QueryLen};
 use crate::dims::MlaDims;
 use crate::dtype::DType;
 use crate::feature::FeatureSet;
 use crate::kv_format::KvFormat;
 use crate::reason::{Accepted, Field, Given, Reason};
-use crate::spec::{GraphSupport, QueryLen};
 
 /// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
 /// against, beside the hardware.

@@ -5,13 +5,13 @@
 
 use std::fmt;
 
+use super::support::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
 use crate::availability::Cause;
 use crate::capability::{Capability, CapabilityMatch, Platform};
 use crate::dims::HeadDims;
 use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
-use crate::spec::{CacheDims, GraphSupport, HeadCounts, PageSizes, QueryLen};
 use crate::text::{self, Text};
 
 /// What a reason is about.

@@ -2,16 +2,14 @@
 
 use std::fmt;
 
+use crate::backend::Entry;
 #[cfg(not(miri))]
 use crate::backend::LINKED;
-use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
+use crate::backend::list::{DecodeList, PrefillList};
 use crate::capability::{Platform, Target};
-use crate::device::Device;
-use crate::dispatch::{DecodeList, PrefillList};
 use crate::known::KNOWN;
 use crate::problem::Problem;
 use crate::reason::Reasons;
-use crate::selection::SelectionError;
 use crate::spec::Phase;
 use crate::suggestion;
 
@@ -127,8 +125,8 @@ impl Registry {
     /// Where two backends of one list claim one name.
     pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, RegistryError> {
         let mut registry = Self::empty();
-        P::add_to(&mut registry)?;
-        D::add_to(&mut registry)?;
+        P::each(&mut |entry| registry.add(entry))?;
+        D::each(&mut |entry| registry.add(entry))?;
         Ok(registry)
     }
 
@@ -293,67 +291,6 @@ impl Registry {
         entry.spec.reasons(target, problem, availability)
     }
 
-    /// Makes the prefill backend of this name for one layer on `device`: call it through the
-    /// result, which is one pointer.
-    ///
-    /// # Errors
-    ///
-    /// Where the name is unknown, anything speaks against the backend for this layer on this
-    /// device, it is made for devices of another type, or making it fails.
-    pub fn instantiate_prefill<D: Device>(
-        &self,
-        name: &str,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Result<SelectedPrefill<D>, SelectionError> {
-        let entry = self.validated(Phase::Prefill, name, device, config)?;
-        match entry.make_prefill(device, config) {
-            Some(made) => Ok(made?),
-            None => Err(other_device::<D>(entry)),
-        }
-    }
-
-    /// Makes the decode backend of this name for one layer on `device`: call it through the
-    /// result, which is one pointer.
-    ///
-    /// # Errors
-    ///
-    /// As [`instantiate_prefill`](Self::instantiate_prefill).
-    pub fn instantiate_decode<D: Device>(
-        &self,
-        name: &str,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Result<SelectedDecode<D>, SelectionError> {
-        let entry = self.validated(Phase::Decode, name, device, config)?;
-        match entry.make_decode(device, config) {
-            Some(made) => Ok(made?),
-            None => Err(other_device::<D>(entry)),
-        }
-    }
-
-    fn validated<D: Device>(
-        &self,
-        phase: Phase,
-        name: &str,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Result<&Entry, SelectionError> {
-        let target = device.target();
-        let entry = self.get_on(target, phase, name)?;
-        let reasons = Self::reasons_against(entry, target, &config.problem, true);
-        if reasons.is_empty() {
-            Ok(entry)
-        } else {
-            Err(SelectionError::Refused {
-                phase,
-                name: entry.spec.name,
-                target,
-                reasons: Box::new(reasons),
-            })
-        }
-    }
-
     // The entry of the highest rank that `fits`; where none does, that of the highest rank.
     fn resolve(
         &self,
@@ -398,15 +335,6 @@ fn linked() -> impl Iterator<Item = Entry> {
 fn runs_on(entry: &Entry, target: Target) -> bool {
     entry.spec.platform == target.platform
         && (target.platform == Platform::Cpu || entry.spec.accepts_capability(target))
-}
-
-#[cold]
-fn other_device<D: Device>(entry: &Entry) -> SelectionError {
-    SelectionError::OtherDevice {
-        phase: entry.spec.phase,
-        name: entry.spec.name,
-        given: std::any::type_name::<D>(),
-    }
 }
 
 impl fmt::Display for Registry {

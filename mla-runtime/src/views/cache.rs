@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use crate::device::Device;
 use crate::dims::MlaDims;
 use crate::error::{Error, Result};
 use crate::kv_format::KvFormat;
 use crate::tensor::ArrayRef;
+use crate::views::memory::Memory;
 
 /// Where a token's row lies in the cache: slot `page · page_size + offset` begins at
 /// `page · page_stride + offset · row_stride` bytes.
@@ -117,20 +117,20 @@ impl fmt::Display for CacheLayout {
 }
 
 /// A cache that is read.
-pub struct CacheRef<'a, D: Device> {
+pub struct CacheRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     layout: CacheLayout,
 }
 
-impl<D: Device> Clone for CacheRef<'_, D> {
+impl<D: Memory> Clone for CacheRef<'_, D> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device> Copy for CacheRef<'_, D> {}
+impl<D: Memory> Copy for CacheRef<'_, D> {}
 
-impl<'a, D: Device> CacheRef<'a, D> {
+impl<'a, D: Memory> CacheRef<'a, D> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors
@@ -154,12 +154,12 @@ impl<'a, D: Device> CacheRef<'a, D> {
 }
 
 /// A cache that is written.
-pub struct CacheMut<'a, D: Device> {
+pub struct CacheMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
     layout: CacheLayout,
 }
 
-impl<'a, D: Device> CacheMut<'a, D> {
+impl<'a, D: Memory> CacheMut<'a, D> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors
@@ -199,21 +199,21 @@ impl<'a, D: Device> CacheMut<'a, D> {
 
 /// The pages of each request: entry `[request, n]` is the page that holds tokens
 /// `n · page_size ..` of the request. Entries past a request's length may hold anything.
-pub struct BlockTable<'a, D: Device> {
+pub struct BlockTable<'a, D: Memory> {
     entries: ArrayRef<'a, D, i32>,
     requests: usize,
     max_pages: usize,
 }
 
-impl<D: Device> Clone for BlockTable<'_, D> {
+impl<D: Memory> Clone for BlockTable<'_, D> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device> Copy for BlockTable<'_, D> {}
+impl<D: Memory> Copy for BlockTable<'_, D> {}
 
-impl<'a, D: Device> BlockTable<'a, D> {
+impl<'a, D: Memory> BlockTable<'a, D> {
     /// `entries` as `[requests, max_pages]`, row-major without gaps.
     ///
     /// # Errors

@@ -1,16 +1,16 @@
 //! Views of memory that the host reads: made of typed slices without a copy, and read and written one element
 //! at a time, whatever the dtype and the alignment. For backends that are to be simple, and for tests.
 
-use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut, LseRef};
 use crate::tensor::{ArrayRef, Index, Layout, Shape, TensorMut, TensorRef};
+use crate::views::memory::Memory;
 
-/// A device whose bytes are slices.
-pub trait HostMemory: for<'a> Device<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
+/// Memory whose bytes are slices.
+pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
-impl<D> HostMemory for D where D: for<'a> Device<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
+impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
 impl<'a, D: HostMemory> TensorRef<'a, D> {
     /// The elements of a slice, row-major without gaps. Nothing is copied.

@@ -9,9 +9,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::check_alignment;
+use crate::views::memory::Memory;
 
 /// How log-sum-exps are written.
 pub trait LseConvention: Copy + Send + Sync + 'static {
@@ -133,27 +133,27 @@ impl fmt::Display for LseLayout {
 }
 
 /// A log-sum-exp that is read.
-pub struct LseRef<'a, D: Device, C: LseConvention = Natural> {
+pub struct LseRef<'a, D: Memory, C: LseConvention = Natural> {
     bytes: D::Bytes<'a>,
     layout: LseLayout,
     convention: PhantomData<C>,
 }
 
-impl<D: Device, C: LseConvention> Clone for LseRef<'_, D, C> {
+impl<D: Memory, C: LseConvention> Clone for LseRef<'_, D, C> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device, C: LseConvention> Copy for LseRef<'_, D, C> {}
+impl<D: Memory, C: LseConvention> Copy for LseRef<'_, D, C> {}
 
-impl<D: Device, C: LseConvention> fmt::Debug for LseRef<'_, D, C> {
+impl<D: Memory, C: LseConvention> fmt::Debug for LseRef<'_, D, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LseRef({:?})", self.layout)
     }
 }
 
-impl<'a, D: Device, C: LseConvention> LseRef<'a, D, C> {
+impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors
@@ -195,19 +195,19 @@ impl<'a, D: Device, C: LseConvention> LseRef<'a, D, C> {
 }
 
 /// A log-sum-exp that is written.
-pub struct LseMut<'a, D: Device, C: LseConvention = Natural> {
+pub struct LseMut<'a, D: Memory, C: LseConvention = Natural> {
     bytes: D::BytesMut<'a>,
     layout: LseLayout,
     convention: PhantomData<C>,
 }
 
-impl<D: Device, C: LseConvention> fmt::Debug for LseMut<'_, D, C> {
+impl<D: Memory, C: LseConvention> fmt::Debug for LseMut<'_, D, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LseMut({:?})", self.layout)
     }
 }
 
-impl<'a, D: Device, C: LseConvention> LseMut<'a, D, C> {
+impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors

@@ -3,5 +3,6 @@
 pub mod cache;
 pub mod host;
 pub mod lse;
+pub(crate) mod memory;
 pub mod rotary;
 pub mod tensor;

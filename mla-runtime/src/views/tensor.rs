@@ -8,9 +8,9 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::views::memory::Memory;
 
 /// The extents of a tensor's three axes.
 pub type Shape = [usize; 3];
@@ -100,7 +100,7 @@ impl fmt::Display for Layout {
 }
 
 /// Refuses memory whose first byte is not where an element may be. Memory without bytes is anywhere.
-pub(crate) fn check_alignment<D: Device>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
+pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
     let address = D::address(bytes);
     if D::byte_len(bytes) == 0 || address.is_multiple_of(element) {
         return Ok(());
@@ -124,26 +124,26 @@ fn check_span(layout: &Layout, available: usize) -> Result<()> {
 }
 
 /// A tensor that is read.
-pub struct TensorRef<'a, D: Device> {
+pub struct TensorRef<'a, D: Memory> {
     bytes: D::Bytes<'a>,
     layout: Layout,
 }
 
-impl<D: Device> Clone for TensorRef<'_, D> {
+impl<D: Memory> Clone for TensorRef<'_, D> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device> Copy for TensorRef<'_, D> {}
+impl<D: Memory> Copy for TensorRef<'_, D> {}
 
-impl<D: Device> fmt::Debug for TensorRef<'_, D> {
+impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TensorRef({})", self.layout)
     }
 }
 
-impl<'a, D: Device> TensorRef<'a, D> {
+impl<'a, D: Memory> TensorRef<'a, D> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors
@@ -237,18 +237,18 @@ impl<'a, D: Device> TensorRef<'a, D> {
 }
 
 /// A tensor that is written.
-pub struct TensorMut<'a, D: Device> {
+pub struct TensorMut<'a, D: Memory> {
     bytes: D::BytesMut<'a>,
     layout: Layout,
 }
 
-impl<D: Device> fmt::Debug for TensorMut<'_, D> {
+impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TensorMut({})", self.layout)
     }
 }
 
-impl<'a, D: Device> TensorMut<'a, D> {
+impl<'a, D: Memory> TensorMut<'a, D> {
     /// A view that begins at the first of `bytes`.
     ///
     /// # Errors
@@ -372,27 +372,27 @@ impl Index for i64 {
 }
 
 /// A list of indices or lengths in a device's memory, contiguous.
-pub struct ArrayRef<'a, D: Device, T: Index> {
+pub struct ArrayRef<'a, D: Memory, T: Index> {
     bytes: D::Bytes<'a>,
     len: usize,
     element: PhantomData<T>,
 }
 
-impl<D: Device, T: Index> Clone for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Index> Clone for ArrayRef<'_, D, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device, T: Index> Copy for ArrayRef<'_, D, T> {}
+impl<D: Memory, T: Index> Copy for ArrayRef<'_, D, T> {}
 
-impl<D: Device, T: Index> fmt::Debug for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Index> fmt::Debug for ArrayRef<'_, D, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ArrayRef([{}; {}])", T::NAME, self.len)
     }
 }
 
-impl<'a, D: Device, T: Index> ArrayRef<'a, D, T> {
+impl<'a, D: Memory, T: Index> ArrayRef<'a, D, T> {
     /// The first `len` elements of `bytes`.
     ///
     /// # Errors

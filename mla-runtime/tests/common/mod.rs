@@ -9,7 +9,7 @@ use mla_cpu::Buffer;
 use mla_runtime::availability::Availability;
 use mla_runtime::cache::{CacheMut, CacheRef};
 use mla_runtime::capability::{Capability, Platform, Target};
-use mla_runtime::device::{Device, GatherRows};
+use mla_runtime::device::{Device, GatherRows, Memory};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
@@ -35,28 +35,10 @@ pub(crate) fn operations() -> usize {
     OPERATIONS.take()
 }
 
-impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
-    const PLATFORM: Platform = if PROCESSOR {
-        Platform::Cpu
-    } else {
-        Platform::Cuda
-    };
-
+impl<const PROCESSOR: bool> Memory for Bytes<PROCESSOR> {
     type Buffer = Buffer;
     type Bytes<'a> = &'a [u8];
     type BytesMut<'a> = &'a mut [u8];
-
-    fn availability() -> Availability {
-        Availability::Available
-    }
-
-    fn target(&self) -> Target {
-        if PROCESSOR {
-            Target::CPU
-        } else {
-            Target::present_gpu(Capability::new(9, 0))
-        }
-    }
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
         Buffer::zeroed(bytes)
@@ -112,15 +94,35 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         done()
     }
 
+    fn synchronize(&self) -> Result<()> {
+        done()
+    }
+}
+
+impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
+    const PLATFORM: Platform = if PROCESSOR {
+        Platform::Cpu
+    } else {
+        Platform::Cuda
+    };
+
+    fn availability() -> Availability {
+        Availability::Available
+    }
+
+    fn target(&self) -> Target {
+        if PROCESSOR {
+            Target::CPU
+        } else {
+            Target::present_gpu(Capability::new(9, 0))
+        }
+    }
+
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
         match layout.has_unit_columns() {
             true => Ok(()),
             false => Err(Error::argument(field, layout, "a last axis of stride 1")),
         }
-    }
-
-    fn synchronize(&self) -> Result<()> {
-        done()
     }
 
     fn gemm(

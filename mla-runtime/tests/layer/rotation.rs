@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::cache::CacheMut;
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::layer::{MlaLayer, UnrotatedCall, Weights};
 use mla_runtime::lse::{LseLayout, LseMut};

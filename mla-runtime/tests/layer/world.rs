@@ -7,7 +7,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::device::Device;
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
@@ -21,7 +21,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
 use crate::oracle;
 
-type Buffer = <Cpu as Device>::Buffer;
+type Buffer = <Cpu as Memory>::Buffer;
 
 /// What a batch is made from.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! device, so [`prepare`](mla_runtime::backend::PrefillBackend::prepare) has nothing to do.
 
 use mla_runtime::backend::LayerConfig;
+use mla_runtime::device::Memory as _;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
@@ -14,7 +15,6 @@ use {
     mla_runtime::backend::{
         Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
-    mla_runtime::device::Device,
     mla_runtime::error::Result,
 };
 

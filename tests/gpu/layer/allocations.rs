@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 
 use super::batch::{Batch, Case, Engine, gpu_layer};
 use crate::common::gpu;

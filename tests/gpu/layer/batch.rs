@@ -6,7 +6,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
-use mla_runtime::device::Device;
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;

@@ -3,7 +3,7 @@
 use mla_kernels::decode_graph::{DecodeGraph, DecodeGraphs, DecodeShape};
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::Request;
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::plan::slots::SKIPPED;

@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{DecodeStage, PrefillStage};
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, UnrotatedCall};

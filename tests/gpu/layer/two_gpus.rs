@@ -10,7 +10,7 @@ use std::{env, fs, thread};
 use mla_kernels::Cuda;
 use mla_kernels::context_parallel::{Communicator, GroupId, PartialResults};
 use mla_runtime::batch::Request;
-use mla_runtime::device::Device;
+use mla_runtime::device::Memory;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 

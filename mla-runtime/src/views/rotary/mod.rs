@@ -3,10 +3,10 @@
 mod tables;
 
 pub use self::tables::RotaryTables;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+use crate::views::memory::Memory;
 
 /// Which elements of a rotary vector form a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,7 +19,7 @@ pub enum RotaryStyle {
 
 /// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
 /// sine are at `[0, p, i]` of the tables.
-pub struct Rotary<'a, D: Device> {
+pub struct Rotary<'a, D: Memory> {
     /// The position of each token: `[T]`. One outside the tables gives NaN, or an error on a device
     /// whose memory the host sees.
     pub positions: ArrayRef<'a, D, i64>,
@@ -31,15 +31,15 @@ pub struct Rotary<'a, D: Device> {
     pub style: RotaryStyle,
 }
 
-impl<D: Device> Clone for Rotary<'_, D> {
+impl<D: Memory> Clone for Rotary<'_, D> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device> Copy for Rotary<'_, D> {}
+impl<D: Memory> Copy for Rotary<'_, D> {}
 
-impl<'a, D: Device> Rotary<'a, D> {
+impl<'a, D: Memory> Rotary<'a, D> {
     /// The same views for a shorter time.
     pub fn shorten<'short>(&self) -> Rotary<'short, D>
     where
@@ -104,7 +104,7 @@ impl<'a, D: Device> Rotary<'a, D> {
 }
 
 /// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
-pub struct Rotation<'a, D: Device> {
+pub struct Rotation<'a, D: Memory> {
     /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the tokens
     /// from kv − q on.
     pub positions: Option<ArrayRef<'a, D, i64>>,
@@ -116,15 +116,15 @@ pub struct Rotation<'a, D: Device> {
     pub style: RotaryStyle,
 }
 
-impl<D: Device> Clone for Rotation<'_, D> {
+impl<D: Memory> Clone for Rotation<'_, D> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Device> Copy for Rotation<'_, D> {}
+impl<D: Memory> Copy for Rotation<'_, D> {}
 
-impl<'a, D: Device> Rotation<'a, D> {
+impl<'a, D: Memory> Rotation<'a, D> {
     /// The same views for a shorter time.
     pub fn shorten<'short>(&self) -> Rotation<'short, D>
     where
@@ -163,7 +163,7 @@ impl<'a, D: Device> Rotation<'a, D> {
 }
 
 /// With positions of the caller's own.
-impl<'a, D: Device> From<Rotary<'a, D>> for Rotation<'a, D> {
+impl<'a, D: Memory> From<Rotary<'a, D>> for Rotation<'a, D> {
     fn from(rotary: Rotary<'a, D>) -> Self {
         Self {
             positions: Some(rotary.positions),
@@ -175,7 +175,7 @@ impl<'a, D: Device> From<Rotary<'a, D>> for Rotation<'a, D> {
 }
 
 /// The rotary parts of the queries, which are rotated with the keys.
-pub enum RotaryQuery<'a, D: Device> {
+pub enum RotaryQuery<'a, D: Memory> {
     /// `[T, H, R]`, turned in place.
     InPlace(TensorMut<'a, D>),
     /// `[T, H, R]` each.

@@ -1,21 +1,21 @@
 //! The cosines and sines of a model, on a device.
 
 use super::{RotaryStyle, Rotation};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model::Rope;
 use crate::tensor::{Layout, TensorRef};
+use crate::views::memory::Memory;
 
 /// The cosines and sines of every position that an engine serves, in a device's memory: made once, used by
 /// every layer and step.
-pub struct RotaryTables<D: Device> {
+pub struct RotaryTables<D: Memory> {
     buffer: D::Buffer,
     layout: Layout,
     style: RotaryStyle,
 }
 
-impl<D: Device> RotaryTables<D> {
+impl<D: Memory> RotaryTables<D> {
     /// For positions from 0 up to `positions` and rotary parts of `width` = R elements.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ pub enum PlanError {
 
 impl PlanError {
     /// An [`PlanError::Invalid`] from anything that can be shown.
-    pub(super) fn invalid(
+    pub(crate) fn invalid(
         field: impl Into<String>,
         given: impl ToString,
         accepted: impl Into<String>,
@@ -49,7 +49,7 @@ impl PlanError {
     }
 
     /// An overflow of a 64-bit quantity.
-    pub(super) const fn overflow(quantity: &'static str) -> Self {
+    pub(crate) const fn overflow(quantity: &'static str) -> Self {
         Self::Overflow {
             quantity,
             limit: u64::MAX,

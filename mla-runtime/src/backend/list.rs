@@ -1,9 +1,10 @@
 //! Lists of backend types.
 
+use super::decode::DecodeBackend;
+use super::entry::Entry;
+use super::prefill::PrefillBackend;
 use crate::availability::{Availability, Cause};
-use crate::backend::{DecodeBackend, Entry, PrefillBackend};
 use crate::kernels::Kernels;
-use crate::registry::{Registry, RegistryError};
 use crate::spec::{BackendSpec, Phase};
 
 /// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at its
@@ -132,12 +133,12 @@ pub trait PrefillList {
     /// The first of the list.
     const LISTED: Option<&'static Listed>;
 
-    /// Adds every entry of the list.
+    /// Gives the registry entry of each backend to `take`, until it fails.
     ///
     /// # Errors
     ///
-    /// As [`Registry::add`].
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError>;
+    /// What `take` returns.
+    fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E>;
 }
 
 /// A list of decode backends: `()`, or `(B, list)`.
@@ -149,18 +150,18 @@ pub trait DecodeList {
     /// The first of the list.
     const LISTED: Option<&'static Listed>;
 
-    /// Adds every entry of the list.
+    /// Gives the registry entry of each backend to `take`, until it fails.
     ///
     /// # Errors
     ///
-    /// As [`Registry::add`].
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError>;
+    /// What `take` returns.
+    fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E>;
 }
 
 impl PrefillList for () {
     const LISTED: Option<&'static Listed> = None;
 
-    fn add_to(_: &mut Registry) -> Result<(), RegistryError> {
+    fn each<E>(_: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E> {
         Ok(())
     }
 }
@@ -168,7 +169,7 @@ impl PrefillList for () {
 impl DecodeList for () {
     const LISTED: Option<&'static Listed> = None;
 
-    fn add_to(_: &mut Registry) -> Result<(), RegistryError> {
+    fn each<E>(_: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E> {
         Ok(())
     }
 }
@@ -176,18 +177,18 @@ impl DecodeList for () {
 impl<M: PrefillMember, T: PrefillList> PrefillList for (M, T) {
     const LISTED: Option<&'static Listed> = Some(&Listed::new(&M::MEMBER, T::LISTED));
 
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(M::MEMBER.entry)?;
-        T::add_to(registry)
+    fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E> {
+        take(M::MEMBER.entry)?;
+        T::each(take)
     }
 }
 
 impl<M: DecodeMember, T: DecodeList> DecodeList for (M, T) {
     const LISTED: Option<&'static Listed> = Some(&Listed::new(&M::MEMBER, T::LISTED));
 
-    fn add_to(registry: &mut Registry) -> Result<(), RegistryError> {
-        registry.add(M::MEMBER.entry)?;
-        T::add_to(registry)
+    fn each<E>(take: &mut impl FnMut(Entry) -> Result<(), E>) -> Result<(), E> {
+        take(M::MEMBER.entry)?;
+        T::each(take)
     }
 }
 
@@ -220,4 +221,4 @@ nth! {
 }
 
 /// The most backends that a list may hold, so that [`Nth`] reaches each.
-pub(super) const CAPACITY: usize = 32;
+pub(crate) const CAPACITY: usize = 32;

@@ -1,6 +1,10 @@
 //! What can go wrong while preparing or enqueuing work.
 
+mod plan;
+
 use std::fmt;
+
+pub use plan::PlanError;
 
 /// An error of a device, a backend or the layer.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +22,7 @@ pub enum Error {
     },
     /// A step that no plan can be made for.
     #[error(transparent)]
-    Plan(#[from] crate::plan::PlanError),
+    Plan(#[from] PlanError),
     /// The device has not as much memory left: what a cache or a workspace can be made smaller for.
     #[error(
         "memory: given a need of {bytes} bytes on {device}, accepted {}",

@@ -1,0 +1,158 @@
+//! What kernels are compiled for: families, and the targets of each.
+
+use crate::capability::{Capability, CapabilityMatch};
+use crate::text::Text;
+
+/// Kernels that are compiled together, for the same targets.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Family {
+    /// Its name: that of the Cargo feature that compiles it.
+    pub name: &'static str,
+    /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`, `compute_80`); empty
+    /// where the feature is off.
+    pub targets: &'static [&'static str],
+}
+
+impl Family {
+    /// Whether one of its targets runs on this capability.
+    ///
+    /// # Panics
+    ///
+    /// Where a target is none of nvcc's: in a constant, a compile error.
+    pub const fn runs_on(&self, capability: Capability) -> bool {
+        let mut i = 0;
+        while i < self.targets.len() {
+            if Code::read(self.targets[i]).runs_on(capability) {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    pub(super) const fn is_left_out(&self) -> bool {
+        self.targets.is_empty()
+    }
+}
+
+/// Every target of every family, with commas.
+pub(crate) const fn write_targets(families: &[Family], text: &mut Text<'_>) {
+    let (mut f, mut written) = (0, 0);
+    while f < families.len() {
+        let mut t = 0;
+        while t < families[f].targets.len() {
+            text.comma(written);
+            text.push(families[f].targets[t]);
+            written += 1;
+            t += 1;
+        }
+        f += 1;
+    }
+    if written == 0 {
+        text.push("nothing");
+    }
+}
+
+/// The first family that was left out, where one was.
+pub(crate) const fn left_out(families: &[Family]) -> Option<&'static str> {
+    let mut i = 0;
+    while i < families.len() {
+        if families[i].is_left_out() {
+            return Some(families[i].name);
+        }
+        i += 1;
+    }
+    None
+}
+
+// How far a target's code runs beyond the capability in its name.
+#[derive(Clone, Copy)]
+enum Reach {
+    // `sm_90a`, and its PTX.
+    Only,
+    // `sm_100f` and its PTX, `sm_80`: later minors too.
+    Generation,
+    // `compute_80`: every later capability.
+    Later,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Code {
+    from: Capability,
+    reach: Reach,
+}
+
+impl Code {
+    pub(super) const fn read(target: &str) -> Self {
+        match Self::parse(target) {
+            Some(code) => code,
+            None => {
+                let mut bytes = [0; 256];
+                let mut text = Text::new(&mut bytes);
+                text.push("compiled: given the target `");
+                text.push(target);
+                text.push("`, accepted nvcc's names, such as sm_90a, sm_100f, sm_80, compute_80");
+                panic!("{}", text.as_str())
+            }
+        }
+    }
+
+    pub(super) const fn parse(target: &str) -> Option<Self> {
+        let (machine, digits) = match target.as_bytes() {
+            [b's', b'm', b'_', digits @ ..] => (true, digits),
+            [b'c', b'o', b'm', b'p', b'u', b't', b'e', b'_', digits @ ..] => (false, digits),
+            _ => return None,
+        };
+        let (digits, reach) = match digits {
+            [digits @ .., b'a'] => (digits, Reach::Only),
+            [digits @ .., b'f'] => (digits, Reach::Generation),
+            _ if machine => (digits, Reach::Generation),
+            _ => (digits, Reach::Later),
+        };
+        let (major, minor) = match digits {
+            [tens, units] => (digit(*tens), digit(*units)),
+            [hundreds, tens, units] => match (digit(*hundreds), digit(*tens)) {
+                (Some(hundreds), Some(tens)) => (Some(hundreds * 10 + tens), digit(*units)),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        match (major, minor) {
+            (Some(major), Some(minor)) if major > 0 => Some(Self {
+                from: Capability::new(major, minor),
+                reach,
+            }),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn runs_on(self, capability: Capability) -> bool {
+        self.set().accepts(capability)
+    }
+
+    pub(super) const fn set(self) -> CapabilityMatch {
+        match self.reach {
+            Reach::Only => CapabilityMatch::Exact(self.from),
+            Reach::Generation if self.from.minor == 0 => CapabilityMatch::Family(self.from.major),
+            Reach::Generation => CapabilityMatch::FamilyFrom(self.from),
+            Reach::Later => CapabilityMatch::Floor(self.from),
+        }
+    }
+
+    pub(super) const fn includes(self, other: Self) -> bool {
+        self.runs_on(other.from)
+            && match (self.reach, other.reach) {
+                (Reach::Later, _) | (_, Reach::Only) => true,
+                (Reach::Generation, Reach::Generation) => true,
+                (Reach::Only, _) | (Reach::Generation, Reach::Later) => false,
+            }
+    }
+}
+
+const fn digit(byte: u8) -> Option<u8> {
+    if byte.is_ascii_digit() {
+        Some(byte - b'0')
+    } else {
+        None
+    }
+}

@@ -1,0 +1,310 @@
+//! The words in which a spec says what a backend supports.
+
+use std::fmt;
+
+use crate::capability::{CapabilityMatch, Target};
+use crate::text::{self, Text};
+
+/// Which of the two computations a backend does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Expanded multi-head attention over keys and values.
+    Prefill,
+    /// Absorbed multi-query attention over the paged cache.
+    Decode,
+}
+
+impl Phase {
+    /// The name used on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The latent (L) and rotary (R) widths of a cache row.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CacheDims {
+    /// L.
+    pub latent: u32,
+    /// R.
+    pub rope: u32,
+}
+
+impl CacheDims {
+    /// The rows of DeepSeek's models: 512 + 64.
+    pub const R1: Self = Self::new(512, 64);
+
+    /// (L, R) in that order.
+    pub const fn new(latent: u32, rope: u32) -> Self {
+        Self { latent, rope }
+    }
+}
+
+impl CacheDims {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        text.push("(");
+        text.number(self.latent);
+        text.push(",");
+        text.number(self.rope);
+        text.push(")");
+    }
+}
+
+text::display!(CacheDims, HeadCounts, PageSizes);
+
+/// The numbers of query heads that a backend takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum HeadCounts {
+    /// Any number.
+    Any,
+    /// From the first to the second, both included.
+    Range(u32, u32),
+    /// These alone.
+    List(&'static [u32]),
+}
+
+impl HeadCounts {
+    /// Whether `heads` is among them.
+    pub const fn accepts(self, heads: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Range(least, most) => least <= heads && heads <= most,
+            Self::List(counts) => contains(counts, heads),
+        }
+    }
+}
+
+impl HeadCounts {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        match self {
+            Self::Any => text.push("any"),
+            Self::Range(least, most) => {
+                text.number(least);
+                text.push(" to ");
+                text.number(most);
+            }
+            Self::List(counts) => write_numbers(counts, text),
+        }
+    }
+}
+
+/// The page sizes that a backend takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PageSizes {
+    /// Any size.
+    Any,
+    /// Every multiple of this one.
+    MultipleOf(u32),
+    /// These alone.
+    List(&'static [u32]),
+}
+
+impl PageSizes {
+    /// Whether pages of `size` tokens are among them.
+    pub const fn accepts(self, size: u32) -> bool {
+        match self {
+            Self::Any => size > 0,
+            Self::MultipleOf(unit) => size > 0 && size.is_multiple_of(unit),
+            Self::List(sizes) => contains(sizes, size),
+        }
+    }
+}
+
+impl PageSizes {
+    pub(crate) const fn write(self, text: &mut Text<'_>) {
+        match self {
+            Self::Any => text.push("any"),
+            Self::MultipleOf(unit) => {
+                text.push("multiples of ");
+                text.number(unit);
+            }
+            Self::List(sizes) => write_numbers(sizes, text),
+        }
+    }
+}
+
+const fn write_numbers(numbers: &[u32], text: &mut Text<'_>) {
+    let mut i = 0;
+    while i < numbers.len() {
+        text.comma(i);
+        text.number(numbers[i]);
+        i += 1;
+    }
+}
+
+pub(super) const fn contains(numbers: &[u32], number: u32) -> bool {
+    let mut i = 0;
+    while i < numbers.len() {
+        if numbers[i] == number {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// How the numbers of query tokens may differ within a decode batch. Each level includes the ones
+/// before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum QueryLen {
+    /// One token per request.
+    Single,
+    /// The same number for every request.
+    Uniform,
+    /// Any number for each request.
+    Ragged,
+}
+
+impl QueryLen {
+    /// Every level, in order.
+    pub const ALL: &'static [Self] = &[Self::Single, Self::Uniform, Self::Ragged];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Uniform => "uniform",
+            Self::Ragged => "ragged",
+        }
+    }
+}
+
+impl fmt::Display for QueryLen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What can be captured into a CUDA graph and replayed with other lengths. Each level includes the
+/// ones before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum GraphSupport {
+    /// Nothing.
+    Never,
+    /// Batches of one token per request.
+    SingleToken,
+    /// Batches of equal query lengths.
+    UniformBatch,
+    /// Every batch.
+    Always,
+}
+
+impl GraphSupport {
+    /// Every level, in order.
+    pub const ALL: &'static [Self] = &[
+        Self::Never,
+        Self::SingleToken,
+        Self::UniformBatch,
+        Self::Always,
+    ];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::SingleToken => "single_token",
+            Self::UniformBatch => "uniform_batch",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl fmt::Display for GraphSupport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The base of the log-sum-exp as a backend's kernel produces it. What a backend hands to the
+/// layer is always the natural logarithm: the other bases are converted inside the backend.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LseOutput {
+    /// It produces none.
+    None,
+    /// Natural logarithm.
+    Ln,
+    /// Logarithm to the base 2.
+    Log2,
+}
+
+impl LseOutput {
+    /// Every kind, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::None, Self::Ln, Self::Log2];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Ln => "ln",
+            Self::Log2 => "log2",
+        }
+    }
+}
+
+/// Whether a decode backend attends to lists of slots.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SparseSupport {
+    /// Only to the whole context.
+    Never,
+    /// To either.
+    Optional,
+    /// Only to lists of slots.
+    Required,
+}
+
+impl SparseSupport {
+    /// Every level, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::Never, Self::Optional, Self::Required];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Optional => "optional",
+            Self::Required => "required",
+        }
+    }
+}
+
+/// The order in which backends are tried: higher first, per set of capabilities.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Priority {
+    /// The first of these that has the capability decides.
+    pub by_capability: &'static [(CapabilityMatch, i32)],
+    /// Where none has it.
+    pub otherwise: i32,
+}
+
+impl Priority {
+    /// One number everywhere.
+    pub const fn everywhere(priority: i32) -> Self {
+        Self {
+            by_capability: &[],
+            otherwise: priority,
+        }
+    }
+
+    /// The priority on this hardware.
+    pub const fn on(&self, target: Target) -> i32 {
+        if let Some(capability) = target.capability {
+            let mut i = 0;
+            while i < self.by_capability.len() {
+                let (set, priority) = self.by_capability[i];
+                if set.accepts(capability) {
+                    return priority;
+                }
+                i += 1;
+            }
+        }
+        self.otherwise
+    }
+}

@@ -1,0 +1,79 @@
+//! Backends of a registry, made for one layer.
+
+use crate::backend::{Entry, LayerConfig, SelectedDecode, SelectedPrefill};
+use crate::device::Device;
+use crate::registry::Registry;
+use crate::selection::SelectionError;
+use crate::spec::Phase;
+
+impl Registry {
+    /// Makes the prefill backend of this name for one layer on `device`: call it through the
+    /// result, which is one pointer.
+    ///
+    /// # Errors
+    ///
+    /// Where the name is unknown, anything speaks against the backend for this layer on this
+    /// device, it is made for devices of another type, or making it fails.
+    pub fn instantiate_prefill<D: Device>(
+        &self,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<SelectedPrefill<D>, SelectionError> {
+        let entry = self.validated(Phase::Prefill, name, device, config)?;
+        match entry.make_prefill(device, config) {
+            Some(made) => Ok(made?),
+            None => Err(other_device::<D>(entry)),
+        }
+    }
+
+    /// Makes the decode backend of this name for one layer on `device`: call it through the
+    /// result, which is one pointer.
+    ///
+    /// # Errors
+    ///
+    /// As [`instantiate_prefill`](Self::instantiate_prefill).
+    pub fn instantiate_decode<D: Device>(
+        &self,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<SelectedDecode<D>, SelectionError> {
+        let entry = self.validated(Phase::Decode, name, device, config)?;
+        match entry.make_decode(device, config) {
+            Some(made) => Ok(made?),
+            None => Err(other_device::<D>(entry)),
+        }
+    }
+
+    fn validated<D: Device>(
+        &self,
+        phase: Phase,
+        name: &str,
+        device: &D,
+        config: &LayerConfig,
+    ) -> Result<&Entry, SelectionError> {
+        let target = device.target();
+        let entry = self.get_on(target, phase, name)?;
+        let reasons = Self::reasons_against(entry, target, &config.problem, true);
+        if reasons.is_empty() {
+            Ok(entry)
+        } else {
+            Err(SelectionError::Refused {
+                phase,
+                name: entry.spec.name,
+                target,
+                reasons: Box::new(reasons),
+            })
+        }
+    }
+}
+
+#[cold]
+fn other_device<D: Device>(entry: &Entry) -> SelectionError {
+    SelectionError::OtherDevice {
+        phase: entry.spec.phase,
+        name: entry.spec.name,
+        given: std::any::type_name::<D>(),
+    }
+}
