@@ -197,8 +197,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     workspace.place(p.workspace, k);
     // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
     // have no room. The query rows may be fewer than this if a graph is replayed.
-    k.may_divide = p.max_key_len > 5 * Tile::kKeys &&
-                   int64_t(p.query_tokens / kQueries) * p.heads <= workspace.slots;
+    const bool may_divide = p.max_key_len > 5 * Tile::kKeys &&
+                            int64_t(p.query_tokens / kQueries) * p.heads <= workspace.slots;
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
@@ -254,7 +254,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     // Each item is a CTA's, if there are so few, and none has less than a KV tile.
     const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
     const Launch l{int(items < facts.multiprocessors ? items : facts.multiprocessors), stream};
-    const cudaError_t e = launch<Tile>(l, k, maps);
+    const cudaError_t e =
+        may_divide ? launch<Tile>(l, k, maps) : launch<typename Tile::Whole>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
 }
 
@@ -270,10 +271,16 @@ MlaStatus run_dtype(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStr
                   "(nope_dim, rope_dim, value_dim) of (128,64,128), (192,64,256) or (64,32,64)");
 }
 
+template <typename Tile>
+cudaError_t load_both() {
+    const cudaError_t e = load<Tile>();
+    return e == cudaSuccess ? load<typename Tile::Whole>() : e;
+}
+
 template <typename T>
 MlaStatus load_dtype() {
-    for (const cudaError_t e :
-         {load<Tile_128_64_128<T>>(), load<Tile_192_64_256<T>>(), load<Tile_64_32_64<T>>()}) {
+    for (const cudaError_t e : {load_both<Tile_128_64_128<T>>(), load_both<Tile_192_64_256<T>>(),
+                                load_both<Tile_64_32_64<T>>()}) {
         if (e != cudaSuccess) return cuda_status("load of mla_prefill_sm90", e);
     }
     return ok();

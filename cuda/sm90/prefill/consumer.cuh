@@ -219,11 +219,10 @@ struct Consumer {
 #pragma unroll
             for (int row = 0; row < 2; row++) sum[row] += __shfl_xor_sync(~0u, sum[row], distance);
         }
-        if (finished.slots < 0) {
-            store_out(finished, rows, sum);
-        } else {
-            store_partial(finished, rows, sum);
+        if constexpr (Tile::kDivides) {
+            if (finished.slots >= 0) return store_partial(finished, rows, sum);
         }
+        store_out(finished, rows, sum);
     }
 
     __device__ __forceinline__ void store_partial(const Finished& finished, const Rows<Tile>& rows,
@@ -337,7 +336,7 @@ struct Consumer {
             await_work(number);
             const Work work = work_at(number);
             if (work.is_end()) break;
-            if (work.combines()) {
+            if (Tile::kDivides && work.combines()) {
                 // Queries, keys and values are no longer read, and their place is taken.
                 if (!may_stage) ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
                 may_stage = true;

@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int warpgroup = threadIdx.x / 128;
     if (threadIdx.x / 32 == kSchedulerWarp) prefetch_lengths(p);
 
+    if (threadIdx.x / 32 == kRepairWarp) prepare_repair(shared, threadIdx.x % 32);
     if (threadIdx.x == 0) {
         for (int consumer = 0; consumer < kConsumers; consumer++) {
             ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
@@ -70,12 +71,6 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(ptx::shared_address(&shared.work_full[slot]), 1);
             ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
-        for (int warp = 0; warp < kConsumerWarps; warp++) {
-            ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_full[warp]), 1);
-            ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_empty[warp]), 1);
-            shared.spoiled[warp].before = 0;
-        }
-        ptx::mbarrier_init(ptx::shared_address(&shared.finished), kConsumerWarps);
         ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
         ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
         ptx::fence_mbarrier_init();

@@ -12,10 +12,6 @@
 namespace mla::sm90::prefill {
 
 struct KernelParams {
-    // Read by TMA, and where rows are repaired (repair.cuh). Heads of one rotary key are 0 apart.
-    const void *query, *key, *key_rope, *value;
-    int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
-    int64_t key_rope_token_stride, key_rope_head_stride, value_token_stride, value_head_stride;
     void* out;        // [query tokens, heads, V]
     float* lse;       // [heads, query tokens], or null
     const int* cu_q;  // [requests + 1]
@@ -28,8 +24,6 @@ struct KernelParams {
     // row % 8] of two rows each.
     float4 *partial_out, *partial_sum;
     int slots;
-    // Whether the bounds of the lengths let query tiles be divided (division.cuh).
-    int may_divide;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.
@@ -40,6 +34,10 @@ struct KernelParams {
     int max_query_len, max_key_len;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
+    // Read by TMA, and where rows are repaired (repair.cuh). Heads of one rotary key are 0 apart.
+    const void *query, *key, *key_rope, *value;
+    int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
+    int64_t key_rope_token_stride, key_rope_head_stride, value_token_stride, value_head_stride;
 
 #ifdef __CUDACC__
     __device__ Arrivals<DeviceMemory> arrivals(int first_slot) const {

@@ -19,6 +19,18 @@
 
 namespace mla::sm90::prefill {
 
+// Before anybody hands over rows. Each lane has a box.
+template <typename Tile>
+__device__ __forceinline__ void prepare_repair(Shared<Tile>& shared, int lane) {
+    if (lane < kConsumerWarps) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_full[lane]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_empty[lane]), 1);
+        shared.spoiled[lane].before = 0;
+    }
+    if (lane == 0) ptx::mbarrier_init(ptx::shared_address(&shared.finished), kConsumerWarps);
+    ptx::fence_mbarrier_init();
+}
+
 // By a warp of a consumer: hands over the rows of a warp from query row `token` of the batch on,
 // when they have been stored. They are the next launch's business only when it has been done.
 template <typename Tile>
@@ -157,14 +169,24 @@ struct Repair {
             state.sum += sum;
             out.x *= factor;
             out.y *= factor;
+            // A lane's weight is 0 where there is no key.
+            const int count = min(32, sees - first);
 #pragma unroll 1
-            for (int i = 0; i < min(32, sees - first); i++) {
-                const float of_key = __shfl_sync(~0u, weight, i);
-                if (at.column >= rows.columns) continue;
-                float values[2];
-                to_floats(load<true, T, 2>(value(rows, at, first + i), 2), values);
-                out.x = fmaf(of_key, values[0], out.x);
-                out.y = fmaf(of_key, values[1], out.y);
+            for (int i = 0; i < count; i += 4) {
+                uint32_t pair[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    pair[j] =
+                        at.column < rows.columns && i + j < count
+                            ? *reinterpret_cast<const uint32_t*>(value(rows, at, first + i + j))
+                            : 0;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float of_key = __shfl_sync(~0u, weight, i + j);
+                    const float2 values = floats(pair[j]);
+                    out.x = fmaf(of_key, values.x, out.x);
+                    out.y = fmaf(of_key, values.y, out.y);
+                }
             }
             // What is not finite stays so.
             if (!__any_sync(~0u, at.column < rows.columns &&
@@ -189,16 +211,26 @@ struct Repair {
                                             rows.head * p.key_rope_head_stride);
     }
 
+    __device__ static float2 floats(uint32_t pair) {
+        float values[2];
+        to_floats(reinterpret_cast<const Group<T, 2>&>(pair), values);
+        return {values[0], values[1]};
+    }
+
     template <int width>
     __device__ static float add_product(float sum, const T* a, const T* b) {
 #pragma unroll 1
-        for (int i = 0; i < width; i += 2) {
-            float x[2], y[2];
-            to_floats(load<true, T, 2>(a + i, 2), x);
-            to_floats(load<true, T, 2>(b + i, 2), y);
-            sum = fmaf(x[0], y[0], fmaf(x[1], y[1], sum));
+        for (int i = 0; i < width; i += kOctet) {
+            const uint4 x = *reinterpret_cast<const uint4*>(a + i),
+                        y = *reinterpret_cast<const uint4*>(b + i);
+            sum =
+                add_pair(add_pair(add_pair(add_pair(sum, x.x, y.x), x.y, y.y), x.z, y.z), x.w, y.w);
         }
         return sum;
+    }
+    __device__ static float add_pair(float sum, uint32_t a, uint32_t b) {
+        const float2 x = floats(a), y = floats(b);
+        return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
     }
 };
 

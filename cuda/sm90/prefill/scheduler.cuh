@@ -29,7 +29,14 @@ struct Scheduler {
     int announced = 0;
 
     __device__ void run() {
-        if (!p.may_divide) return run_whole(blockIdx.x, gridDim.x);
+        if constexpr (Tile::kDivides)
+            run_divided();
+        else
+            run_whole(blockIdx.x, gridDim.x);
+    }
+
+  private:
+    __device__ void run_divided() {
         // On its way while the lengths are read.
         const int first = claim();
         Division<Tile::kKeys> division(Lengths(p), gridDim.x, p.slots);
@@ -47,7 +54,6 @@ struct Scheduler {
         leave(division.items());
     }
 
-  private:
     // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, which count
     // from `before`.
     __device__ void run_whole(int first, int before) {

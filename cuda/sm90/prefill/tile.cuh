@@ -44,9 +44,13 @@ constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
 constexpr int kConsumerRegisters = 232, kProducerRegisters = 40;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * 168);
 
-template <typename Element_, int nope_, int rope_, int value_, int keys_>
+// `divides`: whether the keys of a query tile may be divided into splits. A kernel that never does
+// so is shorter, and its consumers have registers to spare.
+template <typename Element_, int nope_, int rope_, int value_, int keys_, bool divides = true>
 struct Tile {
     using Element = Element_;
+    using Whole = Tile<Element_, nope_, rope_, value_, keys_, false>;
+    static constexpr bool kDivides = divides;
     static constexpr int kNope = nope_, kRope = rope_, kValue = value_;
     static constexpr int kKeys = keys_;
     static_assert(nope_ % kPanel == 0 && value_ % kPanel == 0 && rope_ % 16 == 0 &&

@@ -3,7 +3,5 @@
 #include "../launch_kernel.cuh"
 
 namespace mla::sm90::prefill {
-template cudaError_t launch<Tile_192_64_256<__nv_bfloat16>>(const Launch&, const KernelParams&,
-                                                            const Maps&);
-template cudaError_t load<Tile_192_64_256<__nv_bfloat16>>();
+MLA_PREFILL_INSTANTIATE(Tile_192_64_256<__nv_bfloat16>)
 }  // namespace mla::sm90::prefill

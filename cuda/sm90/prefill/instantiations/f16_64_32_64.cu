@@ -3,6 +3,5 @@
 #include "../launch_kernel.cuh"
 
 namespace mla::sm90::prefill {
-template cudaError_t launch<Tile_64_32_64<__half>>(const Launch&, const KernelParams&, const Maps&);
-template cudaError_t load<Tile_64_32_64<__half>>();
+MLA_PREFILL_INSTANTIATE(Tile_64_32_64<__half>)
 }  // namespace mla::sm90::prefill

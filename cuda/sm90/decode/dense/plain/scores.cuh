@@ -94,7 +94,7 @@ struct PlainScores {
                 const int tokens = kv_len - kv_tile * kTileTokens;
                 if (tokens < kTileTokens) {
                     clear_tail(latent, tokens, thread);
-                    if constexpr (C::kHeldPanels > 0) {
+                    if (C::kHeldPanels > 0 && !p.even_query) {
                         // Behind the zeros of all, as for held queries.
                         ScoresBarrier::sync();
                         s.tail_cleared.arrive();
