@@ -4,7 +4,6 @@
 //! device, so [`prepare`](mla_runtime::backend::PrefillBackend::prepare) has nothing to do.
 
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::device::Memory as _;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
@@ -15,6 +14,7 @@ use {
     mla_runtime::backend::{
         Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
+    mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
 
