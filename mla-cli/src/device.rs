@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use mla_cpu::Cpu;
 use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
+use mla_runtime::indexer::IndexDevice;
 use mla_runtime::plan::memory::MemoryPlan;
 
 use crate::error::CliError;
@@ -28,6 +29,15 @@ pub(crate) trait Job {
 
     /// Does it on `device`, which `about` describes.
     fn run<D: Stopwatch>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
+}
+
+/// Work that runs on a device that can select slots.
+pub(crate) trait IndexedJob {
+    /// What comes of it.
+    type Output;
+
+    /// Does it on `device`, which `about` describes.
+    fn run<D: IndexDevice>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
 }
 
 /// What there is to say about a device beyond what it can do.
@@ -79,16 +89,36 @@ impl DeviceName {
     pub(crate) fn run<J: Job>(self, job: J) -> Result<J::Output, CliError> {
         match self {
             Self::Cpu => {
-                let device = Cpu::new();
-                let about = About {
-                    description: format!("cpu ({} threads)", device.threads()),
-                    memory: available_memory(),
-                };
+                let (device, about) = cpu();
                 job.run(&device, &about)
             }
             Self::Cuda => run_on_gpu(job),
         }
     }
+
+    /// The same where slots are to be selected.
+    pub(crate) fn run_indexed<J: IndexedJob>(self, job: J) -> Result<J::Output, CliError> {
+        match self {
+            Self::Cpu => {
+                let (device, about) = cpu();
+                job.run(&device, &about)
+            }
+            Self::Cuda => Err(CliError::Argument {
+                argument: "--device",
+                given: "cuda for a model with an indexer, which this device does not have".into(),
+                accepted: "cpu, or --dense".into(),
+            }),
+        }
+    }
+}
+
+fn cpu() -> (Cpu, About) {
+    let device = Cpu::new();
+    let about = About {
+        description: format!("cpu ({} threads)", device.threads()),
+        memory: available_memory(),
+    };
+    (device, about)
 }
 
 #[cfg(feature = "gpu")]

@@ -12,9 +12,20 @@ const CONFIG: &str = r#"{
     "num_attention_heads": 3, "torch_dtype": "bfloat16"
 }"#;
 
+/// The same with an indexer, whose lists are shorter than most contexts of the test.
+const SPARSE: &str = r#"{
+    "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
+    "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
+    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "indexer_rope_interleave": true
+}"#;
+
 fn mla(name: &str, arguments: &str) -> Output {
+    mla_of(CONFIG, name, arguments)
+}
+
+fn mla_of(config: &str, name: &str, arguments: &str) -> Output {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run_{name}.json"));
-    fs::write(&path, CONFIG).unwrap();
+    fs::write(&path, config).unwrap();
     Command::new(env!("CARGO_BIN_EXE_mla"))
         .arg("run")
         .arg("--config")
@@ -89,6 +100,65 @@ fn every_dtype_and_cache_format_agrees_with_the_reference() {
             assert!(phase["max_absolute"].as_f64().unwrap() > 0.0);
             assert!(phase["seconds"].as_f64().unwrap() > 0.0);
         }
+    }
+}
+
+#[test]
+fn a_model_with_an_indexer_attends_to_its_lists() {
+    for (dtype, kv) in [("f32", "f32"), ("bf16", "bf16"), ("bf16", "fp8_ds_mla")] {
+        let arguments = format!(
+            "--batch 3q1s70_2q4s33_q90_q60s200 --page 16 --dtype {dtype} --kv {kv} --repeat 1 \
+             --format json"
+        );
+        let output = mla_of(SPARSE, &format!("sparse_{dtype}_{kv}"), &arguments);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        // Every token takes the absorbed path.
+        assert_eq!(phases(&report), [("decode", 7, 161), ("total", 7, 161)]);
+        assert_eq!(report["pass"], true, "{report:#}");
+        let lists = &report["lists"];
+        assert_eq!((&lists["topk"], &lists["lists"]), (&20.into(), &64.into()));
+        // A value between two codes is rare.
+        assert!(lists["identical"].as_u64().unwrap() >= 60, "{lists}");
+        assert!(lists["seconds"].as_f64().unwrap() > 0.0);
+        let regions = report["memory"]["regions"].as_array().unwrap();
+        let shape = |name: &str| {
+            let region = regions.iter().find(|r| r["name"] == name).unwrap();
+            region["shape"].to_string()
+        };
+        // Pages of 5, 5, 5, 3, 3, 6 and 13 of 16 keys of 32 values and a scale.
+        assert_eq!(shape("index_cache"), "[1,40,16,36]");
+        assert_eq!(shape("slot_lists"), "[161,20]");
+    }
+    let dense = mla_of(
+        SPARSE,
+        "sparse_dense",
+        "--batch q90 --dense --repeat 1 --format json",
+    );
+    let report: Value = serde_json::from_slice(&dense.stdout).unwrap();
+    assert_eq!(
+        (&report["lists"], &report["pass"]),
+        (&Value::Null, &true.into())
+    );
+    let table = mla_of(SPARSE, "sparse_table", "--batch 2q1s50 --repeat 1");
+    let text = String::from_utf8(table.stdout).unwrap();
+    let sentence = "The indexer has 4 heads of 32 and chooses 20 tokens";
+    assert!(text.contains(sentence), "{text}");
+    for (arguments, message) in [
+        (
+            "--batch q4 --threshold 3",
+            "error: --threshold: given 3 for a sparse layer, accepted nothing, as every token is \
+             on the absorbed path; or --dense\n",
+        ),
+        (
+            "--batch q4 --device cuda",
+            "error: --device: given cuda for a model with an indexer, which this device does not \
+             have, accepted cpu, or --dense\n",
+        ),
+    ] {
+        let output = mla_of(SPARSE, "sparse_refused", arguments);
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), message);
+        assert_eq!(output.status.code(), Some(2));
     }
 }
 

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use half::{bf16, f16};
 use mla_runtime::Result;
-use mla_runtime::backend::LayerConfig;
+use mla_runtime::backend::{LayerConfig, SlotLists};
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
@@ -16,14 +16,14 @@ use super::workload::Workload;
 use crate::error::CliError;
 
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
-const UNIT: f32 = 1.732_050_8;
+pub(super) const UNIT: f32 = 1.732_050_8;
 
 /// Queries of this size make scores with a standard deviation of 2: far from a mere mean of all
 /// values, and far from a choice of one, so that a wrong key or weight shows.
 const QUERY: f32 = 2.0 * UNIT;
 
 /// Context rows that are made at a time.
-const BLOCK: usize = 4096;
+pub(super) const BLOCK: usize = 4096;
 
 /// What an engine would own.
 pub(crate) struct Data<D: Device> {
@@ -35,6 +35,34 @@ pub(crate) struct Data<D: Device> {
     pub(crate) out: Tensor<D>,
     pub(crate) cache: D::Buffer,
     pub(crate) cache_layout: CacheLayout,
+    /// What each token attends to, if the layer is sparse; once it was selected.
+    pub(crate) lists: Option<HostLists>,
+}
+
+/// Lists of slots, read back.
+pub(crate) struct HostLists {
+    slots: Vec<i32>,
+    width: usize,
+}
+
+impl HostLists {
+    pub(crate) fn read<D: Device>(device: &D, lists: &SlotLists<'_, D>) -> Result<Self> {
+        let mut bytes = vec![0; lists.slots.len() * 4];
+        let from = D::byte_range(lists.slots.bytes(), 0..bytes.len());
+        device.download(from, &mut bytes)?;
+        Ok(Self {
+            slots: bytes
+                .chunks_exact(4)
+                .map(|b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            width: lists.width,
+        })
+    }
+
+    /// A token's.
+    pub(crate) fn of(&self, token: usize) -> &[i32] {
+        &self.slots[token * self.width..(token + 1) * self.width]
+    }
 }
 
 /// A tensor on the device, and what was written to it.
@@ -45,7 +73,13 @@ pub(crate) struct Tensor<D: Device> {
 }
 
 impl<D: Device> Tensor<D> {
-    fn random(device: &D, rng: &mut Rng, dtype: DType, shape: Shape, most: f32) -> Result<Self> {
+    pub(super) fn random(
+        device: &D,
+        rng: &mut Rng,
+        dtype: DType,
+        shape: Shape,
+        most: f32,
+    ) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
         let host = random_bytes(rng, dtype, layout.elements(), most);
         let mut buffer = device.allocate(host.len())?;
@@ -66,8 +100,13 @@ impl<D: Device> Tensor<D> {
         })
     }
 
-    fn view(&self) -> Result<TensorRef<'_, D>> {
+    pub(super) fn view(&self) -> Result<TensorRef<'_, D>> {
         TensorRef::new(D::bytes(&self.buffer), self.layout)
+    }
+
+    /// The extent of the last axis.
+    pub(super) fn width(&self) -> usize {
+        self.layout.shape[2]
     }
 
     /// `[i, j, 0..]` as it was written.
@@ -196,6 +235,7 @@ impl<D: Device> Data<D> {
             out,
             cache,
             cache_layout,
+            lists: None,
         })
     }
 

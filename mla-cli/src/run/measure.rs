@@ -5,42 +5,45 @@ use std::time::{Duration, Instant};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage};
 use mla_runtime::device::Memory;
-use mla_runtime::layer::{MlaLayer, Workspace};
+use mla_runtime::layer::{LayerCall, MlaLayer, Workspace};
 
-use super::data::Data;
+use super::data::{Data, HostLists};
 use super::progress::Progress;
+use super::sparse::Lists;
 use super::workload::Workload;
 use crate::error::CliError;
 
 /// The median time of each part, and of all together.
 pub(super) struct Timings {
+    pub(super) selection: Duration,
     pub(super) absorbed: Duration,
     pub(super) expanded: Duration,
     pub(super) total: Duration,
 }
 
 /// Runs a step once to warm up and `repeat` times for the record.
-pub(super) fn measure<P, B>(
+pub(super) fn measure<P, B, L>(
     layer: &MlaLayer<P, B>,
     workspace: &mut Workspace<P, B>,
     workload: &Workload,
     data: &mut Data<P::Device>,
+    lists: &mut L,
     repeat: u32,
     progress: &Progress,
 ) -> std::result::Result<Timings, CliError>
 where
     P: PrefillStage,
     B: DecodeStage<Device = P::Device>,
+    L: Lists<P::Device>,
 {
     workspace.prepare(layer, &workload.batch()?)?;
     let device = layer.device();
-    let mut samples = [const { Vec::new() }; 3];
+    let mut samples = [const { Vec::new() }; 4];
     for run in 0..=repeat {
         progress.step(match run {
             0 => "warming up".to_owned(),
             _ => format!("timing: {run} of {repeat}"),
         });
-        let mut call = data.call(layer.config())?;
         let timed = |part: &mut dyn FnMut() -> Result<()>| -> Result<Duration> {
             device.synchronize()?;
             let start = Instant::now();
@@ -48,18 +51,28 @@ where
             device.synchronize()?;
             Ok(start.elapsed())
         };
+        let selection = timed(&mut || lists.select(workspace))?;
+        let mut call = LayerCall {
+            slot_lists: lists.lists(workspace)?,
+            ..data.call(layer.config())?
+        };
         let write = timed(&mut || layer.write_cache(workspace, &mut call))?;
         let absorbed = timed(&mut || layer.attend_absorbed(workspace, &mut call))?;
         let expanded = timed(&mut || layer.attend_expanded(workspace, &mut call))?;
         if run > 0 {
-            let times = [absorbed, expanded, write + absorbed + expanded];
+            let total = selection + write + absorbed + expanded;
+            let times = [selection, absorbed, expanded, total];
             for (samples, time) in samples.iter_mut().zip(times) {
                 samples.push(time);
             }
         }
     }
-    let [absorbed, expanded, total] = samples.map(median);
+    if let Some(lists) = lists.lists(workspace)? {
+        data.lists = Some(HostLists::read(device, &lists)?);
+    }
+    let [selection, absorbed, expanded, total] = samples.map(median);
     Ok(Timings {
+        selection,
         absorbed,
         expanded,
         total,

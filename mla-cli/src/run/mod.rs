@@ -5,13 +5,16 @@ mod measure;
 pub(crate) mod progress;
 pub(crate) mod reference;
 mod report;
+mod sparse;
 pub(crate) mod workload;
 
 use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
+use mla_runtime::indexer::IndexDevice;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, crossover_threshold};
+use mla_runtime::plan::memory::{self, MemoryNeeds};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::{Request, Selection};
@@ -19,9 +22,10 @@ use mla_runtime::selection::{Request, Selection};
 use self::data::Data;
 use self::progress::Progress;
 use self::report::Report;
+use self::sparse::{Dense, Indexed, Lists};
 use self::workload::Workload;
 use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
-use crate::device::{About, DeviceName, Job};
+use crate::device::{About, DeviceName, IndexedJob, Job};
 use crate::error::CliError;
 
 #[derive(clap::Args)]
@@ -54,6 +58,9 @@ pub(crate) struct Args {
     /// The most new tokens of a request on the absorbed path [default: the crossover].
     #[arg(long, value_name = "TOKENS", value_parser = natural)]
     threshold: Option<u32>,
+    /// Attend to all context, although the model has an indexer that chooses from it.
+    #[arg(long)]
+    dense: bool,
     /// What the random numbers are made from.
     #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
     seed: u32,
@@ -71,10 +78,14 @@ pub(crate) struct Args {
 /// The output, and whether every phase agrees with the reference.
 pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     let model = args.model.read()?;
-    let report = args.device.run(Run {
+    let run = Run {
         args,
         model: &model,
-    })?;
+    };
+    let report = match model.config.indexer {
+        Some(_) if !args.dense => args.device.run_indexed(run)?,
+        _ => args.device.run(run)?,
+    };
     let text = args.format.write(&report, || report.describe());
     Ok((text, report.pass))
 }
@@ -89,24 +100,53 @@ impl Job for Run<'_> {
     type Output = Report;
 
     fn run<D: Device>(self, device: &D, about: &About) -> Result<Report, CliError> {
-        run(self.args, self.model, device, about)
+        run::<D, Dense>(self.args, self.model, device, about)
     }
 }
 
-fn run<D: Device>(
+impl IndexedJob for Run<'_> {
+    type Output = Report;
+
+    fn run<D: IndexDevice>(self, device: &D, about: &About) -> Result<Report, CliError> {
+        run::<D, Indexed<D>>(self.args, self.model, device, about)
+    }
+}
+
+/// Refuses what divides a batch between two paths, of which a sparse layer has one.
+fn check_sparse(args: &Args) -> Result<(), CliError> {
+    for (argument, given) in [("--threshold", args.threshold), ("--rows", args.rows)] {
+        if let Some(given) = given {
+            return Err(CliError::Argument {
+                argument,
+                given: format!("{given} for a sparse layer"),
+                accepted: "nothing, as every token is on the absorbed path; or --dense".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn run<D: Device, L: Lists<D>>(
     args: &Args,
     model: &Model,
     device: &D,
     about: &About,
 ) -> Result<Report, CliError> {
+    if L::SPARSE {
+        check_sparse(args)?;
+    }
     let problem = Problem {
+        sparse: L::SPARSE,
         kv_format: args.kv.unwrap_or(KvFormat::of(model.dtype)),
         page_size: args.page,
         ..Problem::new(model.config.dims, model.heads, model.dtype)
     };
-    let threshold = args
-        .threshold
-        .unwrap_or_else(|| crossover_threshold(D::PLATFORM, &problem, false));
+    let threshold = match (L::SPARSE, args.threshold) {
+        // The expanded form has no lists.
+        (true, _) => u32::MAX,
+        (false, Some(threshold)) => threshold,
+        (false, None) => crossover_threshold(D::PLATFORM, &problem, false),
+    };
     let spec: BatchSpec = args.batch.parse()?;
     about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
     let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
@@ -123,16 +163,30 @@ fn run<D: Device>(
 
     let progress = Progress::new();
     let limits = workload.limits(args.rows)?;
-    let memory = layer.memory_plan(&limits, 1, workload.pages)?;
+    let memory = memory::plan(&MemoryNeeds {
+        indexer: L::needs(&model.config, &limits, problem.page_size)?,
+        ..layer.memory_needs(&limits, 1, workload.pages)?
+    })?;
     about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
     let mut workspace = layer.workspace(&limits)?;
     let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
+    let made_from = sparse::Run {
+        device,
+        model: &model.config,
+        config: &config,
+        workload: &workload,
+        limits,
+        seed: args.seed,
+        progress: &progress,
+    };
+    let mut lists = L::new(&made_from)?;
     let timings = measure::measure(
         &layer,
         &mut workspace,
         &workload,
         &mut data,
+        &mut lists,
         args.repeat,
         &progress,
     )?;
@@ -146,6 +200,7 @@ fn run<D: Device>(
         args.seed,
         &progress,
     )?;
+    let lists = lists.compare(&made_from, data.lists.as_ref(), args.samples)?;
     progress.finish();
     Ok(Report::new(report::Run {
         model,
@@ -157,6 +212,7 @@ fn run<D: Device>(
         memory,
         timings,
         errors,
+        lists,
         seed: args.seed,
         repeat: args.repeat,
     }))

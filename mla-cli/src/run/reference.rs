@@ -4,6 +4,7 @@
 //! queries, the weights, the cache rows as they are stored, dequantised, and on the expanded path
 //! the new rows as they were given, since that path does not read them back from the cache.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use fastrand::Rng;
@@ -131,7 +132,7 @@ where
 
 impl Workload {
     /// The request that a token belongs to.
-    fn request_of(&self, token: usize) -> usize {
+    pub(super) fn request_of(&self, token: usize) -> usize {
         self.token_starts.partition_point(|start| *start <= token) - 1
     }
 }
@@ -168,8 +169,11 @@ fn compare_request<D: Device>(
     let tables = workload.tables()?;
     let mut keys: Vec<Vec<f64>> = Vec::with_capacity(request.kv as usize);
     let mut page = vec![0; layout.page_stride];
+    // Where each page of the cache stands among the request's.
+    let mut pages = HashMap::new();
     for first in (0..stored).step_by(layout.page_size) {
         let slot = tables.slot(index, first as u64)? as usize;
+        pages.insert(slot / layout.page_size, first);
         let start = slot / layout.page_size * layout.page_stride;
         let bytes = D::byte_range(D::bytes(&data.cache), start..start + page.len());
         device.download(bytes, &mut page)?;
@@ -204,7 +208,17 @@ fn compare_request<D: Device>(
             }
             absorbed.extend(&query[nope..]);
             let seen = context + token - start + 1;
-            let (mean, _) = attend(&absorbed, &keys[..seen], &latents[..seen], scale);
+            let (mean, _) = match &data.lists {
+                None => attend(&absorbed, &keys[..seen], &latents[..seen], scale),
+                Some(lists) => {
+                    let listed: Vec<usize> = positions(&pages, lists.of(token), layout.page_size)
+                        .filter(|position| *position < seen)
+                        .collect();
+                    let [keys, latents] = [&keys, &latents]
+                        .map(|rows| listed.iter().map(|at| rows[*at]).collect::<Vec<_>>());
+                    attend(&absorbed, &keys, &latents, scale)
+                }
+            };
             let expected: Vec<f64> = (0..v)
                 .map(|j| {
                     let weights = data.weights.row(0, columns + nope + j);
@@ -219,4 +233,16 @@ fn compare_request<D: Device>(
         deviation.add(&given, &expected);
     }
     Ok(())
+}
+
+/// The positions of a list's slots.
+fn positions(
+    pages: &HashMap<usize, usize>,
+    list: &[i32],
+    page_size: usize,
+) -> impl Iterator<Item = usize> {
+    list.iter().filter_map(move |slot| {
+        let slot = usize::try_from(*slot).ok()?;
+        Some(pages.get(&(slot / page_size))? + slot % page_size)
+    })
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::measure::Timings;
 use super::reference::{Errors, PhaseErrors};
+use super::sparse::ListErrors;
 use super::workload::Workload;
 use crate::args::Model;
 use crate::cost::Cost;
@@ -28,6 +29,7 @@ pub(super) struct Run<'a> {
     pub(super) memory: MemoryPlan,
     pub(super) timings: Timings,
     pub(super) errors: PhaseErrors,
+    pub(super) lists: Option<ListErrors>,
     pub(super) seed: u32,
     pub(super) repeat: u32,
 }
@@ -50,9 +52,21 @@ pub(super) struct Report {
     /// Why these backends.
     selection: [String; 2],
     memory: MemoryPlan,
+    /// What the indexer of a sparse layer chose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lists: Option<Selected>,
     phases: Vec<Phase>,
     /// Whether every phase agrees with the reference.
     pub(super) pass: bool,
+}
+
+/// The lists of a sparse layer.
+#[derive(Serialize)]
+struct Selected {
+    /// The median time to write index keys and to make the lists.
+    seconds: f64,
+    #[serde(flatten)]
+    errors: ListErrors,
 }
 
 /// One phase, or all of them.
@@ -136,7 +150,8 @@ impl Report {
         }
         let pass = phases
             .iter()
-            .all(|phase| phase.errors.is_some_and(|errors| errors.pass));
+            .all(|phase| phase.errors.is_some_and(|errors| errors.pass))
+            && run.lists.is_none_or(|lists| lists.pass);
         let counts = [workload.requests.len(), workload.tokens()];
         phases.push(Phase::new("total", "", counts, timings.total, total, None));
         Self {
@@ -157,6 +172,10 @@ impl Report {
                 why(&selection.explanation.prefill),
             ],
             memory: run.memory,
+            lists: run.lists.map(|errors| Selected {
+                seconds: timings.selection.as_secs_f64(),
+                errors,
+            }),
             phases,
             pass,
         }
@@ -187,6 +206,27 @@ impl Report {
              1 − cos over all of them.",
             counted(self.repeat, "run")
         );
+        if let Some(lists) = &self.lists {
+            let ListErrors {
+                index_heads,
+                index_head_dim,
+                topk,
+                lists: count,
+                identical,
+                largest_distance,
+                ..
+            } = lists.errors;
+            let _ = writeln!(
+                text,
+                "\nThe indexer has {index_heads} heads of {index_head_dim} and chooses {topk} tokens, in {}.\n\
+                 {identical} of {} compared with f64 are the same; in the others a token's\n\
+                 logit is at most {} of the row's range from the last chosen one.\n\
+                 The decode's costs are those of all context, of which lists leave some out.",
+                time(lists.seconds),
+                counted(count as u64, "list"),
+                small(largest_distance)
+            );
+        }
         if self.context_chunks > 0 {
             let _ = writeln!(
                 text,

@@ -1,0 +1,496 @@
+//! The lists of a sparse layer: made by an indexer from random data, and compared with f64.
+
+use fastrand::Rng;
+use half::{bf16, f16};
+use mla_conformance::reference::{Turn, decode_e4m3, largest, quantise_index};
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, IndexNeeds,
+    Indexer, IndexerConfig, IndexerWorkspace, LayerNorm,
+};
+use mla_runtime::layer::Workspace;
+use mla_runtime::model::{ModelConfig, Rope};
+use mla_runtime::rotary::{Rotary, RotaryTables};
+use mla_runtime::tensor::ArrayRef;
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::data::{BLOCK, HostLists, Tensor, UNIT};
+use super::progress::Progress;
+use super::workload::Workload;
+use crate::error::CliError;
+
+/// What makes the lists of slots that a layer attends to.
+pub(super) trait Lists<D: Device>: Sized {
+    /// Whether there are any.
+    const SPARSE: bool;
+
+    /// What it adds to the memory plan.
+    fn needs(model: &ModelConfig, limits: &StepLimits, page: u32) -> Result<Option<IndexNeeds>>;
+
+    /// Everything that an engine would own, on the device.
+    fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError>;
+
+    /// Makes the lists of the prepared step.
+    fn select<P, B>(&mut self, workspace: &Workspace<P, B>) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>;
+
+    /// The lists of the prepared step.
+    fn lists<P, B>(&self, workspace: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>;
+
+    /// Compares the lists of so many tokens with f64.
+    fn compare(
+        &self,
+        run: &Run<'_, D>,
+        lists: Option<&HostLists>,
+        samples: u32,
+    ) -> std::result::Result<Option<ListErrors>, CliError>;
+}
+
+/// What a run is made from.
+pub(super) struct Run<'a, D: Device> {
+    pub(super) device: &'a D,
+    pub(super) model: &'a ModelConfig,
+    pub(super) config: &'a LayerConfig,
+    pub(super) workload: &'a Workload,
+    pub(super) limits: StepLimits,
+    pub(super) seed: u32,
+    pub(super) progress: &'a Progress,
+}
+
+/// No lists: each token attends to all of its context.
+pub(super) struct Dense;
+
+impl<D: Device> Lists<D> for Dense {
+    const SPARSE: bool = false;
+
+    fn needs(_: &ModelConfig, _: &StepLimits, _: u32) -> Result<Option<IndexNeeds>> {
+        Ok(None)
+    }
+
+    fn new(_: &Run<'_, D>) -> std::result::Result<Self, CliError> {
+        Ok(Self)
+    }
+
+    fn select<P, B>(&mut self, _: &Workspace<P, B>) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        Ok(())
+    }
+
+    fn lists<P, B>(&self, _: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        Ok(None)
+    }
+
+    fn compare(
+        &self,
+        _: &Run<'_, D>,
+        _: Option<&HostLists>,
+        _: u32,
+    ) -> std::result::Result<Option<ListErrors>, CliError> {
+        Ok(None)
+    }
+}
+
+/// How the lists of sampled tokens compare with those of the f64 reference.
+///
+/// The reference takes the index keys as they are stored. It makes the queries itself; where one of their
+/// values lies so near the middle of two e4m3 codes that f32 rounds it to the other, logits change a
+/// little. A list may differ only by tokens whose logits are as near the last chosen one as that explains.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct ListErrors {
+    /// Values of an index query, and how many heads have one.
+    pub(super) index_heads: u32,
+    pub(super) index_head_dim: u32,
+    pub(super) topk: u32,
+    /// The lists that were compared.
+    pub(super) lists: usize,
+    /// Those that are the same, entry by entry.
+    pub(super) identical: usize,
+    /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one, as a
+    /// part of the row's range.
+    pub(super) largest_distance: f64,
+    /// What it may be.
+    pub(super) tolerance: f64,
+    /// Whether it is.
+    pub(super) pass: bool,
+}
+
+/// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit adds up
+/// thousands of products.
+const TOLERANCE: f64 = 1e-2;
+
+/// An indexer with what an engine would own of it.
+pub(super) struct Indexed<D: IndexDevice> {
+    indexer: Indexer<D>,
+    workspace: IndexerWorkspace<D>,
+    query_latent: Tensor<D>,
+    query_weights: Tensor<D>,
+    keys: Tensor<D>,
+    norm: [Tensor<D>; 2],
+    head_weights: Tensor<D>,
+    tables: Option<RotaryTables<D>>,
+    cache: D::Buffer,
+    layout: IndexCacheLayout,
+}
+
+/// The model's indexer, which `mla run` has made sure of.
+fn indexer_of(model: &ModelConfig) -> Result<IndexerConfig> {
+    model.indexer.ok_or_else(|| {
+        let accepted = "a model with index_n_heads, index_head_dim and index_topk";
+        mla_runtime::Error::argument("indexer", "none", accepted)
+    })
+}
+
+impl<D: IndexDevice> Lists<D> for Indexed<D> {
+    const SPARSE: bool = true;
+
+    fn needs(model: &ModelConfig, limits: &StepLimits, page: u32) -> Result<Option<IndexNeeds>> {
+        let dims = indexer_of(model)?.dims;
+        IndexNeeds::of(dims, &IndexLimits::new(*limits), page).map(Some)
+    }
+
+    fn new(run: &Run<'_, D>) -> std::result::Result<Self, CliError> {
+        let (device, problem) = (run.device, &run.config.problem);
+        let config = indexer_of(run.model)?;
+        let dims = config.dims;
+        let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
+        // A query that is projected in one step comes from the hidden state, which is about as wide.
+        let rank = run.model.q_lora_rank.unwrap_or(2048) as usize;
+        let tokens = run.workload.tokens();
+        let mut rng = Rng::with_seed(u64::from(run.seed) ^ 0x1d);
+        let mut random = |shape, most| Tensor::random(device, &mut rng, problem.dtype, shape, most);
+        let query_latent = random([tokens, 1, rank], UNIT)?;
+        let query_weights = random([1, rank, heads * width], UNIT / (rank as f32).sqrt())?;
+        let keys = random([tokens, 1, width], UNIT)?;
+        let norm = [random([1, 1, width], UNIT)?, random([1, 1, width], 0.1)?];
+        let head_weights = random([tokens, 1, heads], UNIT)?;
+        let longest = run.workload.requests.iter().map(|r| r.kv).max();
+        let tables = match dims.rope {
+            0 => None,
+            rope => {
+                let positions = longest.unwrap_or(0).max(1) as usize;
+                Some(RotaryTables::new(device, &run.model.rope, rope, positions)?)
+            }
+        };
+        let page_size = problem.page_size as usize;
+        // As many as the layer's cache has, which was allocated.
+        let layout = IndexCacheLayout::contiguous(dims, run.workload.pages as usize, page_size);
+        let indexer = Indexer::new(device, &config, problem)?;
+        let mut indexed = Self {
+            workspace: indexer.workspace(&IndexLimits::new(run.limits))?,
+            cache: device.allocate(layout.pages * layout.page_stride)?,
+            indexer,
+            query_latent,
+            query_weights,
+            keys,
+            norm,
+            head_weights,
+            tables,
+            layout,
+        };
+        indexed.fill(run, &mut rng)?;
+        Ok(indexed)
+    }
+
+    fn select<P, B>(&mut self, workspace: &Workspace<P, B>) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let call = IndexCall {
+            query_latent: self.query_latent.view()?,
+            query_weights: self.query_weights.view()?,
+            keys: self.keys.view()?,
+            norm: LayerNorm {
+                weight: self.norm[0].view()?,
+                bias: self.norm[1].view()?,
+            },
+            head_weights: self.head_weights.view()?,
+            rotary: match &self.tables {
+                Some(tables) => Some(tables.rotation()?),
+                None => None,
+            },
+            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+        };
+        self.indexer.select(workspace, &mut self.workspace, call)
+    }
+
+    fn lists<P, B>(&self, workspace: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        self.workspace.lists(workspace).map(Some)
+    }
+
+    fn compare(
+        &self,
+        run: &Run<'_, D>,
+        lists: Option<&HostLists>,
+        samples: u32,
+    ) -> std::result::Result<Option<ListErrors>, CliError> {
+        let Some(lists) = lists else {
+            return Ok(None);
+        };
+        let tokens = run.workload.tokens();
+        // The first, the last, and others at equal distances.
+        let count = tokens.min(samples as usize);
+        let sampled = (0..count).map(|i| i * (tokens - 1) / (count - 1).max(1));
+        let reference = Reference::new(run, self)?;
+        let dims = self.indexer.config().dims;
+        let mut errors = ListErrors {
+            index_heads: dims.heads,
+            index_head_dim: dims.width,
+            topk: dims.topk,
+            lists: count,
+            identical: 0,
+            largest_distance: 0.0,
+            tolerance: TOLERANCE,
+            pass: true,
+        };
+        for (done, token) in sampled.enumerate() {
+            run.progress
+                .step(format!("checking lists: {} of {count}", done + 1));
+            let distance = reference.distance(run, token, lists.of(token))?;
+            errors.identical += usize::from(distance.is_none());
+            let distance = distance.unwrap_or(0.0);
+            errors.largest_distance = crate::deviation::worst(errors.largest_distance, distance);
+        }
+        errors.pass = errors.largest_distance <= TOLERANCE;
+        Ok(Some(errors))
+    }
+}
+
+impl<D: IndexDevice> Indexed<D> {
+    /// Writes the index keys of all context.
+    fn fill(&mut self, run: &Run<'_, D>, rng: &mut Rng) -> std::result::Result<(), CliError> {
+        let (device, dtype) = (run.device, run.config.problem.dtype);
+        let width = self.layout.width;
+        let block_tables = run.workload.tables()?;
+        for (index, request) in run.workload.requests.iter().enumerate() {
+            run.progress
+                .step(format!("filling the index cache: request {}", index + 1));
+            let context: Vec<i64> = (0..i64::from(request.context_len())).collect();
+            for block in context.chunks(BLOCK) {
+                let slots: std::result::Result<Vec<i64>, _> = block
+                    .iter()
+                    .map(|position| block_tables.slot(index, *position as u64))
+                    .collect();
+                let upload = |numbers: &[i64]| -> Result<D::Buffer> {
+                    let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
+                    let mut buffer = device.allocate(bytes.len())?;
+                    device.upload(&bytes, D::bytes_mut(&mut buffer))?;
+                    Ok(buffer)
+                };
+                let (slots, positions) = (upload(&slots?)?, upload(block)?);
+                let keys = Tensor::random(device, rng, dtype, [block.len(), 1, width], UNIT)?;
+                let rotary = match &self.tables {
+                    Some(tables) => {
+                        let tables = tables.rotation()?;
+                        Some(Rotary {
+                            positions: ArrayRef::new(D::bytes(&positions), block.len())?,
+                            cos: tables.cos,
+                            sin: tables.sin,
+                            style: self.indexer.config().rotary,
+                        })
+                    }
+                    None => None,
+                };
+                device.write_index_keys(
+                    self.indexer.config(),
+                    IndexKeys {
+                        keys: keys.view()?,
+                        norm: LayerNorm {
+                            weight: self.norm[0].view()?,
+                            bias: self.norm[1].view()?,
+                        },
+                        rotary,
+                        slots: ArrayRef::new(D::bytes(&slots), block.len())?,
+                        cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+                    },
+                )?;
+                // The block's memory is given back here.
+                device.synchronize()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the f64 logits are made from.
+struct Reference<'a, D: IndexDevice> {
+    indexed: &'a Indexed<D>,
+    weights: Vec<Vec<f64>>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    codes: Vec<f64>,
+}
+
+impl<'a, D: IndexDevice> Reference<'a, D> {
+    fn new(run: &Run<'_, D>, indexed: &'a Indexed<D>) -> Result<Self> {
+        let rank = indexed.query_latent.width();
+        let [cos, sin] = match &indexed.tables {
+            Some(tables) => rope_tables(&run.model.rope, indexed, tables.positions())?,
+            None => [Vec::new(), Vec::new()],
+        };
+        Ok(Self {
+            weights: (0..rank).map(|k| indexed.query_weights.row(0, k)).collect(),
+            cos,
+            sin,
+            codes: (0..=255).map(decode_e4m3).collect(),
+            indexed,
+        })
+    }
+
+    /// How far a list is from the reference's: `None` if they are the same.
+    fn distance(
+        &self,
+        run: &Run<'_, D>,
+        token: usize,
+        list: &[i32],
+    ) -> std::result::Result<Option<f64>, CliError> {
+        let request = run.workload.request_of(token);
+        let of = run.workload.requests[request];
+        let position = of.context_len() as usize + token - run.workload.token_starts[request];
+        let logits = self.logits(run, request, token, position)?;
+        let tables = run.workload.tables()?;
+        let chosen = largest(&logits, list.len());
+        let mut expected = Vec::with_capacity(list.len());
+        for position in &chosen {
+            expected.push(tables.slot(request, *position as u64)? as i32);
+        }
+        expected.resize(list.len(), -1);
+        if list == expected {
+            return Ok(None);
+        }
+        let least = chosen.iter().map(|at| logits[*at]).fold(f64::MAX, f64::min);
+        let (low, high) = logits.iter().fold((f64::MAX, f64::MIN), |(low, high), x| {
+            (low.min(*x), high.max(*x))
+        });
+        // Out of order, or no slot of the request's, is infinitely far.
+        let mut known = 0;
+        let mut distance = 0.0f64;
+        let mut entries = list.iter().peekable();
+        for (position, logit) in logits.iter().enumerate() {
+            let slot = tables.slot(request, position as u64)? as i32;
+            let given = entries.next_if(|entry| **entry == slot).is_some();
+            known += usize::from(given);
+            if given != chosen.binary_search(&position).is_ok() {
+                distance = distance.max((logit - least).abs() / (high - low));
+            }
+        }
+        Ok(Some(match known == chosen.len() {
+            true => distance,
+            false => f64::INFINITY,
+        }))
+    }
+
+    /// The logits of what a token sees.
+    fn logits(
+        &self,
+        run: &Run<'_, D>,
+        request: usize,
+        token: usize,
+        position: usize,
+    ) -> std::result::Result<Vec<f64>, CliError> {
+        let indexed = self.indexed;
+        let layout = &indexed.layout;
+        let queries = self.queries(run.config.problem.dtype, token, position);
+        let tables = run.workload.tables()?;
+        let mut logits = Vec::with_capacity(position + 1);
+        let mut page = vec![0; layout.page_stride];
+        for first in (0..=position).step_by(layout.page_size) {
+            let slot = tables.slot(request, first as u64)? as usize;
+            let start = layout.values_at(slot);
+            let bytes = D::byte_range(D::bytes(&indexed.cache), start..start + page.len());
+            run.device.download(bytes, &mut page)?;
+            let count = layout.page_size.min(position + 1 - first);
+            let of_page: Vec<f64> = (0..count)
+                .into_par_iter()
+                .map(|offset| {
+                    let key: Vec<f64> = page[layout.values_at(offset)..][..layout.width]
+                        .iter()
+                        .map(|code| self.codes[usize::from(*code)])
+                        .collect();
+                    let at = layout.scale_at(offset);
+                    let scale =
+                        f32::from_ne_bytes([page[at], page[at + 1], page[at + 2], page[at + 3]]);
+                    let heads = queries.iter().map(|(query, weight)| {
+                        let product: f64 = query.iter().zip(&key).map(|(q, k)| q * k).sum();
+                        weight * product.max(0.0)
+                    });
+                    f64::from(scale) * heads.sum::<f64>()
+                })
+                .collect();
+            logits.extend(of_page);
+        }
+        Ok(logits)
+    }
+
+    /// Each head's quantised query, decoded, and its weight.
+    fn queries(&self, dtype: DType, token: usize, position: usize) -> Vec<(Vec<f64>, f64)> {
+        let config = self.indexed.indexer.config();
+        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+        let mut projected = vec![0.0; heads * width];
+        let latent = self.indexed.query_latent.row(token, 0);
+        for (latent, weights) in latent.iter().zip(&self.weights) {
+            for (sum, weight) in projected.iter_mut().zip(weights) {
+                *sum += latent * weight;
+            }
+        }
+        let pairs = config.dims.rope as usize / 2;
+        let turn = Turn {
+            style: config.rotary,
+            pairs: (0..pairs)
+                .map(|pair| {
+                    let at = position * pairs + pair;
+                    (f64::from(self.cos[at]), f64::from(self.sin[at]))
+                })
+                .collect(),
+        };
+        let scale = 1.0 / (heads as f64 * width as f64).sqrt();
+        let weights = self.indexed.head_weights.row(token, 0);
+        projected
+            .chunks(width)
+            .zip(weights)
+            .map(|(query, weight)| {
+                let mut query: Vec<f64> = query.iter().map(|x| rounded(dtype, *x)).collect();
+                turn.apply(&mut query);
+                let (codes, query_scale) = quantise_index(&query);
+                let query = codes.iter().map(|code| self.codes[usize::from(*code)]);
+                (query.collect(), weight * scale * query_scale)
+            })
+            .collect()
+    }
+}
+
+fn rope_tables<D: IndexDevice>(
+    rope: &Rope,
+    indexed: &Indexed<D>,
+    positions: usize,
+) -> Result<[Vec<f32>; 2]> {
+    rope.cos_sin(indexed.indexer.config().dims.rope, positions)
+}
+
+fn rounded(dtype: DType, value: f64) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(value as f32),
+        DType::F16 => f16::from_f64(value).to_f64(),
+        DType::BF16 => bf16::from_f64(value).to_f64(),
+    }
+}
