@@ -31,6 +31,9 @@ struct Arguments {
     /// The declarations to take where only bindings are asked for.
     #[arg(long)]
     declarations: Option<PathBuf>,
+    /// Folders of objects that were compiled before.
+    #[arg(long)]
+    prebuilt: Vec<PathBuf>,
     /// Require the CUTLASS headers and make them an include root.
     #[arg(long)]
     cutlass: bool,
@@ -77,6 +80,9 @@ fn main() -> Result<(), mla_build::Error> {
     }
     if let Some(file) = arguments.declarations {
         kernels = kernels.declarations(file);
+    }
+    for folder in arguments.prebuilt {
+        kernels = kernels.prebuilt(folder);
     }
     if arguments.cutlass {
         kernels = kernels.cutlass();

@@ -25,7 +25,7 @@ pub(crate) struct Host {
 }
 
 /// Environment variables whose text is in every key.
-const KEYED: &[&str] = &[
+pub(crate) const KEYED: &[&str] = &[
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
     "CPATH",

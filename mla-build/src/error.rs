@@ -123,6 +123,31 @@ pub enum Error {
         sources: [String; 2],
     },
 
+    /// Objects that were compiled before are not of this package's sources and settings, or are not whole.
+    #[error(
+        "{}: {field}: given {given}, accepted {accepted}; MLA_BUILD_PREBUILT=none compiles the kernels instead",
+        path.display()
+    )]
+    Prebuilt {
+        /// The objects' description, or an object.
+        path: PathBuf,
+        /// What differs: `format`, `library`, `platform`, `sources`, `objects` or `content`.
+        field: String,
+        /// As it is there.
+        given: String,
+        /// As it would have to be.
+        accepted: String,
+    },
+
+    /// Prebuilt objects are not of these sources, and nothing is there to compile the kernels.
+    #[error("{stale}\n\nTo compile them needs a toolkit: {toolkit}")]
+    StaleWithoutToolkit {
+        /// Why the objects are refused.
+        stale: Box<Error>,
+        /// What is missing.
+        toolkit: NotFound,
+    },
+
     /// bindgen could not wrap the header.
     #[error("bindings of {}: {message}", header.display())]
     Bindings {

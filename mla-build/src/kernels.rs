@@ -4,7 +4,7 @@ use std::{env, path::PathBuf, time::Instant};
 
 use crate::{
     Error, Family,
-    build::{Plan, only, output_folder},
+    build::{Plan, only, output_folder, prebuilt},
     compiled,
     family::Families,
     report::Report,
@@ -44,6 +44,7 @@ pub struct Kernels {
     pub(crate) enabled: Vec<String>,
     pub(crate) cutlass: bool,
     pub(crate) compile_commands: Option<PathBuf>,
+    pub(crate) prebuilt: Vec<PathBuf>,
     pub(crate) install_command: Option<String>,
     pub(crate) root: Option<PathBuf>,
     pub(crate) out_dir: Option<PathBuf>,
@@ -173,6 +174,15 @@ impl Kernels {
         self
     }
 
+    /// Adds a folder of objects that were compiled before, as `MLA_BUILD_EXPORT` writes them. If they are of
+    /// these sources, flags and targets, and no variable or setter asks for anything else, they are the
+    /// library, and no part of the toolkit is needed. A folder without any is passed over. The environment
+    /// variable `MLA_BUILD_PREBUILT` names other folders, or `none`.
+    pub fn prebuilt(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.prebuilt.push(folder.into());
+        self
+    }
+
     /// The command that installs the toolkit, for the message that says it is missing. By default that
     /// is the call of pip.
     pub fn install_command(mut self, command: impl Into<String>) -> Self {
@@ -277,12 +287,23 @@ impl Kernels {
         if let Some(variable) = only::asked()? {
             return only::run(self, library, variable);
         }
+        let stale = match prebuilt::search(&self, library)? {
+            prebuilt::Search::Found(found) => return found.run(self, library),
+            prebuilt::Search::Nothing => None,
+            prebuilt::Search::Stale(error) => Some(error),
+        };
         let started = Instant::now();
         let limits = Limits::new(self.jobs).map_err(Error::file(
             "open the jobserver of",
             env::current_dir().unwrap_or_default(),
         ))?;
-        let plan = Plan::new(self, library)?;
+        let plan = Plan::new(self, library).map_err(|error| match (stale, error) {
+            (Some(stale), Error::ToolkitNotFound(toolkit)) => Error::StaleWithoutToolkit {
+                stale: Box::new(stale),
+                toolkit,
+            },
+            (_, error) => error,
+        })?;
         plan.run(started, &limits)
     }
 }

@@ -78,6 +78,8 @@ pub enum Outcome {
     Cached,
     /// From the compiler.
     Compiled,
+    /// Compiled by whoever released the package.
+    Prebuilt,
     /// There is none.
     Failed,
 }
@@ -87,6 +89,7 @@ impl fmt::Display for Outcome {
         f.pad(match self {
             Self::Cached => "cached",
             Self::Compiled => "compiled",
+            Self::Prebuilt => "prebuilt",
             Self::Failed => "failed",
         })
     }

@@ -3,6 +3,7 @@
 mod compile;
 pub(crate) mod only;
 mod output;
+pub(crate) mod prebuilt;
 mod watch;
 
 use std::{
@@ -32,6 +33,9 @@ use crate::{
     unit::{self, Unit},
     workshop,
 };
+
+use output::{archive, device_bytes};
+use prebuilt::Export;
 
 /// A build whose settings are all known.
 pub(crate) struct Plan {
@@ -67,6 +71,9 @@ pub(crate) struct Plan {
     cache: Cache,
     cache_bound: u64,
     compile_commands: Option<PathBuf>,
+    export: Option<Export>,
+    /// Folders of objects that were not taken.
+    prebuilt: Vec<PathBuf>,
     /// What libclang, which is looked for last, is installed with.
     #[cfg(feature = "bindings")]
     install_command: String,
@@ -93,6 +100,7 @@ struct Done {
 impl Plan {
     pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
         check_library(library)?;
+        let export = Export::new(&kernels, library)?;
         check_target(
             env::var("TARGET").ok().as_deref(),
             env::var("HOST").ok().as_deref(),
@@ -278,6 +286,8 @@ impl Plan {
             cache,
             cache_bound: cache::bound()?,
             compile_commands,
+            export,
+            prebuilt: kernels.prebuilt,
             #[cfg(feature = "bindings")]
             install_command,
             search,
@@ -322,6 +332,9 @@ impl Plan {
         let library = self.out_dir.join(format!("lib{}.a", self.tag.as_str()));
         if failures.is_empty() {
             self.archive(&library, &done)?;
+            if let Some(export) = &self.export {
+                export.write(&self, &done)?;
+            }
             library_bytes = fs::metadata(&library)
                 .map_err(Error::file("read", &library))?
                 .len();

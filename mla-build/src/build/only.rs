@@ -4,7 +4,11 @@
 //! Cargo runs a build script in the same way for `cargo check` and `cargo build`, and keeps one
 //! result for both, so a script cannot know what it is run for. It is told by a variable.
 
-use std::{env, fs, path::PathBuf, time::Instant};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use super::{check_library, folder, names, output_folder, own_includes};
 use crate::{
@@ -50,37 +54,13 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     let constants = out_dir.join(format!("{library}_compiled.rs"));
     compiled::write(&families, &constants)?;
 
-    let output = out_dir.join(format!("{library}.rs"));
     let mut watched = Vec::new();
-    let bindings = if let Some(declarations) = &kernels.declarations {
-        let source = root.join(declarations);
-        fs::copy(&source, &output).map_err(Error::file("copy the declarations", &source))?;
-        watched.push(source);
-        Some(output)
-    } else if let Some(header) = &kernels.header {
-        let header = root.join(header);
-        let mut roots = own_includes(&root, Some(&header), &kernels.includes)?;
-        let install = kernels
-            .install_command
-            .clone()
-            .unwrap_or_else(|| Pins::current().command());
-        let search = Search::new();
-        // A header may include CUDA's own where there are any; most include none.
-        roots.extend(
-            toolkit::cuda(&search, &install)
-                .ok()
-                .map(|cuda| cuda.include),
-        );
-        watched = bind(&header, &output, &roots, &search, &install, &tag)?;
-        Some(output)
-    } else {
-        None
-    };
+    let bindings = bindings(&kernels, library, &root, &out_dir, &tag, &mut watched)?;
     if for_cargo {
         for name in [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES) {
             println!("cargo::rerun-if-env-changed={name}");
         }
-        for path in watched.iter().filter(|path| !path.starts_with(&out_dir)) {
+        for path in &watched {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         println!("cargo::{}", tag.prefix_variable(library));
@@ -97,10 +77,47 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     })
 }
 
+/// The bindings without a toolkit: those that are checked in, or what libclang makes of the header.
+pub(super) fn bindings(
+    kernels: &Kernels,
+    library: &str,
+    root: &Path,
+    out_dir: &Path,
+    tag: &Tag,
+    watched: &mut Vec<PathBuf>,
+) -> Result<Option<PathBuf>, Error> {
+    let output = out_dir.join(format!("{library}.rs"));
+    if let Some(declarations) = &kernels.declarations {
+        let source = root.join(declarations);
+        fs::copy(&source, &output).map_err(Error::file("copy the declarations", &source))?;
+        watched.push(source);
+        return Ok(Some(output));
+    }
+    let Some(header) = &kernels.header else {
+        return Ok(None);
+    };
+    let header = root.join(header);
+    let mut roots = own_includes(root, Some(&header), &kernels.includes)?;
+    let install = kernels
+        .install_command
+        .clone()
+        .unwrap_or_else(|| Pins::current().command());
+    let search = Search::new();
+    // A header may include CUDA's own where there are any; most include none.
+    roots.extend(
+        toolkit::cuda(&search, &install)
+            .ok()
+            .map(|cuda| cuda.include),
+    );
+    let files = bind(&header, &output, &roots, &search, &install, tag)?;
+    watched.extend(files.into_iter().filter(|path| !path.starts_with(out_dir)));
+    Ok(Some(output))
+}
+
 #[cfg(feature = "bindings")]
 fn bind(
-    header: &std::path::Path,
-    output: &std::path::Path,
+    header: &Path,
+    output: &Path,
     roots: &[PathBuf],
     search: &Search,
     install: &str,
@@ -113,8 +130,8 @@ fn bind(
 
 #[cfg(not(feature = "bindings"))]
 fn bind(
-    header: &std::path::Path,
-    _: &std::path::Path,
+    header: &Path,
+    _: &Path,
     _: &[PathBuf],
     _: &Search,
     _: &str,

@@ -1,6 +1,11 @@
 //! What a build makes of its objects: the library, the report, and what Cargo is told.
 
-use std::{collections::BTreeMap, fs, io, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use super::{Done, Plan};
 use crate::{
@@ -8,7 +13,7 @@ use crate::{
     cache::{Entry, Meta},
     compiler, fatbin, process, ptxas,
     report::{self, Report},
-    symbols,
+    symbols::{self, Tag},
     target::{self, Target},
     unit::Unit,
 };
@@ -16,55 +21,20 @@ use crate::{
 impl Plan {
     /// Gives the objects names of their own and puts them into the library.
     pub(super) fn archive(&self, library: &Path, done: &[Done]) -> Result<(), Error> {
-        let (units, objects): (Vec<_>, Vec<_>) = done
+        let objects = done
             .iter()
             .filter_map(|done| Some((&self.units[done.index], done.entry.as_ref()?)))
             .map(|(unit, entry)| {
                 let (source, bytes) = (unit.source.as_str(), entry.object.as_slice());
                 (self.object(unit), symbols::Object { source, bytes })
             })
-            .unzip();
-        let own = symbols::make_own(&objects, &self.tag)?;
+            .collect();
         let kernels = done.iter().filter_map(|done| {
             let log = &done.entry.as_ref()?.meta.log;
             Some((self.units[done.index].source.as_str(), ptxas::parse(log)))
         });
         symbols::refuse_different_kernels(kernels)?;
-        for (path, object) in units.iter().zip(own) {
-            fs::write(path, object).map_err(Error::file("write", path))?;
-        }
-        // The archiver adds to what there is, and what there is may hold units that are gone.
-        match fs::remove_file(library) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::File {
-                    action: "replace",
-                    path: library.to_owned(),
-                    source: error,
-                });
-            }
-            _ => {}
-        }
-        let mut archiver = compiler::tools()
-            .try_get_archiver()
-            .map_err(|error| Error::Tool {
-                program: "ar".into(),
-                message: error.to_string(),
-            })?;
-        let program = archiver.get_program().to_string_lossy().into_owned();
-        // D: no times and owners, so that equal objects make an equal library.
-        archiver.arg("crsD").arg(library).args(&units);
-        let finished = process::run(&mut archiver).map_err(|error| Error::Tool {
-            program: program.clone(),
-            message: error.to_string(),
-        })?;
-        if finished.status.success() {
-            Ok(())
-        } else {
-            Err(Error::Tool {
-                program,
-                message: format!("{}: {}", finished.status, finished.log.trim()),
-            })
-        }
+        archive(library, objects, &self.tag)
     }
 
     pub(super) fn report(&self, done: Vec<Done>, started: Instant, library_bytes: u64) -> Report {
@@ -144,8 +114,53 @@ impl Plan {
     }
 }
 
+/// Makes a library of objects, each written to a file of its own under the library's own names.
+pub(super) fn archive(
+    library: &Path,
+    objects: Vec<(PathBuf, symbols::Object<'_>)>,
+    tag: &Tag,
+) -> Result<(), Error> {
+    let (units, objects): (Vec<_>, Vec<_>) = objects.into_iter().unzip();
+    let own = symbols::make_own(&objects, tag)?;
+    for (path, object) in units.iter().zip(own) {
+        fs::write(path, object).map_err(Error::file("write", path))?;
+    }
+    // The archiver adds to what there is, and what there is may hold units that are gone.
+    match fs::remove_file(library) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::File {
+                action: "replace",
+                path: library.to_owned(),
+                source: error,
+            });
+        }
+        _ => {}
+    }
+    let mut archiver = compiler::tools()
+        .try_get_archiver()
+        .map_err(|error| Error::Tool {
+            program: "ar".into(),
+            message: error.to_string(),
+        })?;
+    let program = archiver.get_program().to_string_lossy().into_owned();
+    // D: no times and owners, so that equal objects make an equal library.
+    archiver.arg("crsD").arg(library).args(&units);
+    let finished = process::run(&mut archiver).map_err(|error| Error::Tool {
+        program: program.clone(),
+        message: error.to_string(),
+    })?;
+    if finished.status.success() {
+        Ok(())
+    } else {
+        Err(Error::Tool {
+            program,
+            message: format!("{}: {}", finished.status, finished.log.trim()),
+        })
+    }
+}
+
 /// The bytes of GPU code in an object, by target.
-fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
+pub(super) fn device_bytes(object: &[u8], unit: &Unit) -> BTreeMap<String, u64> {
     let target = |code: fatbin::Code| {
         let names =
             |target: &&Target| target.number() == code.number && target.is_ptx() == code.is_ptx;

@@ -14,7 +14,7 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
-use super::{Plan, only};
+use super::{Plan, only, prebuilt};
 use crate::{Error, compiler, toolkit, unit};
 
 /// The variables of a build that are neither of the toolkit's search nor of the compilers.
@@ -25,6 +25,8 @@ const VARIABLES: &[&str] = &[
     "MLA_BUILD_LINE_INFO",
     only::VARIABLE,
     only::DOCUMENTATION,
+    prebuilt::VARIABLE,
+    prebuilt::EXPORT,
 ];
 
 impl Plan {
@@ -44,6 +46,9 @@ impl Plan {
         for glob in &self.globs {
             // A folder stands for all that is in it, so a new source is noticed.
             self.watch_folder(&self.compiler.root.join(unit::fixed_part(glob)));
+        }
+        for folder in self.prebuilt.iter().filter(|folder| folder.exists()) {
+            self.watch_folder(folder);
         }
         // A new header there may hide another.
         for folder in self.own_includes.iter().chain(&self.named.folders) {

@@ -7,6 +7,7 @@ mod fresh;
 mod memory;
 mod only;
 mod paths;
+mod prebuilt;
 mod program;
 mod real;
 mod report;
