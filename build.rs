@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");
+    let kernels = prebuilt(kernels);
     if kernels.enabled()?.is_empty() {
         // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
@@ -24,6 +25,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     kernels.compile("mla")?;
     Ok(())
+}
+
+/// With the objects that a release brings of each family.
+#[cfg(feature = "gpu")]
+fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
+    #[cfg(feature = "sm80")]
+    let kernels = kernels.prebuilt(mla_kernels_sm80::FOLDER);
+    #[cfg(feature = "sm90")]
+    let kernels = kernels.prebuilt(mla_kernels_sm90::FOLDER);
+    #[cfg(feature = "sm100")]
+    let kernels = kernels.prebuilt(mla_kernels_sm100::FOLDER);
+    kernels
 }
 
 /// The declarations with a body for each function, by which it refuses: so that the device alone links.

@@ -68,10 +68,17 @@ fn what_a_kernel_adds_is_the_example_that_is_tested() {
         let file = root().join("examples/backend-crate").join(path);
         fs::read_to_string(file).unwrap()
     };
-    let files = ["build.rs", "src/lib.rs", "tests/conformance.rs"].map(example);
-    let blocks = fenced(guide, "rust,ignore");
-    assert_eq!(blocks.len(), 4);
-    for block in blocks {
+    let files = [
+        "build.rs",
+        "src/lib.rs",
+        "tests/conformance.rs",
+        "kernels/naive.h",
+        "kernels/all/naive.cu",
+    ];
+    let files = files.map(example);
+    let blocks = ["rust,ignore", "c", "cuda"].map(|language| fenced(guide, language));
+    assert_eq!(blocks.each_ref().map(Vec::len), [5, 1, 1]);
+    for block in blocks.into_iter().flatten() {
         let shown = files.iter().any(|file| file.contains(block));
         assert!(
             shown,

@@ -290,7 +290,12 @@ impl Kernels {
         let stale = match prebuilt::search(&self, library)? {
             prebuilt::Search::Found(found) => return found.run(self, library),
             prebuilt::Search::Nothing => None,
-            prebuilt::Search::Stale(error) => Some(error),
+            prebuilt::Search::Stale(error) => {
+                if self.out_dir.is_none() {
+                    println!("cargo::warning=prebuilt kernels are not taken: {error}");
+                }
+                Some(error)
+            }
         };
         let started = Instant::now();
         let limits = Limits::new(self.jobs).map_err(Error::file(

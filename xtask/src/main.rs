@@ -7,6 +7,7 @@ mod goldens;
 mod kernels;
 mod macro_cost;
 mod package;
+mod release;
 mod sass;
 
 use std::path::PathBuf;
@@ -41,6 +42,8 @@ enum Chore {
     Sass(sass::Arguments),
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
+    /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be published.
+    Release(release::Arguments),
     /// Time what one more backend adds to a check build of mla-kernels.
     MacroCost(macro_cost::Arguments),
 }
@@ -54,6 +57,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Api(arguments) => api::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),
+        Chore::Release(arguments) => release::run(&arguments),
         Chore::MacroCost(arguments) => macro_cost::run(&arguments),
     }
 }

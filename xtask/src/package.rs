@@ -26,6 +26,9 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
         &["expansions/", "keys.md", "src/"],
     ),
     ("mla-build", "mla-build/", &["src/", "toolkit.txt"]),
+    ("mla-kernels-sm80", "prebuilt/sm80/", &["src/"]),
+    ("mla-kernels-sm90", "prebuilt/sm90/", &["src/"]),
+    ("mla-kernels-sm100", "prebuilt/sm100/", &["src/"]),
     (
         "mla-cli",
         "mla-cli/",
@@ -43,6 +46,7 @@ const FOREIGN: &[&str] = &[
     "examples/cpu-backend/",
     "fuzz/",
     "mla-",
+    "prebuilt/",
     "xtask/",
 ];
 
