@@ -54,13 +54,6 @@ fn accepted_bytes(free: Option<u64>) -> String {
     })
 }
 
-/// As an argument that does not fit.
-impl From<crate::reason::Reason> for Error {
-    fn from(reason: crate::reason::Reason) -> Self {
-        Self::argument(reason.field.name(), reason.given, reason.accepted)
-    }
-}
-
 impl Error {
     /// An [`Error::Argument`] from displayable parts.
     pub fn argument(

@@ -8,6 +8,10 @@ use std::fmt;
 
 use crate::text::{self, Text};
 
+/// The largest dimension or count that is accepted: far beyond any model's, and small enough that
+/// products of a few of them can be formed without fear.
+pub const MAX_DIM: u32 = 65536;
+
 /// The per-head dimensions (P, R, V) of the expanded form, which backends list as supported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct HeadDims {

@@ -5,5 +5,7 @@ pub mod capability;
 pub mod dims;
 pub mod dtype;
 pub mod feature;
+pub(crate) mod indexer;
 pub mod kv_format;
 pub mod model;
+pub(crate) mod rotary_style;

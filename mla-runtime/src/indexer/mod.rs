@@ -39,18 +39,16 @@
 //! A device that can do it implements [`IndexDevice`].
 
 mod cache;
-mod config;
 mod device;
-mod layers;
 mod select;
 mod workspace;
 
+pub use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYERS};
+pub use crate::plan::index::{IndexLimits, IndexNeeds};
 pub use cache::{IndexCacheLayout, IndexCacheMut, IndexCacheRef};
-pub use config::{IndexDims, IndexerConfig};
 pub use device::{
     IndexDevice, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, LayerNorm,
     SlotListsMut,
 };
-pub use layers::{IndexLayers, MAX_LAYERS};
 pub use select::{IndexCall, Indexer};
-pub use workspace::{IndexLimits, IndexNeeds, IndexerWorkspace};
+pub use workspace::IndexerWorkspace;

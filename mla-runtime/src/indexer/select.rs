@@ -350,7 +350,8 @@ impl<D: Device> Indexer<D> {
     ///
     /// If a limit is out of range, or the device has not as much memory left.
     pub fn workspace(&self, limits: &IndexLimits) -> Result<IndexerWorkspace<D>> {
-        IndexerWorkspace::new(self, limits)
+        let plan = self.memory_plan(limits, 1, 0)?;
+        IndexerWorkspace::new(&self.device, self.needs(limits)?, plan)
     }
 }
 

@@ -61,10 +61,10 @@
 use serde::Serialize;
 
 use super::PlanError;
+use super::index::IndexNeeds;
 use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
 use crate::dims::MlaDims;
-use crate::indexer::IndexNeeds;
 use crate::problem::Problem;
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
@@ -551,10 +551,11 @@ fn largest(
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::index::IndexLimits;
     use super::*;
     use crate::dims::HeadDims;
     use crate::dtype::DType;
-    use crate::indexer::{IndexDims, IndexLimits};
+    use crate::facts::indexer::IndexDims;
     use crate::kv_format::KvFormat;
 
     /// DeepSeek-V3 on one of eight devices, bf16.

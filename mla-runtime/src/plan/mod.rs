@@ -18,6 +18,7 @@
 
 pub mod context;
 pub mod crossover;
+pub(crate) mod index;
 pub mod limits;
 pub mod memory;
 pub mod parallel;

@@ -10,6 +10,7 @@ use crate::availability::Cause;
 use crate::capability::{Capability, CapabilityMatch, Platform};
 use crate::dims::HeadDims;
 use crate::dtype::DType;
+use crate::error::Error;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::text::{self, Text};
@@ -236,6 +237,13 @@ impl Reason {
         self.given.write(text);
         text.push(", accepted ");
         self.accepted.write(text);
+    }
+}
+
+/// As an argument that does not fit.
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Self {
+        Self::argument(reason.field.name(), reason.given, reason.accepted)
     }
 }
 

@@ -289,7 +289,11 @@ const fn cpu(phase: Phase) -> BackendSpec {
     BackendSpec {
         dtypes: DType::ALL,
         quant_output: true,
-        features: FeatureSet::NONE.with(Feature::Deterministic),
+        features: FeatureSet::of(&[
+            Feature::Deterministic,
+            Feature::NanIsolation,
+            Feature::StridedOutputs,
+        ]),
         provider: "native",
         ..BackendSpec::new("CPU", phase, Platform::Cpu)
     }

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::{Fields, ModelError, shown};
-use crate::indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYERS};
-use crate::rotary::RotaryStyle;
+use crate::facts::indexer::{IndexDims, IndexLayers, IndexerConfig, MAX_LAYERS};
+use crate::facts::rotary_style::RotaryStyle;
 
 /// The indexer, if the configuration has its heads and widths.
 pub(super) fn indexer(fields: &Fields<'_>, rope: u32) -> Result<Option<IndexerConfig>, ModelError> {

@@ -9,15 +9,12 @@ mod rope;
 use serde_json::{Map, Value};
 
 pub use self::rope::{OTHER_SCALINGS, Rope, RopeScaling, Yarn};
+pub use crate::dims::MAX_DIM;
 use crate::dims::{HeadDims, MlaDims};
 use crate::dtype::DType;
-use crate::indexer::{IndexLayers, IndexerConfig};
-use crate::rotary::RotaryStyle;
+use crate::facts::indexer::{IndexLayers, IndexerConfig};
+use crate::facts::rotary_style::RotaryStyle;
 use crate::suggestion;
-
-/// The largest dimension or count that is accepted: far beyond any model's, and small enough that
-/// products of a few of them can be formed without fear.
-pub const MAX_DIM: u32 = 65536;
 
 // Lengths are 32-bit signed integers on devices.
 const MAX_POSITIONS: u32 = i32::MAX as u32;

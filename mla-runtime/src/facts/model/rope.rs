@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use super::{Fields, ModelError, shown};
 use crate::error::{Error, Result};
-use crate::rotary::RotaryStyle;
+use crate::facts::rotary_style::RotaryStyle;
 
 /// The rotary embedding of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]

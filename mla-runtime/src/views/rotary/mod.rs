@@ -8,14 +8,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 use crate::views::memory::Memory;
 
-/// Which elements of a rotary vector form a pair.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum RotaryStyle {
-    /// 2i and 2i + 1, as DeepSeek's own weights expect.
-    Interleaved,
-    /// i and i + R/2.
-    Halves,
-}
+pub use crate::facts::rotary_style::RotaryStyle;
 
 /// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
 /// sine are at `[0, p, i]` of the tables.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use crate::dims::MAX_DIM;
 use crate::error::{Error, Result};
-use crate::model::MAX_DIM;
-use crate::rotary::RotaryStyle;
+use crate::facts::rotary_style::RotaryStyle;
 
 /// The extents of an indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

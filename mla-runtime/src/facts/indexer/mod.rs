@@ -1,0 +1,7 @@
+//! What a model says of its lightning indexer.
+
+mod config;
+mod layers;
+
+pub use config::{IndexDims, IndexerConfig};
+pub use layers::{IndexLayers, MAX_LAYERS};

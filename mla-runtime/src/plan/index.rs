@@ -1,0 +1,80 @@
+//! What an indexer of sparse attention needs.
+
+use super::limits::StepLimits;
+use crate::error::{Error, Result};
+use crate::facts::indexer::IndexDims;
+
+/// The columns of the logits are a multiple of this: rows then begin at multiples of 1024 bytes.
+const COLUMNS: usize = 256;
+
+/// What a selection's scratch is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IndexLimits {
+    /// The limits of the steps, as the layer's workspace has them.
+    pub steps: StepLimits,
+    /// The bytes of logits that are there at a time. Tokens are scored so many at a time that their
+    /// rows fit, or one by one if not even one does.
+    pub logits_bytes: u64,
+}
+
+impl IndexLimits {
+    /// Steps within `steps`, with 256 MiB of logits: 512 rows of a context of 128k tokens.
+    pub const fn new(steps: StepLimits) -> Self {
+        Self {
+            steps,
+            logits_bytes: 256 << 20,
+        }
+    }
+}
+
+/// What an indexer adds to a [memory plan](super::memory).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IndexNeeds {
+    /// The indexer's extents.
+    pub dims: IndexDims,
+    /// The layers that have an index cache; see [`IndexLayers`](crate::indexer::IndexLayers).
+    pub layers: u32,
+    /// The most query tokens of a step.
+    pub tokens: u32,
+    /// The query tokens that are scored at a time.
+    pub rows: u32,
+    /// The columns of the logits: the most tokens of a request, or more.
+    pub columns: u32,
+}
+
+impl IndexNeeds {
+    /// What one layer needs within `limits` on pages of `page_size` tokens.
+    ///
+    /// # Errors
+    ///
+    /// If a limit is out of range.
+    pub fn of(dims: IndexDims, limits: &IndexLimits, page_size: u32) -> Result<Self> {
+        let steps = &limits.steps;
+        let columns = steps
+            .pages_per_request
+            .checked_mul(page_size as usize)
+            .and_then(|columns| columns.checked_next_multiple_of(COLUMNS))
+            .and_then(|columns| u32::try_from(columns).ok())
+            .filter(|columns| i32::try_from(*columns).is_ok())
+            .ok_or_else(|| {
+                let given = steps.pages_per_request;
+                let accepted = format!("so many pages of {page_size} that 31 bits count tokens");
+                Error::argument("limits.pages_per_request", given, accepted)
+            })?;
+        let tokens = u32::try_from(steps.tokens)
+            .ok()
+            .filter(|tokens| i32::try_from(*tokens).is_ok())
+            .ok_or_else(|| {
+                Error::argument("limits.tokens", steps.tokens, "less than 2147483647")
+            })?;
+        let fitting = limits.logits_bytes / (4 * u64::from(columns).max(1));
+        let rows = fitting.clamp(1, u64::from(tokens.max(1))) as u32;
+        Ok(Self {
+            dims,
+            layers: 1,
+            tokens,
+            rows: rows.min(tokens),
+            columns,
+        })
+    }
+}
