@@ -36,9 +36,9 @@ pub enum DecodeTopic {
     Strides,
     /// No request, no query token, no context.
     EmptyBatches,
-    /// A NaN in a query: in its row's output, and in no other.
+    /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
     NanQueries,
-    /// A NaN in a cache row: in the outputs of those that see the row, and in no other.
+    /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where the spec promises that.
     NanRows,
     /// Lists of slots, where the spec has them.
     SlotLists,
@@ -72,11 +72,11 @@ pub enum PrefillTopic {
     Strides,
     /// No request, no token, no key.
     EmptyBatches,
-    /// A NaN in a query: in its row's output, and in no other.
+    /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
     NanQueries,
-    /// A NaN in a key: in the outputs of the rows that see it, and in no other.
+    /// A NaN in a key: in the outputs of the rows that see it, and in no other, where the spec promises that.
     NanKeys,
-    /// A NaN in a value: in its column of the rows that see it, and nowhere else.
+    /// A NaN in a value: in its column of the rows that see it, and nowhere else, where the spec promises that.
     NanValues,
     /// Quantised outputs, where the spec has them.
     QuantisedOutputs,
@@ -204,7 +204,9 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
     let check = |case: DecodeCase| case.check::<B>(device).map(drop);
     let page = plain.page_size as usize;
     let lens = [1, page - 1, page, page + 1, 0, 150];
+    let propagates_nan = spec.features.contains(Feature::NanPropagation);
     match topic {
+        DecodeTopic::NanQueries | DecodeTopic::NanRows if !propagates_nan => Ok(()),
         DecodeTopic::SingleTokens => check(DecodeCase::new(plain, &lens)),
         DecodeTopic::QueryLengths => {
             let levels = vec![QueryLen::Uniform, QueryLen::Ragged];
@@ -292,10 +294,7 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
                 ..DecodeCase::new(plain, &[2100, 900])
             })?;
             // A later token's row, which the tokens before it do not see.
-            let several = match spec.features.contains(Feature::NanIsolation) {
-                true => vec![QueryLen::Uniform, QueryLen::Ragged],
-                false => Vec::new(),
-            };
+            let several = vec![QueryLen::Uniform, QueryLen::Ragged];
             accepted
                 .with(several, |p, level| p.query_len = level)
                 .into_iter()
@@ -348,7 +347,13 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
     let check = |case: PrefillCase| case.check::<B>(device).map(drop);
     let lens = [70, 0, 1, 33];
     let qk = plain.dims.head.qk() as usize;
+    let propagates_nan = spec.features.contains(Feature::NanPropagation);
     match topic {
+        PrefillTopic::NanQueries | PrefillTopic::NanKeys | PrefillTopic::NanValues
+            if !propagates_nan =>
+        {
+            Ok(())
+        }
         PrefillTopic::NewTokens => check(PrefillCase::new(plain, &lens)),
         PrefillTopic::MoreOrFewerKeys => check(PrefillCase {
             key_lens: vec![75, 5, 140, 20],
@@ -403,7 +408,6 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
                 ..PrefillCase::new(plain, &lens)
             })
         }
-        PrefillTopic::NanValues if !spec.features.contains(Feature::NanIsolation) => Ok(()),
         PrefillTopic::NanKeys | PrefillTopic::NanValues => {
             // In the middle of a prompt, at its end, and at the beginning of the next.
             let places =

@@ -94,7 +94,7 @@ struct Part {
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,
-    features = "deterministic,nan_isolation,strided_outputs"
+    features = "deterministic,nan_propagation,strided_outputs"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;

@@ -43,7 +43,7 @@ struct Unit {
     sm = "any",
     dtypes = "f32,f16,bf16",
     quant_output = true,
-    features = "deterministic,nan_isolation,strided_outputs"
+    features = "deterministic,nan_propagation,strided_outputs"
 )]
 impl PrefillBackend for CpuPrefill {
     type Device = Cpu;

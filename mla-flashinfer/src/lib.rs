@@ -13,6 +13,9 @@ mod ragged;
 #[cfg(feature = "gpu")]
 mod status;
 
+use mla_runtime::capability::Capability;
+use mla_runtime::kernels::Run;
+
 pub use mla::FlashInferMla;
 pub use ragged::FlashInfer;
 
@@ -34,3 +37,15 @@ mod ffi {
 pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/flashinfer_compiled.rs"));
 }
+
+/// Where all tests passed: by fa3, which this table is silent of if only fa2 is compiled.
+const RUN_ON: &[Run] = if cfg!(feature = "sm90") {
+    &[Run {
+        gpu: "H200",
+        capability: Capability::new(9, 0),
+        date: "2026-11-22",
+        commit: "591fcb5",
+    }]
+} else {
+    &[]
+};

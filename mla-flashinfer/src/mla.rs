@@ -6,7 +6,6 @@
 //! one.
 
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::kernels::Run;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
@@ -17,7 +16,7 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, Query, StepLimits},
-    mla_runtime::device::Device,
+    mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::kernels::Kernels,
 };
@@ -30,9 +29,6 @@ pub struct FlashInferMla {
     #[cfg(feature = "gpu")]
     launch: Launch,
 }
-
-/// On which GPUs all tests passed.
-const RUN_ON: &[Run] = &[];
 
 /// One of the two functions of the C interface that attend.
 #[cfg(feature = "gpu")]
@@ -103,7 +99,7 @@ impl FlashInferMla {
     feature = "sm80|sm90",
     sm = "80+",
     compiled = "compiled::SM90|compiled::SM80",
-    run_on = RUN_ON,
+    run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
     cache_dims = "(512,64)",
     query_len = "ragged",

@@ -7,7 +7,6 @@
 //! key.
 
 use mla_runtime::backend::LayerConfig;
-use mla_runtime::kernels::Run;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
@@ -20,7 +19,7 @@ use {
     mla_runtime::backend::{
         Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
-    mla_runtime::device::Device,
+    mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::tensor::Layout,
 };
@@ -33,9 +32,6 @@ pub struct FlashInfer {
     #[cfg(feature = "gpu")]
     version: Version,
 }
-
-/// On which GPUs all tests passed.
-const RUN_ON: &[Run] = &[];
 
 /// A version of FlashInfer's kernel.
 #[cfg(feature = "gpu")]
@@ -285,7 +281,7 @@ impl FlashInfer {
     feature = "sm80|sm90",
     sm = "80+",
     compiled = "compiled::SM90|compiled::SM80",
-    run_on = RUN_ON,
+    run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
     requires_r1 = true,
     priority = "10x:80,*:90"

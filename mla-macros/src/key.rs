@@ -201,7 +201,7 @@ pub(crate) const FEATURES: Key = Key {
     decode_only: false,
     default: Some("none"),
     accepted: "a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
-               encoder_attention, cross_attention, sinks, deterministic, nan_isolation, strided_outputs",
+               encoder_attention, cross_attention, sinks, deterministic, nan_propagation, strided_outputs",
     example: "\"sinks,deterministic\"",
     meaning: "What it can do beyond plain causal attention.",
 };

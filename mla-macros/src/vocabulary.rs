@@ -61,6 +61,6 @@ pub(crate) const FEATURES: &[Name] = &[
     name("cross_attention", "CrossAttention"),
     name("sinks", "Sinks"),
     name("deterministic", "Deterministic"),
-    name("nan_isolation", "NanIsolation"),
+    name("nan_propagation", "NanPropagation"),
     name("strided_outputs", "StridedOutputs"),
 ];

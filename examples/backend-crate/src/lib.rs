@@ -29,7 +29,7 @@ pub struct Naive(LayerConfig);
     heads = "1..=65535",
     query_len = "ragged",
     graphs = "always",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = 10
 )]
 impl DecodeBackend for Naive {

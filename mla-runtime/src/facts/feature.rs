@@ -23,9 +23,9 @@ pub enum Feature {
     Sinks,
     /// Results that do not depend on what else is in the batch.
     Deterministic,
-    /// A NaN in a value, or in a row of the cache, reaches no query token that does not see it. Without this it
-    /// may reach those that are computed beside it: earlier ones of the request, and in prefill a neighbour's.
-    NanIsolation,
+    /// A NaN in an input is in the output of every row that sees it, and of no other. Without this it may be lost,
+    /// and may reach rows that are computed beside it: earlier ones of the request, and in prefill a neighbour's.
+    NanPropagation,
     /// Outputs with gaps between tokens, and heads in any order.
     StridedOutputs,
 }
@@ -41,7 +41,7 @@ impl Feature {
         Self::CrossAttention,
         Self::Sinks,
         Self::Deterministic,
-        Self::NanIsolation,
+        Self::NanPropagation,
         Self::StridedOutputs,
     ];
 
@@ -56,7 +56,7 @@ impl Feature {
             Self::CrossAttention => "cross_attention",
             Self::Sinks => "sinks",
             Self::Deterministic => "deterministic",
-            Self::NanIsolation => "nan_isolation",
+            Self::NanPropagation => "nan_propagation",
             Self::StridedOutputs => "strided_outputs",
         }
     }

@@ -39,7 +39,7 @@ pub struct MmaAttn {
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,64,128)|(256,0,256)|(64,32,64)",
     graphs = "always",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
 )]
 impl PrefillBackend for MmaAttn {

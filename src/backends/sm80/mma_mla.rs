@@ -58,7 +58,7 @@ impl MmaMla {
     page_sizes = "x16",
     query_len = "ragged",
     graphs = "always",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
 )]
 impl DecodeBackend for MmaMla {

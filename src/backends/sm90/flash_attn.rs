@@ -45,7 +45,7 @@ pub struct FlashAttnState {
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,32,64)",
     graphs = "always",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
 )]
 impl PrefillBackend for FlashAttn {

@@ -51,7 +51,7 @@ impl FlashMla {
     page_sizes = "x16",
     query_len = "ragged",
     graphs = "always",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
 )]
 impl DecodeBackend for FlashMla {

@@ -50,7 +50,7 @@ pub struct FlashMlaSparse {
     query_len = "ragged",
     graphs = "always",
     sparse = "required",
-    features = "deterministic,nan_isolation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
 )]
 impl DecodeBackend for FlashMlaSparse {
