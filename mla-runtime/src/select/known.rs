@@ -291,7 +291,7 @@ const fn cpu(phase: Phase) -> BackendSpec {
         quant_output: true,
         features: FeatureSet::of(&[
             Feature::Deterministic,
-            Feature::NanIsolation,
+            Feature::NanPropagation,
             Feature::StridedOutputs,
         ]),
         provider: "native",
