@@ -49,37 +49,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
-// Waits for a phase, but no longer than about so many nanoseconds; whether it is complete.
-__device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity,
-                                                  uint32_t nanoseconds) {
-    uint32_t done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(nanoseconds)
-        : "memory");
-    return done != 0;
-}
-
-// Whether a phase is complete.
-__device__ __forceinline__ bool mbarrier_test_wait(uint32_t bar, uint32_t parity) {
-    uint32_t done;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}\n"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-
 // Orders ordinary shared-memory accesses of this thread before later ones by TMA and
 // the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {

@@ -145,7 +145,7 @@ Together together(const MlaPrefillParams& p, const DeviceFacts& facts) {
     return {int(fmin(fmax(round(facts.multiprocessors / request_tiles), 1.0), p.requests)), group};
 }
 
-// The workspace of a launch: counters, then partial results.
+// The workspace of a launch: counters, then partial results, then lists of spoiled rows.
 struct Workspace {
     int64_t slots, value;
 
@@ -155,9 +155,11 @@ struct Workspace {
     static constexpr int64_t kArrived = 256;
     static_assert(kArrived + 4 * kSlotsPerMultiprocessor * 256 <= MLA_PREFILL_COUNTER_BYTES);
     int64_t sums() const { return slots * kQueries * 8; }
-    int64_t bytes() const {
-        return MLA_PREFILL_COUNTER_BYTES + sums() + slots * kQueries * value * 4;
+    int64_t outs() const { return slots * kQueries * value * 4; }
+    int64_t spoiled() const {
+        return slots / kSlotsPerMultiprocessor * kConsumerWarps * kMostSpoiled * sizeof(Spoiled);
     }
+    int64_t bytes() const { return MLA_PREFILL_COUNTER_BYTES + sums() + outs() + spoiled(); }
 
     void place(void* address, KernelParams& k) const {
         auto* bytes = static_cast<uint8_t*>(address);
@@ -168,6 +170,7 @@ struct Workspace {
         k.partial_sum = reinterpret_cast<float4*>(bytes);
         k.partial_out = reinterpret_cast<float4*>(bytes + sums());
         k.slots = int(slots);
+        k.spoiled = reinterpret_cast<Spoiled*>(bytes + sums() + outs());
     }
 };
 

@@ -35,9 +35,8 @@ struct Partial {
 template <typename Tile>
 struct Combine {
     const KernelParams& p;
-    Shared<Tile>& shared;
     const Work& work;
-    int warp, lane;
+    int lane;
     // The warp's bytes of shared memory: the sums of each split's rows, the weights of its rows,
     // and lines.
     uint32_t staged;
@@ -55,7 +54,7 @@ struct Combine {
 
     // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
     // splits, whose CTAs have claimed them and so go on.
-    __device__ __forceinline__ void run(int splits, int share) const {
+    __device__ __forceinline__ void run(int splits, int share, int warp) const {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
@@ -130,10 +129,12 @@ struct Combine {
                     store(out + column + 8 * p.out_token_stride, sum.z * factor[1],
                           sum.w * factor[1]);
                 }
-                if (__any_sync(~0u, spoiled) && p.causal)
-                    hand_over(shared, warp,
-                              {work.query_start + work.query + of_warp * kWarpRows, work.head,
-                               column, 8});
+                if (__any_sync(~0u, spoiled) && p.causal) {
+                    const Spoiled first = {work.query_start + work.query + of_warp * kWarpRows,
+                                           work.head};
+                    __syncwarp();
+                    Repair<Tile>{p, lane}.repair({first, column, 8});
+                }
                 split = 0;
                 sum = {};
             }

@@ -295,9 +295,16 @@ struct Consumer {
                                                 finished.query_start + finished.query_len);
             }
         }
-        if (__any_sync(~0u, spoiled != 0) && p.causal && first < finished.query_len)
-            hand_over(shared, warpgroup * (kRows / kWarpRows) + warp,
-                      {finished.query_start + first, finished.head, 0, Tile::kValue});
+        if (__any_sync(~0u, spoiled != 0) && p.causal && lane == 0 && first < finished.query_len)
+            spoiled_list().add({finished.query_start + first, finished.head});
+    }
+
+    __device__ SpoiledList spoiled_list() const {
+        // What follows from the warp's number is not to be computed, and kept, before it comes to
+        // this.
+        int warp = threadIdx.x / 32 - 4;
+        asm volatile("" : "+r"(warp));
+        return {p, shared.spoiled, warp};
     }
 
     // A tile's description stays in shared memory: its registers are needed for the products. Only
@@ -329,6 +336,7 @@ struct Consumer {
     }
 
     __device__ void run() {
+        if (thread % 32 == 0) spoiled_list().clear();
         if (warpgroup == kConsumers - 1) pass_turn();
         int number = attend();
         bool may_stage = false;
@@ -343,14 +351,15 @@ struct Consumer {
                 const int warp = warpgroup * (kRows / kWarpRows) + thread / 32;
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                Combine<Tile>{p, shared, work, warp, thread % 32, staged}.run(
-                    work.key_len, work.slot() - work.first_slot());
+                Combine<Tile>{p, work, thread % 32, staged}.run(
+                    work.key_len, work.slot() - work.first_slot(), warp);
             }
             __syncwarp();
             release(shared.work_empty[Slot(number).index]);
         }
-        release(shared.finished);
         if (thread % 32 == 0) ptx::cp_async_bulk_wait_group();
+        __syncwarp();
+        Repair<Tile>{p, thread % 32}.repair_all(spoiled_list());
     }
 
     // Computes all tiles; returns the number of the first announcement that is none. Steps go on

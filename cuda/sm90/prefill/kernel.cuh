@@ -25,7 +25,6 @@
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
-//     spoiled_full[w], spoiled_empty[w] rows that warp w of the consumers hands over (repair.cuh); finished: no more of them
 //     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
@@ -39,7 +38,6 @@
 #include "consumer.cuh"
 #include "params.cuh"
 #include "producer.cuh"
-#include "repair.cuh"
 #include "scheduler.cuh"
 #include "tile.cuh"
 
@@ -55,7 +53,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int warpgroup = threadIdx.x / 128;
     if (threadIdx.x / 32 == kSchedulerWarp) prefetch_lengths(p);
 
-    if (threadIdx.x / 32 == kRepairWarp) prepare_repair(shared, threadIdx.x % 32);
     if (threadIdx.x == 0) {
         for (int consumer = 0; consumer < kConsumers; consumer++) {
             ptx::mbarrier_init(ptx::shared_address(&shared.query_full[consumer]), 1);
@@ -82,7 +79,6 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const Producer<Tile> producer{p, maps, shared};
         if (warp == kKeyWarp && lane == 0) producer.bring_keys_and_values();
-        if (warp == kRepairWarp && p.causal) Repair<Tile>{p, shared, lane}.run();
         if (warp == kQueryWarp && lane == 0) producer.bring_queries();
         if (warp == kSchedulerWarp) Scheduler<Tile>{p, shared, lane}.run();
     } else {

@@ -24,6 +24,8 @@ struct KernelParams {
     // row % 8] of two rows each.
     float4 *partial_out, *partial_sum;
     int slots;
+    // [CTA, warp of the consumers, kMostSpoiled]
+    Spoiled* spoiled;
     int64_t out_token_stride, out_head_stride, lse_head_stride;
     int requests, heads;
     // Levels of the schedule: tiles of the longest request.

@@ -3,10 +3,10 @@
 // Under causal attention the last KV tiles of a query tile have keys that some of its rows do not
 // see. Their weights are 0, but 0 times a NaN or an infinity is a NaN, and so a column of values
 // with one of these spoils that column of all rows. To look for it among the values would cost time
-// in every launch. So a consumer looks at what it stores, which is a few instructions, and hands a
-// warp's rows with a NaN over to a warp that has nothing else to do. That warp looks whether
-// hidden values are the reason, and if so computes these rows and columns once more, one key after
-// the other. It takes long, and happens where an input is broken.
+// in every launch. So each warp of a consumer looks at what it stores, which is a few instructions,
+// and notes tiles with a NaN. When it has no other work it looks whether hidden values are the
+// reason, and if so computes these rows and columns once more, one key after the other. It takes
+// long, and happens where an input is broken.
 #pragma once
 
 #include "../../common/finite.cuh"
@@ -19,73 +19,50 @@
 
 namespace mla::sm90::prefill {
 
-// Before anybody hands over rows. Each lane has a box.
-template <typename Tile>
-__device__ __forceinline__ void prepare_repair(Shared<Tile>& shared, int lane) {
-    if (lane < kConsumerWarps) {
-        ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_full[lane]), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.spoiled_empty[lane]), 1);
-        shared.spoiled[lane].before = 0;
+// Where a warp of the consumers notes what it has to look at.
+struct SpoiledList {
+    Spoiled* entries;
+    int* count;
+
+    __device__ SpoiledList(const KernelParams& p, int* counts, int warp)
+        : entries(p.spoiled + (blockIdx.x * kConsumerWarps + warp) * kMostSpoiled),
+          count(counts + warp) {}
+
+    // By one lane, always the same. What there is no room for stays as it is: NaN.
+    __device__ void clear() const { *count = 0; }
+    __device__ void add(const Spoiled& rows) const {
+        if (*count < kMostSpoiled) entries[(*count)++] = rows;
     }
-    if (lane == 0) ptx::mbarrier_init(ptx::shared_address(&shared.finished), kConsumerWarps);
-    ptx::fence_mbarrier_init();
-}
+};
 
-// By a warp of a consumer: hands over the rows of a warp from query row `token` of the batch on,
-// when they have been stored. They are the next launch's business only when it has been done.
-template <typename Tile>
-__device__ __forceinline__ void hand_over(Shared<Tile>& shared, int warp, const Spoiled& spoiled) {
-    // Other lanes may have stored them. What follows from the warp's number is not to be computed,
-    // and kept, before it comes to this.
-    __syncwarp();
-    asm volatile("" : "+r"(warp));
-    if (threadIdx.x % 32 != 0) return;
-    ptx::cp_async_bulk_wait_group();
-    auto& box = shared.spoiled[warp];
-    ptx::mbarrier_wait(ptx::shared_address(&shared.spoiled_empty[warp]), (box.before & 1) ^ 1);
-    box.rows = spoiled;
-    ++box.before;
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.spoiled_full[warp]));
-}
-
-// A warp of the first warpgroup.
+// By a whole warp, when its stores are done.
 template <typename Tile>
 struct Repair {
     const KernelParams& p;
-    Shared<Tile>& shared;
     int lane;
 
     using T = typename Tile::Element;
-    // How long to wait for the end before looking into the boxes again.
-    static constexpr uint32_t kNanoseconds = 10'000;
 
-    __device__ void run() const {
-        // Of the box with this lane's number.
-        uint32_t taken = 0;
-        for (bool end = false; !end;) {
-            end = ptx::mbarrier_try_wait(ptx::shared_address(&shared.finished), 0, kNanoseconds);
-            // The first lane's answer counts: what was handed over before that is served below.
-            end = __shfl_sync(~0u, end, 0);
-            while (true) {
-                const bool full = lane < kConsumerWarps &&
-                                  ptx::mbarrier_test_wait(
-                                      ptx::shared_address(&shared.spoiled_full[lane]), taken & 1);
-                const uint32_t boxes = __ballot_sync(~0u, full);
-                if (boxes == 0) break;
-                const int box = __ffs(boxes) - 1;
-                repair(shared.spoiled[box].rows);
-                __syncwarp();
-                if (lane == box) {
-                    ptx::mbarrier_arrive(ptx::shared_address(&shared.spoiled_empty[box]));
-                    ++taken;
-                }
-            }
-        }
+    __device__ void repair_all(const SpoiledList& list) const {
+#pragma unroll 1
+        for (int i = 0; i < *list.count; i++) repair({list.entries[i], 0, Tile::kValue});
+    }
+
+    // The rows of a warp, and the columns to look at.
+    struct Rows {
+        Spoiled first;
+        int column, columns;
+    };
+    __device__ void repair(const Rows& rows) const {
+        Place at = place(rows.first.token);
+        // 64 columns at a time.
+#pragma unroll 1
+        for (at.column = 2 * lane; at.column < rows.columns + 2 * lane; at.column += 64)
+            repair(rows, at);
     }
 
   private:
-    // The rows' keys, and which two columns of theirs are this lane's. Descriptions in shared memory
-    // are read each time: this warp has few registers.
+    // The rows' keys, and which two columns of theirs are this lane's.
     struct Place {
         int key_start, key_len, column;
         // How many keys the first row would see if there were no end to them.
@@ -94,14 +71,6 @@ struct Repair {
         // How many keys the i-th of the rows sees.
         __device__ int sees(int i) const { return max(min(key_len, seen + i), 0); }
     };
-
-    __device__ void repair(const volatile Spoiled& rows) const {
-        Place at = place(rows.token);
-        // 64 columns at a time.
-#pragma unroll 1
-        for (at.column = 2 * lane; at.column < rows.columns + 2 * lane; at.column += 64)
-            repair(rows, at);
-    }
 
     __device__ Place place(int token) const {
         int request = lane;
@@ -116,16 +85,16 @@ struct Repair {
         return {key_start, key_len, 0, token - query_start + key_len - query_len + 1};
     }
 
-    __device__ const T* value(const volatile Spoiled& rows, const Place& at, int key) const {
+    __device__ const T* value(const Rows& rows, const Place& at, int key) const {
         return static_cast<const T*>(p.value) + (at.key_start + key) * p.value_token_stride +
-               rows.head * p.value_head_stride + rows.column + at.column;
+               rows.first.head * p.value_head_stride + rows.column + at.column;
     }
 
-    __device__ void repair(const volatile Spoiled& rows, const Place& at) const {
+    __device__ void repair(const Rows& rows, const Place& at) const {
         // The last key whose value is not finite, among those that may be hidden.
         int2 last = {-1, -1};
         const int end = min(at.key_len, at.sees(0) + kQueries + Tile::kKeys);
-#pragma unroll 1
+#pragma unroll 8
         for (int key = at.sees(0); at.column < rows.columns && key < end; key++) {
             const uint32_t bits =
                 not_finite<T>(*reinterpret_cast<const uint32_t*>(value(rows, at, key)));
@@ -139,16 +108,16 @@ struct Repair {
             // Later rows see more.
             if (!__any_sync(~0u, max(last.x, last.y) >= sees)) break;
             const float2 out = attend(rows, at, row, sees);
-            T* to = static_cast<T*>(p.out) + (int64_t(rows.token) + row) * p.out_token_stride +
-                    rows.head * p.out_head_stride + rows.column + at.column;
+            T* to = static_cast<T*>(p.out) +
+                    (int64_t(rows.first.token) + row) * p.out_token_stride +
+                    rows.first.head * p.out_head_stride + rows.column + at.column;
             if (last.x >= sees) to[0] = from_float<T>(out.x);
             if (last.y >= sees) to[1] = from_float<T>(out.y);
         }
     }
 
     // Attention of one row to the keys that it sees, and no others.
-    __device__ float2 attend(const volatile Spoiled& rows, const Place& at, int row,
-                             int sees) const {
+    __device__ float2 attend(const Rows& rows, const Place& at, int row, int sees) const {
         SoftmaxState<Base2> state;
         float2 out = {0.f, 0.f};
 #pragma unroll 1
@@ -172,16 +141,16 @@ struct Repair {
             // A lane's weight is 0 where there is no key.
             const int count = min(32, sees - first);
 #pragma unroll 1
-            for (int i = 0; i < count; i += 4) {
-                uint32_t pair[4];
+            for (int i = 0; i < count; i += 8) {
+                uint32_t pair[8];
 #pragma unroll
-                for (int j = 0; j < 4; j++)
+                for (int j = 0; j < 8; j++)
                     pair[j] =
                         at.column < rows.columns && i + j < count
                             ? *reinterpret_cast<const uint32_t*>(value(rows, at, first + i + j))
                             : 0;
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
+                for (int j = 0; j < 8; j++) {
                     const float of_key = __shfl_sync(~0u, weight, i + j);
                     const float2 values = floats(pair[j]);
                     out.x = fmaf(of_key, values.x, out.x);
@@ -197,18 +166,18 @@ struct Repair {
         return {out.x * factor, out.y * factor};
     }
 
-    __device__ float score(const volatile Spoiled& rows, int row, int64_t key) const {
+    __device__ float score(const Rows& rows, int row, int64_t key) const {
         const T* query = static_cast<const T*>(p.query) +
-                         (int64_t(rows.token) + row) * p.query_token_stride +
-                         rows.head * p.query_head_stride;
+                         (int64_t(rows.first.token) + row) * p.query_token_stride +
+                         rows.first.head * p.query_head_stride;
         const float sum =
             add_product<Tile::kNope>(0.f, query,
                                      static_cast<const T*>(p.key) + key * p.key_token_stride +
-                                         rows.head * p.key_head_stride);
+                                         rows.first.head * p.key_head_stride);
         return add_product<Tile::kRope>(sum, query + Tile::kNope,
                                         static_cast<const T*>(p.key_rope) +
                                             key * p.key_rope_token_stride +
-                                            rows.head * p.key_rope_head_stride);
+                                            rows.first.head * p.key_rope_head_stride);
     }
 
     __device__ static float2 floats(uint32_t pair) {
@@ -219,7 +188,7 @@ struct Repair {
 
     template <int width>
     __device__ static float add_product(float sum, const T* a, const T* b) {
-#pragma unroll 1
+#pragma unroll 4
         for (int i = 0; i < width; i += kOctet) {
             const uint4 x = *reinterpret_cast<const uint4*>(a + i),
                         y = *reinterpret_cast<const uint4*>(b + i);

@@ -16,7 +16,7 @@ constexpr int kRows = 64;
 constexpr int kQueries = kConsumers * kRows;
 constexpr int kThreads = 128 * (kConsumers + 1);
 // Warps of the first warpgroup with a role.
-constexpr int kKeyWarp = 0, kRepairWarp = 1, kQueryWarp = 2, kSchedulerWarp = 3;
+constexpr int kKeyWarp = 0, kQueryWarp = 2, kSchedulerWarp = 3;
 constexpr int kPanel = 64;
 constexpr int kStages = 2;
 // Tiles that are announced and not yet finished: the one that is being computed and the one that is
@@ -106,11 +106,12 @@ struct alignas(16) Work {
     __device__ bool is_end() const { return blocks == 0 && slot() < 0; }
 };
 
-// Rows of a warp whose output has a NaN, and the columns to look at: repair.cuh.
+// Rows of a warp whose output has a NaN (repair.cuh): the first one's number in the batch.
 struct Spoiled {
-    int token;  // the first row's, in the batch
-    int head, column, columns;
+    int token, head;
 };
+// So many of them are noted by a warp.
+constexpr int kMostSpoiled = 512;
 
 template <typename Tile>
 struct Shared {
@@ -124,13 +125,7 @@ struct Shared {
     alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
     alignas(8) uint64_t idle;  // never completes a phase; see hold()
     Work work[kAnnounced];
-    // Of each warp of the consumers: rows handed over to be repaired, and how often it has done so.
-    // `finished`: none hands over more.
-    alignas(8) uint64_t spoiled_full[kConsumerWarps], spoiled_empty[kConsumerWarps], finished;
-    struct {
-        Spoiled rows;
-        uint32_t before;
-    } spoiled[kConsumerWarps];
+    int spoiled[kConsumerWarps];  // what each warp of the consumers has noted
 };
 
 }  // namespace mla::sm90::prefill

@@ -95,7 +95,12 @@ struct Fp8Scores {
                 // the third one before this, which has been waited for.
                 s.latent_full[stages.slot].wait(stages.phase);
                 multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
+                // Whether a token that only later query tokens see has a NaN. Every row's score then
+                // is one, whether or not the row may see it, so one of a lane's rows tells.
+                bool spoils = false;
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
+                    if (seen_by_all < item.kv_len)
+                        spoils = __any_sync(~0u, !(fabsf(d[0] + d[2]) < INFINITY));
                     const int column = kv_tile * kTileTokens + token;
 #pragma unroll
                     for (int i = 0; i < N / 4; ++i) {
@@ -126,8 +131,9 @@ struct Fp8Scores {
                     const int before = kv_tile * kTileTokens,
                               tokens = min(item.kv_len - before, kTileTokens);
                     clear_tail(c.latent_stage(stages.slot), tokens, thread);
-                    clear_hidden(c.latent_stage(stages.slot), max(seen_by_all - before, 0), tokens,
-                                 thread);
+                    if (spoils)
+                        clear_hidden(c.latent_stage(stages.slot), max(seen_by_all - before, 0),
+                                     warp, lane);
                     s.tail_cleared[slot].arrive();
                 }
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
@@ -366,16 +372,15 @@ struct Fp8Scores {
         }
     }
 
-    // Clears the NaN among the latent values of tokens that only the later query tokens see. Those
-    // have it in their scores already.
-    __device__ void clear_hidden(uint32_t slot, int begin, int end, int thread) const {
-        // A thread has a chunk of 16 bytes of one group of values, of every fourth token. What it
-        // derives from its number is not to be known, and kept, before it comes here.
-        asm volatile("" : "+r"(thread));
-        const uint32_t from = slot + (thread >> 3 & 3) * L::kGroupBytes + (thread & 7) * 16;
+    // Clears the NaN among the latent values of a warp's tokens from this one on. A row that sees
+    // them has them in its scores already.
+    __device__ void clear_hidden(uint32_t slot, int begin, int warp, int lane) const {
+        // Or what follows from them would be computed before, and spilled.
+        asm volatile("" : "+r"(warp), "+r"(lane));
 #pragma unroll 1
-        for (int token = begin + (thread >> 5); token < end; token += 4)
-            clear_not_finite<__nv_fp8_e4m3>(from + token * 128);
+        for (int token = max(begin, warp * 16); token < warp * 16 + 16; ++token)
+            clear_not_finite<__nv_fp8_e4m3>(slot + (lane >> 3) * L::kGroupBytes + token * 128 +
+                                            (lane & 7) * 16);
     }
 
     // Combines what the eight lanes of the same columns have of them, and writes the results to

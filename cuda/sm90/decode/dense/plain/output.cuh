@@ -34,11 +34,11 @@ struct PlainOutput {
             Sums sums;
             sums.clear();
             if (begin < end) HeldQueries<C>::skip(latent, rope);
+            // Those of later KV tiles are waited for below, each ahead of its tile.
+            if (C::kByRows && begin < end) s.scores_issued[scored.slot].wait(scored.phase);
 #pragma unroll 1
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
                 s.scores_full[scored.slot].wait(scored.phase);
-                // Over already; later ones are waited for ahead of their KV tile.
-                if (C::kByRows && kv_tile == begin) s.scores_issued[scored.slot].wait(scored.phase);
                 const int4 any = s.any_factor[scored.slot];
                 if (kv_tile > begin) sums.rescale(s.factor[scored.slot], any, thread);
                 const uint32_t probabilities = c.rope_stage(rope.uniform().slot);

@@ -72,8 +72,11 @@ struct PlainScores {
                 if (kv_tile + 1 == end) s.query_empty.arrive();
 
                 float factor0 = 1.f, factor1 = 1.f;
+                // Whether a token that only later query tokens see has what is not finite.
+                bool spoils = false;
                 if (has_rows) {
                     if ((kv_tile + 1) * kTileTokens > seen_by_all) {
+                        if (seen_by_all < kv_len) spoils = any_not_finite(d);
                         const int column = kv_tile * kTileTokens + 2 * (lane & 3);
 #pragma unroll
                         for (int i = 0; i < 8; ++i) {
@@ -100,9 +103,7 @@ struct PlainScores {
                         s.tail_cleared.arrive();
                     }
                 }
-                if (const int hidden = max(seen_by_all - kv_tile * kTileTokens, 0);
-                    hidden < min(tokens, kTileTokens))
-                    clear_hidden(latent, hidden, min(tokens, kTileTokens), thread);
+                if (spoils) clear_hidden(latent, max(seen_by_all - kv_tile * kTileTokens, 0), lane);
                 // TMA waited for the same before it filled the stage.
                 s.rope_empty[rope.slot].wait(rope.phase ^ 1);
                 if (has_rows) {
@@ -226,17 +227,34 @@ struct PlainScores {
         }
     }
 
-    // Clears what is not finite among the latent values of tokens that only the later query tokens
-    // see. Those have it in their scores already.
-    __device__ void clear_hidden(LatentRing tile, int begin, int end, int thread) const {
-        // A thread has a chunk of 16 bytes of one panel, of every other token.
-        const int chunk = thread & 7, panel = thread >> 3 & 7;
-        tile.advance(panel / L::kStagePanels);
-        const uint32_t from =
-            c.latent_stage(tile.slot) + panel % L::kStagePanels * kPanelBytes + chunk * 16;
+    // Whether a score of a warp's rows is NaN or infinite, whether or not the row may see it. A token
+    // with a value like that has no others, whatever the row: half of the rows tell.
+    __device__ static bool any_not_finite(const float (&d)[32]) {
+        float sum[2] = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            sum[0] = fmaf(d[4 * i], 0.f, sum[0]);
+            sum[1] = fmaf(d[4 * i + 1], 0.f, sum[1]);
+        }
+        return __any_sync(~0u, sum[0] + sum[1] != 0.f);
+    }
+
+    // Clears what is not finite among the latent values of the tokens from this one on. A row that
+    // sees them has it in its scores already. Each warp that finds some does so for all, since others
+    // need not have found it: a query may be the reason.
+    __device__ void clear_hidden(LatentRing tile, int begin, int lane) const {
+        // Or what follows from it would be computed before, and spilled.
+        asm volatile("" : "+r"(lane));
 #pragma unroll 1
-        for (int token = begin + (thread >> 6); token < end; token += 2)
-            clear_not_finite<T>(from + token * 128);
+        for (int i = 0; i < 8 / L::kStagePanels; ++i) {
+            const uint32_t stage = c.latent_stage(tile.slot);
+#pragma unroll 1
+            for (int at = begin * 8 + lane; at < kTileTokens * 8; at += 32)
+#pragma unroll 1
+                for (int panel = 0; panel < L::kStagePanels; ++panel)
+                    clear_not_finite<T>(stage + panel * kPanelBytes + at * 16);
+            tile.advance(1);
+        }
     }
 
     // Maximum of a row's 64 scores, in units of log2.
