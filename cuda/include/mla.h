@@ -329,6 +329,187 @@ MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits);
 
+/* The rotation of the first 64 values of an index key or query. */
+typedef struct MlaIndexRotary {
+    /* [tokens] int64, or null: nothing is rotated. One outside the tables gives NaN. */
+    const int64_t* positions;
+    /* [positions_len, 32] f32 each */
+    const float* cos;
+    const float* sin;
+    int64_t table_stride;
+    int64_t positions_len;
+    /* MLA_ROTARY_INTERLEAVED or MLA_ROTARY_HALVES */
+    int32_t style;
+} MlaIndexRotary;
+
+/*
+ * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if it is wanted, and
+ * rounding to e4m3 with the least power of two that is not below max(|x|, 1e-4) / 448. The cache is that
+ * of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots differ.
+ */
+typedef struct MlaIndexKeysParams {
+    /* [tokens, 128] of keys_dtype */
+    const void* keys;
+    /* [128] each */
+    const void* norm_weight;
+    const void* norm_bias;
+    /* [tokens] int64 */
+    const int64_t* slots;
+    /* pages that begin on 4 bytes */
+    void* cache;
+    MlaIndexRotary rotary;
+
+    int64_t key_stride;
+    /* in bytes: a multiple of 4 */
+    int64_t page_stride;
+    int64_t pages;
+
+    /* less than 2^24 */
+    int32_t tokens;
+    int32_t page_size;
+    /* must be 128 */
+    int32_t width;
+    /* MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32, each */
+    int32_t keys_dtype;
+    int32_t norm_weight_dtype;
+    int32_t norm_bias_dtype;
+    /* 0 or 1 */
+    int32_t hadamard;
+    /* of the LayerNorm */
+    float epsilon;
+} MlaIndexKeysParams;
+
+/* Enqueues one kernel on `stream`; none where there are no tokens. */
+MlaStatus mla_index_keys_sm90(const MlaIndexKeysParams* params, void* stream);
+
+/* Quantises index queries as mla_index_keys_sm90 does keys, without a LayerNorm, and multiplies heads'
+ * weights by weight_scale and by the scale of their query. */
+typedef struct MlaIndexQueriesParams {
+    /* [tokens, heads, 128] of queries_dtype */
+    const void* queries;
+    /* [tokens, heads] of head_weights_dtype */
+    const void* head_weights;
+    /* [tokens, heads, 128] e4m3, without gaps */
+    void* values;
+    /* [tokens, heads] f32, without gaps */
+    float* weights;
+    MlaIndexRotary rotary;
+
+    int64_t query_token_stride;
+    int64_t query_head_stride;
+    int64_t head_weight_stride;
+
+    /* less than 2^24 */
+    int32_t tokens;
+    /* 1..=1024 */
+    int32_t heads;
+    /* must be 128 */
+    int32_t width;
+    /* MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32, each */
+    int32_t queries_dtype;
+    int32_t head_weights_dtype;
+    /* 0 or 1 */
+    int32_t hadamard;
+    float weight_scale;
+} MlaIndexQueriesParams;
+
+/* Enqueues one kernel on `stream`; none where there are no tokens. */
+MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stream);
+
+/*
+ * The logits of sparse attention's indexer, over a paged cache of index keys:
+ *
+ *   logit[t, s] = scale[s] * sum over h of weight[t, h] * max(0, query[t, h] . key[s])
+ *
+ * Rows are query tokens as in mla_topk_sm90, and columns are positions. Only what a token sees is
+ * read and written; a position whose entry of the block table is no page of the cache gets 0. A page
+ * of the cache has the values of all its tokens, then their scales: value d of the token at `offset`
+ * is at offset * 128 + d bytes, its scale at page_size * 128 + offset * 4.
+ */
+typedef struct MlaIndexLogitsParams {
+    /* [rows, heads, 128] e4m3, without gaps */
+    const void* queries;
+    /* [rows, heads] f32, without gaps: with every factor, the scale of the query among them */
+    const float* weights;
+    /* pages that begin on 16 bytes */
+    const void* cache;
+    /* [requests + 1] int32, as in mla_topk_sm90 */
+    const int32_t* query_starts;
+    /* [requests] int32, at most `columns` */
+    const int32_t* seq_lens;
+    /* [requests, max_pages] int32 */
+    const int32_t* block_table;
+    /* [rows, columns] f32 */
+    float* logits;
+
+    /* in bytes: a multiple of 16 */
+    int64_t page_stride;
+    int64_t block_table_stride;
+    int64_t logits_stride;
+    /* number of pages of the cache */
+    int64_t pages;
+
+    /* less than 2^24 */
+    int32_t rows;
+    int32_t first_token;
+    int32_t requests;
+    int32_t columns;
+    int32_t max_pages;
+    /* 1..=1048576; powers of two are faster */
+    int32_t page_size;
+    /* 32 or 64 */
+    int32_t heads;
+    /* must be 128 */
+    int32_t width;
+} MlaIndexLogitsParams;
+
+/* Enqueues one kernel on `stream`; none where there are no rows. */
+MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, void* stream);
+
+/*
+ * The selection of that indexer: of each row of logits the `topk` largest, as slots of
+ * the cache. Row r is query token first_token + r of the batch; token i of n of a request with `len`
+ * tokens sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
+ *
+ * It is exact, and always the same: of equal logits those of the lowest positions are chosen; -0
+ * equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending order of
+ * position; a row that sees no more than topk columns gets them all, with -1 behind. A position whose
+ * entry of the block table is no page of the cache gets -1. What is not seen may hold anything.
+ */
+typedef struct MlaTopkParams {
+    /* [rows, columns] f32 */
+    const float* logits;
+    /* [requests + 1] int32: where each request's query tokens begin, ascending from 0 */
+    const int32_t* query_starts;
+    /* [requests] int32: the tokens of each request, its query tokens included, at most `columns` */
+    const int32_t* seq_lens;
+    /* [requests, max_pages] int32 */
+    const int32_t* block_table;
+    /* [rows, topk] int32 */
+    int32_t* lists;
+
+    int64_t logits_stride;
+    int64_t block_table_stride;
+    int64_t list_stride;
+    /* number of pages of the cache; slots from 2^31 - 1 on get -1 */
+    int64_t pages;
+
+    /* less than 2^24 */
+    int32_t rows;
+    int32_t first_token;
+    int32_t requests;
+    /* 1..=786432 */
+    int32_t columns;
+    /* 1..=1048576 */
+    int32_t topk;
+    int32_t max_pages;
+    /* tokens per page: any number from 1 on; powers of two are faster */
+    int32_t page_size;
+} MlaTopkParams;
+
+/* Enqueues one kernel on `stream`; none where there are no rows. */
+MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
+
 /*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
  *

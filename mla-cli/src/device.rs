@@ -103,13 +103,24 @@ impl DeviceName {
                 let (device, about) = cpu();
                 job.run(&device, &about)
             }
-            Self::Cuda => Err(CliError::Argument {
-                argument: "--device",
-                given: "cuda for a model with an indexer, which this device does not have".into(),
-                accepted: "cpu, or --dense".into(),
-            }),
+            Self::Cuda => run_indexed_on_gpu(job),
         }
     }
+}
+
+#[cfg(feature = "sm90")]
+fn run_indexed_on_gpu<J: IndexedJob>(job: J) -> Result<J::Output, CliError> {
+    let (device, about) = cuda()?;
+    job.run(&device, &about)
+}
+
+#[cfg(not(feature = "sm90"))]
+fn run_indexed_on_gpu<J: IndexedJob>(_: J) -> Result<J::Output, CliError> {
+    Err(CliError::Argument {
+        argument: "--device",
+        given: "cuda for a model with an indexer, but feature `sm90` is off".into(),
+        accepted: "cpu, or --dense; for cuda, build with `--features sm90`".into(),
+    })
 }
 
 fn cpu() -> (Cpu, About) {
@@ -123,13 +134,19 @@ fn cpu() -> (Cpu, About) {
 
 #[cfg(feature = "gpu")]
 fn run_on_gpu<J: Job>(job: J) -> Result<J::Output, CliError> {
+    let (device, about) = cuda()?;
+    job.run(&device, &about)
+}
+
+#[cfg(feature = "gpu")]
+fn cuda() -> Result<(mla_kernels::Cuda, About), CliError> {
     let gpu = mla_kernels::present_gpu().map_err(refused)?;
     let device = mla_kernels::Cuda::new(gpu.ordinal)?;
     let about = About {
         description: crate::target::name_gpu(&gpu),
         memory: Some(gpu.memory as u64),
     };
-    job.run(&device, &about)
+    Ok((device, about))
 }
 
 #[cfg(not(feature = "gpu"))]

@@ -14,6 +14,8 @@ mod flash_attn;
 #[cfg(feature = "sm90")]
 mod flash_mla;
 #[cfg(feature = "sm90")]
+mod indexer;
+#[cfg(feature = "sm90")]
 mod layer;
 #[cfg(feature = "sm80")]
 mod portable;

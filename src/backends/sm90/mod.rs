@@ -6,6 +6,8 @@
 mod flash_attn;
 mod flash_mla;
 mod flash_mla_sparse;
+#[cfg(feature = "sm90")]
+mod indexer;
 
 pub use flash_attn::FlashAttn;
 pub use flash_mla::FlashMla;

@@ -1,0 +1,177 @@
+// Index keys and queries: normalised, rotated, transformed and rounded to e4m3.
+//
+// A warp has a row of 128 values, four neighbouring ones in each lane. Everything is done in the order of the
+// CPU device's code, product by product, so that the same values come out, to the last bit but for the sums
+// of the LayerNorm, which are in f64.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "../../../include/mla.h"
+
+namespace mla::sm90::quantise {
+
+constexpr int kThreads = 128;
+constexpr int kRows = kThreads / 32;
+constexpr int kWidth = 128;
+constexpr int kRope = 64;
+
+// One element of a tensor of any dtype.
+__device__ __forceinline__ float element(const void* from, int64_t at, int dtype) {
+    switch (dtype) {
+        case MLA_DTYPE_BF16: return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
+        case MLA_DTYPE_F16: return __half2float(static_cast<const __half*>(from)[at]);
+        default: return static_cast<const float*>(from)[at];
+    }
+}
+
+struct Values {
+    float x[4];
+
+    __device__ __forceinline__ void load(const void* from, int64_t at, int dtype, int lane) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = element(from, at + lane * 4 + i, dtype);
+    }
+};
+
+__device__ __forceinline__ double sum_of_warp(double x) {
+    for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+// (x - mean) / sqrt(variance + epsilon) * weight + bias.
+__device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p, int lane) {
+    double sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum += v.x[i];
+    const double mean = sum_of_warp(sum) / kWidth;
+    double squares = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) squares += (v.x[i] - mean) * (v.x[i] - mean);
+    const double factor = 1.0 / sqrt(sum_of_warp(squares) / kWidth + double(p.epsilon));
+    Values weight, bias;
+    weight.load(p.norm_weight, 0, p.norm_weight_dtype, lane);
+    bias.load(p.norm_bias, 0, p.norm_bias_dtype, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        v.x[i] = float((v.x[i] - mean) * factor * double(weight.x[i]) + double(bias.x[i]));
+}
+
+// Turns the first 64 values. Lanes 0 to 15 have them.
+__device__ __forceinline__ void rotate(Values& v, const MlaIndexRotary& r, int64_t token,
+                                       int lane) {
+    if (!r.positions) return;
+    const int64_t position = r.positions[token];
+    const bool inside = position >= 0 && position < r.positions_len;
+    const float* cos = r.cos + (inside ? position : 0) * r.table_stride;
+    const float* sin = r.sin + (inside ? position : 0) * r.table_stride;
+    float other[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        other[i] = r.style == MLA_ROTARY_HALVES ? __shfl_xor_sync(~0u, v.x[i], 8) : v.x[i ^ 1];
+    if (lane >= kRope / 4) return;
+    float turned[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int at = lane * 4 + i;
+        const bool halves = r.style == MLA_ROTARY_HALVES;
+        const int pair = halves ? at % (kRope / 2) : at / 2;
+        const bool first = halves ? at < kRope / 2 : at % 2 == 0;
+        const float c = cos[pair], s = sin[pair];
+        // a cos - b sin, and b cos + a sin, each product rounded.
+        const float own = __fmul_rn(v.x[i], c), across = __fmul_rn(other[i], s);
+        turned[i] = first ? __fsub_rn(own, across) : __fadd_rn(own, across);
+        if (!inside) turned[i] = __int_as_float(0x7fffffff);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.x[i] = turned[i];
+}
+
+// The Hadamard transform in Sylvester's order, divided by the root of 128.
+__device__ __forceinline__ void hadamard(Values& v, int lane) {
+    for (int half = 1; half < 4; half *= 2) {
+        Values old = v;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            v.x[i] = i & half ? __fsub_rn(old.x[i ^ half], old.x[i])
+                              : __fadd_rn(old.x[i], old.x[i ^ half]);
+    }
+    for (int half = 1; half < 32; half *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float other = __shfl_xor_sync(~0u, v.x[i], half);
+            v.x[i] = lane & half ? __fsub_rn(other, v.x[i]) : __fadd_rn(v.x[i], other);
+        }
+    }
+    const float factor = 0.088388347648318447f;  // 128^-1/2
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.x[i] = __fmul_rn(v.x[i], factor);
+}
+
+// The least power of two that is not below max(|x|, 1e-4) / 448. NaN counts as nothing.
+__device__ __forceinline__ float scale_of(const Values& v) {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v.x[i]));
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    most = fminf(fmaxf(most, 1e-4f), 3.402823466e38f);
+    const uint32_t bits = __float_as_uint(__fdiv_rn(most, 448.f));
+    const uint32_t mantissa = bits & 0x7fffff;
+    return __uint_as_float(bits - mantissa + (mantissa ? 1u << 23 : 0));
+}
+
+__device__ __forceinline__ uint32_t codes_of(const Values& v, float scale) {
+    uint32_t codes = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        codes |=
+            uint32_t(__nv_cvt_float_to_fp8(__fdiv_rn(v.x[i], scale), __NV_SATFINITE, __NV_E4M3))
+            << 8 * i;
+    return codes;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    keys_kernel(const __grid_constant__ MlaIndexKeysParams p) {
+    const int lane = threadIdx.x % 32;
+    const int64_t token = int64_t(blockIdx.x) * kRows + threadIdx.x / 32;
+    if (token >= p.tokens) return;
+    const int64_t slot = p.slots[token];
+    if (slot < 0 || slot >= p.pages * p.page_size) return;
+    Values v;
+    v.load(p.keys, token * p.key_stride, p.keys_dtype, lane);
+    normalise(v, p, lane);
+    rotate(v, p.rotary, token, lane);
+    if (p.hadamard) hadamard(v, lane);
+    const float scale = scale_of(v);
+    const int64_t offset = slot % p.page_size;
+    char* page = static_cast<char*>(p.cache) + slot / p.page_size * p.page_stride;
+    *reinterpret_cast<uint32_t*>(page + offset * kWidth + lane * 4) = codes_of(v, scale);
+    if (lane == 0)
+        *reinterpret_cast<float*>(page + int64_t(p.page_size) * kWidth + offset * 4) = scale;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
+    const int lane = threadIdx.x % 32;
+    const int64_t row = int64_t(blockIdx.x) * kRows + threadIdx.x / 32;
+    if (row >= int64_t(p.tokens) * p.heads) return;
+    const int64_t token = row / p.heads, head = row % p.heads;
+    Values v;
+    v.load(p.queries, token * p.query_token_stride + head * p.query_head_stride, p.queries_dtype,
+           lane);
+    rotate(v, p.rotary, token, lane);
+    if (p.hadamard) hadamard(v, lane);
+    const float scale = scale_of(v);
+    static_cast<uint32_t*>(p.values)[row * (kWidth / 4) + lane] = codes_of(v, scale);
+    if (lane == 0) {
+        const float weight =
+            element(p.head_weights, token * p.head_weight_stride + head, p.head_weights_dtype);
+        p.weights[row] = __fmul_rn(weight, __fmul_rn(p.weight_scale, scale));
+    }
+}
+
+}  // namespace mla::sm90::quantise

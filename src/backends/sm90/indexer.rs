@@ -1,0 +1,201 @@
+//! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
+
+use mla_runtime::error::{Error, Result};
+use mla_runtime::indexer::{
+    IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
+    IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
+};
+use mla_runtime::rotary::{Rotary, RotaryStyle};
+use mla_runtime::tensor::{TensorMut, TensorRef};
+
+use crate::device::Cuda;
+use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::raw;
+
+/// What the kernels rotate: the first 64 of 128 values.
+const ROPE: u32 = 64;
+
+impl IndexDevice for Cuda {
+    fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
+        let tokens = keys.check(config)?;
+        unit_columns("index keys", keys.keys.layout())?;
+        unit_columns("index norm weight", keys.norm.weight.layout())?;
+        unit_columns("index norm bias", keys.norm.bias.layout())?;
+        let cache = *keys.cache.layout();
+        // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
+        // refused by the launch, or mean that something is absent.
+        let mut params: raw::MlaIndexKeysParams = unsafe { std::mem::zeroed() };
+        params.keys = keys.keys.bytes().address() as *const _;
+        params.norm_weight = keys.norm.weight.bytes().address() as *const _;
+        params.norm_bias = keys.norm.bias.bytes().address() as *const _;
+        params.slots = keys.slots.bytes().address() as *const _;
+        params.cache = keys.cache.into_bytes().address() as *mut _;
+        params.rotary = rotary(config, keys.rotary.as_ref())?;
+        params.key_stride = wide("index keys", keys.keys.layout().strides[0])?;
+        params.page_stride = wide("page stride", cache.page_stride)?;
+        params.pages = wide("pages", cache.pages)?;
+        params.tokens = narrow("tokens", tokens)?;
+        params.page_size = narrow("page size", cache.page_size)?;
+        params.width = narrow("index_head_dim", config.dims.width as usize)?;
+        params.keys_dtype = dtype_code(keys.keys.dtype());
+        params.norm_weight_dtype = dtype_code(keys.norm.weight.dtype());
+        params.norm_bias_dtype = dtype_code(keys.norm.bias.dtype());
+        params.hadamard = config.hadamard.into();
+        params.epsilon = config.epsilon;
+        self.bind()?;
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree;
+        // the kernel itself skips slots that the cache does not have.
+        raw::check("index keys", unsafe {
+            raw::mla_index_keys_sm90(&params, self.raw_stream())
+        })
+    }
+
+    fn quantise_index_queries(
+        &self,
+        config: &IndexerConfig,
+        from: IndexQueryInput<'_, Self>,
+        to: IndexQueriesMut<'_, Self>,
+    ) -> Result<()> {
+        let tokens = from.check(config, &to)?;
+        unit_columns("index queries", from.queries.layout())?;
+        unit_columns("index head weights", from.weights.layout())?;
+        // SAFETY: as above.
+        let mut params: raw::MlaIndexQueriesParams = unsafe { std::mem::zeroed() };
+        params.queries = from.queries.bytes().address() as *const _;
+        params.head_weights = from.weights.bytes().address() as *const _;
+        params.values = to.values.address() as *mut _;
+        params.weights = to.weights.into_bytes().address() as *mut _;
+        params.rotary = rotary(config, from.rotary.as_ref())?;
+        params.query_token_stride = wide("index queries", from.queries.layout().strides[0])?;
+        params.query_head_stride = wide("index queries", from.queries.layout().strides[1])?;
+        params.head_weight_stride = wide("index head weights", from.weights.layout().strides[0])?;
+        params.tokens = narrow("tokens", tokens)?;
+        params.heads = narrow("index_n_heads", config.dims.heads as usize)?;
+        params.width = narrow("index_head_dim", config.dims.width as usize)?;
+        params.queries_dtype = dtype_code(from.queries.dtype());
+        params.head_weights_dtype = dtype_code(from.weights.dtype());
+        params.hadamard = config.hadamard.into();
+        params.weight_scale = config.weight_scale();
+        self.bind()?;
+        // SAFETY: every tensor was checked to hold what its layout says, and the layouts to agree.
+        raw::check("index queries", unsafe {
+            raw::mla_index_queries_sm90(&params, self.raw_stream())
+        })
+    }
+
+    fn index_logits(
+        &self,
+        dims: IndexDims,
+        queries: IndexQueries<'_, Self>,
+        cache: IndexCacheRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        logits: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let columns = rows.check(&logits.as_ref())?;
+        queries.check(dims, rows.tokens.len())?;
+        let layout = cache.layout();
+        if layout.width != dims.width as usize {
+            let given = format!("keys of {} values", layout.width);
+            let accepted = format!("{}, as index_head_dim says", dims.width);
+            return Err(Error::argument("index cache", given, accepted));
+        }
+        // SAFETY: as above.
+        let mut params: raw::MlaIndexLogitsParams = unsafe { std::mem::zeroed() };
+        params.logits_stride = wide("index logits", logits.layout().strides[1])?;
+        params.logits = logits.into_bytes().address() as *mut _;
+        params.queries = queries.values.address() as *const _;
+        params.weights = queries.weights.bytes().address() as *const _;
+        params.cache = cache.bytes().address() as *const _;
+        params.query_starts = rows.batch.query_starts.bytes().address() as *const _;
+        params.seq_lens = rows.batch.seq_lens.bytes().address() as *const _;
+        params.block_table = rows.batch.block_table.entries().bytes().address() as *const _;
+        params.page_stride = wide("page stride", layout.page_stride)?;
+        params.block_table_stride = wide("block table", rows.batch.block_table.max_pages())?;
+        params.pages = wide("pages", layout.pages)?;
+        params.rows = narrow("tokens", rows.tokens.len())?;
+        params.first_token = narrow("tokens", rows.tokens.start)?;
+        params.requests = narrow("requests", rows.batch.seq_lens.len())?;
+        params.columns = narrow("columns", columns)?;
+        params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
+        params.page_size = narrow("page size", layout.page_size)?;
+        params.heads = narrow("index_n_heads", dims.heads as usize)?;
+        params.width = narrow("index_head_dim", dims.width as usize)?;
+        self.bind()?;
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree;
+        // the kernel itself leaves out pages that the cache does not have, and columns that are not there.
+        raw::check("index logits", unsafe {
+            raw::mla_index_logits_sm90(&params, self.raw_stream())
+        })
+    }
+
+    fn select_slots(
+        &self,
+        logits: TensorRef<'_, Self>,
+        rows: &IndexRows<'_, Self>,
+        page_size: usize,
+        lists: SlotListsMut<'_, Self>,
+    ) -> Result<()> {
+        let columns = rows.check(&logits)?;
+        let tokens = rows.tokens.len();
+        let needed = tokens
+            .checked_mul(lists.width)
+            .and_then(|n| n.checked_mul(4));
+        if lists.width == 0 || needed.is_none_or(|needed| needed > lists.slots.len()) {
+            return Err(Error::argument(
+                "slot lists",
+                format!("{} bytes in lists of {}", lists.slots.len(), lists.width),
+                format!("lists of 1 and up, for each of {tokens} tokens"),
+            ));
+        }
+        // SAFETY: as above.
+        let mut params: raw::MlaTopkParams = unsafe { std::mem::zeroed() };
+        params.logits = logits.bytes().address() as *const _;
+        params.query_starts = rows.batch.query_starts.bytes().address() as *const _;
+        params.seq_lens = rows.batch.seq_lens.bytes().address() as *const _;
+        params.block_table = rows.batch.block_table.entries().bytes().address() as *const _;
+        params.lists = lists.slots.address() as *mut _;
+        params.logits_stride = wide("index logits", logits.layout().strides[1])?;
+        params.block_table_stride = wide("block table", rows.batch.block_table.max_pages())?;
+        params.list_stride = wide("slot lists", lists.width)?;
+        // The caller's block table names pages of its cache; which those are is not said here.
+        params.pages = i64::from(i32::MAX);
+        params.rows = narrow("tokens", tokens)?;
+        params.first_token = narrow("tokens", rows.tokens.start)?;
+        params.requests = narrow("requests", rows.batch.seq_lens.len())?;
+        params.columns = narrow("columns", columns)?;
+        params.topk = narrow("slot lists", lists.width)?;
+        params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
+        params.page_size = narrow("page size", page_size)?;
+        self.bind()?;
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree.
+        raw::check("top-k", unsafe {
+            raw::mla_topk_sm90(&params, self.raw_stream())
+        })
+    }
+}
+
+/// The rotation as the C interface takes it.
+fn rotary(
+    config: &IndexerConfig,
+    rotary: Option<&Rotary<'_, Cuda>>,
+) -> Result<raw::MlaIndexRotary> {
+    // SAFETY: as above; null positions mean that nothing is rotated.
+    let mut params: raw::MlaIndexRotary = unsafe { std::mem::zeroed() };
+    let Some(rotary) = rotary else {
+        return Ok(params);
+    };
+    if config.dims.rope != ROPE {
+        return Err(Error::argument("index rope", config.dims.rope, ROPE));
+    }
+    let cos = rotary.cos.layout();
+    params.positions = rotary.positions.bytes().address() as *const _;
+    params.cos = rotary.cos.bytes().address() as *const _;
+    params.sin = rotary.sin.bytes().address() as *const _;
+    params.table_stride = wide("cos", cos.strides[1])?;
+    params.positions_len = wide("positions", cos.shape[1])?;
+    params.style = match rotary.style {
+        RotaryStyle::Interleaved => raw::MLA_ROTARY_INTERLEAVED as i32,
+        RotaryStyle::Halves => raw::MLA_ROTARY_HALVES as i32,
+    };
+    Ok(params)
+}

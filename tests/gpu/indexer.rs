@@ -1,0 +1,394 @@
+//! The lightning indexer on a GPU against the CPU device: keys, queries, logits, and lists to the last entry.
+
+use mla_cpu::Cpu;
+use mla_kernels::Cuda;
+use mla_runtime::backend::DecodeBatch;
+use mla_runtime::cache::BlockTable;
+use mla_runtime::device::Memory;
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Result;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexDims, IndexKeys,
+    IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, LayerNorm,
+    SlotListsMut,
+};
+use mla_runtime::rotary::{Rotary, RotaryStyle};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+
+use crate::common::{gpu, normal, put, rng};
+
+const PAGE: usize = 64;
+const WIDTH: usize = 128;
+
+/// Numbers of a dtype, as bytes.
+fn numbers(rng: &mut StdRng, dtype: DType, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count * dtype.bytes()];
+    for element in 0..count {
+        put(dtype, &mut bytes, element, normal(rng));
+    }
+    bytes
+}
+
+fn upload<D: Memory>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
+    let mut buffer = device.allocate(bytes.len().max(16))?;
+    let (to, _) = D::split_mut(D::bytes_mut(&mut buffer), bytes.len());
+    device.upload(bytes, to)?;
+    Ok(buffer)
+}
+
+fn download<D: Memory>(device: &D, buffer: &D::Buffer, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    device.download(D::byte_range(D::bytes(buffer), 0..len), &mut bytes)?;
+    Ok(bytes)
+}
+
+fn bytes_of<T: bytemuck::Pod>(numbers: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(numbers).to_vec()
+}
+
+/// Requests, their pages, and everything else that is the same on both devices.
+struct World {
+    config: IndexerConfig,
+    dtype: DType,
+    requests: usize,
+    tokens: usize,
+    columns: usize,
+    max_pages: usize,
+    layout: IndexCacheLayout,
+    lens: Vec<i32>,
+    starts: Vec<i32>,
+    tables: Vec<i32>,
+    /// Of every token in the cache.
+    slots: Vec<i64>,
+    positions: Vec<i64>,
+    keys: Vec<u8>,
+    norm: [Vec<u8>; 2],
+    queries: Vec<u8>,
+    query_positions: Vec<i64>,
+    head_weights: Vec<u8>,
+    tables_cos_sin: [Vec<f32>; 2],
+}
+
+impl World {
+    fn new(config: IndexerConfig, dtype: DType, requests: &[(usize, usize)], seed: u64) -> Self {
+        let mut rng = rng(seed);
+        let heads = config.dims.heads as usize;
+        let needed: Vec<usize> = requests.iter().map(|(_, kv)| kv.div_ceil(PAGE)).collect();
+        let pages = needed.iter().sum::<usize>() + 2;
+        let max_pages = needed.iter().max().copied().unwrap_or(0) + 1;
+        let mut free: Vec<i32> = (0..pages as i32).collect();
+        free.shuffle(&mut rng);
+        let (mut tables, mut starts) = (Vec::new(), vec![0i32]);
+        let (mut slots, mut positions, mut query_positions) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (q, kv)) in requests.iter().enumerate() {
+            let own: Vec<i32> = free.drain(..needed[index]).collect();
+            for position in 0..*kv {
+                let page = own[position / PAGE] as usize;
+                slots.push((page * PAGE + position % PAGE) as i64);
+                positions.push(position as i64);
+            }
+            query_positions.extend((0..*q).map(|i| (kv + i).saturating_sub(*q) as i64));
+            tables.extend(own);
+            tables.resize((index + 1) * max_pages, i32::MAX);
+            starts.push(starts[index] + *q as i32);
+        }
+        let tokens = starts[requests.len()] as usize;
+        let columns = requests.iter().map(|(_, kv)| *kv).max().unwrap_or(0);
+        let angle = |i: usize| (i / 32) as f64 * 10_000f64.powf(-((i % 32) as f64) / 32.0);
+        let table = |f: fn(f64) -> f64| (0..columns * 32).map(|i| f(angle(i)) as f32).collect();
+        Self {
+            config,
+            dtype,
+            requests: requests.len(),
+            tokens,
+            columns,
+            max_pages,
+            layout: IndexCacheLayout::contiguous(config.dims, pages, PAGE),
+            lens: requests.iter().map(|(_, kv)| *kv as i32).collect(),
+            starts,
+            tables,
+            keys: numbers(&mut rng, dtype, slots.len() * WIDTH),
+            norm: [0; 2].map(|_: i32| numbers(&mut rng, DType::F32, WIDTH)),
+            queries: numbers(&mut rng, dtype, tokens * heads * WIDTH),
+            head_weights: numbers(&mut rng, DType::F32, tokens * heads),
+            slots,
+            positions,
+            query_positions,
+            tables_cos_sin: [table(f64::cos), table(f64::sin)],
+        }
+    }
+
+    fn heads(&self) -> usize {
+        self.config.dims.heads as usize
+    }
+
+    fn rotary<'a, D: IndexDevice>(
+        &self,
+        positions: &'a D::Buffer,
+        len: usize,
+        [cos, sin]: [&'a D::Buffer; 2],
+    ) -> Result<Rotary<'a, D>> {
+        let layout = Layout::contiguous(DType::F32, [1, self.columns, 32]);
+        Ok(Rotary {
+            positions: ArrayRef::new(D::bytes(positions), len)?,
+            cos: TensorRef::new(D::bytes(cos), layout)?,
+            sin: TensorRef::new(D::bytes(sin), layout)?,
+            style: self.config.rotary,
+        })
+    }
+
+    /// The index cache, all of it 0xff before.
+    fn write<D: IndexDevice>(&self, device: &D) -> Result<Vec<u8>> {
+        let count = self.slots.len();
+        let [keys, weight, bias] =
+            [&self.keys, &self.norm[0], &self.norm[1]].map(|b| upload(device, b).unwrap());
+        let [slots, positions] =
+            [&self.slots, &self.positions].map(|a| upload(device, &bytes_of(a)).unwrap());
+        let tables = [0, 1].map(|i| upload(device, &bytes_of(&self.tables_cos_sin[i])).unwrap());
+        let mut cache = upload(
+            device,
+            &vec![0xff; self.layout.pages * self.layout.page_stride],
+        )?;
+        let norm = Layout::contiguous(DType::F32, [1, 1, WIDTH]);
+        let keys_layout = Layout::contiguous(self.dtype, [count, 1, WIDTH]);
+        device.write_index_keys(
+            &self.config,
+            IndexKeys {
+                keys: TensorRef::new(D::bytes(&keys), keys_layout)?,
+                norm: LayerNorm {
+                    weight: TensorRef::new(D::bytes(&weight), norm)?,
+                    bias: TensorRef::new(D::bytes(&bias), norm)?,
+                },
+                rotary: Some(self.rotary(&positions, count, [&tables[0], &tables[1]])?),
+                slots: ArrayRef::new(D::bytes(&slots), count)?,
+                cache: IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
+            },
+        )?;
+        download(device, &cache, self.layout.pages * self.layout.page_stride)
+    }
+
+    /// The quantised queries, and their weights.
+    fn quantise<D: IndexDevice>(&self, device: &D) -> Result<[Vec<u8>; 2]> {
+        let (tokens, heads) = (self.tokens, self.heads());
+        let [queries, head_weights] =
+            [&self.queries, &self.head_weights].map(|b| upload(device, b).unwrap());
+        let positions = upload(device, &bytes_of(&self.query_positions))?;
+        let tables = [0, 1].map(|i| upload(device, &bytes_of(&self.tables_cos_sin[i])).unwrap());
+        let mut values = upload(device, &vec![0xff; tokens * heads * WIDTH])?;
+        let mut weights = upload(device, &vec![0xff; tokens * heads * 4])?;
+        let shape = [tokens, heads, WIDTH];
+        let of_weights = Layout::contiguous(DType::F32, [tokens, 1, heads]);
+        device.quantise_index_queries(
+            &self.config,
+            IndexQueryInput {
+                queries: TensorRef::new(D::bytes(&queries), Layout::contiguous(self.dtype, shape))?,
+                weights: TensorRef::new(D::bytes(&head_weights), of_weights)?,
+                rotary: Some(self.rotary(&positions, tokens, [&tables[0], &tables[1]])?),
+            },
+            IndexQueriesMut {
+                values: D::bytes_mut(&mut values),
+                weights: TensorMut::new(D::bytes_mut(&mut weights), of_weights)?,
+            },
+        )?;
+        Ok([
+            download(device, &values, tokens * heads * WIDTH)?,
+            download(device, &weights, tokens * heads * 4)?,
+        ])
+    }
+
+    /// Calls `work` with the rows of some tokens.
+    fn rows<D: IndexDevice, R>(
+        &self,
+        device: &D,
+        work: impl FnOnce(&IndexRows<'_, D>) -> Result<R>,
+    ) -> Result<R> {
+        let [lens, starts, tables] =
+            [&self.lens, &self.starts, &self.tables].map(|a| upload(device, &bytes_of(a)).unwrap());
+        let entries = ArrayRef::new(D::bytes(&tables), self.tables.len())?;
+        work(&IndexRows {
+            batch: DecodeBatch {
+                block_table: BlockTable::new(entries, self.requests, self.max_pages)?,
+                seq_lens: ArrayRef::new(D::bytes(&lens), self.requests)?,
+                query_starts: ArrayRef::new(D::bytes(&starts), self.requests + 1)?,
+                max_query_len: self.tokens,
+                max_seq_len: self.columns,
+                host: None,
+            },
+            tokens: 0..self.tokens,
+        })
+    }
+
+    /// Logits of quantised queries over a cache; NaN where nothing is written.
+    fn logits<D: IndexDevice>(
+        &self,
+        device: &D,
+        cache: &[u8],
+        [values, weights]: &[Vec<u8>; 2],
+    ) -> Result<Vec<f32>> {
+        let [cache, values, weights] = [cache, values, weights].map(|b| upload(device, b).unwrap());
+        let count = self.tokens * self.columns;
+        let mut logits = upload(device, &vec![0xff; count * 4])?;
+        let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
+        let of_weights = Layout::contiguous(DType::F32, [self.tokens, 1, self.heads()]);
+        self.rows(device, |rows| {
+            device.index_logits(
+                self.config.dims,
+                IndexQueries {
+                    values: D::bytes(&values),
+                    weights: TensorRef::new(D::bytes(&weights), of_weights)?,
+                },
+                IndexCacheRef::new(D::bytes(&cache), self.layout)?,
+                rows,
+                TensorMut::new(D::bytes_mut(&mut logits), layout)?,
+            )
+        })?;
+        let bytes = download(device, &logits, count * 4)?;
+        Ok(bytemuck::pod_collect_to_vec(&bytes))
+    }
+
+    fn lists<D: IndexDevice>(&self, device: &D, logits: &[f32]) -> Result<Vec<i32>> {
+        let width = self.config.dims.topk as usize;
+        let logits = upload(device, &bytes_of(logits))?;
+        let mut lists = upload(device, &vec![0x55; self.tokens * width * 4])?;
+        let layout = Layout::contiguous(DType::F32, [1, self.tokens, self.columns]);
+        self.rows(device, |rows| {
+            let bytes = D::bytes_mut(&mut lists);
+            let (slots, _) = D::split_mut(bytes, self.tokens * width * 4);
+            device.select_slots(
+                TensorRef::new(D::bytes(&logits), layout)?,
+                rows,
+                PAGE,
+                SlotListsMut { slots, width },
+            )
+        })?;
+        let bytes = download(device, &lists, self.tokens * width * 4)?;
+        Ok(bytemuck::pod_collect_to_vec(&bytes))
+    }
+
+    /// How many positions each token sees.
+    fn seen(&self) -> Vec<usize> {
+        let of = |request: usize| {
+            let count = self.starts[request + 1] - self.starts[request];
+            (0..count).map(move |i| (self.lens[request] - count + i + 1).max(0) as usize)
+        };
+        (0..self.requests).flat_map(of).collect()
+    }
+}
+
+fn check(world: &World, gpu: &Cuda) -> Result<()> {
+    let cpu = Cpu::new();
+    // Sums in f64 may come out differently in their last bit, and so may one value of very many.
+    let differing = |a: &[u8], b: &[u8]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+    let (expected, given) = (world.write(&cpu)?, world.write(gpu)?);
+    let count = differing(&expected, &given);
+    assert!(
+        count * 100_000 <= expected.len(),
+        "{count} bytes of the cache"
+    );
+    let (expected_queries, given_queries) = (world.quantise(&cpu)?, world.quantise(gpu)?);
+    assert!(expected_queries == given_queries, "quantised queries");
+
+    // From here on, the same on both.
+    let expected_logits = world.logits(&cpu, &expected, &expected_queries)?;
+    let given_logits = world.logits(gpu, &expected, &expected_queries)?;
+    let most = expected_logits.iter().filter(|x| x.is_finite());
+    let most = most.fold(0.0, |most: f32, x| most.max(x.abs()));
+    for (token, seen) in world.seen().into_iter().enumerate() {
+        for position in 0..world.columns {
+            let at = token * world.columns + position;
+            let (expected, given) = (expected_logits[at], given_logits[at]);
+            if position < seen {
+                let difference = (expected - given).abs();
+                assert!(
+                    difference <= 1e-3 * most,
+                    "[{token}, {position}]: {given}, not {expected}"
+                );
+            } else {
+                assert_eq!(given.to_bits(), u32::MAX, "[{token}, {position}]");
+            }
+        }
+    }
+    let again = world.logits(gpu, &expected, &expected_queries)?;
+    assert!(
+        bytes_of(&again) == bytes_of(&given_logits),
+        "repeats differ"
+    );
+    let expected_lists = world.lists(&cpu, &given_logits)?;
+    for _ in 0..2 {
+        assert!(world.lists(gpu, &given_logits)? == expected_lists, "lists");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
+    let gpu = gpu();
+    let ragged = [
+        (1, 70),
+        (3, 33),
+        (1, 1),
+        (0, 5),
+        (2, 2),
+        (2, 0),
+        (5, 131),
+        (1, 3000),
+        (4, 2500),
+    ];
+    let decode: Vec<(usize, usize)> = (0..40).map(|i| (1, 100 * i + 1)).collect();
+    let mut seed = 1;
+    for base in [IndexerConfig::DEEPSEEK_V3_2, IndexerConfig::GLM_5] {
+        for (topk, hadamard, dtype) in [
+            (2048, false, DType::BF16),
+            (100, true, DType::F32),
+            (1, false, DType::F16),
+        ] {
+            for requests in [&ragged[..], &decode] {
+                let style = [RotaryStyle::Halves, RotaryStyle::Interleaved][seed as usize % 2];
+                let config = IndexerConfig {
+                    dims: IndexDims { topk, ..base.dims },
+                    rotary: style,
+                    hadamard,
+                    ..base
+                };
+                check(&World::new(config, dtype, requests, seed), &gpu)?;
+                seed += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
+    let gpu = gpu();
+    let requests = [
+        (1, 2047),
+        (1, 2048),
+        (1, 2049),
+        (3, 20_000),
+        (2, 9000),
+        (1, 200_000),
+    ];
+    let world = World::new(IndexerConfig::GLM_5, DType::BF16, &requests, 77);
+    let mut rng = rng(78);
+    for kind in 0..5 {
+        let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, 1e-45];
+        let logits: Vec<f32> = (0..world.tokens * world.columns)
+            .map(|at| match kind {
+                0 => 8.2 + 1e-5 * normal(&mut rng),
+                1 => 3.0,
+                2 => (at % world.columns) as f32,
+                3 => special[rng.random_range(0..special.len())],
+                _ => normal(&mut rng),
+            })
+            .collect();
+        let expected = world.lists(&Cpu::new(), &logits)?;
+        assert!(world.lists(&*gpu, &logits)? == expected, "kind {kind}");
+    }
+    Ok(())
+}
