@@ -148,21 +148,23 @@ MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%
 template <int N>
 struct WgmmaE4m3FromRegisters;
 
-#define MLA_WGMMA_E4M3(n, count, names_a, name_b, name_accumulate)                              \
-    template <>                                                                                 \
-    struct WgmmaE4m3FromRegisters<n> {                                                          \
-        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t (&a)[4],   \
-                                                   uint64_t b, int accumulate) {                \
-            asm volatile("{\n"                                                                  \
-                         ".reg .pred p;\n"                                                      \
-                         "setp.ne.b32 p, " name_accumulate ", 0;\n"                             \
-                         "wgmma.mma_async.sync.aligned.m64n" #n                                 \
-                         "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count "}, {" names_a "}, " name_b    \
-                         ", p, 1, 1;\n"                                                         \
-                         "}\n"                                                                  \
-                         : MLA_SUMS_##count(d, 0)                                               \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)); \
-        }                                                                                       \
+#define MLA_WGMMA_E4M3(n, count, names_a, name_b, name_accumulate)                             \
+    template <>                                                                                \
+    struct WgmmaE4m3FromRegisters<n> {                                                         \
+        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t (&a)[4],  \
+                                                   uint64_t b, int accumulate) {               \
+            asm volatile(                                                                      \
+                "{\n"                                                                          \
+                ".reg .pred p;\n"                                                              \
+                "setp.ne.b32 p, " name_accumulate                                              \
+                ", 0;\n"                                                                       \
+                "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count \
+                "}, {" names_a "}, " name_b                                                    \
+                ", p, 1, 1;\n"                                                                 \
+                "}\n"                                                                          \
+                : MLA_SUMS_##count(d, 0)                                                       \
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));        \
+        }                                                                                      \
     };
 
 MLA_WGMMA_E4M3(32, 16, "%16, %17, %18, %19", "%20", "%21")

@@ -2,11 +2,11 @@
 //
 //   logit[t, s] = scale[s] * sum over h of weight[t, h] * relu(query[t, h] . key[s])
 //
-// A warpgroup scores 64 keys at a time: keys are the first operand, from registers, since every lane
-// can read its share of a key straight from the cache; the token's queries are the second, in shared
-// memory. What is summed over may stand in any order if it is the same for both: lane 4 g + q has
-// bytes 16 q .. + 15 and 64 + 16 q .. + 15 of its two keys, so that four lanes read 64 bytes that lie
-// together, and the queries are stored to match.
+// A warpgroup scores 64 keys at a time: keys are the first operand, from registers, since every
+// lane can read its share of a key straight from the cache; the token's queries are the second, in
+// shared memory. What is summed over may stand in any order if it is the same for both: lane 4 g +
+// q has bytes 16 q .. + 15 and 64 + 16 q .. + 15 of its two keys, so that four lanes read 64 bytes
+// that lie together, and the queries are stored to match.
 #pragma once
 
 #include "../../../common/swizzle.cuh"
@@ -16,8 +16,8 @@
 
 namespace mla::sm90::logits {
 
-// Where word `word` (four bytes) of a query stands, so that an instruction's 32 columns are what the
-// lanes hold of the keys: word j of lane q's eight is half j % 2 of instruction j / 2.
+// Where word `word` (four bytes) of a query stands, so that an instruction's 32 columns are what
+// the lanes hold of the keys: word j of lane q's eight is half j % 2 of instruction j / 2.
 __device__ __forceinline__ int place_of_word(int word) {
     const int q = word / 4 % 4, j = word / 16 * 4 + word % 4;
     return j / 2 * 8 + j % 2 * 4 + q;
@@ -34,7 +34,8 @@ __device__ __forceinline__ void load_queries(const uint8_t* queries, char* tile)
     }
 }
 
-// A lane's share of two keys, and the scale of one: lanes of q 0 have the first's, others the second's.
+// A lane's share of two keys, and the scale of one: lanes of q 0 have the first's, others the
+// second's.
 struct Keys {
     uint4 words[2][2];  // of each key the two halves
     float scale;

@@ -1,8 +1,8 @@
 // Index keys and queries: normalised, rotated, transformed and rounded to e4m3.
 //
-// A warp has a row of 128 values, four neighbouring ones in each lane. Everything is done in the order of the
-// CPU device's code, product by product, so that the same values come out, to the last bit but for the sums
-// of the LayerNorm, which are in f64.
+// A warp has a row of 128 values, four neighbouring ones in each lane. Everything is done in the
+// order of the CPU device's code, product by product, so that the same values come out, to the last
+// bit but for the sums of the LayerNorm, which are in f64.
 #pragma once
 
 #include <cuda_bf16.h>

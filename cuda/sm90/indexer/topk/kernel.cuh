@@ -1,8 +1,8 @@
 // The largest logits of each row, exactly and always the same, as slots of the cache.
 //
 // A cluster of CTAs has a row. Each reads its part of the logits once, into shared memory as keys
-// (keys.cuh); together they find the threshold (threshold.cuh), and each writes what it has above it,
-// in ascending order of position, where the CTAs before it end (compact.cuh).
+// (keys.cuh); together they find the threshold (threshold.cuh), and each writes what it has above
+// it, in ascending order of position, where the CTAs before it end (compact.cuh).
 #pragma once
 
 #include "../../../ptx/sm90.cuh"

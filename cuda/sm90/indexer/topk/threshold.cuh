@@ -1,8 +1,8 @@
 // The key above which everything is chosen, by histograms of ever narrower ranges of keys.
 //
-// The first range goes from the least key of the row to its largest, so clustered logits spread over
-// the bins as others do. Each further one is the bin in which the last chosen key lies: after at most
-// three histograms it is a single key, or ends where a bin does.
+// The first range goes from the least key of the row to its largest, so clustered logits spread
+// over the bins as others do. Each further one is the bin in which the last chosen key lies: after
+// at most three histograms it is a single key, or ends where a bin does.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
@@ -79,8 +79,8 @@ __device__ __forceinline__ void add_bins(const Cluster& cluster, Shared& s) {
 }
 static_assert(kBins == 4 * kThreads, "one group of four bins for each thread");
 
-// Finds the bin, from the last one down, in which the key number `wanted` lies: s.bin, how many keys
-// are in bins above it, and how many in it.
+// Finds the bin, from the last one down, in which the key number `wanted` lies: s.bin, how many
+// keys are in bins above it, and how many in it.
 __device__ __forceinline__ void find_bin(Shared& s, uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int last = kBins - 1 - 4 * int(threadIdx.x);
