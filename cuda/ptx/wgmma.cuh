@@ -142,9 +142,9 @@ MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 16, 8, "%8, %9, %10, %11", "%12"
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
 
-// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. a[0..3] of lane
-// 4 g + q are four values from column 4 q of row 16 w + g, those of row 16 w + g + 8, and both rows'
-// from column 4 q + 16. B is K-major; an instruction's 32 columns are 32 bytes.
+// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. a[0..3] of
+// lane 4 g + q are four values from column 4 q of row 16 w + g, those of row 16 w + g + 8, and both
+// rows' from column 4 q + 16. B is K-major; an instruction's 32 columns are 32 bytes.
 template <int N>
 struct WgmmaE4m3FromRegisters;
 
