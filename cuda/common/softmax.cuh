@@ -10,8 +10,8 @@
 //
 // A row that has seen no key has m = -inf and l = 0: its log-sum-exp is -inf and its output 0. A
 // score that is NaN makes l NaN, and so the row's log-sum-exp and all of its output; m passes over
-// it. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging changes
-// roundings only; who needs the same bits each time merges in a fixed order.
+// it. A result whose log-sum-exp is `lse` is the state (lse, 1, output). The order of merging
+// changes roundings only; who needs the same bits each time merges in a fixed order.
 //
 // o lies in registers, spread over lanes in many ways, so it is not a member: whoever holds it
 // multiplies it by `factor`.

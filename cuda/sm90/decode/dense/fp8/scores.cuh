@@ -95,8 +95,8 @@ struct Fp8Scores {
                 // the third one before this, which has been waited for.
                 s.latent_full[stages.slot].wait(stages.phase);
                 multiply(d, c.latent_stage(stages.slot), latent_from, rope_from);
-                // Whether a token that only later query tokens see has a NaN. Every row's score then
-                // is one, whether or not the row may see it, so one of a lane's rows tells.
+                // Whether a token that only later query tokens see has a NaN. Every row's score
+                // then is one, whether or not the row may see it, so one of a lane's rows tells.
                 bool spoils = false;
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                     if (seen_by_all < item.kv_len)

@@ -45,9 +45,9 @@ struct PlainLayout {
     // Who reads the queue: warps 0 and 1, scores, output. Who writes stats: a quarter of the lanes
     // of each warp that has rows.
     struct Control : CommonControl<32 * (1 + 1 + 4 + 8), kRows / 2> {
-        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries, whose
-        // bytes come to a barrier of their own, that lane alone. It is free: a lane of each output warp,
-        // behind its MMAs; after held queries two lanes of each scores warp.
+        // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
+        // whose bytes come to a barrier of their own, that lane alone. It is free: a lane of each
+        // output warp, behind its MMAs; after held queries two lanes of each scores warp.
         Barrier<1> latent_full[kLatentStages], rope_full[kRopeStages];
         Barrier<kOutputWarps> latent_empty[kLatentStages], rope_empty[kRopeStages];
         // A work item's queries: TMA, or the lanes of warp 1; all of the scores, behind the last
@@ -61,7 +61,8 @@ struct PlainLayout {
         Barrier<0> held_query_full;
         Barrier<128> held_query_taken;
         // What lies behind the last token of a work item has been cleared, if it ends within a KV
-        // tile: all of the scores, each for the zeros that it wrote.
+        // tile and queries are not copied by TMA: all of the scores, each for the zeros that it
+        // wrote.
         Barrier<128> tail_cleared;
         // Of a KV tile: the probabilities and factors are there (the lanes that write factors); all
         // MMAs of its scores have been issued (lane 0 of each scores warp, by rows only).

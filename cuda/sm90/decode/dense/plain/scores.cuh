@@ -227,8 +227,8 @@ struct PlainScores {
         }
     }
 
-    // Whether a score of a warp's rows is NaN or infinite, whether or not the row may see it. A token
-    // with a value like that has no others, whatever the row: half of the rows tell.
+    // Whether a score of a warp's rows is NaN or infinite, whether or not the row may see it. A
+    // token with a value like that has no others, whatever the row: half of the rows tell.
     __device__ static bool any_not_finite(const float (&d)[32]) {
         float sum[2] = {0.f, 0.f};
 #pragma unroll
@@ -240,8 +240,8 @@ struct PlainScores {
     }
 
     // Clears what is not finite among the latent values of the tokens from this one on. A row that
-    // sees them has it in its scores already. Each warp that finds some does so for all, since others
-    // need not have found it: a query may be the reason.
+    // sees them has it in its scores already. Each warp that finds some does so for all, since
+    // others need not have found it: a query may be the reason.
     __device__ void clear_hidden(LatentRing tile, int begin, int lane) const {
         // Or what follows from it would be computed before, and spilled.
         asm volatile("" : "+r"(lane));
