@@ -1,7 +1,10 @@
 //! What is tried, of that which a spec accepts.
 
 use super::{DecodeCase, Failure, PrefillCase};
-use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeStage, Entry, PrefillBackend, PrefillStage, SelectedDecode,
+    SelectedPrefill,
+};
 use mla_runtime::capability::Target;
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
@@ -50,6 +53,48 @@ pub enum DecodeTopic {
     ThroughTheRegistry,
 }
 
+impl DecodeTopic {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::SingleTokens,
+        Self::QueryLengths,
+        Self::Formats,
+        Self::Dimensions,
+        Self::Heads,
+        Self::PageSizes,
+        Self::LongContexts,
+        Self::Strides,
+        Self::EmptyBatches,
+        Self::NanQueries,
+        Self::NanRows,
+        Self::SlotLists,
+        Self::QuantisedOutputs,
+        Self::Repetition,
+        Self::ThroughTheRegistry,
+    ];
+
+    /// Its name: that of its test.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SingleTokens => "single_tokens",
+            Self::QueryLengths => "query_lengths",
+            Self::Formats => "dtypes_and_cache_formats",
+            Self::Dimensions => "dimensions",
+            Self::Heads => "heads",
+            Self::PageSizes => "page_sizes",
+            Self::LongContexts => "long_contexts",
+            Self::Strides => "strides",
+            Self::EmptyBatches => "empty_batches",
+            Self::NanQueries => "nan_queries",
+            Self::NanRows => "nan_rows",
+            Self::SlotLists => "slot_lists",
+            Self::QuantisedOutputs => "quantised_outputs",
+            Self::Repetition => "repetition",
+            Self::ThroughTheRegistry => "through_the_registry",
+        }
+    }
+}
+
 /// What a test of a prefill backend is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -86,15 +131,57 @@ pub enum PrefillTopic {
     ThroughTheRegistry,
 }
 
+impl PrefillTopic {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::NewTokens,
+        Self::MoreOrFewerKeys,
+        Self::ContextChunks,
+        Self::DTypes,
+        Self::Dimensions,
+        Self::Heads,
+        Self::LongPrompts,
+        Self::Strides,
+        Self::EmptyBatches,
+        Self::NanQueries,
+        Self::NanKeys,
+        Self::NanValues,
+        Self::QuantisedOutputs,
+        Self::Repetition,
+        Self::ThroughTheRegistry,
+    ];
+
+    /// Its name: that of its test.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NewTokens => "new_tokens",
+            Self::MoreOrFewerKeys => "more_or_fewer_keys",
+            Self::ContextChunks => "context_chunks",
+            Self::DTypes => "dtypes",
+            Self::Dimensions => "dimensions",
+            Self::Heads => "heads",
+            Self::LongPrompts => "long_prompts",
+            Self::Strides => "strides",
+            Self::EmptyBatches => "empty_batches",
+            Self::NanQueries => "nan_queries",
+            Self::NanKeys => "nan_keys",
+            Self::NanValues => "nan_values",
+            Self::QuantisedOutputs => "quantised_outputs",
+            Self::Repetition => "repetition",
+            Self::ThroughTheRegistry => "through_the_registry",
+        }
+    }
+}
+
 // Of the problems that a spec could accept on a target, those that it does.
 struct Accepted {
-    spec: &'static BackendSpec,
+    spec: BackendSpec,
     target: Target,
     plainest: Problem,
 }
 
 impl Accepted {
-    fn new(spec: &'static BackendSpec, target: Target) -> Result<Self, Failure> {
+    fn new(spec: BackendSpec, target: Target) -> Result<Self, Failure> {
         let mut problem = Problem::new(MlaDims::R1, 16, spec.dtypes[0]);
         problem.sparse = spec.sparse == SparseSupport::Required;
         let mut all = Self {
@@ -198,10 +285,38 @@ impl Accepted {
 ///
 /// The first failure.
 pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Result<(), Failure> {
-    let spec = const { &B::SPEC };
+    decode_by(B::ENTRY, device, topic, |problem| {
+        DecodeCase::backend::<B>(device, problem)
+    })
+}
+
+/// The same of a backend that a [registry](Registry) has under a name.
+///
+/// # Errors
+///
+/// The first failure, among them that the backend is for devices of another type.
+pub fn decode_entry<D: Device>(
+    entry: Entry,
+    device: &D,
+    topic: DecodeTopic,
+) -> Result<(), Failure> {
+    decode_by(entry, device, topic, |problem| {
+        decode_stage(entry, device, problem)
+    })
+}
+
+// By what `make` makes for a problem.
+fn decode_by<S: DecodeStage>(
+    entry: Entry,
+    device: &S::Device,
+    topic: DecodeTopic,
+    make: impl Fn(Problem) -> Result<S, Failure>,
+) -> Result<(), Failure> {
+    let spec = entry.spec;
     let accepted = Accepted::new(spec, device.target())?;
     let plain = accepted.plainest;
-    let check = |case: DecodeCase| case.check::<B>(device).map(drop);
+    let run = |case: DecodeCase| case.check_stage(&make(case.problem)?, device);
+    let check = |case: DecodeCase| run(case).map(drop);
     let page = plain.page_size as usize;
     let lens = [1, page - 1, page, page + 1, 0, 150];
     let propagates_nan = spec.features.contains(Feature::NanPropagation);
@@ -321,15 +436,11 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
             .into_iter()
             .try_for_each(|problem| check(DecodeCase::new(problem, &[130, 7]))),
         DecodeTopic::Repetition => {
-            let case = DecodeCase::new(plain, &[600, 3]);
-            repeated(spec, plain, || case.check::<B>(device))
+            repeated(&spec, plain, || run(DecodeCase::new(plain, &[600, 3])))
         }
         DecodeTopic::ThroughTheRegistry => {
             let case = DecodeCase::new(plain, &[600, 3]);
-            let name = spec.name;
-            let stage = registry(B::ENTRY)
-                .instantiate_decode(name, device, &config(plain))
-                .map_err(|error| unregistered(name, error))?;
+            let stage = decode_stage(entry, device, plain)?;
             case.check_stage(&stage, device).map(drop)
         }
     }
@@ -341,10 +452,38 @@ pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Resul
 ///
 /// The first failure.
 pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Result<(), Failure> {
-    let spec = const { &B::SPEC };
+    prefill_by(B::ENTRY, device, topic, |problem| {
+        PrefillCase::backend::<B>(device, problem)
+    })
+}
+
+/// The same of a backend that a [registry](Registry) has under a name.
+///
+/// # Errors
+///
+/// The first failure, among them that the backend is for devices of another type.
+pub fn prefill_entry<D: Device>(
+    entry: Entry,
+    device: &D,
+    topic: PrefillTopic,
+) -> Result<(), Failure> {
+    prefill_by(entry, device, topic, |problem| {
+        prefill_stage(entry, device, problem)
+    })
+}
+
+// By what `make` makes for a problem.
+fn prefill_by<S: PrefillStage>(
+    entry: Entry,
+    device: &S::Device,
+    topic: PrefillTopic,
+    make: impl Fn(Problem) -> Result<S, Failure>,
+) -> Result<(), Failure> {
+    let spec = entry.spec;
     let accepted = Accepted::new(spec, device.target())?;
     let plain = accepted.plainest;
-    let check = |case: PrefillCase| case.check::<B>(device).map(drop);
+    let run = |case: PrefillCase| case.check_stage(&make(case.problem)?, device);
+    let check = |case: PrefillCase| run(case).map(drop);
     let lens = [70, 0, 1, 33];
     let qk = plain.dims.head.qk() as usize;
     let propagates_nan = spec.features.contains(Feature::NanPropagation);
@@ -435,15 +574,11 @@ pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Re
             .into_iter()
             .try_for_each(|problem| check(PrefillCase::new(problem, &lens))),
         PrefillTopic::Repetition => {
-            let case = PrefillCase::new(plain, &[100, 30]);
-            repeated(spec, plain, || case.check::<B>(device))
+            repeated(&spec, plain, || run(PrefillCase::new(plain, &[100, 30])))
         }
         PrefillTopic::ThroughTheRegistry => {
             let case = PrefillCase::new(plain, &lens);
-            let name = spec.name;
-            let stage = registry(B::ENTRY)
-                .instantiate_prefill(name, device, &config(plain))
-                .map_err(|error| unregistered(name, error))?;
+            let stage = prefill_stage(entry, device, plain)?;
             case.check_stage(&stage, device).map(drop)
         }
     }
@@ -465,7 +600,30 @@ fn repeated<T: PartialEq>(
     })
 }
 
-fn registry(entry: mla_runtime::backend::Entry) -> Registry {
+// The backend as a registry gives it by name.
+fn decode_stage<D: Device>(
+    entry: Entry,
+    device: &D,
+    problem: Problem,
+) -> Result<SelectedDecode<D>, Failure> {
+    let name = entry.spec.name;
+    registry(entry)
+        .instantiate_decode(name, device, &config(problem))
+        .map_err(|error| unregistered(name, error))
+}
+
+fn prefill_stage<D: Device>(
+    entry: Entry,
+    device: &D,
+    problem: Problem,
+) -> Result<SelectedPrefill<D>, Failure> {
+    let name = entry.spec.name;
+    registry(entry)
+        .instantiate_prefill(name, device, &config(problem))
+        .map_err(|error| unregistered(name, error))
+}
+
+fn registry(entry: Entry) -> Registry {
     let mut registry = Registry::empty();
     // The first entry of a registry takes no name that is taken.
     let _ = registry.add(entry);

@@ -70,9 +70,15 @@ impl DecodeCase {
         &self,
         device: &B::Device,
     ) -> std::result::Result<Bits, Failure> {
-        let backend = B::new(device, &config(self.problem))
-            .map_err(|error| self.refused(B::SPEC.name, "new", error))?;
-        self.check_stage(&backend, device)
+        self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
+    }
+
+    pub(super) fn backend<B: DecodeBackend>(
+        device: &B::Device,
+        problem: Problem,
+    ) -> std::result::Result<B, Failure> {
+        B::new(device, &config(problem))
+            .map_err(|error| refused(problem, B::SPEC.name, "new", error))
     }
 
     /// The same through a backend that was made already, by type or by a registry.
@@ -92,14 +98,14 @@ impl DecodeCase {
         written.check_gaps(name)?;
         Ok(written.bits())
     }
+}
 
-    fn refused(&self, name: &'static str, operation: &'static str, error: Error) -> Failure {
-        Failure::Refused {
-            name,
-            problem: Box::new(self.problem),
-            operation,
-            error,
-        }
+fn refused(problem: Problem, name: &'static str, operation: &'static str, error: Error) -> Failure {
+    Failure::Refused {
+        name,
+        problem: Box::new(problem),
+        operation,
+        error,
     }
 }
 
@@ -204,7 +210,7 @@ impl Step {
         device: &S::Device,
     ) -> std::result::Result<Written, Failure> {
         let name = stage.spec().name;
-        let refused = |operation| move |error| case.refused(name, operation, error);
+        let refused = |operation| move |error| refused(case.problem, name, operation, error);
         let (requests, tokens) = (case.seq_lens.len(), self.query.layout.shape[0]);
         let max_query_len = case.query_lens.iter().copied().max().unwrap_or(0);
         let limits = StepLimits {

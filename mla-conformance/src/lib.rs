@@ -34,7 +34,7 @@ mod failure;
 mod prefill;
 pub mod reference;
 
-pub use cases::{DecodeTopic, PrefillTopic, decode, prefill};
+pub use cases::{DecodeTopic, PrefillTopic, decode, decode_entry, prefill, prefill_entry};
 pub use data::{Bits, tolerance};
 pub use decode::DecodeCase;
 pub use failure::Failure;

@@ -66,9 +66,15 @@ impl PrefillCase {
         &self,
         device: &B::Device,
     ) -> std::result::Result<Bits, Failure> {
-        let backend = B::new(device, &config(self.problem))
-            .map_err(|error| self.refused(B::SPEC.name, "new", error))?;
-        self.check_stage(&backend, device)
+        self.check_stage(&Self::backend::<B>(device, self.problem)?, device)
+    }
+
+    pub(super) fn backend<B: PrefillBackend>(
+        device: &B::Device,
+        problem: Problem,
+    ) -> std::result::Result<B, Failure> {
+        B::new(device, &config(problem))
+            .map_err(|error| refused(problem, B::SPEC.name, "new", error))
     }
 
     /// The same through a backend that was made already, by type or by a registry.
@@ -88,14 +94,14 @@ impl PrefillCase {
         written.check_gaps(name)?;
         Ok(written.bits())
     }
+}
 
-    fn refused(&self, name: &'static str, operation: &'static str, error: Error) -> Failure {
-        Failure::Refused {
-            name,
-            problem: Box::new(self.problem),
-            operation,
-            error,
-        }
+fn refused(problem: Problem, name: &'static str, operation: &'static str, error: Error) -> Failure {
+    Failure::Refused {
+        name,
+        problem: Box::new(problem),
+        operation,
+        error,
     }
 }
 
@@ -161,7 +167,7 @@ impl Numbers {
         device: &S::Device,
     ) -> std::result::Result<Written, Failure> {
         let name = stage.spec().name;
-        let refused = |operation| move |error| case.refused(name, operation, error);
+        let refused = |operation| move |error| refused(case.problem, name, operation, error);
         let [queries, heads, qk] = self.query.layout.shape;
         let [keys, _, v] = self.values.layout.shape;
         let requests = case.query_lens.len();
