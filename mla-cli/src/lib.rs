@@ -36,6 +36,8 @@ mod figures;
 mod plan;
 #[cfg(feature = "bench")]
 mod run;
+#[cfg(feature = "bench")]
+mod selftest;
 mod spec;
 #[cfg(feature = "bench")]
 mod stopwatch;
@@ -75,6 +77,9 @@ enum Command {
     /// Time attention, check it, and say how far the limit is.
     #[cfg(feature = "bench")]
     Bench(Box<bench::Args>),
+    /// Try every backend of this program on this machine's GPU: the output is worth sending to its authors.
+    #[cfg(feature = "bench")]
+    Selftest(selftest::Args),
     /// Show what the last build of CUDA kernels did.
     #[cfg(feature = "build-report")]
     BuildReport(build_report::Args),
@@ -91,6 +96,8 @@ impl Command {
             Self::Run(args) => return run::output(args),
             #[cfg(feature = "bench")]
             Self::Bench(args) => return bench::output(args),
+            #[cfg(feature = "bench")]
+            Self::Selftest(args) => return selftest::output(args),
             #[cfg(feature = "build-report")]
             Self::BuildReport(args) => build_report::output(args)?,
         };

@@ -1,4 +1,4 @@
-//! `mla bench` with a backend whose output is wrong: the row says so, the others do not, and the command
+//! `mla bench` and `mla selftest` with a backend whose output is wrong: the row says so, the others do not, and the command
 //! exits 1. This program is that `mla` where it is told to be.
 
 use std::process::{Command, ExitCode};
@@ -103,5 +103,21 @@ fn main() -> ExitCode {
     );
     let right = mla(&format!("bench 2q1s64 {toy} --backends CPU"));
     assert_eq!(right.status.code(), Some(0));
+    // What is wrong fails the selftest, in the words of the conformance tests.
+    let selftest = mla("selftest --device cpu --only NOTHING --format json");
+    assert_eq!(selftest.status.code(), Some(1));
+    let report: serde_json::Value =
+        serde_json::from_slice(&selftest.stdout).expect("the selftest is JSON");
+    let failure = &report["backends"][0]["topics"][0]["failure"];
+    assert_eq!(
+        (&report["pass"], &report["times"]),
+        (&false.into(), &serde_json::json!([]))
+    );
+    assert!(
+        failure
+            .as_str()
+            .is_some_and(|text| text.contains(", but should be ")),
+        "{failure}"
+    );
     ExitCode::SUCCESS
 }

@@ -606,3 +606,77 @@ fn the_processor_runs_every_model_and_is_no_fallback_for_a_gpu() {
         "platform: given cuda, accepted cpu"
     );
 }
+
+#[test]
+fn the_selftest_tries_every_backend_of_the_processor() {
+    let output = mla(&words("selftest --device cpu --format json"));
+    assert_eq!(output.status.code(), Some(0));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&report["schema"], &report["pass"]),
+        (&json!(1), &json!(true))
+    );
+    let backends = report["backends"].as_array().unwrap();
+    let phases: Vec<_> = backends
+        .iter()
+        .map(|it| it["phase"].as_str().unwrap())
+        .collect();
+    assert!(
+        phases.contains(&"prefill") && phases.contains(&"decode"),
+        "{phases:?}"
+    );
+    for backend in backends {
+        assert_eq!(backend["not_here"], Value::Null, "{backend}");
+        let topics = backend["topics"].as_array().unwrap();
+        assert_eq!(topics.len(), 15, "{backend}");
+        assert!(
+            topics.iter().all(|topic| topic["failure"] == Value::Null),
+            "{backend}"
+        );
+    }
+    // Attention alone, and the layer.
+    let kinds = |at: usize| -> Vec<&str> {
+        let rows = report["times"][at]["rows"].as_array().unwrap();
+        rows.iter()
+            .map(|row| row["kind"].as_str().unwrap())
+            .collect()
+    };
+    assert_eq!(
+        (kinds(0), kinds(1)),
+        (vec!["decode", "prefill"], vec!["layer"])
+    );
+    assert!(report["environment"]["versions"]["git_commit"].is_string());
+}
+
+#[test]
+fn the_selftest_of_one_backend_times_nothing_and_says_what_was_right() {
+    let output = mla(&words("selftest --device cpu --only CPU"));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("decode CPU"), "{text}");
+    assert!(text.contains(": 15 topics right, in "), "{text}");
+    assert!(text.ends_with("\nAll is right.\n"), "{text}");
+    // What it is about goes elsewhere meanwhile.
+    let progress = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        progress.lines().any(|line| line == "decode CPU: nan_rows"),
+        "{progress}"
+    );
+}
+
+#[test]
+fn the_selftest_refuses_backends_that_are_not_there() {
+    assert_refused(
+        &["selftest", "--device", "cpu", "--only", "FLASHMLA"],
+        &["--only", "\"FLASHMLA\"", "accepted CPU"],
+    );
+}
+
+// In one sentence; with a GPU it would run.
+#[test]
+#[cfg(not(feature = "gpu"))]
+fn the_selftest_without_a_gpu_says_so() {
+    let message = refused(&["selftest"]);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.contains("--device: given cuda, but"), "{message}");
+}

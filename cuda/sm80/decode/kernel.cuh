@@ -131,8 +131,12 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
             }
             if (p.causal &&
                 (tile + 1) * C::kTokens > ptx::ld_shared_s32(ptx::shared_address(&item.unmasked)) &&
-                item.q_len > 1)
-                products.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes);
+                item.q_len > 1) {
+                products.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
+                                         row_group);
+                // Row groups clear for each other.
+                if constexpr (!kOwnCopies && !C::kBytes) __syncthreads();
+            }
             products.values(softmax, address_of(stage), o);
             if constexpr (kOwnCopies) loader.next();
             __syncthreads();

@@ -143,15 +143,16 @@ class Products {
                 *reinterpret_cast<const float*>(from + pitch_)};
     }
 
-    // Makes zeros of what is no finite number in this warp's columns. Rows that see such a token
-    // have a score of NaN already; P of the others is 0, and 0 times NaN would be NaN. Bytes that
-    // are NaN are taken for a number in this product.
-    __device__ void clear_nonfinite(char* stage) const {
+    // Makes zeros of what is no finite number in this warp's columns, each row group of a share of
+    // the tokens. Rows that see such a token have a score of NaN already; P of the others is 0, and
+    // 0 times NaN would be NaN. Bytes that are NaN are taken for a number in this product.
+    __device__ void clear_nonfinite(char* stage, int row_group) const {
         if constexpr (!C::kBytes) {
             constexpr int kChunks = C::kColumns / 8;
             constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
             const int lane = ptx::laneid();
-            for (int i = lane; i < C::kTokens * kChunks; i += 32) {
+            for (int i = row_group * 32 + lane; i < C::kTokens * kChunks;
+                 i += 32 * C::kRowGroups) {
                 char* at = stage + i / kChunks * pitch_ + column_bytes_ + i % kChunks * 16;
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
                 bool finite = true;

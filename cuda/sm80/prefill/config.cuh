@@ -18,6 +18,8 @@ struct KeyItem {
 };
 struct ValueItem {
     const char* rows;
+    // Keys that some row of the CTA sees, and those that its first row would if there were enough.
+    int needed, seen;
 };
 struct QueryItem {
     // The request's first query row among all, and how many it has; the CTA's first one.

@@ -186,11 +186,10 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const int key_begin = p.cu_key_lens[tile.request];
     const int keys = p.cu_key_lens[tile.request + 1] - key_begin;
     const int first_row = tile.number * C::kRows;
-    const int warp_row = threadIdx.x / 32 * 16 * C::kWarpTiles;
+    const auto warp_row = [] { return ptx::tid_x() / 32 * 16 * C::kWarpTiles; };
     // Keys that some row of the tile sees.
     const int last_row = min(first_row + C::kRows, queries) - 1;
     const int needed = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
-    const int key_tiles = (needed + C::kKeys - 1) / C::kKeys;
 
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     // Two stages of each.
@@ -212,27 +211,30 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
             p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
         value_item.rows =
             p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        value_item.needed = needed;
+        value_item.seen = p.causal ? keys - queries + first_row + 1 : keys;
         query_item.begin = query_begin;
         query_item.count = queries;
         query_item.first = first_row;
         query_item.head = tile.head;
     }
     __syncthreads();
+    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < value_item.needed; };
     const auto copy_keys = [&](int key_tile) {
-        if (key_tile < key_tiles)
+        if (exists(key_tile))
             copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
                 key_stage(key_tile),
                 {key_item.nope, p.key_nope_token_stride, key_item.rope, p.key_rope_token_stride,
                  p.nope_dim / 8},
-                key_tile * C::kKeys, needed);
+                key_tile * C::kKeys, value_item.needed);
     };
     const auto copy_values = [&](int key_tile) {
-        if (key_tile < key_tiles) {
+        if (exists(key_tile)) {
             const char* rows = value_item.rows;
             copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
                 value_stage(key_tile),
                 {rows, p.value_token_stride, rows, p.value_token_stride, C::kVDim / 8},
-                key_tile * C::kKeys, needed);
+                key_tile * C::kKeys, value_item.needed);
         }
     };
 
@@ -247,15 +249,19 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     copy_keys(1);
     ptx::cp_async_commit_group();
 
-    // Keys that the warp's first row sees, and the first key that some row of the warp does not.
-    const int seen = p.causal ? keys - queries + first_row + warp_row + 1 : keys;
-    const uint32_t own_queries = shared + warp_row * C::kQkPitch;
+    // Keys from a tile's first that the warp's first row sees.
+    const auto seen_of = [&](int key_tile) {
+        return value_item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
+    };
+    const auto own_queries = [&] { return shared + warp_row() * C::kQkPitch; };
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     float s[C::kWarpTiles][C::kKeys / 8][4];
     Softmax<C> softmax;
-    const auto masked = [&](int key_tile) { return (key_tile + 1) * C::kKeys > min(seen, needed); };
+    const auto masked = [&](int key_tile) {
+        return min(seen_of(key_tile), value_item.needed - key_tile * C::kKeys) < C::kKeys;
+    };
     const auto mask = [&](int key_tile) {
-        if (masked(key_tile)) mask_keys<C>(s, seen - key_tile * C::kKeys, p.causal);
+        if (masked(key_tile)) mask_keys<C>(s, seen_of(key_tile), p.causal);
     };
     const auto rescale_output = [&](const float (&rescale)[C::kWarpTiles][2]) {
 #pragma unroll
@@ -277,14 +283,15 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         if (!masked(key_tile))
             multiply_values<C, false>(o, probabilities, values);
         else if (multiply_values<C, true>(o, probabilities, values))
-            add_nonfinite<C>(o, values, seen - key_tile * C::kKeys, p.causal);
+            add_nonfinite<C>(o, values, seen_of(key_tile), p.causal);
     };
-    if (key_tiles > 0) {
+    if (exists(0)) {
         ptx::cp_async_wait_group<1>();
         __syncthreads();
-        multiply_keys<C>(s, own_queries, key_stage(0));
+        multiply_keys<C>(s, own_queries(), key_stage(0));
+        int key_tile = 0;
 #pragma unroll 1
-        for (int key_tile = 0; key_tile + 1 < key_tiles; ++key_tile) {
+        for (; exists(key_tile + 1); ++key_tile) {
             ptx::cp_async_wait_group<0>();
             // The next keys and these values are there, and no warp needs what came before them.
             __syncthreads();
@@ -293,7 +300,7 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
             ptx::cp_async_commit_group();
             mask(key_tile);
             float next[C::kWarpTiles][C::kKeys / 8][4];
-            multiply_keys<C>(next, own_queries, key_stage(key_tile + 1));
+            multiply_keys<C>(next, own_queries(), key_stage(key_tile + 1));
             softmax.apply(s, p.scale_log2, rescale, probabilities);
             rescale_output(rescale);
             add_values(key_tile);
@@ -306,13 +313,13 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         }
         ptx::cp_async_wait_group<0>();
         __syncthreads();
-        mask(key_tiles - 1);
+        mask(key_tile);
         softmax.apply(s, p.scale_log2, rescale, probabilities);
         rescale_output(rescale);
-        add_values(key_tiles - 1);
+        add_values(key_tile);
     }
 
-    const int lane = ptx::laneid(), own_row = warp_row + lane / 4;
+    const int lane = ptx::laneid(), own_row = warp_row() + lane / 4;
 #pragma unroll
     for (int i = 0; i < C::kWarpTiles; ++i)
 #pragma unroll

@@ -3,6 +3,7 @@
 
 #include "config.cuh"
 #include "ptx/sm80.cuh"
+#include "ptx/special.cuh"
 
 namespace mla::sm80::prefill {
 
@@ -19,13 +20,14 @@ struct Rows {
 // Rows first to first + kRows - 1 of those that end at `end`. Called by all threads.
 template <int kRows, int kColumns, int kPitch, int kThreads>
 __device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int first, int end) {
-    // Eight threads copy 128 bytes of a row.
+    // Eight threads copy 128 bytes of a row, and one row after another: addresses of several at once
+    // would take registers that the kernel has not got.
     constexpr int kAtOnce = kThreads / 8, kChunks = kColumns / 8;
     static_assert(kRows % kAtOnce == 0);
-    const int lane = threadIdx.x % 8;
-#pragma unroll
+    const int thread = ptx::tid_x(), lane = thread % 8;
+#pragma unroll 1
     for (int i = 0; i < kRows / kAtOnce; ++i) {
-        const int row = i * kAtOnce + threadIdx.x / 8;
+        const int row = i * kAtOnce + thread / 8;
         const bool exists = first + row < end;
         const int64_t source = exists ? first + row : 0;
         const char* left = rows.first + source * rows.first_stride;

@@ -8,39 +8,39 @@ use serde::{Deserialize, Serialize};
 
 /// The machine, the versions and the state of the sources.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Environment {
+pub(crate) struct Environment {
     /// The arguments of the program.
-    pub(super) command: Vec<String>,
+    pub(crate) command: Vec<String>,
     /// When it began, in UTC.
-    pub(super) time: String,
-    pub(super) versions: Versions,
-    pub(super) machine: Machine,
+    pub(crate) time: String,
+    pub(crate) versions: Versions,
+    pub(crate) machine: Machine,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Versions {
-    pub(super) mla: String,
+pub(crate) struct Versions {
+    pub(crate) mla: String,
     /// The commit that was built, and whether files differed from it.
-    pub(super) git_commit: String,
-    pub(super) git_dirty: String,
-    pub(super) rustc: String,
-    pub(super) features: Vec<String>,
-    pub(super) optimised: bool,
+    pub(crate) git_commit: String,
+    pub(crate) git_dirty: String,
+    pub(crate) rustc: String,
+    pub(crate) features: Vec<String>,
+    pub(crate) optimised: bool,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(super) struct Machine {
-    pub(super) cpu: Option<String>,
-    pub(super) threads: usize,
-    pub(super) memory_bytes: Option<u64>,
-    pub(super) kernel: Option<String>,
-    pub(super) gpu: Option<String>,
-    pub(super) gpu_memory_bytes: Option<u64>,
-    pub(super) gpu_driver: Option<String>,
+pub(crate) struct Machine {
+    pub(crate) cpu: Option<String>,
+    pub(crate) threads: usize,
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) kernel: Option<String>,
+    pub(crate) gpu: Option<String>,
+    pub(crate) gpu_memory_bytes: Option<u64>,
+    pub(crate) gpu_driver: Option<String>,
 }
 
 impl Environment {
-    pub(super) fn here() -> Self {
+    pub(crate) fn here() -> Self {
         let gpu = present_gpu().ok();
         Self {
             command: std::env::args().collect(),

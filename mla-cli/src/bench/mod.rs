@@ -29,11 +29,12 @@ use mla_runtime::registry::Registry;
 
 use self::cases::Case;
 use self::ceilings::Ceilings;
-use self::environment::Environment;
+pub(crate) use self::environment::Environment;
 use self::measure::Sampling;
 use self::plan::Site;
-use self::report::{Report, Row, SCHEMA};
-use self::settings::Settings;
+pub(crate) use self::report::Report;
+use self::report::{Row, SCHEMA};
+use self::settings::{Measure, Settings};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::stopwatch::Stopwatch;
@@ -159,6 +160,33 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         },
         &progress(),
     )
+}
+
+/// What `mla selftest` times: a decode and a prefill of few heads by every backend that fits, and a mixed batch
+/// through the layer with the best of them. Each is checked as every benchmark is.
+pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> {
+    let settings = |batches: &[&str], measure| Settings {
+        batches: batches.iter().map(|batch| (*batch).to_owned()).collect(),
+        measure: Some(measure),
+        device: Some(device),
+        model: Some(vec!["deepseek-v2-lite".to_owned()]),
+        backends: (measure == Measure::Attention).then(|| vec![plan::ALL.to_owned()]),
+        samples: Some(10),
+        ..Settings::default()
+    };
+    [
+        settings(&["8q1s4k", "1q2k"], Measure::Attention),
+        settings(&["2q100_8q1s1k"], Measure::Layer),
+    ]
+    .iter()
+    .map(|settings| {
+        let rounds = Rounds {
+            count: 1,
+            after: &mut |_, _| Ok(()),
+        };
+        run_on_device(settings, None, None, rounds, &progress())
+    })
+    .collect()
 }
 
 /// In how many rounds the samples of a row are taken, and what is done after each: with the id of the row, and as many

@@ -32,7 +32,7 @@ use crate::stopwatch::{Protocol, Stopwatch};
 const MAX_ROWS: usize = 10_000;
 
 /// The name that stands for every backend that fits.
-const ALL: &str = "all";
+pub(super) const ALL: &str = "all";
 
 /// One row to be measured.
 #[derive(Clone, Debug)]

@@ -27,7 +27,7 @@ const MOST_NOTES: usize = 5;
 
 /// The whole result.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     pub(super) schema: u32,
     pub(super) device: String,
     pub(super) environment: Environment,
@@ -126,11 +126,11 @@ impl Row {
 }
 
 impl Report {
-    pub(super) fn pass(&self) -> bool {
+    pub(crate) fn pass(&self) -> bool {
         self.rows.iter().all(|row| row.errors.pass)
     }
 
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let mut text = format!("{}\n", self.device);
         if let Some(ceilings) = &self.ceilings {
             let _ = writeln!(text, "{ceilings}");

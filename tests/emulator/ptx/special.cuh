@@ -1,0 +1,10 @@
+// What cuda/ptx/special.cuh names, on the host.
+#pragma once
+
+#include "sm80.cuh"
+
+namespace mla::ptx {
+
+inline int tid_x() { return threadIdx.x; }
+
+}  // namespace mla::ptx
