@@ -67,6 +67,31 @@ fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
     );
 }
 
+/// What the driver makes of the family's PTX on GPUs for which this build has no machine code is what ptxas makes
+/// of it for them.
+#[test]
+#[cfg(feature = "sm80")]
+#[ignore = "compiles for GPUs that a build leaves to the driver: MLA_BUILD_TARGETS_SM80=sm_80,sm_86,sm_89,sm_90,sm_100,sm_120,sm_121,compute_80 cargo test --features sm80 --test kernel_budget -- --include-ignored"]
+fn the_portable_family_spills_on_no_gpu() {
+    let report = report().expect("a build with kernels");
+    for target in [
+        "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "sm_121",
+    ] {
+        let kernels: Vec<_> = report
+            .units
+            .iter()
+            .filter(|unit| unit.source.starts_with("cuda/sm80/"))
+            .flat_map(|unit| &unit.kernels)
+            .filter(|kernel| kernel.target == target)
+            .collect();
+        assert!(!kernels.is_empty(), "nothing was compiled for {target}");
+        for kernel in kernels {
+            let spilled = kernel.spill_stores + kernel.spill_loads;
+            assert_eq!(spilled, 0, "{} for {target}", kernel.name);
+        }
+    }
+}
+
 /// Of the build that this test was built with; `None` if that compiled no kernels.
 fn report() -> Option<Report> {
     if mla_kernels::raw::compiled::ALL.is_empty() {

@@ -1,5 +1,5 @@
-// Special registers, under the names that PTX gives them. Unlike threadIdx, one is read again wherever
-// it is asked for: what is computed from it occupies no register in the meantime.
+// Special registers, under the names that PTX gives them. Unlike threadIdx, one is read again
+// wherever it is asked for: what is computed from it occupies no register in the meantime.
 #pragma once
 
 namespace mla::ptx {

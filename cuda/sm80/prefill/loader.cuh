@@ -20,8 +20,8 @@ struct Rows {
 // Rows first to first + kRows - 1 of those that end at `end`. Called by all threads.
 template <int kRows, int kColumns, int kPitch, int kThreads>
 __device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int first, int end) {
-    // Eight threads copy 128 bytes of a row, and one row after another: addresses of several at once
-    // would take registers that the kernel has not got.
+    // Eight threads copy 128 bytes of a row, one row after another: the addresses of several take
+    // registers that the kernel has not got.
     constexpr int kAtOnce = kThreads / 8, kChunks = kColumns / 8;
     static_assert(kRows % kAtOnce == 0);
     const int thread = ptx::tid_x(), lane = thread % 8;

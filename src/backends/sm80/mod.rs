@@ -11,10 +11,11 @@ use mla_runtime::kernels::Run;
 pub use mma_attn::MmaAttn;
 pub use mma_mla::MmaMla;
 
-/// Where the kernels' checks passed, as machine code for 9.0 and as PTX that the driver compiled.
+/// Where the backends' conformance passed as machine code for 9.0, and the kernels' own checks as PTX that the
+/// driver compiled.
 const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
     date: "2026-11-22",
-    commit: "5681893",
+    commit: "7c721a7",
 }];
