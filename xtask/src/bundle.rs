@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
-    /// Also the test of `examples/candle` on a GPU, packed by xz. Building it takes what candle's `cuda` takes: nvcc on
+    /// Also the test of `mla-candle` on a GPU, packed by xz. Building it takes what candle's `cuda` takes: nvcc on
     /// the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "no test of mla-kernels with the features {features} is marked ignored, so none needs a GPU"
     );
     if arguments.candle {
-        let example = ["--manifest-path", "examples/candle/Cargo.toml"];
+        let example = ["--manifest-path", "mla-candle/Cargo.toml"];
         for artifact in build(&workspace, "test", &example, "cuda")? {
             if artifact.target.kind.contains(&TargetKind::Test) {
                 pack(&executable(&artifact)?, &output.join("tests/candle.xz"))?;

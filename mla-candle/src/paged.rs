@@ -14,7 +14,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
 
-use crate::Config;
+use crate::config::{Config, Room};
 
 const PAGE: usize = 16;
 
@@ -49,29 +49,35 @@ pub(crate) struct Inputs<B> {
 }
 
 impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> Paged<P, D> {
-    pub(crate) fn new(device: &P::Device, config: &Config, dtype: DType) -> Result<Self> {
+    pub(crate) fn new(
+        device: &P::Device,
+        config: &Config,
+        room: Room,
+        dtype: DType,
+    ) -> Result<Self> {
+        let model = &config.attention;
         let problem = Problem {
             page_size: PAGE as u32,
             query_len: QueryLen::Ragged,
-            ..Problem::new(config.dims, config.heads as u32, dtype)
+            ..Problem::new(model.dims, model.heads, dtype)
         };
         let layer = MlaLayer::of(
             device,
             &LayerConfig {
                 problem,
-                softmax_scale: 1.0 / (config.dims.head.qk() as f32).sqrt(),
+                softmax_scale: model.softmax_scale() as f32,
             },
         )?;
-        let pages = config.max_len.div_ceil(PAGE);
+        let pages = room.max_len.div_ceil(PAGE);
         let workspace = layer.workspace(&StepLimits {
-            requests: config.batch,
-            tokens: config.batch * config.max_len,
+            requests: room.batch,
+            tokens: room.batch * room.max_len,
             decode_query_len: 1,
             pages_per_request: pages,
-            context_rows: config.max_len.next_multiple_of(PAGE),
+            context_rows: room.max_len.next_multiple_of(PAGE),
         })?;
-        let pages = config.batch * pages;
-        let cache_layout = CacheLayout::contiguous(config.dims, problem.kv_format, pages, PAGE);
+        let pages = room.batch * pages;
+        let cache_layout = CacheLayout::contiguous(model.dims, problem.kv_format, pages, PAGE);
         Ok(Self {
             layer,
             workspace,

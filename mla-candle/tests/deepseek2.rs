@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_mla::{Config, MlaAttention};
 use candle_nn::{Module, VarBuilder, VarMap, rms_norm};
 use candle_transformers::models::deepseek2::{DeepSeekV2, DeepSeekV2Config};
+use mla_candle::{Config, MlaAttention, Room};
 use mla_runtime::dims::{HeadDims, MlaDims};
 
 const HIDDEN: usize = 96;
@@ -21,20 +21,45 @@ const EPS: f64 = 1e-6;
 const BATCH: usize = 2;
 const MAX_LEN: usize = 80;
 
-fn peer_config(dims: MlaDims, q_lora_rank: Option<usize>) -> DeepSeekV2Config {
-    let rank = q_lora_rank.map_or("null".to_owned(), |rank| rank.to_string());
-    let latent = dims.latent;
-    let HeadDims { nope, rope, v, .. } = dims.head;
-    serde_json::from_str(&format!(
-        r#"{{"vocab_size": {HIDDEN}, "hidden_size": {HIDDEN}, "intermediate_size": 8,
+/// What differs from case to case.
+#[derive(Clone, Copy)]
+struct Case {
+    dtype: DType,
+    dims: MlaDims,
+    q_lora_rank: Option<usize>,
+    rope_scaling: &'static str,
+    attention_bias: bool,
+}
+
+impl Case {
+    const fn new(dtype: DType, dims: MlaDims, q_lora_rank: Option<usize>) -> Self {
+        Self {
+            dtype,
+            dims,
+            q_lora_rank,
+            rope_scaling: "null",
+            attention_bias: false,
+        }
+    }
+
+    /// A `config.json`, which both sides read.
+    fn json(&self) -> String {
+        let rank = self
+            .q_lora_rank
+            .map_or("null".to_owned(), |rank| rank.to_string());
+        let (latent, rope_scaling, bias) =
+            (self.dims.latent, self.rope_scaling, self.attention_bias);
+        let HeadDims { nope, rope, v, .. } = self.dims.head;
+        format!(
+            r#"{{"vocab_size": {HIDDEN}, "hidden_size": {HIDDEN}, "intermediate_size": 8,
             "moe_intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": {HEADS},
             "n_shared_experts": null, "n_routed_experts": null, "num_experts_per_tok": null,
             "max_position_embeddings": {MAX_LEN}, "rms_norm_eps": {EPS}, "rope_theta": 10000.0,
-            "rope_scaling": null, "attention_bias": false, "q_lora_rank": {rank},
+            "rope_scaling": {rope_scaling}, "attention_bias": {bias}, "q_lora_rank": {rank},
             "qk_rope_head_dim": {rope}, "kv_lora_rank": {latent}, "v_head_dim": {v},
             "qk_nope_head_dim": {nope}, "n_group": 1, "topk_group": 1}}"#
-    ))
-    .expect("a configuration")
+        )
+    }
 }
 
 /// Random weights in f32, each of which is a number of `dtype` too.
@@ -89,8 +114,9 @@ impl Differences {
     }
 }
 
-fn check(device: &Device, dtype: DType, dims: MlaDims, q_lora_rank: Option<usize>) -> Result<()> {
-    let config = peer_config(dims, q_lora_rank);
+fn check(device: &Device, case: Case) -> Result<()> {
+    let (dtype, json) = (case.dtype, case.json());
+    let config: DeepSeekV2Config = serde_json::from_str(&json).expect("a configuration");
     let exact = random_weights(&config, dtype, device)?;
     let rounded = exact
         .iter()
@@ -102,19 +128,11 @@ fn check(device: &Device, dtype: DType, dims: MlaDims, q_lora_rank: Option<usize
     let mut peer = DeepSeekV2::new(&config, weights.clone())?;
 
     let block = weights.pp("model.layers.0");
-    let mut ours = MlaAttention::new(
-        Config {
-            hidden: HIDDEN,
-            heads: HEADS,
-            q_lora_rank,
-            dims,
-            rms_norm_eps: EPS,
-            rope_theta: 10000.0,
-            batch: BATCH,
-            max_len: MAX_LEN,
-        },
-        block.pp("self_attn"),
-    )?;
+    let room = Room {
+        batch: BATCH,
+        max_len: MAX_LEN,
+    };
+    let mut ours = MlaAttention::new(&Config::from_json(&json)?, room, block.pp("self_attn"))?;
     let embeddings = weights.get((HIDDEN, HIDDEN), "model.embed_tokens.weight")?;
     let before = rms_norm(HIDDEN, EPS, block.pp("input_layernorm"))?;
     let after = rms_norm(HIDDEN, EPS, weights.pp("model.norm"))?;
@@ -168,25 +186,112 @@ const SMALL: MlaDims = MlaDims::new(64, HeadDims::new(24, 16, 40));
 
 #[test]
 fn queries_of_one_projection() -> Result<()> {
-    check(&Device::Cpu, DType::F32, SMALL, None)
+    check(&Device::Cpu, Case::new(DType::F32, SMALL, None))
 }
 
 #[test]
-fn queries_of_two_projections() -> Result<()> {
-    check(&Device::Cpu, DType::F32, SMALL, Some(32))
+fn queries_of_two_projections_with_biases() -> Result<()> {
+    let case = Case::new(DType::F32, SMALL, Some(32));
+    check(&Device::Cpu, case)?;
+    check(
+        &Device::Cpu,
+        Case {
+            attention_bias: true,
+            ..case
+        },
+    )
+}
+
+#[test]
+fn contexts_that_yarn_extends() -> Result<()> {
+    // With a correction of the softmax alone, of cosines and sines alone, and of both.
+    for rope_scaling in [
+        r#"{"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 10, "beta_fast": 32,
+            "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707}"#,
+        r#"{"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "beta_fast": 4,
+            "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.0}"#,
+        r#"{"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 1,
+            "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.5}"#,
+    ] {
+        check(
+            &Device::Cpu,
+            Case {
+                rope_scaling,
+                ..Case::new(DType::F32, SMALL, Some(32))
+            },
+        )?;
+    }
+    Ok(())
 }
 
 #[test]
 fn half_the_width() -> Result<()> {
     for dtype in [DType::BF16, DType::F16] {
-        check(&Device::Cpu, dtype, SMALL, Some(32))?;
+        check(&Device::Cpu, Case::new(dtype, SMALL, Some(32)))?;
     }
     Ok(())
 }
 
 #[test]
 fn the_widths_of_deepseek_v3() -> Result<()> {
-    check(&Device::Cpu, DType::BF16, MlaDims::R1, Some(32))
+    check(&Device::Cpu, Case::new(DType::BF16, MlaDims::R1, Some(32)))
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
+    let case = Case::new(DType::F32, SMALL, None);
+    let config: DeepSeekV2Config = serde_json::from_str(&case.json()).expect("a configuration");
+    let weights = random_weights(&config, DType::F32, &Device::Cpu)?;
+    let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
+    let weights = weights.pp("model.layers.0.self_attn");
+    let room = Room {
+        batch: 1,
+        max_len: 8,
+    };
+    let mut ours = MlaAttention::new(&Config::from_json(&case.json())?, room, weights)?;
+    let mut refused = |shape: (usize, usize), offset| {
+        let hidden = Tensor::ones((shape.0, shape.1, HIDDEN), DType::F32, &Device::Cpu)?;
+        match ours.forward(&hidden, offset) {
+            Ok(_) => Ok(String::new()),
+            Err(error) => Ok::<_, candle_core::Error>(error.to_string()),
+        }
+    };
+    for (shape, offset, message) in [
+        ((2, 1), 0, "batch: given 2, accepted at most 1"),
+        (
+            (1, 1),
+            1,
+            "offset: given 1, accepted at most the 0 cached tokens",
+        ),
+        (
+            (1, 9),
+            0,
+            "hidden: given 9 tokens from position 0, accepted 1 and up within 8",
+        ),
+        ((1, 6), 0, ""),
+        (
+            (1, 3),
+            6,
+            "hidden: given 3 tokens from position 6, accepted 1 and up within 8",
+        ),
+        // What was there from position 2 on is replaced.
+        ((1, 3), 2, ""),
+        (
+            (1, 1),
+            6,
+            "offset: given 6, accepted at most the 5 cached tokens",
+        ),
+    ] {
+        let given = refused(shape, offset)?;
+        assert!(
+            given.starts_with(message) && given.is_empty() == message.is_empty(),
+            "{given}"
+        );
+    }
+    ours.clear_kv_cache();
+    let hidden = Tensor::ones((1, 1, HIDDEN), DType::F32, &Device::Cpu)?;
+    assert!(ours.forward(&hidden, 1).is_err() && ours.forward(&hidden, 0).is_ok());
+    Ok(())
 }
 
 #[cfg(feature = "cuda")]
@@ -196,7 +301,7 @@ fn on_a_gpu() -> Result<()> {
     let device = Device::new_cuda_with_stream(0)?;
     for q_lora_rank in [None, Some(32)] {
         for dtype in [DType::BF16, DType::F16] {
-            check(&device, dtype, MlaDims::R1, q_lora_rank)?;
+            check(&device, Case::new(dtype, MlaDims::R1, q_lora_rank))?;
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::dtype::Element;
 
-use crate::Config;
+use crate::config::{Config, Room};
 use crate::paged::{Inputs, Paged, Span};
 
 /// One layer's attention.
@@ -19,19 +19,19 @@ pub(crate) enum Attention {
 
 impl Attention {
     /// For tensors of this device and dtype.
-    pub(crate) fn new(device: &Device, dtype: DType, config: &Config) -> Result<Self> {
+    pub(crate) fn new(device: &Device, dtype: DType, config: &Config, room: Room) -> Result<Self> {
         let dtype = match dtype {
             DType::F32 => mla_runtime::dtype::DType::F32,
             DType::BF16 => mla_runtime::dtype::DType::BF16,
             DType::F16 => mla_runtime::dtype::DType::F16,
-            other => candle_core::bail!("dtype: given {other:?}, accepted F32, BF16, F16"),
+            other => crate::dtype_refused(other)?,
         };
         match device {
-            Device::Cpu => Paged::new(&Cpu::new(), config, dtype).map(Self::Cpu),
+            Device::Cpu => Paged::new(&Cpu::new(), config, room, dtype).map(Self::Cpu),
             // On the stream of candle's own, so that neither waits for the other.
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => mla_kernels::Cuda::on_stream(device.cuda_stream())
-                .and_then(|gpu| Paged::new(&gpu, config, dtype))
+                .and_then(|gpu| Paged::new(&gpu, config, room, dtype))
                 .map(Self::Cuda),
             other => candle_core::bail!(
                 "device: given {other:?}, accepted the CPU or, built with cuda, a GPU"
@@ -52,7 +52,7 @@ impl Attention {
             DType::F32 => self.attend_of::<f32>(span, tensors, shape),
             DType::BF16 => self.attend_of::<bf16>(span, tensors, shape),
             DType::F16 => self.attend_of::<f16>(span, tensors, shape),
-            other => candle_core::bail!("dtype: given {other:?}, accepted F32, BF16, F16"),
+            other => crate::dtype_refused(other),
         }
     }
 

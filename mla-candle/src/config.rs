@@ -1,0 +1,54 @@
+//! What the module has to know of a model.
+
+use candle_core::{Error, Result};
+use mla_runtime::model::ModelConfig;
+use serde::Deserialize;
+
+/// The widths and constants of a model's attention.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Heads, dimensions, rotary embedding.
+    pub attention: ModelConfig,
+    /// The width of hidden states.
+    pub hidden_size: usize,
+    /// Of the norms.
+    pub rms_norm_eps: f64,
+    /// Whether the projections from and to hidden states have a bias.
+    pub attention_bias: bool,
+}
+
+/// What a configuration says beside its attention.
+#[derive(Deserialize)]
+struct Around {
+    hidden_size: usize,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+}
+
+impl Config {
+    /// From the text of a model's `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// If a field is missing or has a value that is not accepted.
+    pub fn from_json(json: &str) -> Result<Self> {
+        let around: Around = serde_json::from_str(json).map_err(Error::wrap)?;
+        Ok(Self {
+            attention: ModelConfig::from_hf_config(json).map_err(Error::wrap)?,
+            hidden_size: around.hidden_size,
+            rms_norm_eps: around.rms_norm_eps,
+            attention_bias: around.attention_bias,
+        })
+    }
+}
+
+/// How much a module has room for: what its cache and its workspace are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// The most sequences of a batch.
+    pub batch: usize,
+    /// The most tokens of a sequence.
+    pub max_len: usize,
+}
