@@ -1,0 +1,61 @@
+//! What an engine can get wrong, case by case: each is refused with the field's name and nothing written, or is right.
+//!
+//! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse` writes it anew.
+
+mod cases;
+mod setup;
+
+use std::fmt::Write as _;
+
+use setup::Setup;
+
+/// What has to come of a case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expected {
+    /// One error, and neither the cache nor the output is touched.
+    Refused,
+    /// The outputs of the case without a change.
+    Right,
+}
+
+#[test]
+fn misuse_is_refused_or_right() {
+    let (expected, _) = Setup::default().run();
+    let expected = expected.expect("the case without a change is right");
+    let mut said = String::new();
+    let mut names = std::collections::BTreeSet::new();
+    for (name, kind, change) in cases::all() {
+        assert!(names.insert(name.clone()), "two cases are named {name}");
+        let mut setup = Setup::default();
+        change(&mut setup);
+        let (given, touched) = setup.run();
+        match (kind, given) {
+            (Expected::Refused, Err(error)) => {
+                assert!(!touched, "{name}: refused after something was written");
+                writeln!(said, "{name}\n    {error}").unwrap();
+            }
+            (Expected::Right, Ok(given)) => {
+                assert_eq!(given.len(), expected.len(), "{name}");
+                let same = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+                assert!(
+                    given.iter().zip(&expected).all(same),
+                    "{name}: other outputs"
+                );
+            }
+            (kind, given) => panic!("{name}: expected {kind:?}, given {:?}", given.map(drop)),
+        }
+    }
+    assert!(names.len() >= 124, "{} cases", names.len());
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/misuse/refusals.txt");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&file, &said).unwrap();
+    }
+    let filed = std::fs::read_to_string(&file).unwrap_or_default();
+    for (said, filed) in said.lines().zip(filed.lines()) {
+        assert_eq!(
+            said, filed,
+            "tests/misuse/refusals.txt is to be written anew"
+        );
+    }
+    assert_eq!(said.lines().count(), filed.lines().count());
+}

@@ -1,0 +1,316 @@
+//! A step with everything that can be wrong about it as plain data.
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::Result;
+use mla_runtime::backend::{LayerConfig, SlotLists, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, UnrotatedCall, Weights};
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::model::Rope;
+use mla_runtime::plan::slots::BlockTables;
+use mla_runtime::problem::Problem;
+use mla_runtime::rotary::RotaryTables;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+pub(crate) const DIMS: MlaDims = MlaDims::new(32, HeadDims::new(16, 8, 16));
+pub(crate) const HEADS: usize = 2;
+pub(crate) const TOKENS: usize = 6;
+pub(crate) const PAGE: usize = 4;
+pub(crate) const PAGES: usize = 6;
+
+/// A tensor's place: its layout, where it begins in its memory, and how much of that there is.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) layout: Layout,
+    pub(crate) offset: usize,
+    /// Bytes; `None`: as many as the layout spans.
+    pub(crate) bytes: Option<usize>,
+}
+
+impl View {
+    fn new(shape: [usize; 3]) -> Self {
+        Self {
+            layout: Layout::contiguous(DType::F32, shape),
+            offset: 0,
+            bytes: None,
+        }
+    }
+
+    /// Another shape without gaps.
+    pub(crate) fn shape(&mut self, shape: [usize; 3]) {
+        self.layout = Layout::contiguous(self.layout.dtype, shape);
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+            .unwrap_or_else(|| self.layout.span_bytes().unwrap())
+    }
+
+    /// Memory in which each element of the view has a value of its index; what lies between is NaN.
+    fn memory(&self, tensor: u32) -> Vec<f32> {
+        // What spans more than this is there to be refused.
+        let span = self.layout.span_bytes().unwrap_or(1 << 20).min(1 << 20);
+        let mut memory = vec![f32::NAN; (self.offset + self.len().max(span)).div_ceil(4) + 1];
+        let [a, b, c] = self.layout.shape;
+        if self.layout.dtype != DType::F32 || span == 1 << 20 || !self.offset.is_multiple_of(4) {
+            return memory;
+        }
+        let strides = self.layout.strides;
+        for (i, j, k) in
+            (0..a).flat_map(|i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
+        {
+            let at = self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2];
+            memory[at] = number(tensor, i, j, k);
+        }
+        memory
+    }
+}
+
+/// A number from −1 to 1 that looks random.
+fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
+    let mut x = (tensor as u64) << 48 ^ (i as u64) << 32 ^ (j as u64) << 16 ^ k as u64;
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((x >> 40) as f32 / (1u64 << 23) as f32) - 1.0
+}
+
+/// What the workspace has behind it when the layer runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Prepared {
+    /// This step.
+    Step,
+    /// Nothing yet.
+    Nothing,
+    /// This step, and then one that was refused.
+    Refused,
+    /// A step of fewer tokens.
+    Another,
+    /// This step, with a workspace of a layer for another problem.
+    OtherProblem,
+}
+
+/// A rotation that the call is to do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rotation {
+    pub(crate) width: u32,
+    pub(crate) positions: usize,
+    /// In [`LayerCall::rotary`], rather than by `forward_unrotated`.
+    pub(crate) fused: bool,
+}
+
+/// A decode behind five tokens, and five new tokens behind four.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) config: LayerConfig,
+    pub(crate) limits: StepLimits,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) tables: Vec<i32>,
+    pub(crate) max_pages: usize,
+    pub(crate) table_page: u32,
+    pub(crate) slots: Option<Vec<i64>>,
+    pub(crate) threshold: Option<u32>,
+    pub(crate) query: View,
+    pub(crate) latent: View,
+    pub(crate) rope: View,
+    pub(crate) out: View,
+    pub(crate) weights: View,
+    pub(crate) lse: Option<LseLayout>,
+    pub(crate) lse_bytes: usize,
+    pub(crate) cache: CacheLayout,
+    pub(crate) cache_bytes: usize,
+    pub(crate) slot_lists: Option<(usize, usize)>,
+    pub(crate) rotation: Option<Rotation>,
+    pub(crate) prepared: Prepared,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let problem = Problem {
+            page_size: PAGE as u32,
+            query_len: QueryLen::Ragged,
+            ..Problem::new(DIMS, HEADS as u32, DType::F32)
+        };
+        let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, PAGES, PAGE);
+        Self {
+            config: LayerConfig {
+                problem,
+                softmax_scale: 0.2,
+            },
+            limits: StepLimits {
+                requests: 4,
+                tokens: 8,
+                decode_query_len: 2,
+                pages_per_request: 3,
+                context_rows: 8,
+            },
+            requests: vec![Request { q: 1, kv: 6 }, Request { q: 5, kv: 9 }],
+            tables: vec![3, 1, -7, 0, 4, 2],
+            max_pages: 3,
+            table_page: PAGE as u32,
+            slots: None,
+            threshold: None,
+            query: View::new([TOKENS, HEADS, 24]),
+            latent: View::new([TOKENS, 1, 32]),
+            rope: View::new([TOKENS, 1, 8]),
+            out: View::new([TOKENS, HEADS, 16]),
+            weights: View::new([1, 32, HEADS * 32]),
+            lse: Some(LseLayout::heads_first(HEADS, TOKENS)),
+            lse_bytes: 4 * HEADS * TOKENS,
+            cache,
+            cache_bytes: PAGES * cache.page_stride,
+            slot_lists: None,
+            rotation: None,
+            prepared: Prepared::Step,
+        }
+    }
+}
+
+/// The bytes of numbers.
+fn bytes(numbers: &[f32]) -> &[u8] {
+    bytemuck::cast_slice(numbers)
+}
+
+impl Setup {
+    /// The outputs, or why there are none; and whether anything was written.
+    pub(crate) fn run(&self) -> (Result<Vec<f32>>, bool) {
+        let mut cache = vec![0.0f32; self.cache_bytes.div_ceil(4)];
+        for (at, value) in cache.iter_mut().enumerate() {
+            *value = number(9, at, 0, 0);
+        }
+        let mut out = self.out.memory(8);
+        let before = (cache.clone(), out.clone());
+        let result = self.forward(&mut cache, &mut out);
+        let same = |a: &[f32], b: &[f32]| bytes(a) == bytes(b);
+        let touched = !(same(&cache, &before.0) && same(&out, &before.1));
+        let outputs = result.map(|()| {
+            let Layout { shape, strides, .. } = self.out.layout;
+            let rows = (0..shape[0]).flat_map(|i| (0..shape[1]).map(move |j| (i, j)));
+            let all = rows.flat_map(|(i, j)| (0..shape[2]).map(move |k| (i, j, k)));
+            let at = |(i, j, k)| {
+                out[self.out.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]]
+            };
+            all.map(at).collect()
+        });
+        (outputs, touched)
+    }
+
+    fn forward(&self, cache: &mut [f32], out: &mut [f32]) -> Result<()> {
+        let device = Cpu::new();
+        let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &self.config)?;
+        let other = LayerConfig {
+            problem: Problem {
+                page_size: 8,
+                ..self.config.problem
+            },
+            ..self.config
+        };
+        let other = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &other)?;
+        let maker = match self.prepared {
+            Prepared::OtherProblem => &other,
+            _ => &layer,
+        };
+        let mut workspace = maker.workspace(&self.limits)?;
+        let tables = BlockTables::new(&self.tables, self.max_pages, self.table_page)?;
+        let batch = StepBatch {
+            slots: self.slots.as_deref(),
+            threshold: self.threshold,
+            ..StepBatch::new(&self.requests, tables)
+        };
+        match self.prepared {
+            Prepared::Nothing => {}
+            Prepared::Another => {
+                let fewer = StepBatch::new(&self.requests[..1], tables);
+                workspace.prepare(&layer, &fewer)?;
+            }
+            _ => workspace.prepare(&layer, &batch)?,
+        }
+        if self.prepared == Prepared::Refused {
+            let wrong = [Request { q: 5, kv: 4 }];
+            let refused = workspace.prepare(&layer, &StepBatch::new(&wrong, tables));
+            assert!(refused.is_err());
+        }
+
+        let memories = [&self.query, &self.latent, &self.rope, &self.weights];
+        let [mut query, latent, mut rope, weights] =
+            [0, 1, 2, 3].map(|at| memories[at].memory(at as u32));
+        let part = |view: &View| view.offset..view.offset + view.len();
+        let read = |memory, view: &View| -> Result<TensorRef<'_, Cpu>> {
+            TensorRef::new(&bytes(memory)[part(view)], view.layout)
+        };
+        let mut lse = vec![0.0f32; self.lse_bytes.div_ceil(4)];
+        let lse = match self.lse {
+            Some(layout) => {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lse);
+                Some(LseMut::new(&mut bytes[..self.lse_bytes], layout)?)
+            }
+            None => None,
+        };
+        let lists = vec![-1i32; self.slot_lists.map_or(0, |(_, entries)| entries)];
+        let slot_lists = self.slot_lists.map(|(width, _)| SlotLists {
+            slots: ArrayRef::from_slice(&lists),
+            width,
+        });
+        let tables = match self.rotation {
+            Some(Rotation {
+                width, positions, ..
+            }) => Some(RotaryTables::new(
+                &device,
+                &Rope::plain(1e4),
+                width,
+                positions,
+            )?),
+            None => None,
+        };
+        let rotary = match &tables {
+            Some(tables) => Some(tables.rotation()?),
+            None => None,
+        };
+        let cache: &mut [u8] = bytemuck::cast_slice_mut(cache);
+        let cache = CacheMut::new(&mut cache[..self.cache_bytes], self.cache)?;
+        let out: &mut [u8] = bytemuck::cast_slice_mut(out);
+        let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout)?;
+        let weights = Weights::new(read(&weights, &self.weights)?, &self.config)?;
+        let latent = read(&latent, &self.latent)?;
+        match (self.rotation, rotary) {
+            (Some(Rotation { fused: false, .. }), Some(rotary)) => {
+                let query: &mut [u8] = bytemuck::cast_slice_mut(&mut query);
+                let rope: &mut [u8] = bytemuck::cast_slice_mut(&mut rope);
+                let query = TensorMut::new(&mut query[part(&self.query)], self.query.layout)?;
+                let rope = TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout)?;
+                layer.forward_unrotated(
+                    &mut workspace,
+                    UnrotatedCall {
+                        weights,
+                        query,
+                        latent,
+                        rope,
+                        rotary,
+                        cache,
+                        out,
+                        lse,
+                        slot_lists,
+                    },
+                )
+            }
+            (_, rotary) => layer.forward(
+                &mut workspace,
+                LayerCall {
+                    weights,
+                    query: read(&query, &self.query)?,
+                    latent,
+                    rope: read(&rope, &self.rope)?,
+                    cache,
+                    out,
+                    lse,
+                    slot_lists,
+                    rotary,
+                },
+            ),
+        }
+    }
+}
