@@ -489,7 +489,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                 Route::Expanded => (Some(*path), 0),
             })),
             (None, Some(thresholds)) => routes.extend(thresholds.iter().map(|t| (None, *t))),
-            (None, None) => routes.push((None, default)),
+            (None, None) => routes.push((None, default.min(self.longest_decode(problem)?))),
         }
         for (route, threshold) in routes {
             for piece in optional(&settings.piece) {
@@ -508,6 +508,21 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             }
         }
         Ok(())
+    }
+
+    /// The most new tokens of a request that every decode backend of the comparison takes, as the layer asks it.
+    fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
+        let config = LayerConfig {
+            problem: *problem,
+            softmax_scale: 1.0,
+        };
+        let (registry, device) = (self.site.registry, self.site.device);
+        let mut least = u32::MAX;
+        for name in self.backends(problem, Phase::Decode)? {
+            let backend = registry.instantiate_decode(name, device, &config)?;
+            least = least.min(u32::try_from(backend.max_query_len()).unwrap_or(u32::MAX));
+        }
+        Ok(least)
     }
 
     fn step(

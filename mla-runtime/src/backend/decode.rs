@@ -188,6 +188,11 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         QueryFormat::Split
     }
 
+    /// The most new tokens of a request that it takes: the layer sends longer ones down the expanded path.
+    fn max_query_len(&self) -> usize {
+        usize::MAX
+    }
+
     /// Divides each request's rows into at most `parts` parts instead of as many as the backend thinks
     /// best: for benchmarks that look for the best number.
     ///
@@ -258,6 +263,9 @@ pub trait DecodeStage: Send + Sync + 'static {
 
     /// As [`DecodeBackend::query_format`].
     fn query_format(&self) -> QueryFormat;
+
+    /// As [`DecodeBackend::max_query_len`].
+    fn max_query_len(&self) -> usize;
 }
 
 // As in the prefill module: two implementations that must never differ in anything but where their
@@ -304,6 +312,11 @@ macro_rules! stage {
         fn query_format(&self) -> QueryFormat {
             let $this = self;
             $source::query_format($receiver)
+        }
+
+        fn max_query_len(&self) -> usize {
+            let $this = self;
+            $source::max_query_len($receiver)
         }
     };
 }
@@ -426,6 +439,7 @@ trait DecodeObject<D: Device>: Send + Sync {
         metadata: &Opaque,
     ) -> Result<()>;
     fn query_format(&self) -> QueryFormat;
+    fn max_query_len(&self) -> usize;
     fn set_num_splits(&mut self, parts: u32) -> Result<()>;
 }
 
@@ -481,6 +495,10 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
 
     fn query_format(&self) -> QueryFormat {
         DecodeBackend::query_format(self)
+    }
+
+    fn max_query_len(&self) -> usize {
+        DecodeBackend::max_query_len(self)
     }
 
     fn set_num_splits(&mut self, parts: u32) -> Result<()> {

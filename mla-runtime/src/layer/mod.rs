@@ -332,6 +332,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         layers: u32,
         pages: u64,
     ) -> Result<MemoryNeeds> {
+        let limits = &self.within_backend(limits);
         Ok(MemoryNeeds {
             pages,
             layers,
@@ -344,24 +345,34 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The most new tokens of a request on the absorbed path, where a step does not say:
-    /// [`crossover_threshold`], within `limits` and what the problem says of query lengths.
+    /// [`crossover_threshold`], within `limits`, what the problem says of query lengths, and what the decode
+    /// backend takes.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
         let most = match problem.query_len {
             QueryLen::Single => 1,
-            _ => u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX),
+            _ => u32::try_from(self.within_backend(limits).decode_query_len).unwrap_or(u32::MAX),
         };
         crossover_threshold(P::Device::PLATFORM, problem, self.packed_keys()).min(most)
     }
 
+    /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
+    fn within_backend(&self, limits: &StepLimits) -> StepLimits {
+        StepLimits {
+            decode_query_len: limits.decode_query_len.min(self.decode.max_query_len()),
+            ..*limits
+        }
+    }
+
     /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
-    /// problem and backends.
+    /// problem and backends. Requests of more new tokens than the decode backend
+    /// [takes](DecodeBackend::max_query_len) use the expanded path, whatever `limits.decode_query_len` is.
     ///
     /// # Errors
     ///
     /// Where a limit is out of range, or the device has not as much memory left.
     pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace<P, D>> {
-        Workspace::new(self, limits)
+        Workspace::new(self, &self.within_backend(limits))
     }
 
     /// Runs the layer for the prepared step: writes the cache, then attends on both paths. Only

@@ -231,4 +231,8 @@ impl DecodeBackend for Concatenated {
     fn query_format(&self) -> QueryFormat {
         QueryFormat::Concatenated
     }
+
+    fn max_query_len(&self) -> usize {
+        3
+    }
 }

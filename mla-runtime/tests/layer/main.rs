@@ -267,6 +267,27 @@ fn backends_get_keys_values_and_queries_as_they_ask() {
 }
 
 #[test]
+fn requests_longer_than_the_decode_backend_takes_are_expanded() {
+    // The case's threshold and limit are 4.
+    let case = Case::small(&[(1, 9), (3, 9), (4, 11), (4, 4)]);
+    let world = World::new(&case);
+    let all: CpuLayer = MlaLayer::of(&Cpu::new(), &case.config()).unwrap();
+    assert_eq!(world.run(&all).absorbed_tokens, 12);
+    let layer: MlaLayer<CpuPrefill, Concatenated> =
+        MlaLayer::of(&Cpu::new(), &case.config()).unwrap();
+    let outcome = world.run(&layer);
+    assert_eq!(outcome.absorbed_tokens, 4);
+    world.check(&outcome).unwrap();
+    let limits = case.limits();
+    assert_eq!((layer.threshold(&limits), all.threshold(&limits)), (3, 4));
+    let workspace = layer.workspace(&limits).unwrap();
+    assert_eq!(workspace.limits().decode_query_len, 3);
+    // No room is planned for what cannot come.
+    let plan = layer.memory_plan(&limits, 1, 0).unwrap();
+    assert_eq!(plan, *workspace.plan());
+}
+
+#[test]
 fn selected_backends_compute_the_same_bits() {
     for (dtype, context_rows) in [(DType::F32, 16), (DType::BF16, 1024)] {
         let case = Case {

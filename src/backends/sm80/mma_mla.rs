@@ -120,4 +120,9 @@ impl DecodeBackend for MmaMla {
     fn query_format(&self) -> QueryFormat {
         QueryFormat::Split
     }
+
+    // What the C interface takes: `query_len` in mla.h.
+    fn max_query_len(&self) -> usize {
+        16
+    }
 }

@@ -110,4 +110,9 @@ impl DecodeBackend for FlashMla {
     fn query_format(&self) -> QueryFormat {
         QueryFormat::Split
     }
+
+    // What the C interface takes: `query_len` in mla.h.
+    fn max_query_len(&self) -> usize {
+        8
+    }
 }
