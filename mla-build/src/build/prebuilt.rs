@@ -405,7 +405,7 @@ impl Prebuilt {
             report.save(&report::folder(target_dir).join(name))?;
         }
         if for_cargo {
-            watch(&kernels, &self.root, &self.families)?;
+            self.watch(&kernels, &out_dir)?;
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
@@ -428,40 +428,43 @@ impl Prebuilt {
     }
 
     fn found(&self) -> Vec<Found> {
-        let mut all = Vec::new();
-        for (folder, contents) in &self.folders {
-            all.extend(contents.compilers.iter().map(|(part, version)| Found {
+        // The same compilers made the objects of every family.
+        let first = self.folders.iter().take(1);
+        let found = first.flat_map(|(folder, contents)| {
+            contents.compilers.iter().map(|(part, version)| Found {
                 part: part.clone(),
                 path: folder.clone(),
                 version: Some(version.clone()),
                 place: "the prebuilt objects".to_owned(),
-            }));
-        }
-        all.dedup_by(|a, b| a.part == b.part);
-        all
+            })
+        });
+        found.collect()
     }
-}
 
-/// Tells Cargo when prebuilt objects may fit no longer, or fit again.
-pub(crate) fn watch(kernels: &Kernels, root: &Path, families: &Families) -> Result<(), Error> {
-    let variables = [VARIABLE, EXPORT, only::VARIABLE, only::DOCUMENTATION];
-    let others = ["MLA_BUILD_LINE_INFO", "MLA_BUILD_COMPILE_COMMANDS"];
-    for name in variables.iter().chain(&others).chain(toolkit::VARIABLES) {
-        println!("cargo::rerun-if-env-changed={name}");
+    /// Tells Cargo when these objects may fit no longer.
+    fn watch(&self, kernels: &Kernels, out_dir: &Path) -> Result<(), Error> {
+        let variables = [VARIABLE, EXPORT, only::VARIABLE, only::DOCUMENTATION];
+        let others = ["MLA_BUILD_LINE_INFO", "MLA_BUILD_COMPILE_COMMANDS"];
+        for name in variables.iter().chain(&others).chain(toolkit::VARIABLES) {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        for name in compiler::variables() {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        for family in &self.families.declared {
+            println!("cargo::rerun-if-env-changed={}", family.variable());
+        }
+        let mut paths = source_folders(kernels, &self.root)?;
+        if paths.iter().any(|folder| out_dir.starts_with(folder)) {
+            // A folder with what builds write would start the script each time.
+            paths = files(kernels, &self.root)?;
+        }
+        paths.extend(self.folders.iter().map(|(folder, _)| folder.clone()));
+        for path in paths {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        Ok(())
     }
-    for name in compiler::variables() {
-        println!("cargo::rerun-if-env-changed={name}");
-    }
-    for family in &families.declared {
-        println!("cargo::rerun-if-env-changed={}", family.variable());
-    }
-    for path in source_folders(kernels, root)?
-        .iter()
-        .chain(&kernels.prebuilt)
-    {
-        println!("cargo::rerun-if-changed={}", path.display());
-    }
-    Ok(())
 }
 
 /// What a build adds to the folder that [`EXPORT`] names.
