@@ -161,7 +161,8 @@ pub struct LayerCall<'a, D: Device> {
     pub out: TensorMut<'a, D>,
     /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    /// The slots that each token attends to: present where the problem is sparse, and only there. An
+    /// [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// The rotation of queries and keys, which the cache write then does on its way: for steps of which
     /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
