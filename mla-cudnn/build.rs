@@ -1,0 +1,24 @@
+//! Compiles the shim over cuDNN's frontend from its pinned wheels. Without the feature nothing of it is needed.
+
+#[cfg(feature = "cudnn")]
+fn main() -> Result<(), mla_build::Error> {
+    use mla_build::Wheel;
+
+    mla_build::Kernels::new()
+        .sources("shim/*.cc")
+        .header("shim/cudnn_shim.h")
+        .wheel(Wheel::new("nvidia-cudnn-frontend", "1.32.0").system("include"))
+        .wheel(Wheel::new("nvidia-cudnn-jit-cu13", "9.27.0.42").system("nvidia/cudnn_jit/include"))
+        .include("shim")
+        // cuDNN and the CUDA runtime are opened when the program runs.
+        .define("NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING")
+        .compile("cudnn_shim")?;
+    // For dlopen, which is in the C library since glibc 2.34.
+    println!("cargo::rustc-link-lib=dylib=dl");
+    Ok(())
+}
+
+#[cfg(not(feature = "cudnn"))]
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+}

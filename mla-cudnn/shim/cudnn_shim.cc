@@ -1,0 +1,200 @@
+// The C interface over cuDNN's frontend. Nothing that it throws leaves a function.
+#include "cudnn_shim.h"
+
+#include <dlfcn.h>
+
+#include <cudnn_frontend.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace fe = cudnn_frontend;
+
+// What the frontend finds cuDNN's functions in.
+void *fe::cudnn_dlhandle = nullptr;
+
+namespace {
+
+std::string &last_error() {
+    thread_local std::string text;
+    return text;
+}
+
+template <typename Work>
+int32_t guarded(Work &&work) noexcept {
+    try {
+        work();
+        return 0;
+    } catch (const std::exception &error) {
+        last_error() = error.what();
+    } catch (...) {
+        last_error() = "an exception that is no std::exception";
+    }
+    return -1;
+}
+
+void check(fe::error_t error, const char *step) {
+    if (error.is_bad()) throw std::runtime_error(std::string(step) + ": " + error.get_message());
+}
+
+void check(cudnnStatus_t status, const char *step) {
+    if (status != CUDNN_STATUS_SUCCESS) {
+        throw std::runtime_error(std::string(step) + ": " + fe::detail::get_error_string(status));
+    }
+}
+
+// The names of a plan's tensors, by which a run gives their addresses.
+enum Uid : int64_t {
+    kQuery = 1, kKey, kValue, kOut, kLse, kQueryLens, kKeyLens,
+    kQueryOffsets, kKeyOffsets, kValueOffsets, kOutOffsets, kLseOffsets,
+};
+
+struct Plan {
+    fe::graph::Graph graph;
+    bool has_lse = false;
+};
+
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+Tensor integers(fe::graph::Graph &graph, Uid uid, const char *name, int64_t count) {
+    return graph.tensor(fe::graph::Tensor_attributes()
+                            .set_name(name)
+                            .set_uid(uid)
+                            .set_dim({count, 1, 1, 1})
+                            .set_stride({1, 1, 1, 1})
+                            .set_data_type(fe::DataType_t::INT32));
+}
+
+void build(Plan &plan, cudnnHandle_t handle, const McKey &key) {
+    auto &graph = plan.graph;
+    graph.set_io_data_type(key.dtype == 0 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    const int64_t requests = key.requests, heads = key.heads;
+    const auto offsets = [&](Uid uid, const char *name) { return integers(graph, uid, name, requests + 1); };
+    // (requests, heads, length, dim). A ragged tensor's stride between requests is not used.
+    const auto dims = [&](int64_t length, int64_t dim) {
+        return std::vector<int64_t>{requests, heads, length, dim};
+    };
+    const auto strides = [&](int64_t length, int64_t token, int64_t head) {
+        return std::vector<int64_t>{length * token, head, token, 1};
+    };
+    const auto input = [&](Uid uid, const char *name, int64_t length, int64_t dim, int64_t token,
+                           int64_t head, Tensor begin) {
+        return graph.tensor(fe::graph::Tensor_attributes()
+                                .set_name(name)
+                                .set_uid(uid)
+                                .set_dim(dims(length, dim))
+                                .set_stride(strides(length, token, head))
+                                .set_ragged_offset(begin));
+    };
+    const int64_t queries = key.max_query_len, keys = key.max_key_len;
+    const Tensor query = input(kQuery, "query", queries, key.key_dim, key.query_token_stride,
+                               key.query_head_stride, offsets(kQueryOffsets, "query_offsets"));
+    const Tensor keys_in = input(kKey, "key", keys, key.key_dim, key.key_token_stride,
+                                 key.key_head_stride, offsets(kKeyOffsets, "key_offsets"));
+    const Tensor values = input(kValue, "value", keys, key.value_dim, key.value_token_stride,
+                                key.value_head_stride, offsets(kValueOffsets, "value_offsets"));
+    plan.has_lse = key.lse_head_stride != 0;
+    auto attention = fe::graph::SDPA_attributes()
+                         .set_name("attention")
+                         .set_attn_scale(key.softmax_scale)
+                         .set_generate_stats(plan.has_lse)
+                         .set_padding_mask(true)
+                         .set_seq_len_q(integers(graph, kQueryLens, "query_lens", requests))
+                         .set_seq_len_kv(integers(graph, kKeyLens, "key_lens", requests));
+    if (key.causal) {
+        // The frontend's own default is aligned to the top left.
+        attention.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+            .set_diagonal_band_right_bound(0);
+    }
+    auto [out, lse] = graph.sdpa(query, keys_in, values, attention);
+    out->set_output(true)
+        .set_uid(kOut)
+        .set_dim(dims(queries, key.value_dim))
+        .set_stride(strides(queries, key.out_token_stride, key.out_head_stride))
+        .set_ragged_offset(offsets(kOutOffsets, "out_offsets"));
+    if (plan.has_lse) {
+        lse->set_output(true)
+            .set_uid(kLse)
+            .set_data_type(fe::DataType_t::FLOAT)
+            .set_dim(dims(queries, 1))
+            .set_stride({heads * key.lse_head_stride, key.lse_head_stride, 1, 1})
+            .set_ragged_offset(offsets(kLseOffsets, "lse_offsets"));
+    }
+    check(graph.validate(), "validate");
+    check(graph.build_operation_graph(handle), "build operation graph");
+    check(graph.create_execution_plans({fe::HeurMode_t::A}), "create execution plans");
+    check(graph.check_support(handle), "check support");
+    check(graph.build_plans(handle), "build plans");
+}
+
+}  // namespace
+
+extern "C" const char *mc_last_error(void) {
+    return last_error().c_str();
+}
+
+extern "C" int32_t mc_open(const char *library, int32_t *version) {
+    return guarded([&] {
+        if (fe::cudnn_dlhandle == nullptr) {
+            fe::cudnn_dlhandle = dlopen(library ? library : "libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+            if (fe::cudnn_dlhandle == nullptr) throw std::runtime_error(dlerror());
+        }
+        *version = static_cast<int32_t>(fe::detail::get_backend_version());
+    });
+}
+
+extern "C" int32_t mc_handle_new(void **handle) {
+    return guarded([&] {
+        cudnnHandle_t made = nullptr;
+        check(fe::detail::create_handle(&made), "create a handle");
+        *handle = made;
+    });
+}
+
+extern "C" void mc_handle_free(void *handle) {
+    guarded([&] { fe::detail::destroy_handle(static_cast<cudnnHandle_t>(handle)); });
+}
+
+extern "C" int32_t mc_plan_new(void *handle, const McKey *key, void **plan, int64_t *workspace_bytes) {
+    return guarded([&] {
+        auto made = std::make_unique<Plan>();
+        build(*made, static_cast<cudnnHandle_t>(handle), *key);
+        check(made->graph.get_workspace_size(*workspace_bytes), "workspace");
+        *plan = made.release();
+    });
+}
+
+extern "C" void mc_plan_free(void *plan) {
+    guarded([&] { delete static_cast<Plan *>(plan); });
+}
+
+extern "C" int32_t mc_run(void *handle, void *plan, const McRun *run, void *stream) {
+    return guarded([&] {
+        const auto &made = *static_cast<const Plan *>(plan);
+        const auto on = static_cast<cudnnHandle_t>(handle);
+        check(fe::detail::set_stream(on, static_cast<cudaStream_t>(stream)), "set stream");
+        const auto address = [](const void *pointer) { return const_cast<void *>(pointer); };
+        std::unordered_map<int64_t, void *> tensors = {
+            {kQuery, address(run->query)},
+            {kKey, address(run->key)},
+            {kValue, address(run->value)},
+            {kOut, run->out},
+            {kQueryLens, address(run->query_lens)},
+            {kKeyLens, address(run->key_lens)},
+            {kQueryOffsets, address(run->query_offsets)},
+            {kKeyOffsets, address(run->key_offsets)},
+            {kValueOffsets, address(run->value_offsets)},
+            {kOutOffsets, address(run->out_offsets)},
+        };
+        if (made.has_lse) {
+            tensors.emplace(kLse, run->lse);
+            tensors.emplace(kLseOffsets, address(run->lse_offsets));
+        }
+        check(made.graph.execute(on, tensors, run->workspace), "execute");
+    });
+}

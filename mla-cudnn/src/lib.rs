@@ -1,0 +1,38 @@
+//! cuDNN's attention as a prefill backend of `mla-runtime`: CUDNN.
+//!
+//! A program that depends on this crate with the feature `cudnn` and names it (`use mla_cudnn as _;`) has the backend
+//! in every registry. What is compiled is a shim over cuDNN's frontend, from headers of pinned wheels; cuDNN itself is
+//! the machine's own, opened when the program first asks for it: `libcudnn.so.9` where the system looks for libraries,
+//! or the file that the environment variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is
+//! none. The CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
+
+// With the feature off only the type is left, and what it holds is never used.
+#![cfg_attr(not(feature = "cudnn"), allow(dead_code))]
+
+mod library;
+mod prefill;
+#[cfg(feature = "cudnn")]
+mod session;
+
+use mla_runtime::kernels::Run;
+
+pub use library::{Version, library};
+pub use prefill::Cudnn;
+#[cfg(feature = "cudnn")]
+pub use prefill::CudnnState;
+
+/// The C interface, as bindgen wraps it.
+#[cfg(feature = "cudnn")]
+#[allow(
+    missing_docs,
+    dead_code,
+    unreachable_pub,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/cudnn_shim.rs"));
+}
+
+/// On which GPUs all tests passed.
+const RUN_ON: &[Run] = &[];

@@ -1,0 +1,493 @@
+//! CUDNN: expanded prefill over ragged batches.
+//!
+//! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths, when that first
+//! occurs. Requests without queries or keys are left out of what it is given, and query tokens that see no key are
+//! filled here: versions below 9.25 give NaN for them.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "cudnn")]
+use {
+    crate::ffi,
+    crate::library::library,
+    crate::session::Session,
+    cudarc::driver::sys,
+    mla_kernels::Cuda,
+    mla_kernels::device::Buffer,
+    mla_runtime::availability::Availability,
+    mla_runtime::backend::{
+        Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
+    mla_runtime::device::{Device, Memory},
+    mla_runtime::dtype::DType,
+    mla_runtime::error::{Error, Result},
+    mla_runtime::tensor::Layout,
+    std::ops::Range,
+};
+
+/// Expanded attention by the machine's own cuDNN. Addresses, and strides in bytes, are multiples of 16.
+#[derive(Debug)]
+pub struct Cudnn {
+    config: LayerConfig,
+}
+
+/// The session with cuDNN, and the lengths and offsets of the call at hand.
+#[cfg(feature = "cudnn")]
+pub struct CudnnState {
+    session: Session,
+    query_lens: Vec<u32>,
+    key_lens: Vec<u32>,
+    /// On the device: two lists of lengths and five of offsets, each with room for all requests and one more.
+    lists: Buffer,
+    written: Vec<i32>,
+    unseen: Vec<Range<usize>>,
+}
+
+/// How many lists a call has.
+#[cfg(feature = "cudnn")]
+const LISTS: usize = 7;
+
+/// The tokens of one request that cuDNN is given.
+#[cfg(feature = "cudnn")]
+struct Seen {
+    query: Range<usize>,
+    key: Range<usize>,
+}
+
+/// The tensors of a call, once they are checked: in the order query, keys, values, output.
+#[cfg(feature = "cudnn")]
+struct Tensors {
+    layouts: [Layout; 4],
+    addresses: [u64; 4],
+    /// The address of the log-sum-exp, or 0, and its stride between heads.
+    lse: (u64, usize),
+}
+
+#[mla_backend(
+    name = "CUDNN",
+    provider = "cudnn",
+    feature = "cudnn",
+    sm = "8x|90|10x|12x",
+    run_on = crate::RUN_ON,
+    dtypes = "f16,bf16",
+    requires_r1 = true,
+    features = "strided_outputs",
+    priority = "50"
+)]
+impl PrefillBackend for Cudnn {
+    type Device = Cuda;
+    type State = CudnnState;
+    type Metadata = ();
+
+    fn availability() -> Availability {
+        let library = match library() {
+            Ok(_) => Availability::Available,
+            Err(cause) => Availability::Unavailable(cause),
+        };
+        <Cuda as Device>::availability().and(library)
+    }
+
+    fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
+        let version = library().map_err(|cause| Error::Device {
+            device: "cuda",
+            operation: "open cuDNN",
+            message: cause.to_string(),
+        })?;
+        let capability = device.gpu().capability;
+        if capability.major == 8 && version < [9, 18, 1] {
+            let [major, minor, patch] = version;
+            let given = format!("{major}.{minor}.{patch} on sm {capability}");
+            let accepted = "9.18.1 and up, which takes ragged batches there";
+            return Err(Error::argument("libcudnn", given, accepted));
+        }
+        Ok(Self { config: *config })
+    }
+
+    fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> u64 {
+        // Without what plans ask for once they are built.
+        (LISTS * (limits.requests + 1) * size_of::<i32>()) as u64
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
+        let entries = LISTS * (limits.requests + 1);
+        Ok(CudnnState {
+            session: Session::new(device)?,
+            query_lens: Vec::with_capacity(limits.requests),
+            key_lens: Vec::with_capacity(limits.requests),
+            lists: device.allocate(entries * size_of::<i32>())?,
+            written: Vec::with_capacity(entries),
+            unseen: Vec::new(),
+        })
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cuda,
+        batch: &PrefillBatch<'_>,
+        state: &mut CudnnState,
+        (): &mut (),
+    ) -> Result<()> {
+        for (to, from) in [
+            (&mut state.query_lens, batch.query_lens),
+            (&mut state.key_lens, batch.key_lens),
+        ] {
+            to.clear();
+            to.extend_from_slice(from);
+        }
+        Ok(())
+    }
+
+    fn new_tokens(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut CudnnState,
+        (): &(),
+    ) -> Result<()> {
+        let key_lens = std::mem::take(&mut state.key_lens);
+        let done = self.attend(device, call, state, &key_lens, true);
+        state.key_lens = key_lens;
+        done
+    }
+
+    fn context_chunk(
+        &self,
+        device: &Cuda,
+        chunk: Chunk<'_>,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut CudnnState,
+        (): &(),
+    ) -> Result<()> {
+        self.attend(device, call, state, chunk.key_lens, false)
+    }
+}
+
+#[cfg(feature = "cudnn")]
+impl Cudnn {
+    fn attend(
+        &self,
+        device: &Cuda,
+        call: PrefillCall<'_, Cuda>,
+        state: &mut CudnnState,
+        key_lens: &[u32],
+        causal: bool,
+    ) -> Result<()> {
+        let tensors = self.tensors(call, &state.query_lens, key_lens)?;
+        let seen = split(&state.query_lens, key_lens, causal, &mut state.unseen)?;
+        if !seen.is_empty() {
+            let strides = tensors.layouts.map(|layout| layout.strides[0]);
+            let room = state.lists.len() / size_of::<i32>() / LISTS;
+            if seen.len() >= room {
+                let accepted = format!("at most {}", room.saturating_sub(1));
+                return Err(Error::argument("requests", seen.len(), accepted));
+            }
+            write_lists(&seen, strides, room, &mut state.written)?;
+            let bytes: Vec<u8> = state.written.iter().flat_map(|n| n.to_ne_bytes()).collect();
+            device.upload(&bytes, state.lists.bytes_mut())?;
+            let key = self.key(&tensors, &seen, causal)?;
+            let list = |index: usize| {
+                (state.lists.address() + (index * room * size_of::<i32>()) as u64) as *const i32
+            };
+            let [query, keys, values, out] = tensors.addresses;
+            let run = ffi::McRun {
+                query: query as *const _,
+                key: keys as *const _,
+                value: values as *const _,
+                out: out as *mut _,
+                lse: tensors.lse.0 as *mut _,
+                query_lens: list(0),
+                key_lens: list(1),
+                query_offsets: list(2),
+                key_offsets: list(3),
+                value_offsets: list(4),
+                out_offsets: list(5),
+                lse_offsets: list(6),
+                workspace: std::ptr::null_mut(),
+            };
+            // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the lists
+            // were written for these requests and lie within the tensors.
+            unsafe { state.session.run(device, &key, run)? };
+        }
+        for rows in &state.unseen {
+            // SAFETY: the rows are of the output and the log-sum-exp, which were checked and are borrowed mutably.
+            unsafe { fill(device, rows, &tensors)? };
+        }
+        Ok(())
+    }
+
+    /// The tensors of a call, which have to be those of the lengths.
+    fn tensors(
+        &self,
+        call: PrefillCall<'_, Cuda>,
+        query_lens: &[u32],
+        key_lens: &[u32],
+    ) -> Result<Tensors> {
+        let problem = &self.config.problem;
+        let (heads, head) = (problem.heads as usize, problem.dims.head);
+        let (qk, v) = (head.qk() as usize, head.v as usize);
+        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
+            let given = "keys in two, or an output in e4m3";
+            return Err(Error::argument("call", given, "packed and plain"));
+        };
+        let [query_tokens, key_tokens] =
+            [query_lens, key_lens].map(|lens| lens.iter().map(|len| *len as usize).sum());
+        let layouts = [
+            *call.query.layout(),
+            *keys.layout(),
+            *call.values.layout(),
+            *out.layout(),
+        ];
+        let addresses = [
+            call.query.bytes().address(),
+            keys.bytes().address(),
+            call.values.bytes().address(),
+            out.into_bytes().address(),
+        ];
+        let shapes = [
+            [query_tokens, heads, qk],
+            [key_tokens, heads, qk],
+            [key_tokens, heads, v],
+            [query_tokens, heads, v],
+        ];
+        let fields = ["query", "keys", "values", "output"];
+        for (i, field) in fields.into_iter().enumerate() {
+            layouts[i].expect(field, problem.dtype, shapes[i])?;
+            expect_16_bytes(field, &layouts[i], addresses[i])?;
+        }
+        let lse = match call.lse {
+            None => (0, 0),
+            Some(lse) => {
+                lse.layout().expect("lse", heads, query_tokens)?;
+                let stride = lse.layout().row_stride;
+                (lse.into_bytes().address(), stride)
+            }
+        };
+        Ok(Tensors {
+            layouts,
+            addresses,
+            lse,
+        })
+    }
+
+    /// What a plan for these requests is built for.
+    fn key(&self, tensors: &Tensors, seen: &[Seen], causal: bool) -> Result<ffi::McKey> {
+        let problem = &self.config.problem;
+        let bucket = |lens: &mut dyn Iterator<Item = usize>| {
+            let most: usize = lens.max().unwrap_or(0);
+            most.next_power_of_two().max(64)
+        };
+        let max_query_len = bucket(&mut seen.iter().map(|seen| seen.query.len()));
+        // A mask that is aligned to the bottom right wants no more queries than keys.
+        let least = if causal { max_query_len } else { 0 };
+        let max_key_len = bucket(&mut seen.iter().map(|seen| seen.key.len())).max(least);
+        let wide = |stride: usize| stride as i64;
+        let [query, keys, values, out] = tensors.layouts.map(|layout| layout.strides);
+        Ok(ffi::McKey {
+            query_token_stride: wide(query[0]),
+            query_head_stride: wide(query[1]),
+            key_token_stride: wide(keys[0]),
+            key_head_stride: wide(keys[1]),
+            value_token_stride: wide(values[0]),
+            value_head_stride: wide(values[1]),
+            out_token_stride: wide(out[0]),
+            out_head_stride: wide(out[1]),
+            lse_head_stride: wide(tensors.lse.1),
+            requests: int("requests", seen.len())?,
+            max_query_len: int("longest query", max_query_len)?,
+            max_key_len: int("most keys", max_key_len)?,
+            heads: int("heads", problem.heads as usize)?,
+            key_dim: int("query width", problem.dims.head.qk() as usize)?,
+            value_dim: int("value width", problem.dims.head.v as usize)?,
+            dtype: i32::from(problem.dtype == DType::BF16),
+            causal: causal.into(),
+            softmax_scale: self.config.softmax_scale,
+        })
+    }
+}
+
+/// What cuDNN is given of each request, and into `unseen` the query tokens that see no key.
+#[cfg(feature = "cudnn")]
+fn split(
+    query_lens: &[u32],
+    key_lens: &[u32],
+    causal: bool,
+    unseen: &mut Vec<Range<usize>>,
+) -> Result<Vec<Seen>> {
+    if query_lens.len() != key_lens.len() {
+        let accepted = format!("{}, as many as query lengths", query_lens.len());
+        return Err(Error::argument("key lengths", key_lens.len(), accepted));
+    }
+    unseen.clear();
+    let (mut seen, mut query, mut key) = (Vec::with_capacity(key_lens.len()), 0, 0);
+    for (queries, keys) in query_lens.iter().zip(key_lens) {
+        let (end, key_end) = (query + *queries as usize, key + *keys as usize);
+        // The last query token sees all keys, and each before it one less.
+        let first = match (causal, key_end - key) {
+            (_, 0) => end,
+            (true, keys) => query.max(end.saturating_sub(keys)),
+            (false, _) => query,
+        };
+        if query < first {
+            unseen.push(query..first);
+        }
+        if first < end {
+            seen.push(Seen {
+                query: first..end,
+                key: key..key_end,
+            });
+        }
+        (query, key) = (end, key_end);
+    }
+    Ok(seen)
+}
+
+/// The lengths and offsets of a call, each list with room for `room` entries.
+#[cfg(feature = "cudnn")]
+fn write_lists(
+    seen: &[Seen],
+    [query, key, value, out]: [usize; 4],
+    room: usize,
+    written: &mut Vec<i32>,
+) -> Result<()> {
+    written.clear();
+    written.resize(LISTS * room, 0);
+    let offset = |field, token: usize, stride: usize| {
+        let elements = token.checked_mul(stride).map(i32::try_from);
+        elements.and_then(std::result::Result::ok).ok_or_else(|| {
+            let given = format!("{token} tokens of {stride} elements");
+            Error::argument(field, given, "at most 2147483647 elements in all")
+        })
+    };
+    for (i, request) in seen.iter().enumerate() {
+        written[i] = int("query tokens", request.query.len())?;
+        written[room + i] = int("keys", request.key.len())?;
+    }
+    let last = seen.last();
+    let last = last.map_or((0, 0), |last| (last.query.end, last.key.end));
+    let begins = seen.iter().map(|seen| (seen.query.start, seen.key.start));
+    for (i, (first_query, first_key)) in begins.chain([last]).enumerate() {
+        let offsets = [
+            offset("query", first_query, query)?,
+            offset("keys", first_key, key)?,
+            offset("values", first_key, value)?,
+            offset("output", first_query, out)?,
+            offset("lse", first_query, 1)?,
+        ];
+        for (list, offset) in offsets.into_iter().enumerate() {
+            written[(2 + list) * room + i] = offset;
+        }
+    }
+    Ok(())
+}
+
+/// Writes 0 and −inf into rows of query tokens that see no key.
+///
+/// # Safety
+///
+/// The rows lie within the output and the log-sum-exp, which the caller may write.
+#[cfg(feature = "cudnn")]
+unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<()> {
+    let failed = |error: cudarc::driver::DriverError| Error::Device {
+        device: "cuda",
+        operation: "empty rows of CUDNN",
+        message: error.to_string(),
+    };
+    let stream = device.raw_stream().cast();
+    let (out, address) = (&tensors.layouts[3], tensors.addresses[3]);
+    let ([_, heads, width], [token, head, _]) = (out.shape, out.strides);
+    let bytes = out.dtype.bytes();
+    device.bind()?;
+    // A row per token if its heads lie beside each other, otherwise one per token and head.
+    let (columns, parts) = if head == width {
+        (heads * width, 1)
+    } else {
+        (width, heads)
+    };
+    for part in 0..parts {
+        let begin = address + ((rows.start * token + part * head) * bytes) as u64;
+        // SAFETY: the caller vouches for the rows; 16 bits are one element.
+        let status = unsafe {
+            sys::cuMemsetD2D16Async(begin, token * bytes, 0, columns, rows.len(), stream)
+        };
+        status.result().map_err(failed)?;
+    }
+    let (lse, stride) = tensors.lse;
+    if lse == 0 {
+        return Ok(());
+    }
+    let (begin, pitch) = (lse + (rows.start * 4) as u64, stride * 4);
+    let infinity = f32::NEG_INFINITY.to_bits();
+    // SAFETY: as above, with a row for each head.
+    let status =
+        unsafe { sys::cuMemsetD2D32Async(begin, pitch, infinity, rows.len(), heads, stream) };
+    status.result().map_err(failed)
+}
+
+#[cfg(feature = "cudnn")]
+fn int(field: &'static str, value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
+}
+
+/// Refuses a tensor whose address or strides are none that cuDNN takes.
+#[cfg(feature = "cudnn")]
+fn expect_16_bytes(field: &'static str, layout: &Layout, address: u64) -> Result<()> {
+    let bytes = layout.dtype.bytes();
+    let mut strides = layout.strides[..2].iter();
+    let aligned = address.is_multiple_of(16) && strides.all(|n| (n * bytes).is_multiple_of(16));
+    if layout.has_unit_columns() && aligned {
+        return Ok(());
+    }
+    let given = format!("{layout} at {address:#x}");
+    let accepted = "a last axis of stride 1, and rows that begin at multiples of 16 bytes";
+    Err(Error::argument(field, given, accepted))
+}
+
+#[cfg(all(test, feature = "cudnn"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_without_queries_or_keys_are_left_out_and_their_rows_filled() {
+        let mut unseen = Vec::new();
+        let ranges = |seen: Vec<Seen>| -> Vec<_> {
+            seen.into_iter()
+                .map(|seen| (seen.query, seen.key))
+                .collect()
+        };
+        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], true, &mut unseen).unwrap();
+        assert_eq!(ranges(seen), [(0..3, 0..3), (8..9, 8..9)]);
+        assert_eq!(unseen, [3..5, 5..8]);
+        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], false, &mut unseen).unwrap();
+        assert_eq!(ranges(seen), [(0..3, 0..3), (5..9, 8..9)]);
+        assert_eq!((unseen.len(), &unseen[0]), (1, &(3..5)));
+        assert!(split(&[1], &[1, 2], true, &mut unseen).is_err());
+    }
+
+    #[test]
+    fn offsets_are_elements_of_each_tensor_and_bounded() {
+        let seen = [Seen {
+            query: 2..5,
+            key: 7..9,
+        }];
+        let mut written = Vec::new();
+        write_lists(&seen, [10, 20, 30, 40], 2, &mut written).unwrap();
+        let lists: Vec<_> = written.chunks(2).collect();
+        let expected = [
+            [3, 0],
+            [2, 0],
+            [20, 50],
+            [140, 180],
+            [210, 270],
+            [80, 200],
+            [2, 5],
+        ];
+        assert_eq!(lists, expected);
+        let error = write_lists(&seen, [1 << 30, 1, 1, 1], 2, &mut written).unwrap_err();
+        assert!(error.to_string().starts_with("query: given 2 tokens of"));
+    }
+}

@@ -1,0 +1,47 @@
+//! Without a GPU: the backend is found by name, fits where it should, and an absent library is a reason.
+
+use mla_cudnn::library;
+use mla_runtime::availability::Cause;
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::Phase;
+
+fn reasons(target: Target) -> Vec<String> {
+    let mut request = Request::new(target, MlaDims::R1, 16, DType::BF16);
+    request.prefill = Some("CUDNN".to_owned());
+    let explanation = Registry::linked().unwrap().explain(&request).unwrap();
+    let mut candidates = explanation.phase(Phase::Prefill).candidates.iter();
+    let candidate = candidates.find(|found| found.spec.name == "CUDNN").unwrap();
+    candidate
+        .reasons
+        .iter()
+        .map(|reason| reason.to_string())
+        .collect()
+}
+
+#[test]
+fn it_is_found_and_its_declaration_is_what_decides_for_another_machine() {
+    for (major, minor) in [(8, 0), (9, 0), (10, 0), (12, 0)] {
+        let reasons = reasons(Target::dry_run(Capability::new(major, minor)));
+        if cfg!(feature = "cudnn") {
+            assert_eq!(reasons, [""; 0], "sm {major}.{minor}");
+        } else {
+            assert!(reasons.join("; ").contains("`cudnn`"), "{reasons:?}");
+        }
+    }
+}
+
+#[test]
+fn a_library_that_is_not_there_is_a_cause() {
+    match library() {
+        Ok(version) => assert_eq!(version[0], 9),
+        Err(Cause::LibraryMissing(name)) => assert_eq!(name, "libcudnn.so.9"),
+        Err(Cause::FeatureOff(name)) => {
+            assert_eq!((name, cfg!(feature = "cudnn")), ("cudnn", false));
+        }
+        Err(other) => assert!(matches!(other, Cause::LibraryVersion { .. }), "{other}"),
+    }
+}
