@@ -1,8 +1,11 @@
-//! Multi-head Latent Attention kernels for NVIDIA GPUs, as backends of `mla-runtime`.
+#![doc = include_str!("../docs/engine.md")]
 //!
-//! A feature such as `sm90` compiles a family of kernels; [`backends`] has them all. Each turns on `gpu`,
-//! the GPU device, which can also be had alone, for kernels of your own. With no feature, nothing here
-//! needs CUDA, and [`present_gpu`] says so.
+//! # Features
+//!
+//! A family of kernels has a feature: `sm80` runs on every GPU since Ampere, `sm90` on Hopper, `sm100` on Blackwell;
+//! [`backends`] has them all. Each turns on `gpu`, the GPU device, which can also be had alone, for kernels of your own.
+//! With no feature, nothing here needs CUDA, and [`present_gpu`] says so. `cpu` is the CPU device, `conformance` the tests
+//! of a backend, `nccl` layers over several GPUs, `nvtx` ranges for a profiler.
 
 pub mod backends;
 #[cfg(all(feature = "nccl", feature = "gpu"))]
@@ -26,7 +29,6 @@ pub use mla_conformance as conformance;
 #[cfg(feature = "cpu")]
 pub use mla_cpu as cpu;
 
-// Its examples are tests.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/engine.md")]
-struct EngineGuide;
+pub use mla_runtime as runtime;
+pub use mla_runtime::prelude;
+pub use mla_runtime::{Error, Result, mla_backend};

@@ -96,3 +96,18 @@ fn what_a_kernel_adds_is_the_example_that_is_tested() {
         );
     }
 }
+
+#[test]
+fn the_first_program_of_the_guide_is_short_and_has_one_dependency() {
+    let guide = fs::read_to_string(root().join("docs/engine.md")).unwrap();
+    let programs = fenced(&guide, "rust");
+    let lines = programs[0].lines().count();
+    assert!(programs[0].contains("layer.forward("));
+    assert!(lines <= 40, "{lines} lines");
+    for program in programs {
+        assert!(
+            !program.contains("mla_runtime::") && !program.contains("mla_cpu::"),
+            "{program}"
+        );
+    }
+}

@@ -1,5 +1,5 @@
 //! Whether a backend does what its spec says: every correctness case, against the f64
-//! [`reference`](crate::reference).
+//! [`reference`](mod@reference).
 //!
 //! One line in a test file makes a test of each case, for any backend on any device:
 //!

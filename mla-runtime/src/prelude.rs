@@ -7,11 +7,13 @@ pub use crate::dims::{HeadDims, MlaDims};
 pub use crate::dtype::DType;
 pub use crate::kv_format::KvFormat;
 pub use crate::layer::{
-    LayerCall, MlaLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights, Workspace,
+    LayerCall, MlaLayer, SelectedLayer, Step, StepBatch, StepRequest, UnrotatedCall, Weights,
+    Workspace,
 };
 pub use crate::lse::{LseLayout, LseMut};
 pub use crate::model::ModelConfig;
 pub use crate::problem::Problem;
 pub use crate::registry::Registry;
 pub use crate::rotary::RotaryTables;
+pub use crate::selection::{Request, Selection, SelectionError};
 pub use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};

@@ -88,17 +88,16 @@
 //! let mut out = [0.0f32; 4 * 2 * 32];
 //! layer.forward(
 //!     &mut workspace,
-//!     LayerCall {
-//!         weights: Weights::new(TensorRef::from_slice::<f32>(&kv_b, [1, 64, 128])?, &config)?,
-//!         query: TensorRef::from_slice::<f32>(&query, [4, 2, 48])?,
-//!         latent: TensorRef::from_slice::<f32>(&latent, [4, 1, 64])?,
-//!         rope: TensorRef::from_slice::<f32>(&rope, [4, 1, 16])?,
-//!         cache: CacheMut::new(Cpu::bytes_mut(&mut cache), layout)?,
-//!         out: TensorMut::from_slice(&mut out, [4, 2, 32])?,
-//!         lse: None,
-//!         slot_lists: None,
-//!         rotary: None,
-//!     },
+//!     LayerCall::new(
+//!         Weights::new(TensorRef::from_slice::<f32>(&kv_b, [1, 64, 128])?, &config)?,
+//!         TensorRef::from_slice::<f32>(&query, [4, 2, 48])?,
+//!         [
+//!             TensorRef::from_slice::<f32>(&latent, [4, 1, 64])?,
+//!             TensorRef::from_slice::<f32>(&rope, [4, 1, 16])?,
+//!         ],
+//!         CacheMut::new(Cpu::bytes_mut(&mut cache), layout)?,
+//!         TensorMut::from_slice(&mut out, [4, 2, 32])?,
+//!     ),
 //! )?;
 //! // Every token of the prompt has the same latent, and so the value 64 · 1 · 0.01.
 //! assert!(out[2 * 32..].iter().all(|value| (value - 0.64).abs() < 1e-6));
@@ -110,12 +109,14 @@ mod arena;
 mod expanded;
 mod plan;
 mod rotation;
+mod selected;
 mod step;
 mod weights;
 mod workspace;
 
 pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
+pub use selected::SelectedLayer;
 pub use step::StepBatch;
 pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
@@ -168,6 +169,29 @@ pub struct LayerCall<'a, D: Device> {
     /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
     /// [`MlaLayer::forward_unrotated`] takes any step.
     pub rotary: Option<Rotation<'a, D>>,
+}
+
+impl<'a, D: Device> LayerCall<'a, D> {
+    /// A call without a log-sum-exp, slot lists and a rotation: the shapes are those of the fields.
+    pub const fn new(
+        weights: Weights<'a, D>,
+        query: TensorRef<'a, D>,
+        [latent, rope]: [TensorRef<'a, D>; 2],
+        cache: CacheMut<'a, D>,
+        out: TensorMut<'a, D>,
+    ) -> Self {
+        Self {
+            weights,
+            query,
+            latent,
+            rope,
+            cache,
+            out,
+            lse: None,
+            slot_lists: None,
+            rotary: None,
+        }
+    }
 }
 
 impl<D: Device> LayerCall<'_, D> {

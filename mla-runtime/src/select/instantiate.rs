@@ -20,11 +20,11 @@ impl Registry {
         device: &D,
         config: &LayerConfig,
     ) -> Result<SelectedPrefill<D>, SelectionError> {
-        let entry = self.validated(Phase::Prefill, name, device, config)?;
-        match entry.make_prefill(device, config) {
-            Some(made) => Ok(made?),
-            None => Err(other_device::<D>(entry)),
-        }
+        prefill_of(
+            self.get_on(device.target(), Phase::Prefill, name)?,
+            device,
+            config,
+        )
     }
 
     /// Makes the decode backend of this name for one layer on `device`: call it through the
@@ -39,34 +39,56 @@ impl Registry {
         device: &D,
         config: &LayerConfig,
     ) -> Result<SelectedDecode<D>, SelectionError> {
-        let entry = self.validated(Phase::Decode, name, device, config)?;
-        match entry.make_decode(device, config) {
-            Some(made) => Ok(made?),
-            None => Err(other_device::<D>(entry)),
-        }
+        decode_of(
+            self.get_on(device.target(), Phase::Decode, name)?,
+            device,
+            config,
+        )
     }
+}
 
-    fn validated<D: Device>(
-        &self,
-        phase: Phase,
-        name: &str,
-        device: &D,
-        config: &LayerConfig,
-    ) -> Result<&Entry, SelectionError> {
-        let target = device.target();
-        let entry = self.get_on(target, phase, name)?;
-        let reasons = Self::reasons_against(entry, target, &config.problem, true);
-        if reasons.is_empty() {
-            Ok(entry)
-        } else {
-            Err(SelectionError::Refused {
-                phase,
-                name: entry.spec.name,
-                target,
-                reasons: Box::new(reasons),
-            })
-        }
+/// The entry's prefill backend for one layer, if nothing speaks against it.
+pub(crate) fn prefill_of<D: Device>(
+    entry: &Entry,
+    device: &D,
+    config: &LayerConfig,
+) -> Result<SelectedPrefill<D>, SelectionError> {
+    validate(entry, device, config)?;
+    match entry.make_prefill(device, config) {
+        Some(made) => Ok(made?),
+        None => Err(other_device::<D>(entry)),
     }
+}
+
+/// The entry's decode backend for one layer, if nothing speaks against it.
+pub(crate) fn decode_of<D: Device>(
+    entry: &Entry,
+    device: &D,
+    config: &LayerConfig,
+) -> Result<SelectedDecode<D>, SelectionError> {
+    validate(entry, device, config)?;
+    match entry.make_decode(device, config) {
+        Some(made) => Ok(made?),
+        None => Err(other_device::<D>(entry)),
+    }
+}
+
+fn validate<D: Device>(
+    entry: &Entry,
+    device: &D,
+    config: &LayerConfig,
+) -> Result<(), SelectionError> {
+    let target = device.target();
+    let reasons = Registry::reasons_against(entry, target, &config.problem, true);
+    if reasons.is_empty() {
+        return Ok(());
+    }
+    Err(SelectionError::Refused {
+        phase: entry.spec.phase,
+        name: entry.spec.name,
+        target,
+        reasons: Box::new(reasons),
+    })
 }
 
 #[cold]

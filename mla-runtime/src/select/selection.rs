@@ -143,7 +143,8 @@ impl Request {
 }
 
 /// The backends of a request, the cache they share, and why these.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Selection {
     /// The prefill backend.
     pub prefill: BackendSpec,
@@ -153,7 +154,19 @@ pub struct Selection {
     pub problem: Problem,
     /// Every candidate and what speaks against it.
     pub explanation: Explanation,
+    /// What [`layer`](Self::layer) makes its backends with: prefill, decode.
+    pub(crate) entries: [Entry; 2],
 }
+
+// Of two selections with the same specs and reasons, the entries are the same backends.
+impl PartialEq for Selection {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |it: &Self| (it.prefill, it.decode, it.problem);
+        parts(self) == parts(other) && self.explanation == other.explanation
+    }
+}
+
+impl Eq for Selection {}
 
 impl Selection {
     /// What to instantiate the backends with.
@@ -344,6 +357,10 @@ impl Registry {
         );
         tracing::debug!("{explanation}");
         Ok(Selection {
+            entries: [
+                *self.get_on(request.target, Phase::Prefill, prefill.name)?,
+                *self.get_on(request.target, Phase::Decode, decode.name)?,
+            ],
             prefill,
             decode,
             problem,

@@ -1,0 +1,30 @@
+//! A layer of the backends that were selected at run time.
+
+use super::MlaLayer;
+use crate::backend::{SelectedDecode, SelectedPrefill};
+use crate::device::Device;
+use crate::select::instantiate::{decode_of, prefill_of};
+use crate::selection::{Selection, SelectionError};
+
+/// A layer of backends that a [`Selection`] chose: each is behind one pointer.
+pub type SelectedLayer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+
+impl Selection {
+    /// Makes a layer of the selected backends on `device`.
+    ///
+    /// # Errors
+    ///
+    /// If something speaks against a backend on this device, which need not be the one of the selection; if it is
+    /// made for devices of another type; or if making it fails.
+    pub fn layer<D: Device>(
+        &self,
+        device: &D,
+        softmax_scale: f32,
+    ) -> Result<SelectedLayer<D>, SelectionError> {
+        let config = self.config(softmax_scale);
+        let [prefill, decode] = &self.entries;
+        let prefill = prefill_of(prefill, device, &config)?;
+        let decode = decode_of(decode, device, &config)?;
+        Ok(MlaLayer::new(device, &config, prefill, decode)?)
+    }
+}
