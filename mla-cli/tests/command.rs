@@ -374,8 +374,33 @@ fn explain_defaults_to_this_machine_and_the_model_s_own_numbers() {
     );
 }
 
+// On every GPU since Ampere, with the portable family alone; without it, the feature is named.
 #[test]
-#[cfg(not(feature = "sm90"))]
+#[cfg(not(any(feature = "sm90", feature = "sm100")))]
+fn the_portable_backends_are_selected_on_every_gpu_since_ampere() {
+    for sm in ["8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"] {
+        let table = printed(&format!("explain --sm {sm}"));
+        let verdicts = match cfg!(feature = "sm80") {
+            true => ["prefill: MMA_ATTN", "decode: MMA_MLA"],
+            // There the backends of Hopper's own family come first.
+            false if sm == "9.0" => ["prefill: none that fits", "decode: none that fits"],
+            false => [
+                "MMA_ATTN would be chosen: build with `--features sm80`",
+                "MMA_MLA would be chosen: build with `--features sm80`",
+            ],
+        };
+        for verdict in verdicts {
+            assert!(table.contains(verdict), "{sm}: {table}");
+        }
+        // What it declares, and what it has run on.
+        assert!(table.contains("has run on H200 (sm 9.0; "), "{sm}: {table}");
+    }
+    let table = printed("explain --sm 7.5");
+    assert!(table.contains("decode: none fits"), "{table}");
+}
+
+#[test]
+#[cfg(not(any(feature = "sm80", feature = "sm90")))]
 fn explain_names_the_feature_that_a_backend_wants() {
     let table = printed("explain --sm 9.0");
     for line in [
