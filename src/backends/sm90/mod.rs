@@ -20,5 +20,5 @@ const RUN_ON: &[Run] = &[Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
     date: "2026-11-22",
-    commit: "07679bb",
+    commit: "a1a25fe",
 }];
