@@ -210,9 +210,9 @@ fn run(run: &Run) -> String {
 // help against "not built" is the same in every row: another backend.
 fn line(reason: Reason) -> String {
     match reason.given {
-        Given::Cause(Cause::NotBuilt | Cause::NotLinked(_) | Cause::NotRegistered) => {
-            reason.given.to_string()
-        }
+        Given::Cause(
+            Cause::NotBuilt | Cause::Needs(_) | Cause::NotLinked(_) | Cause::NotRegistered,
+        ) => reason.given.to_string(),
         Given::Cause(_) => reason.to_string(),
         Given::Text(text) => format!("{text}: takes {}", reason.accepted),
         _ => format!(

@@ -10,6 +10,8 @@ use crate::text::{self, Text};
 pub enum Cause {
     /// The backend is known by name, but this version has no implementation of it.
     NotBuilt,
+    /// The backend is known by name, but its kernels are to be had only with what no crate here brings along.
+    Needs(&'static str),
     /// A crate that has an implementation is not linked into the program.
     NotLinked(&'static str),
     /// The name is kept for backends from elsewhere, and none was registered.
@@ -55,6 +57,10 @@ impl Cause {
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::NotBuilt => text.push("not built in this version"),
+            Self::Needs(what) => {
+                text.push("not built: it needs ");
+                text.push(what);
+            }
             Self::NotLinked(package) => {
                 text.push("not linked: the crate ");
                 text.push(package);
@@ -99,7 +105,9 @@ impl Cause {
 
     pub(crate) const fn write_remedy(self, text: &mut Text<'_>) {
         match self {
-            Self::NotBuilt => text.push("choose a backend that this version implements"),
+            Self::NotBuilt | Self::Needs(_) => {
+                text.push("choose a backend that this version implements");
+            }
             Self::NotLinked(package) => {
                 text.push("depend on ");
                 text.push(package);

@@ -262,6 +262,33 @@ const fn unlinked(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_linked)
 }
 
+/// Implemented by a crate of other people's kernels.
+const fn in_mla_flashinfer(spec: BackendSpec) -> Entry {
+    Entry::known(spec, || {
+        Availability::Unavailable(Cause::NotLinked("mla-flashinfer"))
+    })
+}
+
+const fn in_mla_cudnn(spec: BackendSpec) -> Entry {
+    Entry::known(spec, || {
+        Availability::Unavailable(Cause::NotLinked("mla-cudnn"))
+    })
+}
+
+const fn with_cubins(spec: BackendSpec) -> Entry {
+    Entry::known(spec, || {
+        Availability::Unavailable(Cause::Needs("NVIDIA's cubins, which have no source"))
+    })
+}
+
+const fn with_python(spec: BackendSpec) -> Entry {
+    Entry::known(spec, || {
+        Availability::Unavailable(Cause::Needs(
+            "Python, which compiles its kernels when it runs",
+        ))
+    })
+}
+
 // On the GPUs that mla-kernels has it for. On others the entry behind it decides.
 const FLASH_ATTN_ON_HOPPER: BackendSpec = BackendSpec {
     capabilities: &[HOPPER],
@@ -310,18 +337,18 @@ const fn in_mla_cpu(spec: BackendSpec) -> Entry {
 pub static KNOWN: &[Entry] = &[
     unlinked(FLASH_ATTN_ON_HOPPER),
     unbuilt(FLASH_ATTN),
-    unbuilt(FLASHINFER),
-    unbuilt(TRTLLM_RAGGED),
-    unbuilt(TOKENSPEED_MLA_PREFILL),
+    in_mla_flashinfer(FLASHINFER),
+    with_cubins(TRTLLM_RAGGED),
+    with_python(TOKENSPEED_MLA_PREFILL),
     unbuilt(ROCM_AITER_FA),
-    unbuilt(CUDNN),
+    in_mla_cudnn(CUDNN),
     unregistered(custom(Platform::Cuda)),
     unregistered(custom(Platform::Rocm)),
     unregistered(custom(Platform::Cpu)),
     unlinked(FLASHMLA),
     unbuilt(FLASH_ATTN_MLA),
-    unbuilt(FLASHINFER_MLA),
-    unbuilt(TOKENSPEED_MLA_DECODE),
+    in_mla_flashinfer(FLASHINFER_MLA),
+    with_python(TOKENSPEED_MLA_DECODE),
     unbuilt(CUTLASS_MLA),
     unbuilt(TRITON_MLA),
     unbuilt(FLASHMLA_SPARSE),
