@@ -89,7 +89,10 @@ fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
 
 #[test]
 fn the_command_of_a_program_that_links_it_explains_it() {
-    let output = Command::new(env!("CARGO_BIN_EXE_mla"))
+    // Examples lie beside the folder of the tests; Cargo names no path to them.
+    let test = std::env::current_exe().unwrap();
+    let folder = test.ancestors().nth(2).unwrap();
+    let output = Command::new(folder.join("examples/mla"))
         .args([
             "explain",
             "--sm",
