@@ -1,10 +1,11 @@
 //! One decode call against the reference.
 
-use super::Failure;
 use super::data::{
     Bits, Outputs, POISON, Random, Tensor, Written, array, config, out_gap, starts, upload,
 };
+use super::failure::{Failure, refused};
 use crate::reference::{self, Array, Attended};
+use mla_runtime::Result;
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat, SlotLists,
     StepLimits,
@@ -13,7 +14,6 @@ use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::device::Memory;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
-use mla_runtime::{Error, Result};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -97,15 +97,6 @@ impl DecodeCase {
         step.compare(self, name, &written)?;
         written.check_gaps(name)?;
         Ok(written.bits())
-    }
-}
-
-fn refused(problem: Problem, name: &'static str, operation: &'static str, error: Error) -> Failure {
-    Failure::Refused {
-        name,
-        problem: Box::new(problem),
-        operation,
-        error,
     }
 }
 

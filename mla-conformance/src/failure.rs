@@ -124,3 +124,18 @@ fn describe(problem: &Problem) -> String {
     }
     text
 }
+
+/// What `name` refused of a problem that its spec accepts, and in which of its functions.
+pub(crate) fn refused(
+    problem: Problem,
+    name: &'static str,
+    operation: &'static str,
+    error: Error,
+) -> Failure {
+    Failure::Refused {
+        name,
+        problem: Box::new(problem),
+        operation,
+        error,
+    }
+}

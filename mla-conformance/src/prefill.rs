@@ -1,14 +1,14 @@
 //! One prefill call against the reference.
 
-use super::Failure;
 use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, out_gap, starts, upload};
+use super::failure::{Failure, refused};
 use crate::reference::{self, Array};
+use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::problem::Problem;
-use mla_runtime::{Error, Result};
 
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
@@ -93,15 +93,6 @@ impl PrefillCase {
         numbers.compare(self, name, &written)?;
         written.check_gaps(name)?;
         Ok(written.bits())
-    }
-}
-
-fn refused(problem: Problem, name: &'static str, operation: &'static str, error: Error) -> Failure {
-    Failure::Refused {
-        name,
-        problem: Box::new(problem),
-        operation,
-        error,
     }
 }
 
