@@ -7,13 +7,13 @@ use super::failure::{Failure, refused};
 use crate::reference::{self, Array, Attended};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat, SlotLists,
-    StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SlotLists, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::device::Memory;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryFormat;
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -220,7 +220,9 @@ impl Step {
             case.problem.dims.latent as usize,
             case.problem.dims.row() as usize,
         );
-        let format = case.query_format.unwrap_or_else(|| stage.query_format());
+        let format = case
+            .query_format
+            .unwrap_or_else(|| stage.spec().query_format);
         let parts = match format {
             QueryFormat::Concatenated => vec![self.part(case, 0, row)],
             QueryFormat::Split => vec![self.part(case, 0, latent), self.part(case, latent, row)],
@@ -247,48 +249,36 @@ impl Step {
         )?;
         {
             let (out, lse) = outputs.views()?;
-            let batch = DecodeBatch {
-                block_table: BlockTable::new(
-                    array(&table, self.table.len())?,
-                    requests,
-                    self.max_pages,
-                )?,
-                seq_lens: array(&lens, requests)?,
-                query_starts: array(&starts, requests + 1)?,
-                max_query_len,
-                max_seq_len: case.seq_lens.iter().copied().max().unwrap_or(0),
-                host: Some(HostLens {
-                    query_lens: &host_lens[0],
-                    seq_lens: &host_lens[1],
-                }),
-            };
+            let max_seq_len = case.seq_lens.iter().copied().max().unwrap_or(0);
+            let table = array(&table, self.table.len())?;
+            let batch = DecodeBatch::new(
+                BlockTable::new(table, requests, self.max_pages)?,
+                (array(&lens, requests)?, max_seq_len),
+                (array(&starts, requests + 1)?, max_query_len),
+            )
+            .with_host(HostLens::new(&host_lens[0], &host_lens[1]));
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;
             let bytes = <S::Device as Memory>::bytes(&cache);
-            let call = DecodeCall {
-                query: match &parts[..] {
-                    [latent, rope] => Query::Split {
-                        latent: latent.view()?,
-                        rope: rope.view()?,
-                    },
-                    parts => Query::Concatenated(parts[0].view()?),
+            let query = match &parts[..] {
+                [latent, rope] => Query::Split {
+                    latent: latent.view()?,
+                    rope: rope.view()?,
                 },
-                cache: CacheRef::new(
-                    <S::Device as Memory>::byte_range(bytes, 0..self.cache.len()),
-                    self.layout,
-                )?,
-                batch,
-                out,
-                lse,
-                slots: match &lists {
-                    Some(lists) => Some(SlotLists {
-                        slots: array(lists, tokens * case.list_width)?,
-                        width: case.list_width,
-                    }),
-                    None => None,
-                },
+                parts => Query::Concatenated(parts[0].view()?),
             };
+            let cache = <S::Device as Memory>::byte_range(bytes, 0..self.cache.len());
+            let lists = match &lists {
+                Some(lists) => {
+                    let slots = array(lists, tokens * case.list_width)?;
+                    Some(SlotLists::new(slots, case.list_width))
+                }
+                None => None,
+            };
+            let call = DecodeCall::new(query, CacheRef::new(cache, self.layout)?, batch, out)
+                .with_lse(lse)
+                .with_slots(lists);
             stage
                 .decode(device, call, &mut state, &metadata)
                 .map_err(refused("decode"))?;

@@ -3,12 +3,12 @@
 use super::data::{Bits, Outputs, Random, Tensor, Written, array, config, out_gap, starts, upload};
 use super::failure::{Failure, refused};
 use crate::reference::{self, Array};
-use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
+    Chunk, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, StepLimits,
 };
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::problem::Problem;
+use mla_runtime::spec::KeyLayout;
 
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct PrefillCase {
     pub query_lens: Vec<usize>,
     /// The keys of each request.
     pub key_lens: Vec<usize>,
-    /// Whether it is a call of `new_tokens`, rather than of `context_chunk`.
+    /// Whether the keys are the new tokens', rather than a context chunk's.
     pub causal: bool,
     /// Elements between one token's rows and the next, in every input, and in outputs if the spec has
     /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
@@ -176,16 +176,13 @@ impl Numbers {
         let query_lens: Vec<u32> = case.query_lens.iter().map(|len| *len as u32).collect();
         let key_lens: Vec<u32> = case.key_lens.iter().map(|len| *len as u32).collect();
         let chunk = (!case.causal).then(|| chunk(&key_lens)).flatten();
-        let batch = PrefillBatch {
-            query_lens: &query_lens,
-            key_lens: if case.causal { &key_lens } else { &query_lens },
-            chunks: chunk.as_slice(),
-        };
+        let own_lens = if case.causal { &key_lens } else { &query_lens };
+        let batch = PrefillBatch::new(&query_lens, own_lens).with_chunks(chunk.as_slice());
         stage
             .prepare(device, &batch, &mut state, &mut metadata)
             .map_err(refused("prepare"))?;
 
-        let layout = case.key_layout.unwrap_or_else(|| stage.key_layout());
+        let layout = case.key_layout.unwrap_or_else(|| stage.spec().key_layout);
         let key_tensors = match layout {
             KeyLayout::Split => vec![self.nope.upload(device)?, self.rope.upload(device)?],
             KeyLayout::Packed => {
@@ -194,11 +191,7 @@ impl Numbers {
                 vec![packed.upload(device)?]
             }
         };
-        let columns = if stage.requires_padded_values() {
-            qk
-        } else {
-            v
-        };
+        let columns = if stage.spec().padded_values { qk } else { v };
         let mut values = Tensor::poison(case.problem.dtype, [keys, heads, columns], case.gap);
         values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
         let (query, values) = (self.query.upload(device)?, values.upload(device)?);
@@ -214,38 +207,28 @@ impl Numbers {
         )?;
         {
             let (out, lse) = outputs.views()?;
-            let call = PrefillCall {
-                query: query.view()?,
-                keys: match &key_tensors[..] {
-                    [nope, rope] => Keys::Split {
-                        nope: nope.view()?,
-                        rope: rope.view()?,
-                    },
-                    keys => Keys::Packed(keys[0].view()?),
+            let keys = match &key_tensors[..] {
+                [nope, rope] => Keys::Split {
+                    nope: nope.view()?,
+                    rope: rope.view()?,
                 },
-                values: values.view()?,
+                keys => Keys::Packed(keys[0].view()?),
+            };
+            let [max_query_len, max_key_len] = [&case.query_lens, &case.key_lens]
+                .map(|lens| lens.iter().copied().max().unwrap_or(0));
+            let call = PrefillCall::new(
+                query.view()?,
+                keys,
+                values.view()?,
                 out,
-                lse,
-                query_starts: array(&query_starts, requests + 1)?,
-                key_starts: array(&key_starts, requests + 1)?,
-                max_query_len: case.query_lens.iter().copied().max().unwrap_or(0),
-                max_key_len: case.key_lens.iter().copied().max().unwrap_or(0),
-            };
-            let done: Result<()> = if case.causal {
-                stage.new_tokens(device, call, &mut state, &metadata)
-            } else {
-                let chunk = Chunk {
-                    index: 0,
-                    key_lens: &key_lens,
-                };
-                stage.context_chunk(device, chunk, call, &mut state, &metadata)
-            };
-            let operation = if case.causal {
-                "new_tokens"
-            } else {
-                "context_chunk"
-            };
-            done.map_err(refused(operation))?;
+                (array(&query_starts, requests + 1)?, max_query_len),
+                (array(&key_starts, requests + 1)?, max_key_len),
+            )
+            .with_lse(lse)
+            .with_chunk((!case.causal).then_some(Chunk::new(0, &key_lens)));
+            stage
+                .prefill(device, call, &mut state, &metadata)
+                .map_err(refused("prefill"))?;
         }
         Ok(outputs.finish(device)?)
     }

@@ -12,7 +12,7 @@ use super::prefill::check_scale;
 use super::softmax::{LANES, Running};
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, QueryFormat, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, StepLimits,
 };
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
@@ -166,10 +166,6 @@ impl DecodeBackend for CpuDecode {
             }
         });
         Ok(())
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Split
     }
 
     fn set_num_splits(&mut self, parts: u32) -> Result<()> {

@@ -7,7 +7,7 @@ use super::attention::{Engine, Engines, OutPlaces, Source, Widths, Workspace, fo
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use mla_runtime::backend::{
-    Chunk, KeyLayout, Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
 };
 use mla_runtime::dtype::Element;
 use mla_runtime::mla_backend;
@@ -42,6 +42,7 @@ struct Unit {
     provider = "native",
     sm = "any",
     dtypes = "f32,f16,bf16",
+    key_layout = "split",
     quant_output = true,
     features = "deterministic,nan_propagation,strided_outputs"
 )]
@@ -83,37 +84,24 @@ impl PrefillBackend for CpuPrefill {
         Ok(())
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cpu,
         call: PrefillCall<'_, Cpu>,
         state: &mut PrefillState,
         (): &(),
     ) -> Result<()> {
-        self.attend(device, call, state, true)
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cpu,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Cpu>,
-        state: &mut PrefillState,
-        (): &(),
-    ) -> Result<()> {
-        let requests = call.query_starts.len().saturating_sub(1);
-        if chunk.key_lens.len() != requests {
-            return Err(Error::argument(
-                "chunk key lengths",
-                chunk.key_lens.len(),
-                format!("{requests}, one per request"),
-            ));
-        }
-        self.attend(device, call, state, false)
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        KeyLayout::Split
+        with_element!(self.config.problem.dtype, T => {
+            let call = self.check::<T>(call)?;
+            call.schedule(self.config.problem.heads as usize, &mut state.units);
+            let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
+            match &mut state.engines {
+                Engines::F32(workspaces) => call.run(device, workspaces, &state.units, scale),
+                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+                Engines::Amx(workspaces) => call.run(device, workspaces, &state.units, scale),
+            }
+        });
+        Ok(())
     }
 }
 
@@ -149,31 +137,7 @@ enum KeyElements<'a, T> {
 }
 
 impl CpuPrefill {
-    fn attend(
-        &self,
-        device: &Cpu,
-        call: PrefillCall<'_, Cpu>,
-        state: &mut PrefillState,
-        causal: bool,
-    ) -> Result<()> {
-        with_element!(self.config.problem.dtype, T => {
-            let call = self.check::<T>(call, causal)?;
-            call.schedule(self.config.problem.heads as usize, &mut state.units);
-            let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
-            match &mut state.engines {
-                Engines::F32(workspaces) => call.run(device, workspaces, &state.units, scale),
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                Engines::Amx(workspaces) => call.run(device, workspaces, &state.units, scale),
-            }
-        });
-        Ok(())
-    }
-
-    fn check<'a, T: Element>(
-        &self,
-        call: PrefillCall<'a, Cpu>,
-        causal: bool,
-    ) -> Result<Call<'a, T>> {
+    fn check<'a, T: Element>(&self, call: PrefillCall<'a, Cpu>) -> Result<Call<'a, T>> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
         let (p, r, v) = (head.nope as usize, head.rope as usize, head.v as usize);
@@ -203,6 +167,15 @@ impl CpuPrefill {
         let query_starts = indices("query starts", &call.query_starts)?;
         let key_starts = indices("key starts", &call.key_starts)?;
         let requests = query_starts.len().saturating_sub(1);
+        if let Some(chunk) = call.chunk
+            && chunk.key_lens.len() != requests
+        {
+            return Err(Error::argument(
+                "chunk key lengths",
+                chunk.key_lens.len(),
+                format!("{requests}, one per request"),
+            ));
+        }
         check_starts("query starts", query_starts, requests, tq, false)?;
         check_starts("key starts", key_starts, requests, tk, false)?;
         let longest = |starts: &[i32]| {
@@ -236,7 +209,7 @@ impl CpuPrefill {
             lse,
             query_starts,
             key_starts,
-            causal,
+            causal: call.chunk.is_none(),
         })
     }
 }

@@ -3,14 +3,15 @@
 use mla_conformance::{Bits, DecodeCase, Failure, PrefillCase};
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, Keys, LayerConfig, Output, PrefillBackend,
-    PrefillCall, Query, QueryFormat, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend, PrefillCall,
+    Query, StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::{DType, Element};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
+use mla_runtime::spec::{KeyLayout, QueryFormat};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use proptest::prelude::*;
 
@@ -264,21 +265,16 @@ impl Small {
         let backend = CpuDecode::new(&cpu, &config(problem))?;
         let mut state = backend.state(&cpu, &limits(1))?;
         let layout = CacheLayout::contiguous(Self::DIMS, KvFormat::F32, 2, 2);
-        let call = DecodeCall {
-            query: Query::Concatenated(TensorRef::from_slice(&self.query, [1, 2, 12])?),
-            cache: CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
-            batch: DecodeBatch {
-                block_table: BlockTable::new(ArrayRef::from_slice(&self.table), 1, 2)?,
-                seq_lens: ArrayRef::from_slice(&self.seq_lens),
-                query_starts: ArrayRef::from_slice(&self.starts),
-                max_query_len: 1,
-                max_seq_len: 100,
-                host: None,
-            },
+        let call = DecodeCall::new(
+            Query::Concatenated(TensorRef::from_slice(&self.query, [1, 2, 12])?),
+            CacheRef::new(bytemuck::cast_slice(&self.cache), layout)?,
+            DecodeBatch::new(
+                BlockTable::new(ArrayRef::from_slice(&self.table), 1, 2)?,
+                (ArrayRef::from_slice(&self.seq_lens), 100),
+                (ArrayRef::from_slice(&self.starts), 1),
+            ),
             out,
-            lse: None,
-            slots: None,
-        };
+        );
         backend.decode(&cpu, call, &mut state, &())
     }
 
@@ -287,18 +283,15 @@ impl Small {
         let problem = Problem::new(Self::DIMS, 2, DType::F32);
         let backend = CpuPrefill::new(&cpu, &config(problem))?;
         let mut state = backend.state(&cpu, &limits(1))?;
-        let call = PrefillCall {
-            query: TensorRef::from_slice(&self.query, [1, 2, 8])?,
-            keys: Keys::Packed(TensorRef::from_slice(&self.cache, [2, 2, 8])?),
-            values: TensorRef::from_slice(&self.cache[20..], [2, 2, 4])?,
+        let call = PrefillCall::new(
+            TensorRef::from_slice(&self.query, [1, 2, 8])?,
+            Keys::Packed(TensorRef::from_slice(&self.cache, [2, 2, 8])?),
+            TensorRef::from_slice(&self.cache[20..], [2, 2, 4])?,
             out,
-            lse: None,
-            query_starts: ArrayRef::from_slice(&self.starts),
-            key_starts: ArrayRef::from_slice(&[0, 2]),
-            max_query_len: 1,
-            max_key_len: 2,
-        };
-        backend.new_tokens(&cpu, call, &mut state, &())
+            (ArrayRef::from_slice(&self.starts), 1),
+            (ArrayRef::from_slice(&[0, 2]), 2),
+        );
+        backend.prefill(&cpu, call, &mut state, &())
     }
 }
 

@@ -16,9 +16,7 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::availability::Availability,
-    mla_runtime::backend::{
-        Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
-    },
+    mla_runtime::backend::{Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::device::{Device, Memory},
     mla_runtime::dtype::DType,
     mla_runtime::error::{Error, Result},
@@ -142,27 +140,19 @@ impl PrefillBackend for Cudnn {
         Ok(())
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut CudnnState,
         (): &(),
     ) -> Result<()> {
-        let key_lens = std::mem::take(&mut state.key_lens);
-        let done = self.attend(device, call, state, &key_lens, true);
-        state.key_lens = key_lens;
-        done
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cuda,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut CudnnState,
-        (): &(),
-    ) -> Result<()> {
+        let Some(chunk) = call.chunk else {
+            let key_lens = std::mem::take(&mut state.key_lens);
+            let done = self.attend(device, call, state, &key_lens, true);
+            state.key_lens = key_lens;
+            return done;
+        };
         self.attend(device, call, state, chunk.key_lens, false)
     }
 }

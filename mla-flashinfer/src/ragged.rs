@@ -16,9 +16,7 @@ use {
     crate::status::{check, dtype_code, int, rows_of_16_bytes, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{
-        Chunk, Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
-    },
+    mla_runtime::backend::{Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::tensor::Layout,
@@ -345,29 +343,23 @@ impl PrefillBackend for FlashInfer {
         self.divide(device, lens, true, state.workspace.len(), plan)
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut FlashInferState,
         plan: &FlashInferPlan,
     ) -> Result<()> {
+        let plan = match call.chunk {
+            None => plan,
+            Some(chunk) => {
+                let lens = (&state.query_lens[..], chunk.key_lens);
+                let bytes = state.workspace.len();
+                self.divide(device, lens, false, bytes, &mut state.chunk)?;
+                &state.chunk
+            }
+        };
         self.attend(device, call, plan, (&mut state.workspace, &mut state.lse))
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cuda,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut FlashInferState,
-        _: &FlashInferPlan,
-    ) -> Result<()> {
-        let lens = (&state.query_lens[..], chunk.key_lens);
-        let bytes = state.workspace.len();
-        self.divide(device, lens, false, bytes, &mut state.chunk)?;
-        let scratch = (&mut state.workspace, &mut state.lse);
-        self.attend(device, call, &state.chunk, scratch)
     }
 }
 

@@ -12,7 +12,8 @@
 | cache row (L,R) | (512,64) |
 | kv format | f16, bf16, fp8, fp8_ds_mla |
 | page size | multiples of 16 |
-| query lengths | ragged |
+| query lengths | ragged, at most 8 |
+| queries | concatenated |
 | sparse | optional |
 | CUDA graphs | always |
 | log-sum-exp | log2 |
@@ -59,6 +60,10 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         ],
         page_sizes: crate::engine::mla_runtime::spec::PageSizes::MultipleOf(16),
         query_len: crate::engine::mla_runtime::spec::QueryLen::Ragged,
+        max_query_len: ::core::option::Option::Some(8),
+        query_format: crate::engine::mla_runtime::spec::QueryFormat::Concatenated,
+        key_layout: crate::engine::mla_runtime::spec::KeyLayout::Packed,
+        padded_values: false,
         graphs: crate::engine::mla_runtime::spec::GraphSupport::Always,
         lse: crate::engine::mla_runtime::spec::LseOutput::Log2,
         quant_output: true,

@@ -12,6 +12,7 @@
 | kv format | bf16 |
 | page size | any |
 | query lengths | single |
+| queries | split |
 | sparse | never |
 | CUDA graphs | never |
 | log-sum-exp | ln |
@@ -39,6 +40,10 @@ impl DecodeBackend for Flash {
         kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
         page_sizes: ::mla_runtime::spec::PageSizes::Any,
         query_len: ::mla_runtime::spec::QueryLen::Single,
+        max_query_len: ::core::option::Option::None,
+        query_format: ::mla_runtime::spec::QueryFormat::Split,
+        key_layout: ::mla_runtime::spec::KeyLayout::Packed,
+        padded_values: false,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,
@@ -100,6 +105,7 @@ const _: () = {
 | kv format | bf16 |
 | page size | any |
 | query lengths | single |
+| queries | split |
 | sparse | never |
 | CUDA graphs | never |
 | log-sum-exp | ln |
@@ -126,6 +132,10 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
         page_sizes: ::mla_runtime::spec::PageSizes::Any,
         query_len: ::mla_runtime::spec::QueryLen::Single,
+        max_query_len: ::core::option::Option::None,
+        query_format: ::mla_runtime::spec::QueryFormat::Split,
+        key_layout: ::mla_runtime::spec::KeyLayout::Packed,
+        padded_values: false,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,

@@ -7,6 +7,8 @@
 | dtype | f16, bf16 |
 | dims (P,R,V) | (128,64,128) |
 | heads | any |
+| keys | packed |
+| values | plain |
 | CUDA graphs | never |
 | log-sum-exp | ln |
 | quantised output | no |
@@ -37,6 +39,10 @@ impl PrefillBackend for FlashAttn {
         kv_formats: &[],
         page_sizes: ::mla_runtime::spec::PageSizes::Any,
         query_len: ::mla_runtime::spec::QueryLen::Ragged,
+        max_query_len: ::core::option::Option::None,
+        query_format: ::mla_runtime::spec::QueryFormat::Split,
+        key_layout: ::mla_runtime::spec::KeyLayout::Packed,
+        padded_values: false,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,

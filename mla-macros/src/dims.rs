@@ -5,6 +5,17 @@ use crate::key;
 use crate::list::{self, Element, quoted};
 use crate::number;
 
+/// A number from 1 up, or `None` for `any`.
+pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32> {
+    let accepted = key::MAX_QUERY_LEN.accepted;
+    if text.trim_matches(' ') == "any" {
+        return None;
+    }
+    let element = Element::alone(text);
+    let number = number::positive(element.text, element, accepted);
+    number.map_err(|fault| faults.push(fault)).ok()
+}
+
 /// A list of tuples, or `None` for `any`. The numbers at `zeroable` may be zero.
 fn tuples<const N: usize>(
     text: &str,

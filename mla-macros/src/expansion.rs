@@ -350,6 +350,10 @@ impl Runtime {
             }
         };
         let query_len = variant(spec.query_len.variant);
+        let max_query_len = option(spec.max_query_len.map(Literal::u32_unsuffixed));
+        let query_format = variant(spec.query_format.variant);
+        let key_layout = variant(spec.key_layout.variant);
+        let padded_values = spec.padded_values;
         let graphs = variant(spec.graphs.variant);
         let lse = variant(spec.lse.variant);
         let sparse = variant(spec.sparse.variant);
@@ -374,6 +378,10 @@ impl Runtime {
                 kv_formats: #kv_formats,
                 page_sizes: #path::spec::PageSizes::#page_sizes,
                 query_len: #path::spec::QueryLen::#query_len,
+                max_query_len: #max_query_len,
+                query_format: #path::spec::QueryFormat::#query_format,
+                key_layout: #path::spec::KeyLayout::#key_layout,
+                padded_values: #padded_values,
                 graphs: #path::spec::GraphSupport::#graphs,
                 lse: #path::spec::LseOutput::#lse,
                 quant_output: #quant_output,
@@ -518,6 +526,8 @@ mod tests {
                 kv = "f16,bf16,fp8,fp8_ds_mla",
                 page_sizes = "x16",
                 query_len = "ragged",
+                max_query_len = 8,
+                query_format = "concatenated",
                 graphs = "always",
                 lse = "log2",
                 quant_output = true,

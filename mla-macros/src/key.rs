@@ -1,5 +1,7 @@
 //! The attribute's keys: the one table behind parsing, error messages, suggestions and `keys.md`.
 
+use crate::place::Phase;
+
 /// What kind of literal a key's value is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Form {
@@ -18,8 +20,8 @@ pub(crate) enum Form {
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) form: Form,
-    /// Whether only decode backends have it.
-    pub(crate) decode_only: bool,
+    /// The phase whose backends alone have it.
+    pub(crate) only: Option<Phase>,
     /// What it is where it is not given; `None` where it must be given.
     pub(crate) default: Option<&'static str>,
     /// What it takes, as error messages say it.
@@ -33,7 +35,7 @@ pub(crate) struct Key {
 pub(crate) const SM: Key = Key {
     name: "sm",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: None,
     accepted: "`any`, `compiled`, or a list of capabilities: exact (`90`), a family (`10x`), a floor (`80+`)",
     example: "\"90|100\"",
@@ -44,7 +46,7 @@ pub(crate) const SM: Key = Key {
 pub(crate) const COMPILED: Key = Key {
     name: "compiled",
     form: Form::Paths,
-    decode_only: false,
+    only: None,
     default: Some("not checked"),
     accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of them, such as \
                `raw::SM90|raw::SM100`",
@@ -56,7 +58,7 @@ pub(crate) const COMPILED: Key = Key {
 pub(crate) const FEATURE: Key = Key {
     name: "feature",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("none"),
     accepted: "Cargo features of the crate, such as `sm90` or `sm90|sm100`",
     example: "\"sm90\"",
@@ -67,7 +69,7 @@ pub(crate) const FEATURE: Key = Key {
 pub(crate) const RUN_ON: Key = Key {
     name: "run_on",
     form: Form::Path,
-    decode_only: false,
+    only: None,
     default: Some("not said"),
     accepted: "the path of a `&[Run]`, such as `RUN_ON`",
     example: "RUN_ON",
@@ -78,7 +80,7 @@ pub(crate) const RUN_ON: Key = Key {
 pub(crate) const DTYPES: Key = Key {
     name: "dtypes",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: None,
     accepted: "a list of f32, f16, bf16",
     example: "\"f16,bf16\"",
@@ -88,7 +90,7 @@ pub(crate) const DTYPES: Key = Key {
 pub(crate) const REQUIRES_R1: Key = Key {
     name: "requires_r1",
     form: Form::Flag,
-    decode_only: false,
+    only: None,
     default: Some("false"),
     accepted: "true or false",
     example: "true",
@@ -98,7 +100,7 @@ pub(crate) const REQUIRES_R1: Key = Key {
 pub(crate) const DIMS: Key = Key {
     name: "dims",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("any"),
     accepted: "`any`, or a list of (P,R,V) such as `(128,64,128)`",
     example: "\"(128,64,128)|(192,64,256)\"",
@@ -108,7 +110,7 @@ pub(crate) const DIMS: Key = Key {
 pub(crate) const CACHE_DIMS: Key = Key {
     name: "cache_dims",
     form: Form::Text,
-    decode_only: true,
+    only: Some(Phase::Decode),
     default: Some("any"),
     accepted: "`any`, or a list of (L,R) such as `(512,64)`",
     example: "\"(512,64)\"",
@@ -118,7 +120,7 @@ pub(crate) const CACHE_DIMS: Key = Key {
 pub(crate) const HEADS: Key = Key {
     name: "heads",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("any"),
     accepted: "`any`, a range such as `1..=128`, or a list such as `16|64|128`",
     example: "\"1..=128\"",
@@ -128,7 +130,7 @@ pub(crate) const HEADS: Key = Key {
 pub(crate) const KV: Key = Key {
     name: "kv",
     form: Form::Text,
-    decode_only: true,
+    only: Some(Phase::Decode),
     default: Some("the unquantised formats of the dtypes"),
     accepted: "a list of f32, f16, bf16, fp8, fp8_ds_mla",
     example: "\"bf16,fp8\"",
@@ -138,7 +140,7 @@ pub(crate) const KV: Key = Key {
 pub(crate) const PAGE_SIZES: Key = Key {
     name: "page_sizes",
     form: Form::Text,
-    decode_only: true,
+    only: Some(Phase::Decode),
     default: Some("any"),
     accepted: "`any`, a list such as `32|64`, or `x16` for the multiples of 16",
     example: "\"32|64\"",
@@ -148,17 +150,57 @@ pub(crate) const PAGE_SIZES: Key = Key {
 pub(crate) const QUERY_LEN: Key = Key {
     name: "query_len",
     form: Form::Text,
-    decode_only: true,
+    only: Some(Phase::Decode),
     default: Some("single"),
     accepted: "single, uniform or ragged",
     example: "\"uniform\"",
     meaning: "How the numbers of query tokens may differ within a batch.",
 };
 
+pub(crate) const MAX_QUERY_LEN: Key = Key {
+    name: "max_query_len",
+    form: Form::Text,
+    only: Some(Phase::Decode),
+    default: Some("any"),
+    accepted: "`any`, or a number from 1 up",
+    example: "8",
+    meaning: "The most new tokens of a request that it takes; longer requests go down the expanded path.",
+};
+
+pub(crate) const QUERY_FORMAT: Key = Key {
+    name: "query_format",
+    form: Form::Text,
+    only: Some(Phase::Decode),
+    default: Some("split"),
+    accepted: "split or concatenated",
+    example: "\"concatenated\"",
+    meaning: "Whether it takes the latent and the rotary part of its queries apart, or side by side.",
+};
+
+pub(crate) const KEY_LAYOUT: Key = Key {
+    name: "key_layout",
+    form: Form::Text,
+    only: Some(Phase::Prefill),
+    default: Some("packed"),
+    accepted: "packed or split",
+    example: "\"split\"",
+    meaning: "Whether the layer repeats the rotary part of the keys for every head, or hands it over once.",
+};
+
+pub(crate) const PADDED_VALUES: Key = Key {
+    name: "padded_values",
+    form: Form::Flag,
+    only: Some(Phase::Prefill),
+    default: Some("false"),
+    accepted: "true or false",
+    example: "true",
+    meaning: "Whether values and outputs are as wide as queries; the layer pads and slices.",
+};
+
 pub(crate) const GRAPHS: Key = Key {
     name: "graphs",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("never"),
     accepted: "never, single_token, uniform_batch or always",
     example: "\"uniform_batch\"",
@@ -168,7 +210,7 @@ pub(crate) const GRAPHS: Key = Key {
 pub(crate) const LSE: Key = Key {
     name: "lse",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("ln"),
     accepted: "none, ln or log2",
     example: "\"log2\"",
@@ -178,7 +220,7 @@ pub(crate) const LSE: Key = Key {
 pub(crate) const QUANT_OUTPUT: Key = Key {
     name: "quant_output",
     form: Form::Flag,
-    decode_only: false,
+    only: None,
     default: Some("false"),
     accepted: "true or false",
     example: "true",
@@ -188,7 +230,7 @@ pub(crate) const QUANT_OUTPUT: Key = Key {
 pub(crate) const SPARSE: Key = Key {
     name: "sparse",
     form: Form::Text,
-    decode_only: true,
+    only: Some(Phase::Decode),
     default: Some("never"),
     accepted: "never, optional or required",
     example: "\"optional\"",
@@ -198,7 +240,7 @@ pub(crate) const SPARSE: Key = Key {
 pub(crate) const FEATURES: Key = Key {
     name: "features",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("none"),
     accepted: "a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
                encoder_attention, cross_attention, sinks, deterministic, nan_propagation, strided_outputs",
@@ -209,7 +251,7 @@ pub(crate) const FEATURES: Key = Key {
 pub(crate) const NAME: Key = Key {
     name: "name",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("the type's name in UPPER_SNAKE_CASE"),
     accepted: "ASCII letters in upper case, digits and single underscores, such as `FLASH_ATTN`",
     example: "\"FLASH_ATTN\"",
@@ -219,7 +261,7 @@ pub(crate) const NAME: Key = Key {
 pub(crate) const PROVIDER: Key = Key {
     name: "provider",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("the package's name"),
     accepted: "ASCII letters, digits, `-`, `_` and `.`, such as `flashinfer`",
     example: "\"flashinfer\"",
@@ -229,7 +271,7 @@ pub(crate) const PROVIDER: Key = Key {
 pub(crate) const PRIORITY: Key = Key {
     name: "priority",
     form: Form::Text,
-    decode_only: false,
+    only: None,
     default: Some("0"),
     accepted: "an integer, or one per capability such as `90:100,10x:50,*:0`",
     example: "\"90:100,10x:50,*:0\"",
@@ -240,7 +282,7 @@ pub(crate) const PRIORITY: Key = Key {
 pub(crate) const CRATE: Key = Key {
     name: "crate",
     form: Form::Path,
-    decode_only: false,
+    only: None,
     default: Some("::mla_runtime"),
     accepted: "a path, such as `::mla_runtime`",
     example: "::engine::mla_runtime",
@@ -262,6 +304,10 @@ pub(crate) const KEYS: &[Key] = &[
     KV,
     PAGE_SIZES,
     QUERY_LEN,
+    MAX_QUERY_LEN,
+    QUERY_FORMAT,
+    KEY_LAYOUT,
+    PADDED_VALUES,
     GRAPHS,
     LSE,
     QUANT_OUTPUT,
@@ -280,7 +326,11 @@ pub(crate) fn markdown() -> String {
         String::from("| key | example | accepted | default | meaning |\n|---|---|---|---|---|\n");
     let code = |text: &str| format!("`{}`", text.replace('|', "\\|"));
     for key in KEYS {
-        let phase = if key.decode_only { " Decode only." } else { "" };
+        let phase = match key.only {
+            Some(Phase::Decode) => " Decode only.",
+            Some(Phase::Prefill) => " Prefill only.",
+            None => "",
+        };
         table += &format!(
             "| `{}` | {} | {} | {} | {}{phase} |\n",
             key.name,
@@ -309,6 +359,8 @@ mod tests {
             (DTYPES, vocabulary::DTYPES),
             (KV, vocabulary::KV_FORMATS),
             (QUERY_LEN, vocabulary::QUERY_LENS),
+            (QUERY_FORMAT, vocabulary::QUERY_FORMATS),
+            (KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
             (GRAPHS, vocabulary::GRAPHS),
             (LSE, vocabulary::LSES),
             (SPARSE, vocabulary::SPARSE),

@@ -12,7 +12,16 @@ pub(crate) struct Element<'a> {
     whole: &'a str,
 }
 
-impl Element<'_> {
+impl<'a> Element<'a> {
+    /// The only element of a text.
+    pub(crate) fn alone(text: &'a str) -> Self {
+        Self {
+            text: text.trim_matches(' '),
+            index: 0,
+            whole: text,
+        }
+    }
+
     /// The element as an error message names it. A string has one span, so the message says which
     /// of its elements is meant.
     pub(crate) fn given(&self) -> String {
@@ -138,11 +147,7 @@ fn synonym<'a>(text: &str, names: &'a [Name]) -> Option<&'a str> {
 
 /// The one name that `text` is; the first of `names`, and a fault, where it is none.
 pub(crate) fn only(text: &str, names: &[Name], accepted: &str, faults: &mut Vec<Fault>) -> Name {
-    let element = Element {
-        text: text.trim_matches(' '),
-        index: 0,
-        whole: text,
-    };
+    let element = Element::alone(text);
     if element.text.is_empty() {
         faults.push(Fault::new("an empty string", accepted));
         return names[0];

@@ -9,8 +9,8 @@ use crate::capability::{self, Capabilities};
 use crate::dims::{self, Heads, PageSizes};
 use crate::errors::Errors;
 use crate::expansion::expand;
-use crate::key::{Form, KEYS};
-use crate::place::Place;
+use crate::key::{Form, KEYS, Key};
+use crate::place::{Phase, Place};
 use crate::priority;
 use crate::spec::Spec;
 
@@ -18,11 +18,19 @@ fn decode_block() -> TokenStream {
     quote! { impl DecodeBackend for Flash {} }
 }
 
-// The errors of a use on a decode block.
-fn errors(arguments: TokenStream) -> Vec<String> {
+// A block that has the key.
+fn block_for(key: &Key) -> TokenStream {
+    match key.only {
+        Some(Phase::Prefill) => quote! { impl PrefillBackend for Flash {} },
+        _ => decode_block(),
+    }
+}
+
+// The errors of a use on such a block.
+fn errors(key: &Key, arguments: TokenStream) -> Vec<String> {
     let mut errors = Errors::default();
     let arguments = Arguments::parse(arguments, &mut errors);
-    let place = Place::parse(decode_block(), &mut errors);
+    let place = Place::parse(block_for(key), &mut errors);
     Spec::read(&arguments, place.as_ref(), &mut errors);
     errors.texts().into_iter().map(str::to_owned).collect()
 }
@@ -196,7 +204,7 @@ fn every_example_in_the_table_is_accepted() {
             _ => quote!(sm = "any", dtypes = "bf16"),
         };
         assert_eq!(
-            errors(quote!(#beside, #name = #example)),
+            errors(key, quote!(#beside, #name = #example)),
             [""; 0],
             "{}",
             key.name
@@ -220,8 +228,8 @@ fn every_default_in_the_table_is_what_no_value_means() {
         let with = quote!(sm = "90", dtypes = "bf16", #name = #value);
         let without = quote!(sm = "90", dtypes = "bf16");
         assert_eq!(
-            expand(with, decode_block()).to_string(),
-            expand(without, decode_block()).to_string(),
+            expand(with, block_for(key)).to_string(),
+            expand(without, block_for(key)).to_string(),
             "{}",
             key.name
         );

@@ -37,6 +37,11 @@ pub(crate) struct Spec {
     pub(crate) kv: Vec<Name>,
     pub(crate) page_sizes: PageSizes,
     pub(crate) query_len: Name,
+    /// `None`: any number.
+    pub(crate) max_query_len: Option<u32>,
+    pub(crate) query_format: Name,
+    pub(crate) key_layout: Name,
+    pub(crate) padded_values: bool,
     pub(crate) graphs: Name,
     pub(crate) lse: Name,
     pub(crate) quant_output: bool,
@@ -81,12 +86,21 @@ fn check_presence(arguments: &Arguments, phase: Option<Phase>, errors: &mut Erro
                     .hint(format!("write `{} = {}`", key.name, key.example)),
             );
         }
-        if key.decode_only && phase == Some(Phase::Prefill) && arguments.has(key) {
+        if let Some(phase) = phase
+            && key.only.is_some_and(|only| only != phase)
+            && arguments.has(key)
+        {
+            let hint = match phase {
+                Phase::Prefill => "only a decode backend reads the cache: remove the key",
+                Phase::Decode => {
+                    "only a prefill backend has keys and values of its own: remove the key"
+                }
+            };
+            let given = format!("a value on `impl {}`", phase.backend());
             errors.fault(
                 arguments.span(key),
                 key.name,
-                Fault::new("a value on `impl PrefillBackend`", "none")
-                    .hint("only a decode backend reads the cache: remove the key"),
+                Fault::new(given, "none").hint(hint),
             );
         }
     }
@@ -183,6 +197,10 @@ impl Reader<'_> {
             } else {
                 vocabulary::RAGGED
             },
+            max_query_len: self.text(&key::MAX_QUERY_LEN, dims::any_or_positive),
+            query_format: self.name(&key::QUERY_FORMAT, vocabulary::QUERY_FORMATS),
+            key_layout: self.name(&key::KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
+            padded_values: self.arguments.flag(&key::PADDED_VALUES).unwrap_or(false),
             graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
             lse: self.name(&key::LSE, vocabulary::LSES),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
@@ -303,6 +321,9 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
         key::KV => names(vocabulary::KV_FORMATS, &mut faults),
         key::PAGE_SIZES => drop(dims::page_sizes(text, &mut faults)),
         key::QUERY_LEN => drop(list::only(text, vocabulary::QUERY_LENS, "", &mut faults)),
+        key::MAX_QUERY_LEN => drop(dims::any_or_positive(text, &mut faults)),
+        key::QUERY_FORMAT => drop(list::only(text, vocabulary::QUERY_FORMATS, "", &mut faults)),
+        key::KEY_LAYOUT => drop(list::only(text, vocabulary::KEY_LAYOUTS, "", &mut faults)),
         key::GRAPHS => drop(list::only(text, vocabulary::GRAPHS, "", &mut faults)),
         key::LSE => drop(list::only(text, vocabulary::LSES, "", &mut faults)),
         key::SPARSE => drop(list::only(text, vocabulary::SPARSE, "", &mut faults)),

@@ -28,8 +28,19 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
             ),
             ("kv format", names(&spec.kv)),
             ("page size", page_sizes(&spec.page_sizes)),
-            ("query lengths", spec.query_len.text.to_owned()),
+            ("query lengths", query_lens(spec)),
+            ("queries", spec.query_format.text.to_owned()),
             ("sparse", spec.sparse.text.to_owned()),
+        ]);
+    } else {
+        let values = if spec.padded_values {
+            "padded"
+        } else {
+            "plain"
+        };
+        rows.extend([
+            ("keys", spec.key_layout.text.to_owned()),
+            ("values", values.to_owned()),
         ]);
     }
     rows.extend([
@@ -91,6 +102,14 @@ fn page_sizes(sizes: &PageSizes) -> String {
         PageSizes::Any => "any".to_owned(),
         PageSizes::MultipleOf(unit) => format!("multiples of {unit}"),
         PageSizes::List(sizes) => join(sizes, u32::to_string),
+    }
+}
+
+fn query_lens(spec: &Spec) -> String {
+    let differ = spec.query_len.text;
+    match spec.max_query_len {
+        None => differ.to_owned(),
+        Some(most) => format!("{differ}, at most {most}"),
     }
 }
 

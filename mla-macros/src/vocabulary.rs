@@ -33,6 +33,13 @@ pub(crate) const QUERY_LENS: &[Name] =
 /// Any number of query tokens for each request: what prefill always is.
 pub(crate) const RAGGED: Name = name("ragged", "Ragged");
 
+/// `spec::QueryFormat`.
+pub(crate) const QUERY_FORMATS: &[Name] =
+    &[name("split", "Split"), name("concatenated", "Concatenated")];
+
+/// `spec::KeyLayout`.
+pub(crate) const KEY_LAYOUTS: &[Name] = &[name("packed", "Packed"), name("split", "Split")];
+
 /// `spec::GraphSupport`, each level including the ones before it.
 pub(crate) const GRAPHS: &[Name] = &[
     name("never", "Never"),

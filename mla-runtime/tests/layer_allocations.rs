@@ -13,8 +13,8 @@ use std::cell::Cell;
 use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
-    PrefillBatch, PrefillCall, QueryFormat, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
+    StepLimits,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
@@ -27,7 +27,7 @@ use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::spec::{BackendSpec, Phase, QueryLen};
+use mla_runtime::spec::{BackendSpec, Phase, QueryFormat, QueryLen};
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
 use crate::common::{Bytes, done, operations};
@@ -73,7 +73,10 @@ impl PrefillBackend for Nothing {
     type State = u64;
     type Metadata = u64;
 
-    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu);
+    const SPEC: BackendSpec = BackendSpec {
+        padded_values: true,
+        ..BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu)
+    };
 
     fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
         Ok(Self)
@@ -95,27 +98,8 @@ impl PrefillBackend for Nothing {
         Ok(())
     }
 
-    fn new_tokens(&self, _: &Inert, _: PrefillCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
+    fn prefill(&self, _: &Inert, _: PrefillCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
         done()
-    }
-
-    fn context_chunk(
-        &self,
-        _: &Inert,
-        _: Chunk<'_>,
-        _: PrefillCall<'_, Inert>,
-        _: &mut u64,
-        _: &u64,
-    ) -> Result<()> {
-        done()
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        KeyLayout::Packed
-    }
-
-    fn requires_padded_values(&self) -> bool {
-        true
     }
 }
 
@@ -126,6 +110,7 @@ impl DecodeBackend for Nothing {
 
     const SPEC: BackendSpec = BackendSpec {
         query_len: QueryLen::Ragged,
+        query_format: QueryFormat::Concatenated,
         ..BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
     };
 
@@ -157,10 +142,6 @@ impl DecodeBackend for Nothing {
 
     fn decode(&self, _: &Inert, _: DecodeCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
         done()
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Concatenated
     }
 }
 

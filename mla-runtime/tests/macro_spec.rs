@@ -13,8 +13,8 @@ use mla_runtime::kernels::{Family, Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority,
-    QueryLen, SparseSupport,
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase,
+    Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
 struct FlashAttn;
@@ -42,6 +42,10 @@ fn the_literal_form_gives_the_spec_it_says() {
         kv_formats: &[],
         page_sizes: PageSizes::Any,
         query_len: QueryLen::Ragged,
+        max_query_len: None,
+        query_format: QueryFormat::Split,
+        key_layout: KeyLayout::Packed,
+        padded_values: false,
         graphs: GraphSupport::Never,
         lse: LseOutput::Ln,
         quant_output: false,
@@ -50,6 +54,22 @@ fn the_literal_form_gives_the_spec_it_says() {
         priority: Priority::everywhere(0),
     };
     assert_eq!(FlashAttn::SPEC, EXPECTED);
+}
+
+struct Padded;
+
+#[mla_backend(sm = "90", dtypes = "bf16", key_layout = "split", padded_values = true)]
+impl PrefillBackend for Padded {
+    prefill_body!(common::Bytes);
+}
+
+#[test]
+fn a_prefill_backend_says_how_it_takes_keys_and_values() {
+    const SPEC: BackendSpec = Padded::SPEC;
+    assert_eq!(
+        (SPEC.key_layout, SPEC.padded_values),
+        (KeyLayout::Split, true)
+    );
 }
 
 struct EveryKey;
@@ -63,6 +83,8 @@ struct EveryKey;
     kv = "f16,bf16,fp8,fp8_ds_mla",
     page_sizes = "x16",
     query_len = "ragged",
+    max_query_len = 8,
+    query_format = "concatenated",
     graphs = "always",
     lse = "log2",
     quant_output = true,
@@ -101,6 +123,10 @@ fn every_key_reaches_its_field() {
         ],
         page_sizes: PageSizes::MultipleOf(16),
         query_len: QueryLen::Ragged,
+        max_query_len: Some(8),
+        query_format: QueryFormat::Concatenated,
+        key_layout: KeyLayout::Packed,
+        padded_values: false,
         graphs: GraphSupport::Always,
         lse: LseOutput::Log2,
         quant_output: true,

@@ -36,7 +36,6 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
 pub(super) fn params(
     config: &LayerConfig,
     call: PrefillCall<'_, Cuda>,
-    causal: bool,
 ) -> Result<Option<raw::MlaPrefillParams>> {
     let problem = &config.problem;
     let (dims, dtype, heads) = (problem.dims.head, problem.dtype, problem.heads as usize);
@@ -125,6 +124,6 @@ pub(super) fn params(
     params.requests = narrow("requests", requests)?;
     params.max_query_len = narrow("longest query", call.max_query_len)?;
     params.max_key_len = narrow("most keys", call.max_key_len)?;
-    params.causal = i32::from(causal);
+    params.causal = i32::from(call.chunk.is_none());
     Ok(Some(params))
 }

@@ -260,11 +260,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
         let mut state = backend.state(device, &limits).unwrap();
         let mut metadata = backend.metadata(device, &limits).unwrap();
         let query_lens: Vec<u32> = case.lens.iter().map(|len| len.0 as u32).collect();
-        let batch = PrefillBatch {
-            query_lens: &query_lens,
-            key_lens: &query_lens,
-            chunks: &[],
-        };
+        let batch = PrefillBatch::new(&query_lens, &query_lens);
         backend
             .prepare(device, &batch, &mut state, &mut metadata)
             .unwrap();
@@ -297,6 +293,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
 
     fn enqueue(&mut self) -> Result<(), Error> {
         let (case, inputs) = (self.case, self.inputs);
+        let key_lens: Vec<u32> = case.lens.iter().map(|len| len.1 as u32).collect();
         let [query, nope, rope, packed, values] = &self.buffers;
         let keys = if case.split {
             Keys::Split {
@@ -313,32 +310,22 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             ArrayRef::<B::Device, i32>::new(bytes, count)
         };
         let lse = <B::Device as Memory>::bytes_mut(&mut self.lse_buffer);
-        let call = PrefillCall {
-            query: inputs.query.view(query),
+        let call = PrefillCall::new(
+            inputs.query.view(query),
             keys,
-            values: inputs.values.view(values),
-            out: Output::Plain(self.out.view_mut(&mut self.out_buffer)),
-            lse: Some(LseMut::new(
-                lse,
-                LseLayout::heads_first(case.heads, tokens),
-            )?),
-            query_starts: starts(0)?,
-            key_starts: starts(1)?,
-            max_query_len,
-            max_key_len,
-        };
+            inputs.values.view(values),
+            Output::Plain(self.out.view_mut(&mut self.out_buffer)),
+            (starts(0)?, max_query_len),
+            (starts(1)?, max_key_len),
+        )
+        .with_lse(LseMut::new(
+            lse,
+            LseLayout::heads_first(case.heads, tokens),
+        )?);
         let (state, metadata) = (&mut self.state, &self.metadata);
-        if case.causal {
-            self.backend.new_tokens(self.device, call, state, metadata)
-        } else {
-            let key_lens: Vec<u32> = case.lens.iter().map(|len| len.1 as u32).collect();
-            let chunk = Chunk {
-                index: 0,
-                key_lens: &key_lens,
-            };
-            self.backend
-                .context_chunk(self.device, chunk, call, state, metadata)
-        }
+        let chunk = (!case.causal).then_some(Chunk::new(0, &key_lens));
+        self.backend
+            .prefill(self.device, call.with_chunk(chunk), state, metadata)
     }
 
     fn outcome(&self) -> Outcome {
@@ -801,25 +788,20 @@ fn offsets_beyond_two_to_the_31_elements_change_nothing() {
             Cuda::bytes_mut(&mut lse),
             LseLayout::heads_first(case.heads, tokens),
         );
-        let call = PrefillCall {
-            query: query.view(),
-            keys: Keys::Split {
+        let call = PrefillCall::new(
+            query.view(),
+            Keys::Split {
                 nope: nope.view(),
                 rope: rope.view(),
             },
-            values: values.view(),
-            out: Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut out.buffer), layout).unwrap()),
-            lse: Some(lse.unwrap()),
-            query_starts: starts(0).unwrap(),
-            key_starts: starts(1).unwrap(),
-            max_query_len: len,
-            max_key_len: len,
-        };
+            values.view(),
+            Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut out.buffer), layout).unwrap()),
+            (starts(0).unwrap(), len),
+            (starts(1).unwrap(), len),
+        )
+        .with_lse(lse.unwrap());
         let mut state = compact.backend.state(gpu, &case.limits()).unwrap();
-        compact
-            .backend
-            .new_tokens(gpu, call, &mut state, &())
-            .unwrap();
+        compact.backend.prefill(gpu, call, &mut state, &()).unwrap();
         for (at, from) in rows {
             let mut row = vec![0; at.len()];
             gpu.download(Cuda::byte_range(Cuda::bytes(&out.buffer), at), &mut row)

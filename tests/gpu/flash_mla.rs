@@ -266,32 +266,34 @@ impl<D: Device> Step<D> {
         )?;
         let layout = case.cache_layout(self.pages);
         let table = ArrayRef::new(D::bytes(&self.block_table), requests * case.max_pages())?;
-        let batch = DecodeBatch {
-            block_table: BlockTable::new(table, requests, case.max_pages())?,
-            seq_lens: ArrayRef::new(D::bytes(&self.lens), requests)?,
-            query_starts: ArrayRef::new(D::bytes(&self.starts), requests + 1)?,
-            max_query_len: case.limits().decode_query_len,
-            max_seq_len: case.requests.iter().map(|(_, len)| *len).max().unwrap_or(0),
-            host: None,
-        };
+        let batch = DecodeBatch::new(
+            BlockTable::new(table, requests, case.max_pages())?,
+            (
+                ArrayRef::new(D::bytes(&self.lens), requests)?,
+                case.requests.iter().map(|(_, len)| *len).max().unwrap_or(0),
+            ),
+            (
+                ArrayRef::new(D::bytes(&self.starts), requests + 1)?,
+                case.limits().decode_query_len,
+            ),
+        );
         backend.prepare(device, &batch, state, metadata)?;
-        let call = DecodeCall {
-            query: Query::Split {
+        let call = DecodeCall::new(
+            Query::Split {
                 latent: queries.narrow(2, 0..LATENT)?,
                 rope: queries.narrow(2, LATENT..ROW)?,
             },
-            cache: CacheRef::new(D::bytes(&self.cache), layout)?,
+            CacheRef::new(D::bytes(&self.cache), layout)?,
             batch,
-            out: Output::Plain(TensorMut::new(
+            Output::Plain(TensorMut::new(
                 D::bytes_mut(&mut self.out),
                 Layout::contiguous(case.dtype, [tokens, case.heads, LATENT]),
             )?),
-            lse: Some(LseMut::new(
-                D::bytes_mut(&mut self.lse),
-                LseLayout::heads_first(case.heads, tokens),
-            )?),
-            slots: None,
-        };
+        )
+        .with_lse(LseMut::new(
+            D::bytes_mut(&mut self.lse),
+            LseLayout::heads_first(case.heads, tokens),
+        )?);
         backend.decode(device, call, state, metadata)
     }
 

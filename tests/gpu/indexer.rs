@@ -209,14 +209,14 @@ impl World {
             [&self.lens, &self.starts, &self.tables].map(|a| upload(device, &bytes_of(a)).unwrap());
         let entries = ArrayRef::new(D::bytes(&tables), self.tables.len())?;
         work(&IndexRows {
-            batch: DecodeBatch {
-                block_table: BlockTable::new(entries, self.requests, self.max_pages)?,
-                seq_lens: ArrayRef::new(D::bytes(&lens), self.requests)?,
-                query_starts: ArrayRef::new(D::bytes(&starts), self.requests + 1)?,
-                max_query_len: self.tokens,
-                max_seq_len: self.columns,
-                host: None,
-            },
+            batch: DecodeBatch::new(
+                BlockTable::new(entries, self.requests, self.max_pages)?,
+                (ArrayRef::new(D::bytes(&lens), self.requests)?, self.columns),
+                (
+                    ArrayRef::new(D::bytes(&starts), self.requests + 1)?,
+                    self.tokens,
+                ),
+            ),
             tokens: 0..self.tokens,
         })
     }

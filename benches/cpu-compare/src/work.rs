@@ -319,18 +319,8 @@ impl<T: Element> Ours<'_, T> {
         } = self.work;
         match (&mut self.backend, *case) {
             (Backend::Prefill(backend, state), Case::Prefill { heads, tokens }) => {
-                let call = PrefillCall {
-                    query: TensorRef::from_slice(q, [tokens, heads, 192])?,
-                    keys: Keys::Packed(TensorRef::from_slice(k, [tokens, heads, 192])?),
-                    values: TensorRef::from_slice(v, [tokens, heads, 128])?,
-                    out: Output::Plain(TensorMut::from_slice(&mut self.out, [tokens, heads, 128])?),
-                    lse: None,
-                    query_starts: ArrayRef::from_slice(starts),
-                    key_starts: ArrayRef::from_slice(starts),
-                    max_query_len: tokens,
-                    max_key_len: tokens,
-                };
-                backend.new_tokens(cpu, call, state, &())?;
+                let call = PrefillCall::new(TensorRef::from_slice(q, [tokens, heads, 192])?, Keys::Packed(TensorRef::from_slice(k, [tokens, heads, 192])?), TensorRef::from_slice(v, [tokens, heads, 128])?, Output::Plain(TensorMut::from_slice(&mut self.out, [tokens, heads, 128])?), (ArrayRef::from_slice(starts), tokens), (ArrayRef::from_slice(starts), tokens));
+                backend.prefill(cpu, call, state, &())?;
             }
             (
                 Backend::Decode(backend, state),
@@ -345,24 +335,10 @@ impl<T: Element> Ours<'_, T> {
                 let format = mla_runtime::kv_format::KvFormat::of(T::DTYPE);
                 let layout = CacheLayout::contiguous(MlaDims::R1, format, pages, PAGE);
                 let entries = ArrayRef::from_slice(table);
-                let call = DecodeCall {
-                    query: Query::Split {
+                let call = DecodeCall::new(Query::Split {
                         latent: query.narrow(2, 0..512)?,
                         rope: query.narrow(2, 512..576)?,
-                    },
-                    cache: CacheRef::new(bytemuck::cast_slice(cache), layout)?,
-                    batch: DecodeBatch {
-                        block_table: BlockTable::new(entries, batch, tokens / PAGE)?,
-                        seq_lens: ArrayRef::from_slice(seq_lens),
-                        query_starts: ArrayRef::from_slice(starts),
-                        max_query_len: 1,
-                        max_seq_len: tokens,
-                        host: None,
-                    },
-                    out: Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?),
-                    lse: None,
-                    slots: None,
-                };
+                    }, CacheRef::new(bytemuck::cast_slice(cache), layout)?, DecodeBatch::new(BlockTable::new(entries, batch, tokens / PAGE)?, (ArrayRef::from_slice(seq_lens), tokens), (ArrayRef::from_slice(starts), 1)), Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?));
                 backend.decode(cpu, call, state, &())?;
             }
             _ => unreachable!("a work's backend is that of its case"),

@@ -4,9 +4,8 @@ use fastrand::Rng;
 use mla_conformance::reference::{attend, decode_row};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, DecodeBatch, DecodeCall, DecodeStage, KeyLayout, Keys, LayerConfig, Output,
-    PrefillBatch, PrefillCall, PrefillStage, Query, QueryFormat, SelectedDecode, SelectedPrefill,
-    StepLimits,
+    Chunk, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Output, PrefillBatch,
+    PrefillCall, PrefillStage, Query, SelectedDecode, SelectedPrefill, StepLimits,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
@@ -16,6 +15,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::registry::Registry;
+use mla_runtime::spec::{KeyLayout, QueryFormat};
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 use rayon::prelude::*;
 
@@ -365,20 +365,19 @@ impl<'a, D: Device> Decode<'a, D> {
                 [&self.block_table, &self.lens, &self.query_starts],
             )?;
             let (out, lse) = self.outcome.write()?;
-            let call = DecodeCall {
-                query: match self.backend.query_format() {
+            let call = DecodeCall::new(
+                match self.backend.spec().query_format {
                     QueryFormat::Concatenated => Query::Concatenated(query.shorten()),
                     QueryFormat::Split => Query::Split {
                         latent: query.shorten().narrow(2, 0..latent)?,
                         rope: query.shorten().narrow(2, latent..row)?,
                     },
                 },
-                cache: CacheRef::new(D::bytes(cache), self.cache_layout)?,
+                CacheRef::new(D::bytes(cache), self.cache_layout)?,
                 batch,
                 out,
-                lse: Some(lse),
-                slots: None,
-            };
+            )
+            .with_lse(lse);
             self.backend
                 .decode(device, call, &mut self.state, &self.metadata)?;
         }
@@ -447,14 +446,17 @@ fn batch<'b, D: Device>(
 ) -> Result<DecodeBatch<'b, D>> {
     let (requests, max_pages) = (what.requests.len(), what.max_pages());
     let table = ArrayRef::new(D::bytes(block_table), requests * max_pages)?;
-    Ok(DecodeBatch {
-        block_table: BlockTable::new(table, requests, max_pages)?,
-        seq_lens: ArrayRef::new(D::bytes(lens), requests)?,
-        query_starts: ArrayRef::new(D::bytes(starts), requests + 1)?,
-        max_query_len: what.longest(|r| r.q),
-        max_seq_len: what.longest(|r| r.kv),
-        host: None,
-    })
+    Ok(DecodeBatch::new(
+        BlockTable::new(table, requests, max_pages)?,
+        (
+            ArrayRef::new(D::bytes(lens), requests)?,
+            what.longest(|r| r.kv),
+        ),
+        (
+            ArrayRef::new(D::bytes(starts), requests + 1)?,
+            what.longest(|r| r.q),
+        ),
+    ))
 }
 
 /// A layer's cache, every row of it random.
@@ -546,15 +548,11 @@ impl<'a, D: Device> Prefill<'a, D> {
                 local: None,
             }],
         };
-        let batch = PrefillBatch {
-            query_lens: &query_lens,
-            key_lens: &query_lens,
-            chunks: &chunks,
-        };
+        let batch = PrefillBatch::new(&query_lens, &query_lens).with_chunks(&chunks);
         backend.prepare(device, &batch, &mut state, &mut metadata)?;
         let query_numbers = Normal::new(what.seed + 1, problem.dtype, what.deviation);
         let query_len = tokens * heads * head.qk() as usize;
-        let layout = backend.key_layout();
+        let layout = backend.spec().key_layout;
         Ok(Self {
             query: query_numbers.buffer(device, 0, query_len)?,
             query_numbers,
@@ -589,34 +587,31 @@ impl<'a, D: Device> Prefill<'a, D> {
                 TensorRef::<D>::new(D::bytes(buffer), Layout::contiguous(dtype, shape))
             };
             let (out, lse) = self.outcome.write()?;
-            let call = PrefillCall {
-                query: view(&self.query, [tokens, heads, qk])?,
-                keys: match &layer.rope {
+            let call = PrefillCall::new(
+                view(&self.query, [tokens, heads, qk])?,
+                match &layer.rope {
                     Some(shared) => Keys::Split {
                         nope: view(&layer.keys, [keys, heads, nope])?,
                         rope: view(shared, [keys, 1, rope])?,
                     },
                     None => Keys::Packed(view(&layer.keys, [keys, heads, qk])?),
                 },
-                values: view(&layer.values, [keys, heads, v])?,
+                view(&layer.values, [keys, heads, v])?,
                 out,
-                lse: Some(lse),
-                query_starts: ArrayRef::new(D::bytes(&self.starts[0]), count)?,
-                key_starts: ArrayRef::new(D::bytes(&self.starts[1]), count)?,
-                max_query_len: what.longest(|r| r.q),
-                max_key_len: what.longest(|r| r.kv),
-            };
+                (
+                    ArrayRef::new(D::bytes(&self.starts[0]), count)?,
+                    what.longest(|r| r.q),
+                ),
+                (
+                    ArrayRef::new(D::bytes(&self.starts[1]), count)?,
+                    what.longest(|r| r.kv),
+                ),
+            )
+            .with_lse(lse);
             let (state, metadata) = (&mut self.state, &self.metadata);
-            if self.causal {
-                self.backend.new_tokens(device, call, state, metadata)?;
-            } else {
-                let chunk = Chunk {
-                    index: 0,
-                    key_lens: &self.key_lens,
-                };
-                self.backend
-                    .context_chunk(device, chunk, call, state, metadata)?;
-            }
+            let chunk = (!self.causal).then_some(Chunk::new(0, &self.key_lens));
+            self.backend
+                .prefill(device, call.with_chunk(chunk), state, metadata)?;
         }
         Ok(())
     }

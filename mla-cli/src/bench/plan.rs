@@ -512,15 +512,11 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
 
     /// The most new tokens of a request that every decode backend of the comparison takes, as the layer asks it.
     fn longest_decode(&mut self, problem: &Problem) -> Result<u32, CliError> {
-        let config = LayerConfig {
-            problem: *problem,
-            softmax_scale: 1.0,
-        };
-        let (registry, device) = (self.site.registry, self.site.device);
+        let (registry, target) = (self.site.registry, self.site.device.target());
         let mut least = u32::MAX;
         for name in self.backends(problem, Phase::Decode)? {
-            let backend = registry.instantiate_decode(name, device, &config)?;
-            least = least.min(u32::try_from(backend.max_query_len()).unwrap_or(u32::MAX));
+            let spec = registry.get_on(target, Phase::Decode, name)?.spec;
+            least = least.min(spec.max_query_len.unwrap_or(u32::MAX));
         }
         Ok(least)
     }

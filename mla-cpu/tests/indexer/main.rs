@@ -84,14 +84,11 @@ impl Batch {
     fn view(&self, tokens: std::ops::Range<usize>) -> IndexRows<'_, Cpu> {
         let tables = ArrayRef::from_slice(&self.tables);
         IndexRows {
-            batch: DecodeBatch {
-                block_table: BlockTable::new(tables, self.lens.len(), self.max_pages).unwrap(),
-                seq_lens: ArrayRef::from_slice(&self.lens),
-                query_starts: ArrayRef::from_slice(&self.starts),
-                max_query_len: 1,
-                max_seq_len: self.longest(),
-                host: None,
-            },
+            batch: DecodeBatch::new(
+                BlockTable::new(tables, self.lens.len(), self.max_pages).unwrap(),
+                (ArrayRef::from_slice(&self.lens), self.longest()),
+                (ArrayRef::from_slice(&self.starts), 1),
+            ),
             tokens,
         }
     }

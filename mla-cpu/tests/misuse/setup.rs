@@ -251,10 +251,9 @@ impl Setup {
             None => None,
         };
         let lists = vec![-1i32; self.slot_lists.map_or(0, |(_, entries)| entries)];
-        let slot_lists = self.slot_lists.map(|(width, _)| SlotLists {
-            slots: ArrayRef::from_slice(&lists),
-            width,
-        });
+        let slot_lists = self
+            .slot_lists
+            .map(|(width, _)| SlotLists::new(ArrayRef::from_slice(&lists), width));
         let tables = match self.rotation {
             Some(Rotation {
                 width, positions, ..

@@ -15,16 +15,7 @@ use crate::lse::LseMut;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
 
-/// How a decode backend takes its queries.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum QueryFormat {
-    /// One tensor `[T, H, L+R]`.
-    Concatenated,
-    /// The latent and the rotary part apart.
-    Split,
-}
-
-/// The queries of a call.
+/// The queries of a call, in the [format](BackendSpec::query_format) that the backend asks for.
 pub enum Query<'a, D: Device> {
     /// `[T, H, L+R]`.
     Concatenated(TensorRef<'a, D>),
@@ -39,6 +30,7 @@ pub enum Query<'a, D: Device> {
 
 /// The requests of a step's decode part, whose lengths live on the device: what was captured into a
 /// graph is replayed with other lengths in the same arrays.
+#[non_exhaustive]
 pub struct DecodeBatch<'a, D: Device> {
     /// The pages of each request: `[requests, max_pages]`.
     pub block_table: BlockTable<'a, D>,
@@ -59,11 +51,47 @@ pub struct DecodeBatch<'a, D: Device> {
 
 /// The lengths of a decode batch's requests, in the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct HostLens<'a> {
     /// The query tokens of each request.
     pub query_lens: &'a [u32],
     /// The tokens of each request in the cache, its query tokens included.
     pub seq_lens: &'a [u32],
+}
+
+impl<'a> HostLens<'a> {
+    /// The query tokens and all tokens of each request.
+    pub const fn new(query_lens: &'a [u32], seq_lens: &'a [u32]) -> Self {
+        Self {
+            query_lens,
+            seq_lens,
+        }
+    }
+}
+
+impl<'a, D: Device> DecodeBatch<'a, D> {
+    /// Requests by their pages, lengths and query tokens on the device; the host's lengths are not known.
+    pub fn new(
+        block_table: BlockTable<'a, D>,
+        (seq_lens, max_seq_len): (ArrayRef<'a, D, i32>, usize),
+        (query_starts, max_query_len): (ArrayRef<'a, D, i32>, usize),
+    ) -> Self {
+        Self {
+            block_table,
+            seq_lens,
+            query_starts,
+            max_query_len,
+            max_seq_len,
+            host: None,
+        }
+    }
+
+    /// The same with the host's lengths.
+    #[must_use]
+    pub fn with_host(mut self, host: HostLens<'a>) -> Self {
+        self.host = Some(host);
+        self
+    }
 }
 
 impl<D: Device> Clone for DecodeBatch<'_, D> {
@@ -76,6 +104,7 @@ impl<D: Device> Copy for DecodeBatch<'_, D> {}
 
 /// For each query token, the slots that it attends to instead of its whole context:
 /// `[tokens, width]`. A slot below 0 or past the cache is skipped.
+#[non_exhaustive]
 pub struct SlotLists<'a, D: Device> {
     /// The slots, row-major without gaps.
     pub slots: ArrayRef<'a, D, i32>,
@@ -83,9 +112,17 @@ pub struct SlotLists<'a, D: Device> {
     pub width: usize,
 }
 
+impl<'a, D: Device> SlotLists<'a, D> {
+    /// `width` slots for each token, row-major without gaps.
+    pub const fn new(slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
+        Self { slots, width }
+    }
+}
+
 /// One attention of a prepared batch to the cache.
+#[non_exhaustive]
 pub struct DecodeCall<'a, D: Device> {
-    /// The queries, in the format that the backend asked for.
+    /// The queries, in the format that the spec asks for.
     pub query: Query<'a, D>,
     /// The cache.
     pub cache: CacheRef<'a, D>,
@@ -97,6 +134,39 @@ pub struct DecodeCall<'a, D: Device> {
     pub lse: Option<LseMut<'a, D>>,
     /// Present where the problem is sparse, and only there.
     pub slots: Option<SlotLists<'a, D>>,
+}
+
+impl<'a, D: Device> DecodeCall<'a, D> {
+    /// Attention to whole contexts, without a log-sum-exp.
+    pub fn new(
+        query: Query<'a, D>,
+        cache: CacheRef<'a, D>,
+        batch: DecodeBatch<'a, D>,
+        out: Output<'a, D>,
+    ) -> Self {
+        Self {
+            query,
+            cache,
+            batch,
+            out,
+            lse: None,
+            slots: None,
+        }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same with attention to lists of slots.
+    #[must_use]
+    pub fn with_slots(mut self, slots: impl Into<Option<SlotLists<'a, D>>>) -> Self {
+        self.slots = slots.into();
+        self
+    }
 }
 
 /// A decode backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
@@ -183,16 +253,6 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         metadata: &Self::Metadata,
     ) -> Result<()>;
 
-    /// How it takes its queries.
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Split
-    }
-
-    /// The most new tokens of a request that it takes: the layer sends longer ones down the expanded path.
-    fn max_query_len(&self) -> usize {
-        usize::MAX
-    }
-
     /// Divides each request's rows into at most `parts` parts instead of as many as the backend thinks
     /// best: for benchmarks that look for the best number.
     ///
@@ -260,12 +320,6 @@ pub trait DecodeStage: Send + Sync + 'static {
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()>;
-
-    /// As [`DecodeBackend::query_format`].
-    fn query_format(&self) -> QueryFormat;
-
-    /// As [`DecodeBackend::max_query_len`].
-    fn max_query_len(&self) -> usize;
 }
 
 // As in the prefill module: two implementations that must never differ in anything but where their
@@ -307,16 +361,6 @@ macro_rules! stage {
         ) -> Result<()> {
             let $this = self;
             $source::decode($receiver, device, call, state, metadata)
-        }
-
-        fn query_format(&self) -> QueryFormat {
-            let $this = self;
-            $source::query_format($receiver)
-        }
-
-        fn max_query_len(&self) -> usize {
-            let $this = self;
-            $source::max_query_len($receiver)
         }
     };
 }
@@ -438,8 +482,6 @@ trait DecodeObject<D: Device>: Send + Sync {
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()>;
-    fn query_format(&self) -> QueryFormat;
-    fn max_query_len(&self) -> usize;
     fn set_num_splits(&mut self, parts: u32) -> Result<()>;
 }
 
@@ -491,14 +533,6 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
             state.get_mut(B::SPEC.name)?,
             metadata.get(B::SPEC.name)?,
         )
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        DecodeBackend::query_format(self)
-    }
-
-    fn max_query_len(&self) -> usize {
-        DecodeBackend::max_query_len(self)
     }
 
     fn set_num_splits(&mut self, parts: u32) -> Result<()> {

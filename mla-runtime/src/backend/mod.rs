@@ -22,15 +22,13 @@ mod prefill;
 
 pub use crate::plan::limits::StepLimits;
 pub use decode::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, QueryFormat,
-    SelectedDecode, SlotLists,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
 };
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_linked, not_registered};
 pub use opaque::Opaque;
 pub use prefill::{
-    Chunk, KeyLayout, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage,
-    SelectedPrefill,
+    Chunk, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill,
 };
 
 use crate::device::Device;

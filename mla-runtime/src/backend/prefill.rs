@@ -15,16 +15,7 @@ use crate::plan::context::ContextChunk;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
 
-/// How a prefill backend takes its keys.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum KeyLayout {
-    /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
-    Packed,
-    /// The head's part and the shared rotary part apart, so that nobody packs them.
-    Split,
-}
-
-/// The keys of a call.
+/// The keys of a call, in the [layout](BackendSpec::key_layout) that the backend asks for.
 pub enum Keys<'a, D: Device> {
     /// `[T, H, P+R]`.
     Packed(TensorRef<'a, D>),
@@ -39,6 +30,7 @@ pub enum Keys<'a, D: Device> {
 
 /// The lengths of a step's prefill requests, which the host knows.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct PrefillBatch<'a> {
     /// The new tokens of each request.
     pub query_lens: &'a [u32],
@@ -49,8 +41,27 @@ pub struct PrefillBatch<'a> {
     pub chunks: &'a [ContextChunk],
 }
 
+impl<'a> PrefillBatch<'a> {
+    /// New tokens, their keys, and no context.
+    pub const fn new(query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
+        Self {
+            query_lens,
+            key_lens,
+            chunks: &[],
+        }
+    }
+
+    /// The same with context in these chunks.
+    #[must_use]
+    pub const fn with_chunks(mut self, chunks: &'a [ContextChunk]) -> Self {
+        self.chunks = chunks;
+        self
+    }
+}
+
 /// One context chunk of the prepared batch: which, and what it holds.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Chunk<'a> {
     /// Its index in [`PrefillBatch::chunks`].
     pub index: usize,
@@ -58,11 +69,22 @@ pub struct Chunk<'a> {
     pub key_lens: &'a [u32],
 }
 
+impl<'a> Chunk<'a> {
+    /// Chunk number `index` of the batch, with the keys of each request in it.
+    pub const fn new(index: usize, key_lens: &'a [u32]) -> Self {
+        Self { index, key_lens }
+    }
+}
+
 /// One attention of the requests in a batch to keys of their own.
+#[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
+    /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are the new
+    /// tokens', to be attended to causally.
+    pub chunk: Option<Chunk<'a>>,
     /// `[Tq, H, P+R]`.
     pub query: TensorRef<'a, D>,
-    /// The keys, in the layout that the backend asked for.
+    /// The keys, in the layout that the spec asks for.
     pub keys: Keys<'a, D>,
     /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values where the backend requires
     /// padded values.
@@ -79,6 +101,46 @@ pub struct PrefillCall<'a, D: Device> {
     pub max_query_len: usize,
     /// The most keys of one request.
     pub max_key_len: usize,
+}
+
+impl<'a, D: Device> PrefillCall<'a, D> {
+    /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where each request's
+    /// begin, and the most of one request.
+    pub fn new(
+        query: TensorRef<'a, D>,
+        keys: Keys<'a, D>,
+        values: TensorRef<'a, D>,
+        out: Output<'a, D>,
+        (query_starts, max_query_len): (ArrayRef<'a, D, i32>, usize),
+        (key_starts, max_key_len): (ArrayRef<'a, D, i32>, usize),
+    ) -> Self {
+        Self {
+            chunk: None,
+            query,
+            keys,
+            values,
+            out,
+            lse: None,
+            query_starts,
+            key_starts,
+            max_query_len,
+            max_key_len,
+        }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same for keys of a context chunk.
+    #[must_use]
+    pub fn with_chunk(mut self, chunk: impl Into<Option<Chunk<'a>>>) -> Self {
+        self.chunk = chunk.into();
+        self
+    }
 }
 
 /// A prefill backend. `#[mla_backend(…)]` on the `impl` block writes [`SPEC`](Self::SPEC) and links
@@ -150,45 +212,20 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
         metadata: &mut Self::Metadata,
     ) -> Result<()>;
 
-    /// Attends each request's new tokens to themselves, causally: query `i` of `n` sees keys
-    /// `0..=i` (bottom-right aligned where there are more keys than queries). A row that sees
-    /// nothing gives 0 and −inf.
+    /// Attends each request's query tokens to its keys. Where the call has no chunk, causally: query `i` of `n`
+    /// sees keys `0..=i` (bottom-right aligned where there are more keys than queries). Where it has one, to
+    /// all of them, and the log-sum-exp is always asked for. A row that sees nothing gives 0 and −inf.
     ///
     /// # Errors
     ///
     /// Where the call's shapes disagree, or the device fails.
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Self::Device,
         call: PrefillCall<'_, Self::Device>,
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()>;
-
-    /// Attends each request's new tokens to a chunk of its context, not causally. The log-sum-exp
-    /// is always asked for.
-    ///
-    /// # Errors
-    ///
-    /// Where the call's shapes disagree, or the device fails.
-    fn context_chunk(
-        &self,
-        device: &Self::Device,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Self::Device>,
-        state: &mut Self::State,
-        metadata: &Self::Metadata,
-    ) -> Result<()>;
-
-    /// How it takes its keys.
-    fn key_layout(&self) -> KeyLayout {
-        KeyLayout::Packed
-    }
-
-    /// Whether values and outputs must be as wide as queries: then the layer pads and slices.
-    fn requires_padded_values(&self) -> bool {
-        false
-    }
 }
 
 /// A prefill backend as the layer calls it: chosen by type, or at run time. Its methods are those of
@@ -234,38 +271,18 @@ pub trait PrefillStage: Send + Sync + 'static {
         metadata: &mut Self::Metadata,
     ) -> Result<()>;
 
-    /// As [`PrefillBackend::new_tokens`].
+    /// As [`PrefillBackend::prefill`].
     ///
     /// # Errors
     ///
     /// The backend's.
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Self::Device,
         call: PrefillCall<'_, Self::Device>,
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()>;
-
-    /// As [`PrefillBackend::context_chunk`].
-    ///
-    /// # Errors
-    ///
-    /// The backend's.
-    fn context_chunk(
-        &self,
-        device: &Self::Device,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Self::Device>,
-        state: &mut Self::State,
-        metadata: &Self::Metadata,
-    ) -> Result<()>;
-
-    /// As [`PrefillBackend::key_layout`].
-    fn key_layout(&self) -> KeyLayout;
-
-    /// As [`PrefillBackend::requires_padded_values`].
-    fn requires_padded_values(&self) -> bool;
 }
 
 // The stage's methods, from those of the same name of another trait on another receiver. A macro,
@@ -298,7 +315,7 @@ macro_rules! stage {
             $source::prepare($receiver, device, batch, state, metadata)
         }
 
-        fn new_tokens(
+        fn prefill(
             &self,
             device: &Self::Device,
             call: PrefillCall<'_, Self::Device>,
@@ -306,29 +323,7 @@ macro_rules! stage {
             metadata: &Self::Metadata,
         ) -> Result<()> {
             let $this = self;
-            $source::new_tokens($receiver, device, call, state, metadata)
-        }
-
-        fn context_chunk(
-            &self,
-            device: &Self::Device,
-            chunk: Chunk<'_>,
-            call: PrefillCall<'_, Self::Device>,
-            state: &mut Self::State,
-            metadata: &Self::Metadata,
-        ) -> Result<()> {
-            let $this = self;
-            $source::context_chunk($receiver, device, chunk, call, state, metadata)
-        }
-
-        fn key_layout(&self) -> KeyLayout {
-            let $this = self;
-            $source::key_layout($receiver)
-        }
-
-        fn requires_padded_values(&self) -> bool {
-            let $this = self;
-            $source::requires_padded_values($receiver)
+            $source::prefill($receiver, device, call, state, metadata)
         }
     };
 }
@@ -434,23 +429,13 @@ trait PrefillObject<D: Device>: Send + Sync {
         state: &mut Opaque,
         metadata: &mut Opaque,
     ) -> Result<()>;
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &D,
         call: PrefillCall<'_, D>,
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()>;
-    fn context_chunk(
-        &self,
-        device: &D,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, D>,
-        state: &mut Opaque,
-        metadata: &Opaque,
-    ) -> Result<()>;
-    fn key_layout(&self) -> KeyLayout;
-    fn requires_padded_values(&self) -> bool;
 }
 
 impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
@@ -487,39 +472,19 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
         )
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &D,
         call: PrefillCall<'_, D>,
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()> {
-        PrefillBackend::new_tokens(
+        PrefillBackend::prefill(
             self,
             device,
             call,
             state.get_mut(B::SPEC.name)?,
             metadata.get(B::SPEC.name)?,
         )
-    }
-
-    fn context_chunk(
-        &self,
-        device: &D,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, D>,
-        state: &mut Opaque,
-        metadata: &Opaque,
-    ) -> Result<()> {
-        let (state, metadata) = (state.get_mut(B::SPEC.name)?, metadata.get(B::SPEC.name)?);
-        PrefillBackend::context_chunk(self, device, chunk, call, state, metadata)
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        PrefillBackend::key_layout(self)
-    }
-
-    fn requires_padded_values(&self) -> bool {
-        PrefillBackend::requires_padded_values(self)
     }
 }

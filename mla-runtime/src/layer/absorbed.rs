@@ -2,11 +2,10 @@
 
 use super::arena::Arena;
 use super::{LayerCall, MlaLayer, Workspace};
-use crate::backend::{
-    DecodeCall, DecodeStage, Output, PrefillStage, Query, QueryFormat, SlotLists,
-};
+use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
 use crate::device::{AbsorbedQueries, Device, Memory};
 use crate::error::Result;
+use crate::spec::QueryFormat;
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// With `writes`, the cache write of all tokens goes with it.
@@ -37,7 +36,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         // q_lat = q_nope · W_UK, one product per head.
         let query = call.query.shorten().narrow(0, 0..tokens)?;
         let query_rope = query.narrow(2, nope..nope + rope)?;
-        let format = self.decode.query_format();
+        let format = self.decode.spec().query_format;
         let rotated = call.rotary.is_some();
         let width = match format {
             QueryFormat::Split if !rotated => latent,

@@ -2,10 +2,11 @@
 
 use super::arena::Arena;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
-use crate::backend::{DecodeStage, KeyLayout, Keys, Output, PrefillCall, PrefillStage};
+use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::device::{Device, Memory};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut};
+use crate::spec::KeyLayout;
 use crate::tensor::{Layout, TensorRef};
 
 /// Where expanded keys and values are put.
@@ -85,9 +86,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             };
             let starts = step.expanded_starts(P::Device::bytes(&workspace.arrays))?;
             let longest = step.max_expanded_query_len();
-            self.prefill.new_tokens(
+            self.prefill.prefill(
                 &self.device,
                 PrefillCall {
+                    chunk: None,
                     query: query.shorten(),
                     keys,
                     values,
@@ -136,10 +138,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             let mut chunk_out = self.tensor(bytes, [count, heads, values_width])?;
             let bytes = P::Device::reborrow(&mut partial_lse);
             let mut chunk_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
-            self.prefill.context_chunk(
+            self.prefill.prefill(
                 &self.device,
-                chunk.chunk,
                 PrefillCall {
+                    chunk: Some(chunk.chunk),
                     query: query.shorten().narrow(0, chunk.tokens.clone())?,
                     keys,
                     values,
@@ -242,7 +244,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 tensor(values, self.values_width())?,
             ),
         };
-        let keys = match self.prefill.key_layout() {
+        let keys = match self.prefill.spec().key_layout {
             KeyLayout::Packed => Keys::Packed(keys),
             KeyLayout::Split => Keys::Split { nope: keys, rope },
         };
@@ -252,7 +254,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// The width of a head's key as the backend takes it.
     fn keys_width(&self) -> usize {
         let head = self.config.problem.dims.head;
-        let width = match self.prefill.key_layout() {
+        let width = match self.prefill.spec().key_layout {
             KeyLayout::Packed => head.qk(),
             KeyLayout::Split => head.nope,
         };
@@ -262,7 +264,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// The width of values and outputs as the backend takes them.
     fn values_width(&self) -> usize {
         let head = self.config.problem.dims.head;
-        let width = match self.prefill.requires_padded_values() {
+        let width = match self.prefill.spec().padded_values {
             true => head.qk().max(head.v),
             false => head.v,
         };

@@ -123,8 +123,8 @@ pub use workspace::{Workspace, WorkspaceId};
 
 pub(crate) use self::arena::Arena;
 use crate::backend::{
-    DecodeBackend, DecodeStage, KeyLayout, LayerConfig, PrefillBackend, PrefillStage,
-    SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
+    DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
+    SelectedPrefill, SlotLists, StepLimits,
 };
 use crate::cache::CacheMut;
 use crate::capability::Platform;
@@ -135,7 +135,7 @@ use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
 use crate::rotary::Rotation;
-use crate::spec::{BackendSpec, Phase, QueryLen};
+use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
 /// One layer's attention with its backends.
@@ -362,7 +362,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             pages,
             layers,
             packed_keys: self.packed_keys(),
-            padded_values: self.prefill.requires_padded_values(),
+            padded_values: self.prefill.spec().padded_values,
             decode_workspace: self.decode.workspace_bytes(&self.device, limits),
             prefill_workspace: self.prefill.workspace_bytes(&self.device, limits),
             ..MemoryNeeds::of_steps(&self.config.problem, limits)?
@@ -383,15 +383,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
     /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
     fn within_backend(&self, limits: &StepLimits) -> StepLimits {
+        let most = self.decode.spec().max_query_len;
+        let most = most.map_or(usize::MAX, |most| most as usize);
         StepLimits {
-            decode_query_len: limits.decode_query_len.min(self.decode.max_query_len()),
+            decode_query_len: limits.decode_query_len.min(most),
             ..*limits
         }
     }
 
     /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
     /// problem and backends. Requests of more new tokens than the decode backend
-    /// [takes](DecodeBackend::max_query_len) use the expanded path, whatever `limits.decode_query_len` is.
+    /// [takes](BackendSpec::max_query_len) use the expanded path, whatever `limits.decode_query_len` is.
     ///
     /// # Errors
     ///
@@ -597,7 +599,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     fn packed_keys(&self) -> bool {
-        self.prefill.key_layout() == KeyLayout::Packed
+        self.prefill.spec().key_layout == KeyLayout::Packed
     }
 
     /// A row-major tensor at the beginning of `bytes`, in the problem's dtype.

@@ -11,8 +11,8 @@ use crate::reason::{Accepted, Field, Given, Reason, Reasons};
 
 use super::support::contains;
 pub use super::support::{
-    CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority, QueryLen,
-    SparseSupport,
+    CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase, Priority,
+    QueryFormat, QueryLen, SparseSupport,
 };
 
 /// What a backend supports. The attribute writes it as a constant of the backend's `impl` block.
@@ -43,6 +43,15 @@ pub struct BackendSpec {
     pub page_sizes: PageSizes,
     /// How query lengths may differ. Decode only: prefill is always ragged.
     pub query_len: QueryLen,
+    /// The most new tokens of a request that it takes, or `None` where any number will do: the layer sends
+    /// longer requests down the expanded path. Decode only.
+    pub max_query_len: Option<u32>,
+    /// How it takes its queries. Decode only.
+    pub query_format: QueryFormat,
+    /// How it takes its keys. Prefill only.
+    pub key_layout: KeyLayout,
+    /// Whether values and outputs are as wide as queries: then the layer pads and slices. Prefill only.
+    pub padded_values: bool,
     /// What can be captured into a CUDA graph.
     pub graphs: GraphSupport,
     /// The log-sum-exp its kernel produces.
@@ -60,7 +69,8 @@ pub struct BackendSpec {
 impl BackendSpec {
     /// The least that a spec says: everything else is what most backends of the phase have.
     /// Prefill runs ragged and returns a natural log-sum-exp; decode takes one token per request,
-    /// any page size, and the caches of its dtypes must be named. The provider is `unknown`.
+    /// any page size, and the caches of its dtypes must be named. Queries come split, keys packed. The
+    /// provider is `unknown`.
     pub const fn new(name: &'static str, phase: Phase, platform: Platform) -> Self {
         Self {
             name,
@@ -81,6 +91,10 @@ impl BackendSpec {
                 Phase::Prefill => QueryLen::Ragged,
                 Phase::Decode => QueryLen::Single,
             },
+            max_query_len: None,
+            query_format: QueryFormat::Split,
+            key_layout: KeyLayout::Packed,
+            padded_values: false,
             graphs: GraphSupport::Never,
             lse: LseOutput::Ln,
             quant_output: false,
@@ -316,6 +330,10 @@ impl BackendSpec {
                     "kv: given formats, accepted none: prefill never reads the cache"
                 );
                 assert!(
+                    self.max_query_len.is_none(),
+                    "max_query_len: given a number, accepted none: prefill takes any"
+                );
+                assert!(
                     !matches!(self.lse, LseOutput::None),
                     "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
                 );
@@ -324,6 +342,14 @@ impl BackendSpec {
                 assert!(
                     !self.kv_formats.is_empty(),
                     "kv: given an empty list, accepted at least one format"
+                );
+                assert!(
+                    !matches!(self.max_query_len, Some(0)),
+                    "max_query_len: given 0, accepted 1 and up"
+                );
+                assert!(
+                    !self.padded_values,
+                    "padded_values: given true, accepted false: only prefill has values of its own"
                 );
             }
         }

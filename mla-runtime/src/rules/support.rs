@@ -275,6 +275,50 @@ impl SparseSupport {
     }
 }
 
+/// How a decode backend takes its queries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QueryFormat {
+    /// The latent and the rotary part apart: `[T, H, L]` and `[T, H, R]`.
+    Split,
+    /// One tensor `[T, H, L+R]`.
+    Concatenated,
+}
+
+impl QueryFormat {
+    /// Every format, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::Split, Self::Concatenated];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Split => "split",
+            Self::Concatenated => "concatenated",
+        }
+    }
+}
+
+/// How a prefill backend takes its keys.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum KeyLayout {
+    /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
+    Packed,
+    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nobody packs them.
+    Split,
+}
+
+impl KeyLayout {
+    /// Every layout, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::Packed, Self::Split];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Packed => "packed",
+            Self::Split => "split",
+        }
+    }
+}
+
 /// The order in which backends are tried: higher first, per set of capabilities.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Priority {

@@ -245,20 +245,9 @@ macro_rules! prefill_body {
             ::core::result::Result::Ok(())
         }
 
-        fn new_tokens(
+        fn prefill(
             &self,
             _: &$device,
-            _: ::mla_runtime::backend::PrefillCall<'_, $device>,
-            _: &mut (),
-            _: &(),
-        ) -> ::mla_runtime::Result<()> {
-            ::core::result::Result::Err(::mla_runtime::Error::argument("backend", "any", "none"))
-        }
-
-        fn context_chunk(
-            &self,
-            _: &$device,
-            _: ::mla_runtime::backend::Chunk<'_>,
             _: ::mla_runtime::backend::PrefillCall<'_, $device>,
             _: &mut (),
             _: &(),

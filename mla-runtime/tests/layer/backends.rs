@@ -4,10 +4,10 @@
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, Keys, LayerConfig, Output,
-    PrefillBackend, PrefillBatch, PrefillCall, Query, QueryFormat, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, Keys, LayerConfig, Output, PrefillBackend,
+    PrefillBatch, PrefillCall, Query, StepLimits,
 };
-use mla_runtime::spec::BackendSpec;
+use mla_runtime::spec::{BackendSpec, KeyLayout, QueryFormat};
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 
 use crate::world::floats;
@@ -19,13 +19,13 @@ pub(crate) struct Demanding<const PACKED: bool, const PADDED: bool> {
 }
 
 impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
-    fn checked<'a>(&self, call: PrefillCall<'a, Cpu>) -> PrefillCall<'a, Cpu> {
+    fn checked<'a>(&self, mut call: PrefillCall<'a, Cpu>) -> PrefillCall<'a, Cpu> {
         let problem = &self.config.problem;
         let head = problem.dims.head;
         let (heads, v) = (problem.heads as usize, head.v as usize);
         let (nope, qk) = (head.nope as usize, head.qk() as usize);
         let rows = call.values.shape()[0];
-        let keys = match call.keys {
+        match call.keys {
             Keys::Packed(keys) => {
                 assert!(PACKED);
                 assert_eq!(keys.shape(), [rows, heads, qk]);
@@ -35,14 +35,12 @@ impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
                 for head in 1..heads {
                     assert_eq!(elements(&rope.narrow(1, head..head + 1).unwrap()), first);
                 }
-                Keys::Packed(keys)
             }
-            Keys::Split { nope: own, rope } => {
+            Keys::Split { nope: own, .. } => {
                 assert!(!PACKED);
                 assert_eq!(own.shape(), [rows, heads, nope]);
-                Keys::Split { nope: own, rope }
             }
-        };
+        }
         let width = if PADDED { qk.max(v) } else { v };
         assert_eq!(call.values.shape(), [rows, heads, width]);
         let padding = call.values.narrow(2, v..width).unwrap();
@@ -52,12 +50,9 @@ impl<const PACKED: bool, const PADDED: bool> Demanding<PACKED, PADDED> {
         };
         let [tokens, ..] = out.shape();
         assert_eq!(out.shape(), [tokens, heads, width]);
-        PrefillCall {
-            keys,
-            values: call.values.narrow(2, 0..v).unwrap(),
-            out: Output::Plain(spoilt(out).narrow(2, 0..v).unwrap()),
-            ..call
-        }
+        call.values = call.values.narrow(2, 0..v).unwrap();
+        call.out = Output::Plain(spoilt(out).narrow(2, 0..v).unwrap());
+        call
     }
 }
 
@@ -97,6 +92,12 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
 
     const SPEC: BackendSpec = BackendSpec {
         name: "DEMANDING",
+        key_layout: if PACKED {
+            KeyLayout::Packed
+        } else {
+            KeyLayout::Split
+        },
+        padded_values: PADDED,
         ..CpuPrefill::SPEC
     };
 
@@ -133,40 +134,19 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         Ok(())
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cpu,
-        call: PrefillCall<'_, Cpu>,
-        state: &mut Self::State,
-        _: &Self::Metadata,
-    ) -> Result<()> {
-        PrefillBackend::new_tokens(&self.cpu, device, self.checked(call), state, &())
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cpu,
-        chunk: Chunk<'_>,
         call: PrefillCall<'_, Cpu>,
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()> {
-        let (tokens, rows) = metadata[chunk.index];
-        assert_eq!(call.query.shape()[0], tokens);
-        assert_eq!(call.values.shape()[0], rows);
-        PrefillBackend::context_chunk(&self.cpu, device, chunk, self.checked(call), state, &())
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        if PACKED {
-            KeyLayout::Packed
-        } else {
-            KeyLayout::Split
+        if let Some(chunk) = call.chunk {
+            let (tokens, rows) = metadata[chunk.index];
+            assert_eq!(call.query.shape()[0], tokens);
+            assert_eq!(call.values.shape()[0], rows);
         }
-    }
-
-    fn requires_padded_values(&self) -> bool {
-        PADDED
+        PrefillBackend::prefill(&self.cpu, device, self.checked(call), state, &())
     }
 }
 
@@ -182,6 +162,8 @@ impl DecodeBackend for Concatenated {
 
     const SPEC: BackendSpec = BackendSpec {
         name: "CONCATENATED",
+        query_format: QueryFormat::Concatenated,
+        max_query_len: Some(3),
         ..CpuDecode::SPEC
     };
 
@@ -226,13 +208,5 @@ impl DecodeBackend for Concatenated {
     ) -> Result<()> {
         assert!(matches!(call.query, Query::Concatenated(_)));
         DecodeBackend::decode(&self.cpu, device, call, state, metadata)
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Concatenated
-    }
-
-    fn max_query_len(&self) -> usize {
-        3
     }
 }

@@ -469,10 +469,10 @@ impl World {
                     false => None,
                 },
                 slot_lists: match self.case.sparse {
-                    true => Some(SlotLists {
-                        slots: ArrayRef::from_slice(&lists),
-                        width: self.list_width(),
-                    }),
+                    true => Some(SlotLists::new(
+                        ArrayRef::from_slice(&lists),
+                        self.list_width(),
+                    )),
                     false => None,
                 },
                 rotary: None,

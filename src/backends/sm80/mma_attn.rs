@@ -11,9 +11,7 @@ use {
     crate::backends::expanded,
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{
-        Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
-    },
+    mla_runtime::backend::{PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -38,6 +36,7 @@ pub struct MmaAttn {
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,64,128)|(256,0,256)|(64,32,64)",
+    key_layout = "split",
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
@@ -76,42 +75,14 @@ impl PrefillBackend for MmaAttn {
         Ok(())
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         (): &mut (),
         (): &(),
     ) -> Result<()> {
-        self.attend(device, call, true)
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cuda,
-        _: Chunk<'_>,
-        call: PrefillCall<'_, Cuda>,
-        (): &mut (),
-        (): &(),
-    ) -> Result<()> {
-        self.attend(device, call, false)
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        KeyLayout::Split
-    }
-}
-
-#[cfg(feature = "sm80")]
-impl MmaAttn {
-    /// Uses no more of the device than `limits` say, as if it were a smaller one.
-    #[must_use]
-    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
-        Self { limits, ..self }
-    }
-
-    fn attend(&self, device: &Cuda, call: PrefillCall<'_, Cuda>, causal: bool) -> Result<()> {
-        let Some(params) = expanded::params(&self.config, call, causal)? else {
+        let Some(params) = expanded::params(&self.config, call)? else {
             return Ok(());
         };
         device.bind()?;
@@ -121,5 +92,14 @@ impl MmaAttn {
         raw::check("prefill", unsafe {
             raw::mla_prefill_sm80(&params, &self.limits, device.raw_stream())
         })
+    }
+}
+
+#[cfg(feature = "sm80")]
+impl MmaAttn {
+    /// Uses no more of the device than `limits` say, as if it were a smaller one.
+    #[must_use]
+    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
+        Self { limits, ..self }
     }
 }

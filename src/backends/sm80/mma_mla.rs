@@ -12,7 +12,7 @@ use {
     crate::backends::absorbed::{self, AbsorbedState},
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, QueryFormat, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -57,6 +57,8 @@ impl MmaMla {
     heads = "1..=128",
     page_sizes = "x16",
     query_len = "ragged",
+    // What the C interface takes: `query_len` in mla.h.
+    max_query_len = 16,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
@@ -115,14 +117,5 @@ impl DecodeBackend for MmaMla {
         raw::check("decode", unsafe {
             raw::mla_decode_sm80(&params, &self.limits, device.raw_stream())
         })
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Split
-    }
-
-    // What the C interface takes: `query_len` in mla.h.
-    fn max_query_len(&self) -> usize {
-        16
     }
 }

@@ -11,9 +11,7 @@ use {
     crate::backends::expanded,
     crate::device::{Buffer, Cuda},
     crate::raw,
-    mla_runtime::backend::{
-        Chunk, KeyLayout, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
-    },
+    mla_runtime::backend::{PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
@@ -44,6 +42,7 @@ pub struct FlashAttnState {
     run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,32,64)",
+    key_layout = "split",
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
@@ -89,29 +88,25 @@ impl PrefillBackend for FlashAttn {
         Ok(())
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut FlashAttnState,
         (): &(),
     ) -> Result<()> {
-        self.attend(device, call, state, true)
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cuda,
-        _: Chunk<'_>,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut FlashAttnState,
-        (): &(),
-    ) -> Result<()> {
-        self.attend(device, call, state, false)
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        KeyLayout::Split
+        let Some(mut params) = expanded::params(&self.config, call)? else {
+            return Ok(());
+        };
+        params.workspace = state.workspace.address() as *mut _;
+        params.workspace_bytes = state.workspace.len();
+        device.bind()?;
+        // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
+        // output and the workspace are borrowed mutably, and the call states the bounds of the lengths,
+        // which the kernel relies on.
+        raw::check("prefill", unsafe {
+            raw::mla_prefill_sm90(&params, device.raw_stream())
+        })
     }
 }
 
@@ -126,26 +121,5 @@ impl FlashAttn {
         let status = unsafe { raw::mla_prefill_sm90_workspace(&params, &mut bytes) };
         raw::check("prefill workspace", status)?;
         Ok(bytes)
-    }
-
-    fn attend(
-        &self,
-        device: &Cuda,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut FlashAttnState,
-        causal: bool,
-    ) -> Result<()> {
-        let Some(mut params) = expanded::params(&self.config, call, causal)? else {
-            return Ok(());
-        };
-        params.workspace = state.workspace.address() as *mut _;
-        params.workspace_bytes = state.workspace.len();
-        device.bind()?;
-        // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
-        // output and the workspace are borrowed mutably, and the call states the bounds of the lengths,
-        // which the kernel relies on.
-        raw::check("prefill", unsafe {
-            raw::mla_prefill_sm90(&params, device.raw_stream())
-        })
     }
 }

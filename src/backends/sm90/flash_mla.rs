@@ -12,7 +12,7 @@ use {
     crate::backends::absorbed::{self, AbsorbedState},
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, QueryFormat, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -50,6 +50,8 @@ impl FlashMla {
     heads = "1..=128",
     page_sizes = "x16",
     query_len = "ragged",
+    // What the C interface takes: `query_len` in mla.h.
+    max_query_len = 8,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
@@ -105,14 +107,5 @@ impl DecodeBackend for FlashMla {
         raw::check("decode", unsafe {
             raw::mla_decode_sm90(&params, device.raw_stream())
         })
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Split
-    }
-
-    // What the C interface takes: `query_len` in mla.h.
-    fn max_query_len(&self) -> usize {
-        8
     }
 }

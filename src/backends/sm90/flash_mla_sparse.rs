@@ -14,9 +14,7 @@ use {
     crate::device::Cuda,
     crate::device::argument::{dtype_code, format_code, narrow, unit_columns, wide},
     crate::raw,
-    mla_runtime::backend::{
-        DecodeBackend, DecodeBatch, DecodeCall, Output, QueryFormat, StepLimits,
-    },
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, StepLimits},
     mla_runtime::error::{Error, Result},
 };
 
@@ -165,9 +163,5 @@ impl DecodeBackend for FlashMlaSparse {
         raw::check("sparse attention", unsafe {
             raw::mla_sparse_sm90(&params, device.raw_stream())
         })
-    }
-
-    fn query_format(&self) -> QueryFormat {
-        QueryFormat::Split
     }
 }

@@ -5,8 +5,8 @@ use mla_kernels::backends::sm80::{MmaAttn, MmaMla};
 use mla_kernels::raw::MlaDeviceLimits;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, DecodeBackend, DecodeBatch, DecodeCall, KeyLayout, LayerConfig, PrefillBackend,
-    PrefillBatch, PrefillCall, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
+    StepLimits,
 };
 use mla_runtime::spec::BackendSpec;
 
@@ -95,28 +95,13 @@ impl<const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<MmaAttn, SHAR
         self.0.prepare(device, batch, state, metadata)
     }
 
-    fn new_tokens(
+    fn prefill(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut (),
         metadata: &(),
     ) -> Result<()> {
-        self.0.new_tokens(device, call, state, metadata)
-    }
-
-    fn context_chunk(
-        &self,
-        device: &Cuda,
-        chunk: Chunk<'_>,
-        call: PrefillCall<'_, Cuda>,
-        state: &mut (),
-        metadata: &(),
-    ) -> Result<()> {
-        self.0.context_chunk(device, chunk, call, state, metadata)
-    }
-
-    fn key_layout(&self) -> KeyLayout {
-        self.0.key_layout()
+        self.0.prefill(device, call, state, metadata)
     }
 }

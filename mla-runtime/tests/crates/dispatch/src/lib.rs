@@ -299,21 +299,19 @@ pub fn drive(dispatch: &mut dyn FnMut(DecodeCall<'_, Cpu>) -> Result<()>) -> Res
     let tensor = |width| mla_runtime::tensor::Layout::contiguous(DType::BF16, [1, heads, width]);
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     for _ in 0..count {
-        dispatch(DecodeCall {
-            query: Query::Concatenated(TensorRef::new(&query[..], tensor(row))?),
-            cache: CacheRef::new(&cache[..], layout)?,
-            batch: DecodeBatch {
-                block_table: BlockTable::new(ArrayRef::from_slice(&[0]), 1, 1)?,
-                seq_lens: ArrayRef::from_slice(&[1]),
-                query_starts: ArrayRef::from_slice(&[0, 1]),
-                max_query_len: 1,
-                max_seq_len: 1,
-                host: None,
-            },
-            out: Output::Plain(TensorMut::new(&mut out[..], tensor(latent))?),
-            lse: Some(LseMut::from_slice(&mut lse, heads, 1)?),
-            slots: None,
-        })?;
+        dispatch(
+            DecodeCall::new(
+                Query::Concatenated(TensorRef::new(&query[..], tensor(row))?),
+                CacheRef::new(&cache[..], layout)?,
+                DecodeBatch::new(
+                    BlockTable::new(ArrayRef::from_slice(&[0]), 1, 1)?,
+                    (ArrayRef::from_slice(&[1]), 1),
+                    (ArrayRef::from_slice(&[0, 1]), 1),
+                ),
+                Output::Plain(TensorMut::new(&mut out[..], tensor(latent))?),
+            )
+            .with_lse(LseMut::from_slice(&mut lse, heads, 1)?),
+        )?;
     }
     let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
     println!("{count} dispatches, {allocations} allocations");
