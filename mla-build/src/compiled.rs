@@ -1,12 +1,22 @@
-//! What was compiled, as constants that the package's own code is checked against.
+//! What was compiled: as constants that the package's own code is checked against, and as a variable for an
+//! attribute that names none of them.
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use crate::{
     Error,
     family::Families,
     target::{self, Target},
+    unit,
 };
+
+/// The variable in which the package's code finds what was compiled: `sm90:on:sm_90a;sm100:off:sm_100f`.
+const VARIABLE: &str = "MLA_BUILD_COMPILED";
 
 /// Writes a constant for each family, and one for the sources of none.
 pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
@@ -16,6 +26,83 @@ pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
         return Ok(());
     }
     fs::write(output, text).map_err(Error::file("write", output))
+}
+
+/// Tells Cargo, in a variable of the package's code, which families have CUDA sources in these globs, whether
+/// each is turned on, and its targets. Where no folder is a family's, `all` stands for them.
+pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result<(), Error> {
+    static KNOWN: Mutex<Vec<Group>> = Mutex::new(Vec::new());
+    // A list holds whole groups at every moment, so a panic elsewhere leaves it sound.
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    for group in groups(families, root, globs)? {
+        add(&mut known, group);
+    }
+    for family in &families.declared {
+        println!("cargo::rerun-if-env-changed={}", family.variable());
+    }
+    // Of several libraries each tells of all before it too: Cargo keeps the last value.
+    if let Some(value) = value(&known) {
+        println!("cargo::rustc-env={VARIABLE}={value}");
+    }
+    Ok(())
+}
+
+/// Sources that are compiled for the same targets.
+struct Group {
+    /// A family's, or `None` for sources in no family's folder.
+    family: Option<String>,
+    enabled: bool,
+    targets: Vec<String>,
+}
+
+fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Group>, Error> {
+    let folders = unit::folders(root, globs, families)?;
+    let with_sources = |name: &str| folders.contains(&Some(name));
+    let declared = families.declared.iter();
+    let mut groups: Vec<_> = declared
+        .filter(|family| with_sources(&family.name))
+        .map(|family| Group {
+            family: Some(family.name.clone()),
+            enabled: family.enabled,
+            targets: target::names(&family.targets),
+        })
+        .collect();
+    if folders.contains(&None) {
+        groups.push(Group {
+            family: None,
+            enabled: !families.of_all.is_empty(),
+            targets: target::names(&families.of_all),
+        });
+    }
+    Ok(groups)
+}
+
+/// Adds what one library more was compiled for. Of a family that libraries compile for different targets,
+/// those count that all have: nothing says which library's kernels an attribute means.
+fn add(known: &mut Vec<Group>, group: Group) {
+    match known.iter_mut().find(|it| it.family == group.family) {
+        None => known.push(group),
+        Some(same) => {
+            same.enabled &= group.enabled;
+            same.targets.retain(|it| group.targets.contains(it));
+        }
+    }
+}
+
+/// Nothing without a CUDA source. What is in no family's folder was compiled for at least what each family was,
+/// so it says nothing where there are folders.
+fn value(known: &[Group]) -> Option<String> {
+    let by_family = known.iter().any(|group| group.family.is_some());
+    let groups: Vec<_> = known
+        .iter()
+        .filter(|group| group.family.is_some() == by_family)
+        .map(|group| {
+            let name = group.family.as_deref().unwrap_or("all");
+            let state = if group.enabled { "on" } else { "off" };
+            format!("{name}:{state}:{}", group.targets.join(","))
+        })
+        .collect();
+    (!groups.is_empty()).then(|| groups.join(";"))
 }
 
 fn text(families: &Families) -> String {
@@ -41,6 +128,48 @@ fn constant(text: &mut String, what: &str, name: &str, targets: &[Target]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn told(libraries: &[(&[&str], &[&str])]) -> Option<String> {
+        let mut known = Vec::new();
+        for (on, files) in libraries {
+            let folder = tempfile::tempdir().unwrap();
+            for file in *files {
+                let path = folder.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            let on: Vec<_> = on.iter().map(|&name| name.to_owned()).collect();
+            let families = Families::new(&[], &on, |_| None).unwrap();
+            for group in groups(&families, folder.path(), &["**/*.c[uc]".to_owned()]).unwrap() {
+                add(&mut known, group);
+            }
+        }
+        value(&known)
+    }
+
+    #[test]
+    fn the_packages_code_is_told_of_families_with_sources() {
+        let both = ["sm90/a.cu", "sm100/a.cu", "all/helper.cu", "sm80/shim.cc"];
+        assert_eq!(
+            told(&[(&["sm90"], &both)]).as_deref(),
+            Some("sm90:on:sm_90a;sm100:off:sm_100f")
+        );
+        assert_eq!(
+            told(&[(&["sm90", "sm100"], &["all/a.cu"])]).as_deref(),
+            Some("all:on:sm_90a,sm_100f")
+        );
+        // Of C++ alone nothing is known: its kernels come from elsewhere.
+        assert_eq!(told(&[(&["sm90"], &["all/shim.cc"])]), None);
+        // Each library says more, and `all` says less than any family's folder.
+        assert_eq!(
+            told(&[(&["sm90"], &["all/a.cu"]), (&["sm90"], &["sm90/b.cu"])]).as_deref(),
+            Some("sm90:on:sm_90a")
+        );
+        assert_eq!(
+            told(&[(&["sm90", "sm100"], &["all/a.cu"]), (&["sm90"], &["b.cu"])]).as_deref(),
+            Some("all:on:sm_90a")
+        );
+    }
 
     #[test]
     fn every_declared_family_has_a_constant_also_if_it_is_off() {

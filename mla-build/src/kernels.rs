@@ -4,7 +4,7 @@ use std::{env, path::PathBuf, time::Instant};
 
 use crate::{
     Error, Family,
-    build::{Plan, only, output_folder, prebuilt},
+    build::{Plan, folder, only, output_folder, prebuilt},
     compiled,
     family::Families,
     report::Report,
@@ -237,16 +237,21 @@ impl Kernels {
         Ok(enabled.map(|family| family.name).collect())
     }
 
-    /// Writes the constants of [`Built::compiled`] and nothing else, for a build that compiles no
-    /// kernels: they list what it would compile. Returns the file.
+    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list what it
+    /// would compile. Tells the package's `#[mla_backend]` the same, and does nothing else. Returns the file.
     ///
     /// # Errors
     ///
-    /// As [`enabled`](Self::enabled), or the file cannot be written.
+    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
-        let folder = output_folder(self.out_dir.clone())?;
-        let path = folder.join(format!("{library}_compiled.rs"));
-        compiled::write(&self.resolve()?, &path)?;
+        let out_dir = output_folder(self.out_dir.clone())?;
+        let path = out_dir.join(format!("{library}_compiled.rs"));
+        let families = self.resolve()?;
+        compiled::write(&families, &path)?;
+        if self.out_dir.is_none() {
+            let root = folder(self.root.clone(), "CARGO_MANIFEST_DIR")?;
+            compiled::tell(&families, &root, &self.sources)?;
+        }
         Ok(path)
     }
 

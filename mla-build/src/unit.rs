@@ -11,7 +11,7 @@ use globset::{GlobBuilder, GlobMatcher};
 
 use crate::{
     Error,
-    family::{self, Families},
+    family::{self, Declared, Families},
     target::{self, Target},
 };
 
@@ -123,9 +123,9 @@ pub(crate) fn discover(
         let (compiled, targets) = match (language, place) {
             // Code for the host alone belongs to every build, or to a family's.
             (Language::Cpp, Place::All) => (true, &[][..]),
-            (Language::Cpp, Place::Family(targets)) => (!targets.is_empty(), &[][..]),
+            (Language::Cpp, Place::Family(family)) => (family.enabled, &[][..]),
             (Language::Cuda, Place::All) => (true, families.of_all.as_slice()),
-            (Language::Cuda, Place::Family(targets)) => (!targets.is_empty(), targets),
+            (Language::Cuda, Place::Family(family)) => (family.enabled, family.compiled()),
         };
         if compiled {
             units.push(Unit {
@@ -153,6 +153,26 @@ pub(crate) fn discover(
     }
     particularise(&mut units, &sources, particulars)?;
     Ok(units)
+}
+
+/// The families that have CUDA sources, turned on or not, and `None` for sources in no family's folder.
+pub(crate) fn folders<'a>(
+    root: &Path,
+    globs: &[String],
+    families: &'a Families,
+) -> Result<BTreeSet<Option<&'a str>>, Error> {
+    let mut folders = BTreeSet::new();
+    for source in find(root, globs)? {
+        let source = Path::new(&source);
+        let place = of_path(source, families)?;
+        if Language::of(source)? == Language::Cuda {
+            folders.insert(match place {
+                Place::Family(family) => Some(family.name.as_str()),
+                Place::All => None,
+            });
+        }
+    }
+    Ok(folders)
 }
 
 /// Gives units what is said of their sources. A glob that matches no source, of whatever family, is a
@@ -267,11 +287,10 @@ pub(crate) fn fixed_part(glob: &str) -> PathBuf {
     }
 }
 
-/// Where a source belongs.
+/// Where a source belongs: to a family, or to all.
 #[derive(Clone, Copy)]
 enum Place<'a> {
-    /// To a family; what that is compiled for, nothing if it is off.
-    Family(&'a [Target]),
+    Family(&'a Declared),
     All,
 }
 
@@ -296,7 +315,7 @@ fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error
             return Ok(Place::All);
         }
         if let Some(family) = families.declared.iter().find(|family| family.name == name) {
-            return Ok(Place::Family(family.compiled()));
+            return Ok(Place::Family(family));
         }
         if family::looks_like_one(&name) {
             return Err(place(format!(

@@ -54,6 +54,10 @@ impl PrefillBackend for FlashAttn {
         },
     }
         .checked();
+    const KERNELS: ::mla_runtime::kernels::Kernels = ::mla_runtime::kernels::Kernels {
+        families: ::mla_runtime::private::families!(),
+        run_on: ::core::option::Option::None,
+    };
 }
 const _: () = {
     macro_rules! the_key_crate_has_to_name_mla_runtime {
@@ -68,6 +72,11 @@ const _: () = {
         ::core::panic!(
             "sm: given `90`, `100`, accepted `any`: the device is a processor, which has no compute capability"
         )
+    };
+    const _: () = if let ::core::option::Option::Some(fault) = ::mla_runtime::private::build!()
+        .fault()
+    {
+        ::core::panic!("{}", fault.as_str())
     };
     ::mla_runtime::private::link! {
         < FlashAttn as ::mla_runtime::backend::PrefillBackend > ::ENTRY

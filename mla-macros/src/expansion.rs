@@ -145,11 +145,17 @@ impl Runtime {
     /// compiled for anything.
     fn kernels(&self, spec: &Spec, present: bool) -> Option<TokenStream> {
         let path = &self.path;
-        let compiled = present && !spec.compiled.is_empty();
-        if !compiled && spec.run_on.is_none() {
+        if !(present && runs_on_gpus(spec)) && spec.run_on.is_none() {
             return None;
         }
-        let families = option(compiled.then(|| self.families(spec)));
+        let families = match present && runs_on_gpus(spec) {
+            false => option(None::<TokenStream>),
+            true if spec.compiled.is_empty() => {
+                let features = &spec.features_of_cargo;
+                quote!(#path::private::families!(#(#features),*))
+            }
+            true => option(Some(self.families(spec))),
+        };
         let run_on = option(spec.run_on.as_ref());
         Some(quote! {
             const KERNELS: #path::kernels::Kernels = #path::kernels::Kernels {
@@ -189,11 +195,20 @@ impl Runtime {
                 };
             }
         });
-        let compiled = (spec.sm.is_some() && !spec.compiled.is_empty()).then(|| {
+        let fault = match &spec.compiled[..] {
+            _ if !runs_on_gpus(spec) => None,
+            // What is declared and compiled in no build is a reason: the package may be another author's.
+            [] => {
+                let features = &spec.features_of_cargo;
+                Some(quote!(#path::private::build!(#(#features),*).fault()))
+            }
+            // What is compiled is itself what it declares.
+            _ if spec.sm.is_none() => None,
+            _ => Some(quote!(#this::KERNELS.fault(#this::SPEC.capabilities))),
+        };
+        let compiled = fault.map(|fault| {
             quote_spanned! {span=>
-                const _: () = if let ::core::option::Option::Some(fault) =
-                    #this::KERNELS.fault(#this::SPEC.capabilities)
-                {
+                const _: () = if let ::core::option::Option::Some(fault) = #fault {
                     ::core::panic!("{}", fault.as_str())
                 };
             }
@@ -453,6 +468,10 @@ fn variant(name: &str) -> Ident {
 
 fn cfgs(place: &Place) -> impl Iterator<Item = &Attribute> {
     place.attributes.iter().filter(|it| is_cfg(it))
+}
+
+fn runs_on_gpus(spec: &Spec) -> bool {
+    !matches!(spec.sm.as_deref(), Some([Capabilities::Any]))
 }
 
 // Of the package that is being compiled, which only the compiler knows.

@@ -47,12 +47,13 @@ pub(crate) const COMPILED: Key = Key {
     name: "compiled",
     form: Form::Paths,
     only: None,
-    default: Some("not checked"),
+    default: Some("all that mla-build compiled in the package"),
     accepted: "the path of a constant that mla-build wrote, such as `raw::SM90`, or a list of them, such as \
                `raw::SM90|raw::SM100`",
     example: "\"raw::SM90|raw::SM100\"",
     meaning: "What its kernels are compiled for. `sm` is held to it; of several families, a GPU takes \
-              the first that runs there, and a family that is left out is a reason.",
+              the first that runs there, and a family that is left out is a reason. Needed where families of the \
+              package have GPUs in common and `feature` names none.",
 };
 
 pub(crate) const FEATURE: Key = Key {

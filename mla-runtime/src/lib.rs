@@ -37,8 +37,30 @@ pub mod the_key_crate_has_to_name_mla_runtime {
 /// What the attribute's expansion names; not for use by hand.
 #[doc(hidden)]
 pub mod private {
-    pub use crate::__link as link;
+    pub use crate::rules::build::Build;
+    pub use crate::{__build as build, __families as families, __link as link};
     pub use linkme;
+}
+
+/// What the build script of the package that is being compiled says of its kernels.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __build {
+    ($($feature:literal),*) => {
+        $crate::private::Build::new(::core::option_env!("MLA_BUILD_COMPILED"), &[$($feature),*])
+    };
+}
+
+/// The same as families, for a constant.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __families {
+    ($($feature:literal),*) => {{
+        const BUILD: $crate::private::Build = $crate::private::build!($($feature),*);
+        const TARGETS: [&::core::primitive::str; BUILD.targets()] = BUILD.read_targets();
+        const FAMILIES: [$crate::kernels::Family; BUILD.families()] = BUILD.read_families(&TARGETS);
+        BUILD.known(&FAMILIES)
+    }};
 }
 
 /// The registry's entry of a backend. A macro of this crate names linkme, so that the attribute needs no helper

@@ -16,6 +16,7 @@ pub(crate) struct Arguments {
 const TESTS: &[&[&str]] = &[
     &["--package", "mla-macros", "--lib"],
     &["--package", "mla-runtime", "--test", "ui"],
+    &["--package", "mla-runtime", "--test", "ui_build"],
     &["--package", "mla-macros-renamed", "--test", "ui"],
     &["--package", "mla-dispatch", "--test", "dispatch"],
     &["--package", "mla-cli", "--test", "command"],

@@ -361,6 +361,7 @@ impl Plan {
         if self.for_cargo {
             self.watch_files(&watched);
             self.link();
+            compiled::tell(&self.families, &self.compiler.root, &self.globs)?;
         }
         Ok(Built {
             library,
@@ -481,7 +482,8 @@ fn own_includes(
     Ok(own)
 }
 
-fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
+/// A folder as given, or that of a variable of Cargo's.
+pub(crate) fn folder(given: Option<PathBuf>, variable: &str) -> Result<PathBuf, Error> {
     given
         .or_else(|| env::var_os(variable).map(PathBuf::from))
         .ok_or_else(|| Error::Setting {

@@ -64,6 +64,7 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
             println!("cargo::rerun-if-changed={}", path.display());
         }
         println!("cargo::{}", tag.prefix_variable(library));
+        compiled::tell(&families, &root, &kernels.sources)?;
         // Nothing looks for it before something is linked, and then its name is the message.
         println!(
             "cargo::rustc-link-lib=static={library}_is_not_compiled_because_{variable}_is_set"

@@ -412,6 +412,7 @@ impl Prebuilt {
             println!("cargo::rustc-link-search=native={}", out_dir.display());
             println!("cargo::rustc-link-lib=static={}", tag.as_str());
             println!("cargo::{}", tag.prefix_variable(library));
+            compiled::tell(&self.families, &self.root, &kernels.sources)?;
             println!("cargo::rustc-link-lib=static=cudart_static");
             // By the name under which it is on machines without a C++ compiler too.
             println!("cargo::rustc-link-lib=dylib:+verbatim=libstdc++.so.6");

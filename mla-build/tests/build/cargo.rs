@@ -121,6 +121,30 @@ fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
 }
 
 #[test]
+fn the_packages_code_is_told_what_is_compiled() {
+    let expected = |value: &str| {
+        format!(
+            "const _: () = assert!(matches!(env!(\"MLA_BUILD_COMPILED\").as_bytes(), b{value:?}));\n"
+        )
+    };
+    let mut package = Package::new(&["--include=cuda"]);
+    package.world.write("package/cuda/sm100/x.cu", "body-x\n");
+    let told = expected("sm90:on:sm_90a;sm100:off:sm_100f");
+    package.world.write("package/src/lib.rs", &told);
+    assert!(package.ran());
+    // A check of the Rust code is told the same.
+    package.set("MLA_BUILD_ONLY", "bindings".into());
+    package.set("MLA_CUDA_HOME", package.world.at("none"));
+    let checks = |package: &Package| package.cargo("check").output().unwrap().status.success();
+    assert!(checks(&package));
+    package.set("MLA_BUILD_TARGETS_SM90", "+sm_90".into());
+    assert!(!checks(&package), "other targets are told");
+    let told = expected("sm90:on:sm_90a,sm_90;sm100:off:sm_100f");
+    package.world.write("package/src/lib.rs", &told);
+    assert!(checks(&package));
+}
+
+#[test]
 fn what_a_build_writes_itself_does_not_start_it_again() {
     // The globs and one include root take in the target folder, the cache and what clangd reads;
     // another include root lies below OUT_DIR.

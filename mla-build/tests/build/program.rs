@@ -66,7 +66,8 @@ fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u3
          #[link_name = concat!(env!(\"MLA_BUILD_PREFIX_EXTRA\"), \"decode\")]\n        \
          pub fn extra() -> i32;\n    }\n}\n\
          pub fn tell() -> String {\n    let (decode, extra) = unsafe { (ffi::decode(), ffi::extra()) };\n    \
-         format!(\"{decode} {extra} {:?}{:?}{:?}\", compiled::SM80.len(), compiled::SM90, compiled::SM100)\n}\n",
+         format!(\"{decode} {extra} {:?}{:?}{:?} {}\", compiled::SM80.len(), compiled::SM90, compiled::SM100, \
+         option_env!(\"MLA_BUILD_COMPILED\").unwrap_or(\"-\"))\n}\n",
     );
 }
 
@@ -100,14 +101,26 @@ fn succeeded(ran: Output) -> String {
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-const EACH_ITS_OWN: &str = "80 1080 5[][]\n100 1100 0[][\"sm_100f\"]\n90 1090 0[\"sm_90a\"][]\n";
+/// What it prints: for each package, of which library its functions are, what it compiled, and what its attribute
+/// is told.
+fn each_its_own(told: [&str; 3]) -> String {
+    let [first, program, second] = told;
+    format!(
+        "80 1080 5[][] {first}\n100 1100 0[][\"sm_100f\"] {program}\n90 1090 0[\"sm_90a\"][] {second}\n"
+    )
+}
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn three_packages_with_real_kernels_link_and_run_their_own() {
     let world = World::new();
     let ran = three_packages(&world, "cu").output().unwrap();
-    assert_eq!(succeeded(ran), EACH_ITS_OWN);
+    let told = [
+        "sm80:on:sm_80,sm_90,sm_100,sm_120,compute_80",
+        "sm100:on:sm_100f",
+        "sm90:on:sm_90a",
+    ];
+    assert_eq!(succeeded(ran), each_its_own(told));
 }
 
 #[test]
@@ -127,7 +140,8 @@ fn three_packages_of_two_libraries_each_link_and_run_their_own() {
         .env("MLA_CUDA_HOME", world.at("toolkit"))
         .output()
         .unwrap();
-    assert_eq!(succeeded(ran), EACH_ITS_OWN);
+    // Of C++ alone nothing is told.
+    assert_eq!(succeeded(ran), each_its_own(["-"; 3]));
     let report = |name: &str| world.at(&format!("target/mla-build/{name}.json"));
     for name in [
         "first-decode",

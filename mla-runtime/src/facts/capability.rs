@@ -135,6 +135,12 @@ impl CapabilityMatch {
         }
     }
 
+    /// Whether some capability is in both sets.
+    pub(crate) const fn overlaps(self, other: Self) -> bool {
+        let ((first, last), (from, to)) = (self.bounds(), other.bounds());
+        first <= to && from <= last
+    }
+
     pub(crate) const fn write(self, text: &mut Text<'_>) {
         match self {
             Self::Any => text.push("any"),

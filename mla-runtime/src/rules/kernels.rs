@@ -222,13 +222,11 @@ const fn first_on(families: &[Family], capability: Capability) -> Option<usize> 
 
 // Whether some capability of `declared` is one that a target runs on.
 const fn overlaps(declared: CapabilityMatch, families: &[Family]) -> bool {
-    let (first, last) = declared.bounds();
     let mut f = 0;
     while f < families.len() {
         let mut t = 0;
         while t < families[f].targets.len() {
-            let (from, to) = Code::read(families[f].targets[t]).set().bounds();
-            if first <= to && from <= last {
+            if declared.overlaps(Code::read(families[f].targets[t]).set()) {
                 return true;
             }
             t += 1;
@@ -246,6 +244,20 @@ pub struct Fault {
 }
 
 impl Fault {
+    /// Two families of a package of which an attribute names none.
+    pub(super) const fn overlap(one: &str, other: &str) -> Self {
+        let mut bytes = [0; 512];
+        let mut text = Text::new(&mut bytes);
+        text.push("compiled: given nothing, accepted the constant of its family that mla-build wrote, such as ");
+        text.push("`raw::SM90`: the package's families ");
+        text.push(one);
+        text.push(" and ");
+        text.push(other);
+        text.push(" have GPUs in common");
+        let len = text.as_str().len();
+        Self { bytes, len }
+    }
+
     const fn new(declared: CapabilityMatch, families: &[Family]) -> Self {
         let mut bytes = [0; 512];
         let mut text = Text::new(&mut bytes);

@@ -1,0 +1,303 @@
+//! What a package's build script says of its kernels, for an attribute without the key `compiled`.
+//!
+//! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have sources,
+//! whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
+
+use super::family::{Code, Family};
+use super::kernels::Fault;
+
+/// The families that a backend's kernels can be of: those that its key `feature` names, or else all.
+#[derive(Clone, Copy)]
+pub struct Build {
+    text: Option<&'static str>,
+    features: &'static [&'static str],
+}
+
+impl Build {
+    /// Of the variable's value: `None` for a package without kernels of its own.
+    pub const fn new(text: Option<&'static str>, features: &'static [&'static str]) -> Self {
+        Self { text, features }
+    }
+
+    /// How many families there are.
+    pub const fn families(self) -> usize {
+        let (mut rest, mut count) = (self.text, 0);
+        while let Some(text) = rest {
+            let (group, next) = self.group(text);
+            count += group.is_some() as usize;
+            rest = next;
+        }
+        count
+    }
+
+    /// How many targets they have together.
+    pub const fn targets(self) -> usize {
+        let (mut rest, mut count) = (self.text, 0);
+        while let Some(text) = rest {
+            let (group, next) = self.group(text);
+            if let Some(group) = group {
+                count += group.count();
+            }
+            rest = next;
+        }
+        count
+    }
+
+    /// The targets, those of one family after those of another. `N` is [`targets`](Self::targets).
+    pub const fn read_targets<const N: usize>(self) -> [&'static str; N] {
+        let mut targets = [""; N];
+        let (mut rest, mut len) = (self.text, 0);
+        while let Some(text) = rest {
+            let (group, next) = self.group(text);
+            if let Some(group) = group {
+                let mut names = group.compiled();
+                while let Some(list) = names {
+                    let (name, more) = split(list, b',');
+                    targets[len] = name;
+                    len += 1;
+                    names = more;
+                }
+            }
+            rest = next;
+        }
+        targets
+    }
+
+    /// The families, whose targets are parts of `targets`. `N` is [`families`](Self::families).
+    pub const fn read_families<const N: usize>(
+        self,
+        targets: &'static [&'static str],
+    ) -> [Family; N] {
+        let mut families = [Family {
+            name: "",
+            targets: &[],
+        }; N];
+        let (mut rest, mut len, mut left) = (self.text, 0, targets);
+        while let Some(text) = rest {
+            let (group, next) = self.group(text);
+            if let Some(group) = group {
+                let (targets, others) = left.split_at(group.count());
+                left = others;
+                families[len] = Family {
+                    name: group.name,
+                    targets,
+                };
+                len += 1;
+            }
+            rest = next;
+        }
+        families
+    }
+
+    /// `families` if the build script said anything.
+    pub const fn known(self, families: &'static [Family]) -> Option<&'static [Family]> {
+        match self.text {
+            Some(_) => Some(families),
+            None => None,
+        }
+    }
+
+    /// What keeps the families from saying where the backend runs: two that have a GPU in common, of which
+    /// nothing says whose kernels it launches there.
+    pub const fn fault(self) -> Option<Fault> {
+        let mut rest = self.text;
+        while let Some(text) = rest {
+            let (group, next) = self.group(text);
+            let mut others = next;
+            while let Some(text) = others {
+                let (other, next) = self.group(text);
+                if let (Some(group), Some(other)) = (group, other)
+                    && group.overlaps(other)
+                {
+                    return Some(Fault::overlap(group.name, other.name));
+                }
+                others = next;
+            }
+            rest = next;
+        }
+        None
+    }
+
+    // The first group of the text if it can be the backend's, and the text behind it.
+    const fn group(self, text: &'static str) -> (Option<Group>, Option<&'static str>) {
+        let (first, rest) = split(text, b';');
+        let group = Group::read(first);
+        let counts = !self.names_a_group() || is_among(group.name, self.features);
+        (if counts { Some(group) } else { None }, rest)
+    }
+
+    // Whether a feature is a family's: others turn on several, or something else.
+    const fn names_a_group(self) -> bool {
+        let mut rest = self.text;
+        while let Some(text) = rest {
+            let (first, next) = split(text, b';');
+            if is_among(Group::read(first).name, self.features) {
+                return true;
+            }
+            rest = next;
+        }
+        false
+    }
+}
+
+// A family as the variable says it.
+#[derive(Clone, Copy)]
+struct Group {
+    name: &'static str,
+    on: bool,
+    targets: &'static str,
+}
+
+impl Group {
+    const fn read(text: &'static str) -> Self {
+        let (name, rest) = split(text, b':');
+        if let Some(rest) = rest
+            && let (state, Some(targets)) = split(rest, b':')
+        {
+            return Self {
+                name,
+                on: is_equal(state, "on"),
+                targets,
+            };
+        }
+        panic!("MLA_BUILD_COMPILED: accepted what mla-build sets: unset it elsewhere")
+    }
+
+    // Nothing where the family is off.
+    const fn compiled(self) -> Option<&'static str> {
+        if self.on && !self.targets.is_empty() {
+            Some(self.targets)
+        } else {
+            None
+        }
+    }
+
+    const fn count(self) -> usize {
+        let (mut rest, mut count) = (self.compiled(), 0);
+        while let Some(list) = rest {
+            (_, rest) = split(list, b',');
+            count += 1;
+        }
+        count
+    }
+
+    // Whether there is a GPU for which both have code if both are compiled.
+    const fn overlaps(self, other: Self) -> bool {
+        let mut mine = Some(self.targets);
+        while let Some(list) = mine {
+            let (name, more) = split(list, b',');
+            let mut others = Some(other.targets);
+            while let Some(list) = others {
+                let (other, more) = split(list, b',');
+                if !name.is_empty()
+                    && !other.is_empty()
+                    && Code::read(name).set().overlaps(Code::read(other).set())
+                {
+                    return true;
+                }
+                others = more;
+            }
+            mine = more;
+        }
+        false
+    }
+}
+
+// What stands before the first `mark`, and what behind it.
+const fn split(text: &'static str, mark: u8) -> (&'static str, Option<&'static str>) {
+    let mut i = 0;
+    while i < text.len() {
+        if text.as_bytes()[i] == mark {
+            let (before, rest) = text.split_at(i);
+            let (_, behind) = rest.split_at(1);
+            return (before, Some(behind));
+        }
+        i += 1;
+    }
+    (text, None)
+}
+
+const fn is_among(name: &str, names: &[&str]) -> bool {
+    let mut i = 0;
+    while i < names.len() {
+        if is_equal(name, names[i]) {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+const fn is_equal(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < one.len() {
+        if one[i] != other[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<const F: usize, const T: usize>(build: Build) -> [Family; F] {
+        assert_eq!((build.families(), build.targets()), (F, T));
+        build.read_families(Box::leak(Box::new(build.read_targets::<T>())))
+    }
+
+    fn fault(text: &'static str, features: &'static [&'static str]) -> Option<String> {
+        let fault = Build::new(Some(text), features).fault()?;
+        Some(fault.as_str().to_owned())
+    }
+
+    const OWN: &str = "sm90:on:sm_90a;sm100:off:sm_100f";
+    const THREE: &str = "sm80:on:sm_80,sm_90,compute_80;sm90:on:sm_90a;sm100:off:sm_100f";
+
+    #[test]
+    fn families_are_read_as_the_build_script_wrote_them() {
+        let [sm90, sm100] = read::<2, 1>(Build::new(Some(OWN), &[]));
+        assert_eq!((sm90.name, sm90.targets), ("sm90", &["sm_90a"][..]));
+        assert_eq!((sm100.name, sm100.targets), ("sm100", &[][..]));
+        let [all] = read::<1, 2>(Build::new(Some("all:on:sm_90a,sm_100f"), &["fast"]));
+        assert_eq!((all.name, all.targets), ("all", &["sm_90a", "sm_100f"][..]));
+        let [none] = read::<1, 0>(Build::new(Some("all:off:"), &[]));
+        assert_eq!((none.name, none.targets), ("all", &[][..]));
+        let none = Build::new(None, &["sm90"]);
+        assert_eq!(read::<0, 0>(none), []);
+        assert_eq!(none.known(&[]), None);
+    }
+
+    #[test]
+    fn the_key_feature_names_the_families() {
+        let [sm90] = read::<1, 1>(Build::new(Some(THREE), &["sm90"]));
+        assert_eq!(sm90.targets, ["sm_90a"]);
+        let [portable, hopper] = read::<2, 4>(Build::new(Some(THREE), &["sm80", "sm90"]));
+        assert_eq!(portable.targets, ["sm_80", "sm_90", "compute_80"]);
+        assert_eq!(hopper.targets, ["sm_90a"]);
+    }
+
+    #[test]
+    fn families_with_a_gpu_in_common_are_a_fault_unless_the_key_feature_names_one() {
+        assert_eq!(fault(OWN, &[]), None);
+        assert_eq!(fault(THREE, &["sm80"]), None);
+        assert_eq!(fault(THREE, &["sm90", "sm100"]), None);
+        let both = fault(THREE, &[]);
+        assert_eq!(
+            both.as_deref(),
+            Some(
+                "compiled: given nothing, accepted the constant of its family that mla-build wrote, such as \
+                 `raw::SM90`: the package's families sm80 and sm90 have GPUs in common"
+            )
+        );
+        // Whether a family is on makes no difference to it.
+        assert_eq!(both, fault("sm80:off:sm_80,sm_90;sm90:on:sm_90a", &[]));
+        assert_eq!(both, fault(THREE, &["sm80", "sm90"]));
+    }
+}

@@ -1,0 +1,106 @@
+//! Where backends are selected that do not name what their kernels are compiled for.
+
+use mla_runtime::availability::Availability;
+use mla_runtime::backend::{DecodeBackend, Entry, PrefillBackend};
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::mla_backend;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+
+#[macro_use]
+#[path = "../../../common/mod.rs"]
+mod common;
+
+struct Literal;
+
+#[mla_backend(sm = "90|100", dtypes = "f16,bf16", requires_r1 = true)]
+impl PrefillBackend for Literal {
+    prefill_body!(common::Bytes);
+}
+
+struct EveryGpu;
+
+#[mla_backend(sm = "80+", dtypes = "bf16")]
+impl DecodeBackend for EveryGpu {
+    decode_body!(common::Bytes);
+}
+
+struct OfHopper;
+
+#[mla_backend(sm = "80+", dtypes = "bf16", feature = "sm90")]
+impl DecodeBackend for OfHopper {
+    decode_body!(common::Bytes);
+}
+
+// Kernels from elsewhere, whatever the package compiles.
+const AT_RUN_TIME: &[&str] = &["compute_80"];
+
+struct Elsewhere;
+
+#[mla_backend(sm = "80+", dtypes = "bf16", compiled = AT_RUN_TIME)]
+impl DecodeBackend for Elsewhere {
+    decode_body!(common::Bytes);
+}
+
+struct OnProcessors;
+
+#[mla_backend(sm = "any", dtypes = "bf16")]
+impl DecodeBackend for OnProcessors {
+    decode_body!(common::Bytes<true>);
+}
+
+/// What keeps a backend from running on a GPU of this capability, and what would help.
+fn cause(entry: &Entry, major: u8, minor: u8) -> Option<[String; 2]> {
+    let target = Target::dry_run(Capability::new(major, minor));
+    match entry.availability_on(target, true) {
+        Availability::Available => None,
+        Availability::Unavailable(cause) => Some([cause.to_string(), cause.remedy()]),
+    }
+}
+
+fn with(remedy: &str) -> Option<[String; 2]> {
+    Some(["compiled for: sm_90a".to_owned(), remedy.to_owned()])
+}
+
+#[test]
+fn a_gpu_that_is_declared_and_left_out_is_a_reason() {
+    let feature = with("build with `--features sm100`");
+    for entry in [Literal::ENTRY, EveryGpu::ENTRY] {
+        assert_eq!(cause(&entry, 9, 0), None, "{}", entry.spec.name);
+        for (major, minor) in [(8, 0), (10, 0), (10, 3), (12, 0)] {
+            assert_eq!(cause(&entry, major, minor), feature, "{}", entry.spec.name);
+        }
+    }
+}
+
+#[test]
+fn a_selection_on_a_gpu_that_is_left_out_tells_the_reason() {
+    let registry = Registry::linked().unwrap();
+    let on = |major| {
+        let target = Target::dry_run(Capability::new(major, 0));
+        Request::new(target, MlaDims::R1, 16, DType::BF16)
+    };
+    assert_eq!(registry.select(&on(9)).unwrap().prefill, Literal::SPEC);
+    let request = Request {
+        prefill: Some("LITERAL".to_owned()),
+        ..on(10)
+    };
+    let refused = registry.select(&request).unwrap_err().to_string();
+    assert!(refused.contains("compiled for: sm_90a"), "{refused}");
+}
+
+#[test]
+fn the_key_feature_names_the_family() {
+    assert_eq!(cause(&OfHopper::ENTRY, 9, 0), None);
+    let other = with("choose a backend with kernels for this GPU");
+    assert_eq!(cause(&OfHopper::ENTRY, 10, 0), other);
+}
+
+#[test]
+fn kernels_from_elsewhere_and_processors_are_not_held_to_what_the_package_compiles() {
+    assert_eq!(cause(&Elsewhere::ENTRY, 12, 0), None);
+    let here = OnProcessors::ENTRY.availability_on(Target::CPU, false);
+    assert_eq!(here, Availability::Available);
+}
