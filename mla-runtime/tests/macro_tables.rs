@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use mla_runtime::dtype::DType;
 use mla_runtime::feature::Feature;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::spec::{GraphSupport, LseOutput, QueryLen, SparseSupport};
+use mla_runtime::spec::{GraphSupport, KeyLayout, LseOutput, QueryFormat, QueryLen, SparseSupport};
 use vocabulary::Name;
 
 fn check<T: Copy + Debug>(names: &[Name], all: &[T], name: fn(T) -> &'static str) {
@@ -29,6 +29,12 @@ fn names_are_those_of_the_enums() {
     check(vocabulary::DTYPES, DType::ALL, DType::name);
     check(vocabulary::KV_FORMATS, KvFormat::ALL, KvFormat::name);
     check(vocabulary::QUERY_LENS, QueryLen::ALL, QueryLen::name);
+    check(
+        vocabulary::QUERY_FORMATS,
+        QueryFormat::ALL,
+        QueryFormat::name,
+    );
+    check(vocabulary::KEY_LAYOUTS, KeyLayout::ALL, KeyLayout::name);
     check(vocabulary::GRAPHS, GraphSupport::ALL, GraphSupport::name);
     check(vocabulary::LSES, LseOutput::ALL, LseOutput::name);
     check(vocabulary::SPARSE, SparseSupport::ALL, SparseSupport::name);
