@@ -114,13 +114,10 @@ mod gpu {
     }
 
     fn config(heads: usize) -> LayerConfig {
-        LayerConfig {
-            problem: Problem {
-                query_len: QueryLen::Ragged,
-                ..Problem::new(DIMS, heads as u32, DType::BF16)
-            },
-            softmax_scale: 192f32.powf(-0.5),
-        }
+        LayerConfig::new(
+            Problem::new(DIMS, heads as u32, DType::BF16).with_query_len(QueryLen::Ragged),
+            192f32.powf(-0.5),
+        )
     }
 
     impl Bench {
@@ -254,13 +251,9 @@ mod gpu {
             let tokens: usize = requests.iter().map(|r| r.q as usize).sum();
             let max_pages = requests[0].kv as usize / PAGE;
             let pages = requests.len() * max_pages;
-            let mut workspace = layer.workspace(&StepLimits {
-                requests: requests.len(),
-                tokens,
-                decode_query_len: 1,
-                pages_per_request: max_pages,
-                context_rows,
-            })?;
+            let mut workspace = layer.workspace(
+                &StepLimits::new(requests.len(), tokens, max_pages).with_context_rows(context_rows),
+            )?;
             let mut tables: Vec<i32> = (0..pages as i32).collect();
             tables.shuffle(&mut StdRng::seed_from_u64(11));
             let block_tables = BlockTables::new(&tables, max_pages, PAGE as u32)?;

@@ -66,18 +66,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The layer on the engine's stream.
     let gpu = Cuda::on_stream(stream.clone())?;
-    let config = LayerConfig {
-        problem: Problem::new(MlaDims::R1, HEADS as u32, DType::BF16),
-        softmax_scale: 192f32.powf(-0.5),
-    };
+    let config = LayerConfig::new(
+        Problem::new(MlaDims::R1, HEADS as u32, DType::BF16),
+        192f32.powf(-0.5),
+    );
     let layer = MlaLayer::<FlashAttn, FlashMla>::of(&gpu, &config)?;
-    let mut workspace = layer.workspace(&StepLimits {
-        requests: MAX_REQUESTS,
-        tokens: MAX_REQUESTS,
-        decode_query_len: 1,
-        pages_per_request: PAGES,
-        context_rows: 0,
-    })?;
+    let mut workspace = layer.workspace(&StepLimits::new(MAX_REQUESTS, MAX_REQUESTS, PAGES))?;
     let cache_layout = CacheLayout::contiguous(
         config.problem.dims,
         config.problem.kv_format,

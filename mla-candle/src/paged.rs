@@ -56,26 +56,18 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> Paged<P, D> {
         dtype: DType,
     ) -> Result<Self> {
         let model = &config.attention;
-        let problem = Problem {
-            page_size: PAGE as u32,
-            query_len: QueryLen::Ragged,
-            ..Problem::new(model.dims, model.heads, dtype)
-        };
+        let problem = Problem::new(model.dims, model.heads, dtype)
+            .with_page_size(PAGE as u32)
+            .with_query_len(QueryLen::Ragged);
         let layer = MlaLayer::of(
             device,
-            &LayerConfig {
-                problem,
-                softmax_scale: model.softmax_scale() as f32,
-            },
+            &LayerConfig::new(problem, model.softmax_scale() as f32),
         )?;
         let pages = room.max_len.div_ceil(PAGE);
-        let workspace = layer.workspace(&StepLimits {
-            requests: room.batch,
-            tokens: room.batch * room.max_len,
-            decode_query_len: 1,
-            pages_per_request: pages,
-            context_rows: room.max_len.next_multiple_of(PAGE),
-        })?;
+        let workspace = layer.workspace(
+            &StepLimits::new(room.batch, room.batch * room.max_len, pages)
+                .with_context_rows(room.max_len.next_multiple_of(PAGE)),
+        )?;
         let pages = room.batch * pages;
         let cache_layout = CacheLayout::contiguous(model.dims, problem.kv_format, pages, PAGE);
         Ok(Self {

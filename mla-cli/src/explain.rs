@@ -9,9 +9,10 @@ use mla_runtime::explain::{Explanation, PhaseExplanation};
 use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::kernels::{Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
 use mla_runtime::reason::{Given, Reason};
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::{GraphSupport, QueryLen};
 
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
@@ -64,24 +65,18 @@ pub(crate) struct Args {
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
     let model = args.model.read()?;
     let target = args.sm.map_or_else(present_target, Target::dry_run);
-    let own_format = vec![KvFormat::of(model.dtype)];
-    let request = Request {
-        kv_formats: if args.kv.is_empty() {
-            own_format
-        } else {
-            args.kv.clone()
-        },
-        page_sizes: args.page.clone(),
-        query_len: args.query_len,
-        graphs: args.graphs,
-        context_parallel: args.context_parallel,
-        quant_output: args.quant_output,
-        sparse: args.sparse,
-        features: FeatureSet::of(&args.feature),
-        prefill: args.prefill.clone(),
-        decode: args.decode.clone(),
-        ..Request::new(target, model.config.dims, model.heads, model.dtype)
-    };
+    let problem = Problem::new(model.config.dims, model.heads, model.dtype)
+        .with_query_len(args.query_len)
+        .with_graphs(args.graphs)
+        .with_context_parallel(args.context_parallel)
+        .with_quant_output(args.quant_output)
+        .with_sparse(args.sparse)
+        .with_features(FeatureSet::of(&args.feature));
+    let mut request = SelectionRequest::new(target, problem)
+        .with_kv_formats(&args.kv)
+        .with_page_sizes(&args.page);
+    request.prefill.clone_from(&args.prefill);
+    request.decode.clone_from(&args.decode);
     let explanation = Registry::linked()?.explain(&request)?;
     Ok(args.format.write(&explanation, || {
         let text = describe(&explanation, &model);

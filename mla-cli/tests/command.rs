@@ -252,19 +252,12 @@ fn bad_plans_are_refused_with_the_wrong_part() {
 
 #[test]
 fn memory_is_what_the_layer_allocates() {
-    let config = LayerConfig {
-        problem: Problem::new(MlaDims::R1, 16, DType::BF16),
-        softmax_scale: 0.1,
-    };
+    let config = LayerConfig::new(Problem::new(MlaDims::R1, 16, DType::BF16), 0.1);
     let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
     for (rows, query_len) in [(1024, 1), (64, 4), (0, 2)] {
-        let limits = StepLimits {
-            requests: 64,
-            tokens: 1000,
-            decode_query_len: query_len,
-            pages_per_request: 512,
-            context_rows: rows,
-        };
+        let limits = StepLimits::new(64, 1000, 512)
+            .with_decode_query_len(query_len)
+            .with_context_rows(rows);
         let plan = layer.memory_plan(&limits, 61, 2).unwrap();
         let needs = layer.memory_needs(&limits, 61, 0).unwrap();
         let line = format!(

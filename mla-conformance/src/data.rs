@@ -63,10 +63,7 @@ pub struct Bits {
 }
 
 pub(super) fn config(problem: Problem) -> LayerConfig {
-    LayerConfig {
-        problem,
-        softmax_scale: 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt(),
-    }
+    LayerConfig::new(problem, 1.0 / (problem.dims.head.qk().max(1) as f32).sqrt())
 }
 
 /// The gap between rows of an output, where the spec has any.

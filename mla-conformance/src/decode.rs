@@ -204,13 +204,8 @@ impl Step {
         let refused = |operation| move |error| refused(case.problem, name, operation, error);
         let (requests, tokens) = (case.seq_lens.len(), self.query.layout.shape[0]);
         let max_query_len = case.query_lens.iter().copied().max().unwrap_or(0);
-        let limits = StepLimits {
-            requests,
-            tokens,
-            decode_query_len: max_query_len,
-            pages_per_request: self.max_pages,
-            context_rows: 0,
-        };
+        let limits =
+            StepLimits::new(requests, tokens, self.max_pages).with_decode_query_len(max_query_len);
         let mut state = stage.state(device, &limits).map_err(refused("state"))?;
         let mut metadata = stage
             .metadata(device, &limits)

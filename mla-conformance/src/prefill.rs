@@ -162,13 +162,9 @@ impl Numbers {
         let [queries, heads, qk] = self.query.layout.shape;
         let [keys, _, v] = self.values.layout.shape;
         let requests = case.query_lens.len();
-        let limits = StepLimits {
-            requests,
-            tokens: queries,
-            decode_query_len: 0,
-            pages_per_request: 0,
-            context_rows: keys,
-        };
+        let limits = StepLimits::new(requests, queries, 0)
+            .with_decode_query_len(0)
+            .with_context_rows(keys);
         let mut state = stage.state(device, &limits).map_err(refused("state"))?;
         let mut metadata = stage
             .metadata(device, &limits)

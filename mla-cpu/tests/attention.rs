@@ -44,20 +44,13 @@ fn pools(portable: bool) -> [Cpu; 2] {
 }
 
 fn config(problem: Problem) -> LayerConfig {
-    LayerConfig {
-        problem,
-        softmax_scale: 1.0 / (problem.dims.head.qk() as f32).sqrt(),
-    }
+    LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt())
 }
 
 fn limits(query_len: usize) -> StepLimits {
-    StepLimits {
-        requests: 64,
-        tokens: 4096,
-        decode_query_len: query_len,
-        pages_per_request: 1024,
-        context_rows: 4096,
-    }
+    StepLimits::new(64, 4096, 1024)
+        .with_decode_query_len(query_len)
+        .with_context_rows(4096)
 }
 
 // A case on the processor's own way and, where that differs, on the portable one: each must agree with the

@@ -5,12 +5,13 @@ use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 
 fn reasons(target: Target) -> Vec<String> {
-    let mut request = Request::new(target, MlaDims::R1, 16, DType::BF16);
+    let mut request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
     request.prefill = Some("CUDNN".to_owned());
     let explanation = Registry::linked().unwrap().explain(&request).unwrap();
     let mut candidates = explanation.phase(Phase::Prefill).candidates.iter();

@@ -4,15 +4,21 @@ use mla_flashinfer as _;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 
 /// What speaks against a backend that is asked for by name.
-fn reasons(phase: Phase, name: &str, target: Target, change: impl Fn(&mut Request)) -> Vec<String> {
-    let mut request = Request::new(target, MlaDims::R1, 16, DType::BF16);
+fn reasons(
+    phase: Phase,
+    name: &str,
+    target: Target,
+    change: impl Fn(&mut SelectionRequest),
+) -> Vec<String> {
+    let mut request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
     match phase {
         Phase::Prefill => request.prefill = Some(name.to_owned()),
         Phase::Decode => request.decode = Some(name.to_owned()),
@@ -86,7 +92,7 @@ fn a_family_that_is_left_out_is_a_reason() {
 #[cfg(feature = "gpu")]
 #[test]
 fn what_it_does_not_take_is_refused_by_field() {
-    let refused = |field: &str, change: &dyn Fn(&mut Request)| {
+    let refused = |field: &str, change: &dyn Fn(&mut SelectionRequest)| {
         let reasons = reasons(Phase::Decode, "FLASHINFER_MLA", HOPPER, change);
         assert!(
             reasons.iter().any(|reason| reason.starts_with(field)),
@@ -94,10 +100,10 @@ fn what_it_does_not_take_is_refused_by_field() {
         );
     };
     refused("kv_format", &|request| {
-        request.kv_formats = vec![mla_runtime::kv_format::KvFormat::Fp8DsMla]
+        request.problem.kv_format = mla_runtime::kv_format::KvFormat::Fp8DsMla
     });
-    refused("dtype", &|request| request.dtype = DType::F32);
+    refused("dtype", &|request| request.problem.dtype = DType::F32);
     refused("cache_dims", &|request| {
-        request.dims = MlaDims::new(256, MlaDims::R1.head);
+        request.problem.dims = MlaDims::new(256, MlaDims::R1.head);
     });
 }

@@ -15,6 +15,7 @@ pub mod plan;
 pub mod prelude;
 mod rules;
 mod select;
+mod setters;
 mod suggestion;
 mod text;
 mod views;

@@ -15,5 +15,5 @@ pub use crate::model::ModelConfig;
 pub use crate::problem::Problem;
 pub use crate::registry::Registry;
 pub use crate::rotary::RotaryTables;
-pub use crate::selection::{Request, Selection, SelectionError};
+pub use crate::selection::{Selection, SelectionError, SelectionRequest};
 pub use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};

@@ -21,7 +21,7 @@ use mla_runtime::kernels::{Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::selection::{SelectionError, SelectionRequest};
 use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
 use mla_runtime::{best_decode, best_prefill, mla_backend};
 use proptest::prelude::*;
@@ -139,7 +139,10 @@ fn a_selection_becomes_types_again() {
         (sm(12, 0), DType::BF16, "dispatch::Every"),
     ] {
         let selection = registry
-            .select(&Request::new(target, MlaDims::R1, 16, dtype))
+            .select(&SelectionRequest::new(
+                target,
+                Problem::new(MlaDims::R1, 16, dtype),
+            ))
             .unwrap();
         let name = with_decode::<Gpus, Gpu, _>(&selection.decode, Name);
         assert_eq!(name.unwrap(), want);
@@ -153,13 +156,8 @@ fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
     let mut registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
     // Another backend under the name of a listed one is not the listed one.
     registry.replace(Every::ENTRY.named("HOPPER")).unwrap();
-    let request = Request::new(sm(9, 0), MlaDims::R1, 16, DType::BF16);
-    let selection = registry
-        .select(&Request {
-            decode: Some("HOPPER".to_owned()),
-            ..request
-        })
-        .unwrap();
+    let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::BF16));
+    let selection = registry.select(&request.with_decode("HOPPER")).unwrap();
     let error = with_backends::<backends![Prefill], Gpus, Gpu, _>(&selection, Names).unwrap_err();
     assert!(matches!(error, SelectionError::NoArm { .. }), "{error:?}");
     assert_eq!(
@@ -171,10 +169,7 @@ fn a_backend_without_an_arm_is_an_error_that_lists_the_arms() {
 
 #[test]
 fn what_the_compiler_says_is_what_a_selection_says() {
-    let request = Request {
-        decode: None,
-        ..Request::new(sm(9, 0), MlaDims::R1, 16, DType::F32)
-    };
+    let request = SelectionRequest::new(sm(9, 0), Problem::new(MlaDims::R1, 16, DType::F32));
     let registry = Registry::of::<backends![CpuPrefill], All>().unwrap();
     let explanation = registry.explain(&request).unwrap();
     let problem = Problem::new(MlaDims::R1, 16, DType::F32);
@@ -199,9 +194,12 @@ fn what_the_compiler_says_is_what_a_selection_says() {
 #[test]
 fn what_is_not_compiled_or_has_run_nowhere_is_a_reason() {
     let registry = Registry::of::<backends![Prefill], Gpus>().unwrap();
-    let request = |target, decode: Option<&str>| Request {
-        decode: decode.map(str::to_owned),
-        ..Request::new(target, MlaDims::R1, 16, DType::BF16)
+    let request = |target, decode: Option<&str>| {
+        let request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16));
+        match decode {
+            Some(name) => request.with_decode(name),
+            None => request,
+        }
     };
     let why = |target, name: &str| {
         let explanation = registry.explain(&request(target, None)).unwrap();
@@ -291,7 +289,7 @@ proptest! {
         page_size in prop::sample::select(vec![16u32, 64]),
     ) {
         let dtype = if half { DType::F16 } else { DType::BF16 };
-        let problem = Problem { page_size, ..Problem::new(MlaDims::R1, 16, dtype) };
+        let problem = Problem::new(MlaDims::R1, 16, dtype).with_page_size(page_size);
         let target = sm(capability.0, capability.1);
         // As a list is in a constant, which lives as long as the program.
         let mut list = None;
@@ -307,7 +305,7 @@ proptest! {
         for spec in &specs {
             registry.add(Entry::known(*spec, || Availability::Available)).unwrap();
         }
-        let explanation = registry.explain(&Request::of(target, &problem)).unwrap();
+        let explanation = registry.explain(&SelectionRequest::new(target, problem)).unwrap();
         let want = explanation.decode.selected().map(|candidate| candidate.spec.name);
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));

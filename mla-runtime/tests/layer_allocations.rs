@@ -153,13 +153,10 @@ fn view(buffer: &Buffer, shape: [usize; 3]) -> TensorRef<'_, Inert> {
 fn a_call_allocates_nothing() {
     const HEADS: usize = 16;
     let device: Inert = Bytes;
-    let config = LayerConfig {
-        problem: Problem {
-            query_len: QueryLen::Ragged,
-            ..Problem::new(MlaDims::R1, HEADS as u32, DType::BF16)
-        },
-        softmax_scale: 0.07,
-    };
+    let config = LayerConfig::new(
+        Problem::new(MlaDims::R1, HEADS as u32, DType::BF16).with_query_len(QueryLen::Ragged),
+        0.07,
+    );
     let mut registry = Registry::empty();
     registry.add(<Nothing as PrefillBackend>::ENTRY).unwrap();
     registry.add(<Nothing as DecodeBackend>::ENTRY).unwrap();
@@ -171,13 +168,9 @@ fn a_call_allocates_nothing() {
         .unwrap();
     let layer = MlaLayer::new(&device, &config, prefill, decode).unwrap();
 
-    let limits = StepLimits {
-        requests: 4,
-        tokens: 64,
-        decode_query_len: 2,
-        pages_per_request: 8,
-        context_rows: 128,
-    };
+    let limits = StepLimits::new(4, 64, 8)
+        .with_decode_query_len(2)
+        .with_context_rows(128);
     let mut workspace = layer.workspace(&limits).unwrap();
     // What backends say they allocate is in the plan.
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);

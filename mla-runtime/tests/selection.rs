@@ -7,8 +7,9 @@ use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::explain::{Explanation, PhaseExplanation};
 use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::{Registry, RegistryError};
-use mla_runtime::selection::{Request, SelectionError, tried_before};
+use mla_runtime::selection::{SelectionError, SelectionRequest, tried_before};
 use mla_runtime::spec::{BackendSpec, PageSizes, Phase, Priority};
 
 const SM80: Target = Target::dry_run(Capability::new(8, 0));
@@ -46,16 +47,18 @@ fn registry(specs: &[BackendSpec]) -> Registry {
     registry
 }
 
-fn request(target: Target) -> Request {
-    Request::new(target, MlaDims::R1, 16, DType::BF16)
+const R1: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);
+
+fn request(target: Target) -> SelectionRequest {
+    SelectionRequest::new(target, R1)
 }
 
-fn selected_decode(registry: &Registry, request: &Request) -> Option<&'static str> {
+fn selected_decode(registry: &Registry, request: &SelectionRequest) -> Option<&'static str> {
     let explanation = registry.explain(request).unwrap();
     explanation.decode.selected().map(|c| c.spec.name)
 }
 
-fn order(registry: &Registry, request: &Request) -> Vec<&'static str> {
+fn order(registry: &Registry, request: &SelectionRequest) -> Vec<&'static str> {
     let explanation = registry.explain(request).unwrap();
     let candidates = explanation.decode.candidates.iter();
     candidates.map(|candidate| candidate.spec.name).collect()
@@ -166,10 +169,7 @@ fn a_cpu_backend_is_no_fallback_for_a_gpu() {
         selected_decode(&registry, &request(Target::CPU)),
         Some("CPU")
     );
-    let asked = Request {
-        decode: Some("CPU".to_owned()),
-        ..request(SM90)
-    };
+    let asked = request(SM90).with_decode("CPU");
     let reasons = registry.explain(&asked).unwrap().decode;
     assert_eq!(
         reasons.preferred().unwrap().reasons.to_string(),
@@ -193,10 +193,7 @@ fn cache_formats_are_tried_in_the_order_of_the_request() {
             KvFormat::BF16,
         ),
     ] {
-        let request = Request {
-            kv_formats,
-            ..request(SM90)
-        };
+        let request = request(SM90).with_kv_formats(&kv_formats);
         let selection = registry.select(&request).unwrap();
         assert_eq!(
             (selection.decode.name, selection.problem.kv_format),
@@ -205,11 +202,9 @@ fn cache_formats_are_tried_in_the_order_of_the_request() {
         assert_eq!(selection.config(0.5).problem, selection.problem);
     }
     // A name that was asked for takes part: its formats decide.
-    let request = Request {
-        kv_formats: vec![KvFormat::BF16, KvFormat::Fp8],
-        decode: Some("FP8".to_owned()),
-        ..request(SM90)
-    };
+    let request = request(SM90)
+        .with_kv_formats(&[KvFormat::BF16, KvFormat::Fp8])
+        .with_decode("FP8");
     assert_eq!(
         registry.select(&request).unwrap().problem.kv_format,
         KvFormat::Fp8
@@ -219,10 +214,7 @@ fn cache_formats_are_tried_in_the_order_of_the_request() {
 #[test]
 fn a_format_counts_only_where_both_phases_have_a_backend() {
     let registry = registry(&[decode("D", 0)]);
-    let request = Request {
-        kv_formats: vec![KvFormat::Fp8, KvFormat::BF16],
-        ..request(SM90)
-    };
+    let request = request(SM90).with_kv_formats(&[KvFormat::Fp8, KvFormat::BF16]);
     // Without prefill neither format will do, so it is the first that is explained.
     let explanation = registry.explain(&request).unwrap();
     assert!(!explanation.fits());
@@ -247,20 +239,14 @@ fn the_page_size_with_the_best_decode_backend_is_taken() {
         (vec![64, 16], "PAGE_16", 64),
         (vec![7, 48], "PAGE_16", 48),
     ] {
-        let request = Request {
-            page_sizes,
-            ..request(SM90)
-        };
+        let request = request(SM90).with_page_sizes(&page_sizes);
         let selection = registry.select(&request).unwrap();
         assert_eq!(
             (selection.decode.name, selection.problem.page_size),
             (name, page_size)
         );
     }
-    let none = Request {
-        page_sizes: vec![7, 9],
-        ..request(SM90)
-    };
+    let none = request(SM90).with_page_sizes(&[7, 9]);
     assert_eq!(registry.explain(&none).unwrap().problem.page_size, 7);
 }
 
@@ -270,39 +256,15 @@ fn a_request_that_nobody_could_serve_is_an_error() {
     let odd = MlaDims::new(100, MlaDims::R1.head);
     for (request, message) in [
         (
-            Request {
-                heads: 0,
-                ..request(SM90)
-            },
+            SelectionRequest::new(SM90, R1.with_heads(0)),
             "heads: given 0, accepted 1 and up",
         ),
         (
-            Request {
-                kv_formats: vec![],
-                ..request(SM90)
-            },
-            "kv_formats: given an empty list, accepted at least one format",
-        ),
-        (
-            Request {
-                page_sizes: vec![],
-                ..request(SM90)
-            },
-            "page_sizes: given an empty list, accepted at least one size",
-        ),
-        (
-            Request {
-                page_sizes: vec![64, 0],
-                ..request(SM90)
-            },
+            request(SM90).with_page_sizes(&[64, 0]),
             "page_size: given 0, accepted 1 and up",
         ),
         (
-            Request {
-                dims: odd,
-                kv_formats: vec![KvFormat::Fp8DsMla],
-                ..request(SM90)
-            },
+            SelectionRequest::new(SM90, R1.with_dims(odd).with_kv_format(KvFormat::Fp8DsMla)),
             "kv_format: given fp8_ds_mla for a latent of 100, accepted fp8_ds_mla for a latent \
              that is a multiple of 128",
         ),
@@ -435,14 +397,8 @@ fn an_unknown_name_lists_those_of_its_phase_and_suggests_one() {
     let registry = Registry::known();
     let error = |phase, name: &str| {
         let request = match phase {
-            Phase::Prefill => Request {
-                prefill: Some(name.to_owned()),
-                ..request(SM90)
-            },
-            Phase::Decode => Request {
-                decode: Some(name.to_owned()),
-                ..request(SM90)
-            },
+            Phase::Prefill => request(SM90).with_prefill(name),
+            Phase::Decode => request(SM90).with_decode(name),
         };
         let error = registry.explain(&request).unwrap_err();
         assert_eq!(
@@ -490,11 +446,9 @@ fn nothing_linked_says_how_to_link() {
 #[test]
 fn a_refused_preference_is_an_error_with_its_reasons() {
     let registry = Registry::known();
-    let request = Request {
-        decode: Some("FLASHMLA".to_owned()),
-        page_sizes: vec![16],
-        ..request(Target::dry_run(Capability::new(10, 0)))
-    };
+    let request = request(Target::dry_run(Capability::new(10, 0)))
+        .with_decode("FLASHMLA")
+        .with_page_sizes(&[16]);
     let explanation = registry.explain(&request).unwrap();
     assert!(explanation.decode.selected().is_none());
     assert_eq!(
@@ -535,10 +489,8 @@ fn a_selection_serialises_with_what_was_given_and_accepted() {
     registry
         .add(Entry::known(decode("OFF", 5), feature_off))
         .unwrap();
-    let request = Request {
-        dtype: DType::F32,
-        ..request(SM90)
-    };
+    let problem = Problem::new(MlaDims::R1, 16, DType::F32).with_kv_format(KvFormat::BF16);
+    let request = SelectionRequest::new(SM90, problem);
     let json = serde_json::to_value(registry.explain(&request).unwrap()).unwrap();
     assert_eq!(json["target"]["capability"], "9.0");
     assert_eq!(json["decode"]["selected"], serde_json::Value::Null);

@@ -12,8 +12,9 @@ use mla_runtime::dtype::DType;
 use mla_runtime::explain::PhaseExplanation;
 use mla_runtime::known::{FLASH_ATTN, KNOWN};
 use mla_runtime::kv_format::KvFormat;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::selection::{SelectionError, SelectionRequest};
 use mla_runtime::spec::{GraphSupport, LseOutput, Phase, QueryLen};
 
 // Name, capability, dims as (P,R,V), log-sum-exp as produced.
@@ -198,14 +199,13 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn request(&self) -> Request {
+    fn request(&self) -> SelectionRequest {
         let target = Target::dry_run(self.capability.parse().unwrap());
-        Request {
-            kv_formats: vec![self.kv],
-            page_sizes: vec![self.page],
-            sparse: self.sparse,
-            ..Request::new(target, self.dims, self.heads, self.dtype)
-        }
+        let problem = Problem::new(self.dims, self.heads, self.dtype)
+            .with_kv_format(self.kv)
+            .with_page_size(self.page)
+            .with_sparse(self.sparse);
+        SelectionRequest::new(target, problem)
     }
 
     // The fields that speak against each backend, in the order in which backends are tried and
@@ -408,10 +408,7 @@ fn a_preference_is_obeyed_or_refused_and_never_replaced() {
     for_every_case(|case| {
         let automatic = registry.explain(&case.request()).unwrap();
         for (name, fields) in case.decode() {
-            let request = Request {
-                decode: Some(name.to_owned()),
-                ..case.request()
-            };
+            let request = case.request().with_decode(name);
             let explanation = registry.explain(&request).unwrap();
             assert_eq!(explanation.decode.preferred().unwrap().spec.name, name);
             assert_eq!(explanation.decode.candidates, automatic.decode.candidates);
@@ -420,10 +417,7 @@ fn a_preference_is_obeyed_or_refused_and_never_replaced() {
             assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
         }
         for (name, fields) in case.prefill() {
-            let request = Request {
-                prefill: Some(name.to_owned()),
-                ..case.request()
-            };
+            let request = case.request().with_prefill(name);
             let explanation = registry.explain(&request).unwrap();
             let chosen = explanation.prefill.selected().map(|c| c.spec.name);
             assert_eq!(chosen, fields.is_empty().then_some(name), "{request:?}");
@@ -481,7 +475,7 @@ fn what_the_tables_say_of_outputs_graphs_and_query_lengths() {
 fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
     let registry = all_built();
     let sm100 = Target::dry_run(Capability::new(10, 0));
-    let fields = |request: &Request, name: &str| {
+    let fields = |request: &SelectionRequest, name: &str| {
         let decode = registry.explain(request).unwrap().decode;
         let (_, fields) = found(&decode)
             .into_iter()
@@ -489,25 +483,19 @@ fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
             .unwrap();
         fields
     };
-    let plain = Request::new(sm100, MlaDims::R1, 128, DType::BF16);
-    let ragged = Request {
-        query_len: QueryLen::Ragged,
-        ..plain.clone()
-    };
+    let plain = Problem::new(MlaDims::R1, 128, DType::BF16);
+    let ragged = SelectionRequest::new(sm100, plain.with_query_len(QueryLen::Ragged));
     assert_eq!(fields(&ragged, "FLASHINFER_MLA"), Vec::<&str>::new());
     assert_eq!(fields(&ragged, "TRITON_MLA"), ["query_len"]);
     assert_eq!(fields(&ragged, "CUTLASS_MLA"), ["page_size", "query_len"]);
-    let captured = Request {
-        graphs: GraphSupport::Always,
-        ..plain
-    };
+    let captured = SelectionRequest::new(sm100, plain.with_graphs(GraphSupport::Always));
     assert_eq!(fields(&captured, "FLASHINFER_MLA"), Vec::<&str>::new());
     assert_eq!(fields(&captured, "TRITON_MLA"), ["graphs"]);
 }
 
 #[test]
 fn no_known_backend_serves_another_kind_of_device() {
-    let request = Request::new(Target::CPU, MlaDims::R1, 16, DType::F32);
+    let request = SelectionRequest::new(Target::CPU, Problem::new(MlaDims::R1, 16, DType::F32));
     let explanation = Registry::known().explain(&request).unwrap();
     for (name, fields) in [found(&explanation.prefill), found(&explanation.decode)].concat() {
         // Whatever is registered as CUSTOM may well run on a processor.

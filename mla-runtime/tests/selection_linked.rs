@@ -16,8 +16,9 @@ use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, SelectionError};
+use mla_runtime::selection::{SelectionError, SelectionRequest};
 use mla_runtime::spec::Phase;
 
 type Gpu = common::Bytes<false>;
@@ -44,8 +45,8 @@ impl DecodeBackend for Foreign {
     decode_body!(Gpu);
 }
 
-fn request(target: Target) -> Request {
-    Request::new(target, MlaDims::R1, 16, DType::BF16)
+fn request(target: Target) -> SelectionRequest {
+    SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16))
 }
 
 #[test]
@@ -78,10 +79,7 @@ fn linked_backends_are_selected_and_others_never_fall_in_for_them() {
         "{message}"
     );
     // A capability below the floor.
-    let asked = Request {
-        prefill: Some("FOREIGN".to_owned()),
-        ..request(sm("7.5"))
-    };
+    let asked = request(sm("7.5")).with_prefill("FOREIGN");
     let error = registry.select(&asked).unwrap_err();
     assert!(
         error
@@ -161,10 +159,9 @@ fn the_cpu_backends_are_selected_for_the_processor_and_made() {
     let registry = Registry::linked().unwrap();
     for dtype in DType::ALL {
         for kv_format in [KvFormat::of(*dtype), KvFormat::Fp8, KvFormat::Fp8DsMla] {
-            let request = Request {
-                kv_formats: vec![kv_format],
-                ..Request::new(Cpu::new().target(), MlaDims::R1, 16, *dtype)
-            };
+            let request =
+                SelectionRequest::new(Cpu::new().target(), Problem::new(MlaDims::R1, 16, *dtype))
+                    .with_kv_formats(&[kv_format]);
             let selection = registry.select(&request).unwrap();
             assert_eq!(
                 (selection.prefill.name, selection.decode.name),

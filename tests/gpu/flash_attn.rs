@@ -67,20 +67,14 @@ impl Case {
 
     fn config(&self) -> LayerConfig {
         let dims = MlaDims::new(512, self.dims);
-        LayerConfig {
-            problem: Problem::new(dims, self.heads as u32, self.dtype),
-            softmax_scale: 1.0 / (self.dims.qk() as f32).sqrt(),
-        }
+        LayerConfig::new(
+            Problem::new(dims, self.heads as u32, self.dtype),
+            1.0 / (self.dims.qk() as f32).sqrt(),
+        )
     }
 
     fn limits(&self) -> StepLimits {
-        StepLimits {
-            requests: self.lens.len(),
-            tokens: self.tokens().0,
-            decode_query_len: 1,
-            pages_per_request: 1,
-            context_rows: self.tokens().1,
-        }
+        StepLimits::new(self.lens.len(), self.tokens().0, 1).with_context_rows(self.tokens().1)
     }
 
     // [tokens, heads, width] with gaps between rows, behind a margin.

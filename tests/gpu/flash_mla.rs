@@ -103,25 +103,17 @@ impl Case {
         problem.page_size = self.page_size as u32;
         problem.query_len = QueryLen::Ragged;
         problem.kv_format = self.kv;
-        LayerConfig {
-            problem,
-            softmax_scale: SCALE,
-        }
+        LayerConfig::new(problem, SCALE)
     }
 
     fn limits(&self) -> StepLimits {
-        StepLimits {
-            requests: self.requests.len(),
-            tokens: self.tokens(),
-            decode_query_len: self
-                .requests
+        StepLimits::new(self.requests.len(), self.tokens(), self.max_pages()).with_decode_query_len(
+            self.requests
                 .iter()
                 .map(|(query, _)| *query)
                 .max()
                 .unwrap_or(1),
-            pages_per_request: self.max_pages(),
-            context_rows: 0,
-        }
+        )
     }
 
     fn max_pages(&self) -> usize {

@@ -76,10 +76,10 @@ impl Case {
 
     fn problem<T: Element>(self) -> LayerConfig {
         let (Self::Prefill { heads, .. } | Self::Decode { heads, .. }) = self;
-        LayerConfig {
-            problem: Problem::new(MlaDims::R1, heads as u32, T::DTYPE),
-            softmax_scale: 1.0 / 192f32.sqrt(),
-        }
+        LayerConfig::new(
+            Problem::new(MlaDims::R1, heads as u32, T::DTYPE),
+            1.0 / 192f32.sqrt(),
+        )
     }
 }
 
@@ -154,13 +154,7 @@ impl<T: Element + WithDType> Work<T> {
 
     pub(crate) fn ours(&self) -> Result<Ours<'_, T>, Failure> {
         let config = self.case.problem::<T>();
-        let limits = StepLimits {
-            requests: 64,
-            tokens: 4096,
-            decode_query_len: 1,
-            pages_per_request: 4096,
-            context_rows: 4096,
-        };
+        let limits = StepLimits::new(64, 4096, 4096).with_context_rows(4096);
         let (backend, width) = match self.case {
             Case::Prefill { .. } => {
                 let backend = CpuPrefill::new(&self.cpu, &config)?;
@@ -319,7 +313,14 @@ impl<T: Element> Ours<'_, T> {
         } = self.work;
         match (&mut self.backend, *case) {
             (Backend::Prefill(backend, state), Case::Prefill { heads, tokens }) => {
-                let call = PrefillCall::new(TensorRef::from_slice(q, [tokens, heads, 192])?, Keys::Packed(TensorRef::from_slice(k, [tokens, heads, 192])?), TensorRef::from_slice(v, [tokens, heads, 128])?, Output::Plain(TensorMut::from_slice(&mut self.out, [tokens, heads, 128])?), (ArrayRef::from_slice(starts), tokens), (ArrayRef::from_slice(starts), tokens));
+                let call = PrefillCall::new(
+                    TensorRef::from_slice(q, [tokens, heads, 192])?,
+                    Keys::Packed(TensorRef::from_slice(k, [tokens, heads, 192])?),
+                    TensorRef::from_slice(v, [tokens, heads, 128])?,
+                    Output::Plain(TensorMut::from_slice(&mut self.out, [tokens, heads, 128])?),
+                    (ArrayRef::from_slice(starts), tokens),
+                    (ArrayRef::from_slice(starts), tokens),
+                );
                 backend.prefill(cpu, call, state, &())?;
             }
             (
@@ -335,10 +336,19 @@ impl<T: Element> Ours<'_, T> {
                 let format = mla_runtime::kv_format::KvFormat::of(T::DTYPE);
                 let layout = CacheLayout::contiguous(MlaDims::R1, format, pages, PAGE);
                 let entries = ArrayRef::from_slice(table);
-                let call = DecodeCall::new(Query::Split {
+                let call = DecodeCall::new(
+                    Query::Split {
                         latent: query.narrow(2, 0..512)?,
                         rope: query.narrow(2, 512..576)?,
-                    }, CacheRef::new(bytemuck::cast_slice(cache), layout)?, DecodeBatch::new(BlockTable::new(entries, batch, tokens / PAGE)?, (ArrayRef::from_slice(seq_lens), tokens), (ArrayRef::from_slice(starts), 1)), Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?));
+                    },
+                    CacheRef::new(bytemuck::cast_slice(cache), layout)?,
+                    DecodeBatch::new(
+                        BlockTable::new(entries, batch, tokens / PAGE)?,
+                        (ArrayRef::from_slice(seq_lens), tokens),
+                        (ArrayRef::from_slice(starts), 1),
+                    ),
+                    Output::Plain(TensorMut::from_slice(&mut self.out, [batch, heads, 512])?),
+                );
                 backend.decode(cpu, call, state, &())?;
             }
             _ => unreachable!("a work's backend is that of its case"),

@@ -5,13 +5,19 @@ use mla_runtime::backend::DecodeBackend;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 
 fn why(target: Target) -> String {
     let registry = Registry::linked().unwrap();
-    let explanation = registry.explain(&Request::new(target, MlaDims::R1, 256, DType::BF16)).unwrap();
+    let explanation = registry
+        .explain(&SelectionRequest::new(
+            target,
+            Problem::new(MlaDims::R1, 256, DType::BF16),
+        ))
+        .unwrap();
     let candidates = explanation.phase(Phase::Decode).candidates.iter();
     let mut found = candidates.filter(|candidate| candidate.spec == Naive::SPEC);
     found.next().unwrap().reasons.iter().map(|reason| reason.to_string()).collect()

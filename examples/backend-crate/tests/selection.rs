@@ -13,13 +13,13 @@ use mla_runtime::dispatch::{backends, with_decode, DecodeVisitor};
 use mla_runtime::dtype::DType;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 use mla_runtime::{best_decode, best_prefill};
 
 const HOPPER: Target = Target::dry_run(Capability::new(9, 0));
 const R1: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
-const MANY_HEADS: Problem = Problem { heads: 256, ..R1 };
+const MANY_HEADS: Problem = R1.with_heads(256);
 
 type Decode = backends![Naive, ..DecodeBackends];
 
@@ -39,7 +39,7 @@ fn the_compiler_chooses_among_built_in_and_foreign_backends() {
 }
 
 fn request(problem: &Problem) -> Request {
-    Request::of(HOPPER, problem)
+    SelectionRequest::new(HOPPER, problem)
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use mla_runtime::backend::{DecodeStage as _, PrefillStage as _, SelectedDecode, SelectedPrefill};
 use mla_runtime::prelude::*;
-use mla_runtime::selection::Request as Wish;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::QueryLen;
 
 use crate::attention::widths;
@@ -112,13 +112,11 @@ impl<D: Operations> Runner<D> {
     /// If no backend fits, or the device has no memory left.
     pub fn new(device: &D, config: &Config, size: &Size, seed: u64) -> Result<Self> {
         let attention = &config.attention;
-        let problem = Problem {
-            page_size: size.page_size as u32,
-            query_len: QueryLen::Ragged,
-            ..Problem::new(attention.dims, attention.heads, D::DTYPE)
-        };
+        let problem = Problem::new(attention.dims, attention.heads, D::DTYPE)
+            .with_page_size(size.page_size as u32)
+            .with_query_len(QueryLen::Ragged);
         let registry = Registry::linked().map_err(mla_runtime::selection::SelectionError::from)?;
-        let selection = registry.select(&Wish::of(device.target(), &problem))?;
+        let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
         let layer_config = selection.config(attention.softmax_scale() as f32);
         let layer = Layer::new(
             device,
@@ -126,13 +124,15 @@ impl<D: Operations> Runner<D> {
             registry.instantiate_prefill(selection.prefill.name, device, &layer_config)?,
             registry.instantiate_decode(selection.decode.name, device, &layer_config)?,
         )?;
-        let mut shared = layer.workspace(&StepLimits {
-            requests: size.requests,
-            tokens: size.tokens,
-            decode_query_len: 1 + size.drafts,
-            pages_per_request: size.max_len.div_ceil(size.page_size),
-            context_rows: size.max_len.next_multiple_of(size.page_size),
-        })?;
+        let mut shared = layer.workspace(
+            &StepLimits::new(
+                size.requests,
+                size.tokens,
+                size.max_len.div_ceil(size.page_size),
+            )
+            .with_decode_query_len(1 + size.drafts)
+            .with_context_rows(size.max_len.next_multiple_of(size.page_size)),
+        )?;
         let problem = selection.problem;
         let cache_layout =
             CacheLayout::contiguous(problem.dims, problem.kv_format, size.pages, size.page_size);

@@ -90,19 +90,15 @@ impl Attention {
     }
 
     pub(super) fn limits(&self) -> StepLimits {
-        StepLimits {
-            requests: self.requests.len(),
-            tokens: self.tokens(),
-            decode_query_len: match self.kind {
+        StepLimits::new(self.requests.len(), self.tokens(), self.max_pages())
+            .with_decode_query_len(match self.kind {
                 Kind::Decode => self.longest(|r| r.q),
                 Kind::Prefill { .. } => 1,
-            },
-            pages_per_request: self.max_pages(),
-            context_rows: match self.kind {
+            })
+            .with_context_rows(match self.kind {
                 Kind::Decode => 0,
                 Kind::Prefill { .. } => self.requests.iter().map(|r| r.kv as usize).sum(),
-            },
-        }
+            })
     }
 
     /// The bytes that the inputs and outputs take on the device. In floating point, which nothing overflows.

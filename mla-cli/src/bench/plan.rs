@@ -155,11 +155,9 @@ pub(super) fn sweep<D: Stopwatch>(
                 for kv in axis(&model.kv_formats) {
                     for page in axis(&settings.page.clone().unwrap_or_else(|| vec![64])) {
                         let kv_format = *kv;
-                        let problem = Problem {
-                            kv_format,
-                            page_size: *page,
-                            ..Problem::new(model.config.dims, heads, model.dtype)
-                        };
+                        let problem = Problem::new(model.config.dims, heads, model.dtype)
+                            .with_kv_format(kv_format)
+                            .with_page_size(*page);
                         plan.batch(model, &problem, batch)?;
                     }
                 }
@@ -428,13 +426,10 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         phase: Phase,
     ) -> Result<(), CliError> {
         let requests = batch.spec.requests();
-        let problem = Problem {
-            query_len: match phase {
-                Phase::Decode => workload::query_len(requests),
-                Phase::Prefill => QueryLen::Single,
-            },
-            ..*problem
-        };
+        let problem = problem.with_query_len(match phase {
+            Phase::Decode => workload::query_len(requests),
+            Phase::Prefill => QueryLen::Single,
+        });
         let problem = with_graphs(problem, self.site.graphs, phase);
         let (effective, idle) = match phase {
             Phase::Decode => (
@@ -447,10 +442,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             ),
         };
         self.note(&batch.text, &effective, &idle);
-        let config = LayerConfig {
-            problem,
-            softmax_scale: model.config.softmax_scale() as f32,
-        };
+        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let settings = self.settings;
         for backend in self.backends(&problem, phase)? {
             for num_splits in optional(&settings.num_splits) {
@@ -567,24 +559,18 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             }
         }
         let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
-        let problem = Problem {
-            query_len: match (longest, piece) {
-                (0 | 1, _) => QueryLen::Single,
-                (_, Some(1)) => QueryLen::Single,
-                _ if absorbed.iter().all(|r| r.q == longest)
-                    && piece.is_none_or(|piece| longest.is_multiple_of(piece.min(longest))) =>
-                {
-                    QueryLen::Uniform
-                }
-                _ => QueryLen::Ragged,
-            },
-            ..*problem
-        };
+        let problem = problem.with_query_len(match (longest, piece) {
+            (0 | 1, _) => QueryLen::Single,
+            (_, Some(1)) => QueryLen::Single,
+            _ if absorbed.iter().all(|r| r.q == longest)
+                && piece.is_none_or(|piece| longest.is_multiple_of(piece.min(longest))) =>
+            {
+                QueryLen::Uniform
+            }
+            _ => QueryLen::Ragged,
+        });
         let problem = with_graphs(problem, self.site.graphs, Phase::Decode);
-        let config = LayerConfig {
-            problem,
-            softmax_scale: model.config.softmax_scale() as f32,
-        };
+        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
         let prefills = self.backends(&problem, Phase::Prefill)?;
         let decodes = self.backends(&problem, Phase::Decode)?;
         // Where several are compared, only those that the batch comes to.
@@ -727,7 +713,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             (None, None) => None,
         };
         let target: Target = self.site.device.target();
-        let request = selection::Request::of(target, problem);
+        let request = selection::SelectionRequest::new(target, *problem);
         let explanation = registry.explain(&request)?;
         let candidates = &explanation.phase(phase).candidates;
         let none_fits = || SelectionError::NoneFits {
@@ -826,7 +812,7 @@ const fn with_graphs(problem: Problem, graphs: bool, phase: Phase) -> Problem {
         (_, Phase::Decode, QueryLen::Uniform) => GraphSupport::UniformBatch,
         _ => GraphSupport::Always,
     };
-    Problem { graphs, ..problem }
+    problem.with_graphs(graphs)
 }
 
 /// Lets the backends refuse what their spec does not say.
@@ -862,13 +848,11 @@ pub(super) fn cases<D: Stopwatch>(
             CaseKind::Decode => (Kind::Decode, Phase::Decode, 0.1),
             CaseKind::Prefill { causal } => (Kind::Prefill { causal }, Phase::Prefill, 1.0),
         };
-        let problem = Problem {
-            query_len: match phase {
+        let problem =
+            Problem::new(MlaDims::R1, case.heads, DType::BF16).with_query_len(match phase {
                 Phase::Decode => workload::query_len(&case.requests),
                 Phase::Prefill => QueryLen::Single,
-            },
-            ..Problem::new(MlaDims::R1, case.heads, DType::BF16)
-        };
+            });
         let problem = with_graphs(problem, site.graphs, phase);
         plan.note(
             &case.id,
@@ -888,10 +872,7 @@ pub(super) fn cases<D: Stopwatch>(
             let attention = Attention {
                 backend,
                 kind,
-                config: LayerConfig {
-                    problem,
-                    softmax_scale: 1.0 / (problem.dims.head.qk() as f32).sqrt(),
-                },
+                config: LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt()),
                 requests: case.requests.clone(),
                 deviation,
                 layers: settings.layers.unwrap_or(1) as usize,

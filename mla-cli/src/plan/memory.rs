@@ -113,18 +113,16 @@ fn needs(
         given: "none, and none in the configuration (num_hidden_layers)".to_owned(),
         accepted: "1 and up".to_owned(),
     })?;
-    let problem = Problem {
-        kv_format,
-        page_size: args.page,
-        ..Problem::new(model.config.dims, model.heads, model.dtype)
-    };
-    let limits = StepLimits {
-        requests: args.requests as usize,
-        tokens: args.step_tokens as usize,
-        decode_query_len: args.decode_query_len as usize,
-        pages_per_request: args.context_len.div_ceil(args.page) as usize,
-        context_rows: rows as usize,
-    };
+    let problem = Problem::new(model.config.dims, model.heads, model.dtype)
+        .with_kv_format(kv_format)
+        .with_page_size(args.page);
+    let limits = StepLimits::new(
+        args.requests as usize,
+        args.step_tokens as usize,
+        args.context_len.div_ceil(args.page) as usize,
+    )
+    .with_decode_query_len(args.decode_query_len as usize)
+    .with_context_rows(rows as usize);
     Ok(MemoryNeeds {
         pages: args.tokens.unwrap_or(0).div_ceil(args.page).into(),
         layers,

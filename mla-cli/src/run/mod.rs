@@ -17,7 +17,7 @@ use mla_runtime::layer::{MlaLayer, crossover_threshold};
 use mla_runtime::plan::memory::{self, MemoryNeeds};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, Selection};
+use mla_runtime::selection::{Selection, SelectionRequest};
 
 use self::data::Data;
 use self::progress::Progress;
@@ -135,12 +135,10 @@ fn run<D: Device, L: Lists<D>>(
     if L::SPARSE {
         check_sparse(args)?;
     }
-    let problem = Problem {
-        sparse: L::SPARSE,
-        kv_format: args.kv.unwrap_or(KvFormat::of(model.dtype)),
-        page_size: args.page,
-        ..Problem::new(model.config.dims, model.heads, model.dtype)
-    };
+    let problem = Problem::new(model.config.dims, model.heads, model.dtype)
+        .with_sparse(L::SPARSE)
+        .with_kv_format(args.kv.unwrap_or(KvFormat::of(model.dtype)))
+        .with_page_size(args.page);
     let threshold = match (L::SPARSE, args.threshold) {
         // The expanded form has no lists.
         (true, _) => u32::MAX,
@@ -152,12 +150,11 @@ fn run<D: Device, L: Lists<D>>(
     let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
 
     let registry = Registry::linked()?;
-    let selection = registry.select(&Request {
-        query_len: workload.query_len,
-        prefill: args.prefill.clone(),
-        decode: args.decode.clone(),
-        ..Request::of(device.target(), &problem)
-    })?;
+    let problem = problem.with_query_len(workload.query_len);
+    let mut request = SelectionRequest::new(device.target(), problem);
+    request.prefill.clone_from(&args.prefill);
+    request.decode.clone_from(&args.decode);
+    let selection = registry.select(&request)?;
     let config = selection.config(model.config.softmax_scale() as f32);
     let layer = instantiate(&registry, &selection, device, &config)?;
 

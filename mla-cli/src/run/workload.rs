@@ -168,13 +168,11 @@ impl Workload {
             }
         };
         let absorbed = self.requests[self.absorbed.clone()].iter();
-        Ok(StepLimits {
-            requests: self.requests.len(),
-            tokens: self.tokens(),
-            decode_query_len: absorbed.map(|r| r.q).max().unwrap_or(0) as usize,
-            pages_per_request: self.max_pages,
-            context_rows: rows as usize,
-        })
+        Ok(
+            StepLimits::new(self.requests.len(), self.tokens(), self.max_pages)
+                .with_decode_query_len(absorbed.map(|r| r.q).max().unwrap_or(0) as usize)
+                .with_context_rows(rows as usize),
+        )
     }
 
     /// What the absorbed path computes and moves at least: the queries to the latent and back, the

@@ -51,26 +51,18 @@ fn indexer_config(topk: u32) -> IndexerConfig {
 }
 
 fn layer(sparse: bool) -> Layer {
-    let config = LayerConfig {
-        problem: Problem {
-            sparse,
-            page_size: PAGE as u32,
-            query_len: QueryLen::Ragged,
-            ..Problem::new(DIMS, HEADS as u32, DType::F32)
-        },
-        softmax_scale: 0.2,
-    };
+    let config = LayerConfig::new(
+        Problem::new(DIMS, HEADS as u32, DType::F32)
+            .with_sparse(sparse)
+            .with_page_size(PAGE as u32)
+            .with_query_len(QueryLen::Ragged),
+        0.2,
+    );
     MlaLayer::of(&Cpu::new(), &config).unwrap()
 }
 
 fn limits() -> StepLimits {
-    StepLimits {
-        requests: 4,
-        tokens: 80,
-        decode_query_len: 80,
-        pages_per_request: 8,
-        context_rows: 0,
-    }
+    StepLimits::new(4, 80, 8).with_decode_query_len(80)
 }
 
 /// Three requests whose tokens come step by step, and one layer's caches.
@@ -491,10 +483,7 @@ fn refusals_name_the_field() {
          accepted 4 index heads of 32 values, 8 of them rotary, lists of 9"
     );
     // One for shorter steps.
-    let short = StepLimits {
-        tokens: 3,
-        ..limits()
-    };
+    let short = limits().with_tokens(3);
     let mut small = indexer.workspace(&IndexLimits::new(short)).unwrap();
     assert_eq!(
         error(

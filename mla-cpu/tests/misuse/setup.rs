@@ -130,24 +130,15 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        let problem = Problem {
-            page_size: PAGE as u32,
-            query_len: QueryLen::Ragged,
-            ..Problem::new(DIMS, HEADS as u32, DType::F32)
-        };
+        let problem = Problem::new(DIMS, HEADS as u32, DType::F32)
+            .with_page_size(PAGE as u32)
+            .with_query_len(QueryLen::Ragged);
         let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, PAGES, PAGE);
         Self {
-            config: LayerConfig {
-                problem,
-                softmax_scale: 0.2,
-            },
-            limits: StepLimits {
-                requests: 4,
-                tokens: 8,
-                decode_query_len: 2,
-                pages_per_request: 3,
-                context_rows: 8,
-            },
+            config: LayerConfig::new(problem, 0.2),
+            limits: StepLimits::new(4, 8, 3)
+                .with_decode_query_len(2)
+                .with_context_rows(8),
             requests: vec![Request { q: 1, kv: 6 }, Request { q: 5, kv: 9 }],
             tables: vec![3, 1, -7, 0, 4, 2],
             max_pages: 3,
@@ -202,13 +193,9 @@ impl Setup {
     fn forward(&self, cache: &mut [f32], out: &mut [f32]) -> Result<()> {
         let device = Cpu::new();
         let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &self.config)?;
-        let other = LayerConfig {
-            problem: Problem {
-                page_size: 8,
-                ..self.config.problem
-            },
-            ..self.config
-        };
+        let other = self
+            .config
+            .with_problem(self.config.problem.with_page_size(8));
         let other = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &other)?;
         let maker = match self.prepared {
             Prepared::OtherProblem => &other,

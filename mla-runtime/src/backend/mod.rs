@@ -33,10 +33,12 @@ pub use prefill::{
 
 use crate::device::Device;
 use crate::problem::Problem;
+use crate::setters::setters;
 use crate::tensor::TensorMut;
 
 /// What an implementation is made for: one layer of one model on one cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct LayerConfig {
     /// The model, its cache and the features it wants.
     pub problem: Problem,
@@ -46,6 +48,19 @@ pub struct LayerConfig {
 }
 
 impl LayerConfig {
+    /// A problem, and what scores are multiplied by.
+    pub const fn new(problem: Problem, softmax_scale: f32) -> Self {
+        Self {
+            problem,
+            softmax_scale,
+        }
+    }
+
+    setters! {
+        with_problem(problem: Problem);
+        with_softmax_scale(softmax_scale: f32);
+    }
+
     /// The first field in which another configuration differs: its name, and both values.
     pub(crate) fn difference(&self, other: &Self) -> Option<(&'static str, [String; 2])> {
         let scales = [self.softmax_scale, other.softmax_scale];

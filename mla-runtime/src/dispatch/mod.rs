@@ -63,7 +63,8 @@
 //! use mla_runtime::dispatch::{LayerVisitor, backends, with_backends};
 //! use mla_runtime::layer::MlaLayer;
 //! use mla_runtime::registry::Registry;
-//! use mla_runtime::selection::{Request, SelectionError};
+//! use mla_runtime::problem::Problem;
+//! use mla_runtime::selection::{SelectionError, SelectionRequest};
 //!
 //! type Prefill = backends![CpuPrefill];
 //! type Decode = backends![CpuDecode];
@@ -98,7 +99,8 @@
 //!
 //! let device = Cpu::new();
 //! let registry = Registry::of::<Prefill, Decode>()?;
-//! let selection = registry.select(&Request::new(device.target(), MlaDims::R1, 16, DType::BF16))?;
+//! let problem = Problem::new(MlaDims::R1, 16, DType::BF16);
+//! let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
 //! let config = selection.config(0.1);
 //! let start = Start { device: &device, config };
 //! let mut engine = with_backends::<Prefill, Decode, Cpu, _>(&selection, start)??;

@@ -58,21 +58,12 @@
 //!
 //! // L = 64, (P, R, V) = (32, 16, 32), two heads, pages of 64.
 //! let dims = MlaDims::new(64, HeadDims::new(32, 16, 32));
-//! let config = LayerConfig {
-//!     problem: Problem::new(dims, 2, DType::F32),
-//!     softmax_scale: 1.0 / 48f32.sqrt(),
-//! };
+//! let config = LayerConfig::new(Problem::new(dims, 2, DType::F32), 1.0 / 48f32.sqrt());
 //! let device = Cpu::new();
 //! let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &config)?;
 //!
 //! // Once: all memory, to be used by every layer of the model.
-//! let mut workspace = layer.workspace(&StepLimits {
-//!     requests: 8,
-//!     tokens: 32,
-//!     decode_query_len: 1,
-//!     pages_per_request: 4,
-//!     context_rows: 64,
-//! })?;
+//! let mut workspace = layer.workspace(&StepLimits::new(8, 32, 4).with_context_rows(64))?;
 //!
 //! // Once per step. The first request is in page 1, the second in page 0.
 //! let requests = [Request { q: 1, kv: 6 }, Request { q: 3, kv: 3 }];

@@ -41,10 +41,8 @@ impl<'a> StepRequest<'a> {
 /// # use mla_runtime::layer::{Step, StepRequest};
 /// # use mla_runtime::backend::StepLimits;
 /// # use mla_runtime::{dims::MlaDims, dtype::DType, problem::Problem};
-/// # let problem = Problem { page_size: 64, ..Problem::new(MlaDims::R1, 16, DType::BF16) };
-/// # let limits = StepLimits {
-/// #     requests: 8, tokens: 512, decode_query_len: 1, pages_per_request: 4, context_rows: 64,
-/// # };
+/// # let problem = Problem::new(MlaDims::R1, 16, DType::BF16).with_page_size(64);
+/// # let limits = StepLimits::new(8, 512, 4).with_context_rows(64);
 /// // A prompt of 100 tokens, and a request that decodes its 71st. (`Step::plan` takes a workspace.)
 /// let requests = [StepRequest::new(100, 100, &[4, 0]), StepRequest::new(1, 71, &[7, 2])];
 /// let step = Step::within(&problem, &limits, 1, &requests)?;

@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use super::context::MAX_CHUNKS;
 use crate::error::{Error, Result};
+use crate::setters::setters;
 
 /// The most that one step may bring; state and metadata are made for it once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct StepLimits {
     /// Requests in a step, those of zero length included.
     pub requests: usize,
@@ -18,6 +20,28 @@ pub struct StepLimits {
     pub pages_per_request: usize,
     /// W: rows of a context chunk.
     pub context_rows: usize,
+}
+
+impl StepLimits {
+    /// So many requests with so many new tokens in all, each request in so many pages. Of one request one token
+    /// is on the decode path, and there is no room for context chunks: prompts are brought whole.
+    pub const fn new(requests: usize, tokens: usize, pages_per_request: usize) -> Self {
+        Self {
+            requests,
+            tokens,
+            decode_query_len: 1,
+            pages_per_request,
+            context_rows: 0,
+        }
+    }
+
+    setters! {
+        with_requests(requests: usize);
+        with_tokens(tokens: usize);
+        with_decode_query_len(decode_query_len: usize);
+        with_pages_per_request(pages_per_request: usize);
+        with_context_rows(context_rows: usize);
+    }
 }
 
 /// Where each array lies in the buffer of a step, in bytes. The places depend on the limits alone,

@@ -6,10 +6,12 @@ use crate::dtype::DType;
 use crate::feature::FeatureSet;
 use crate::kv_format::KvFormat;
 use crate::reason::{Accepted, Field, Given, Reason};
+use crate::setters::setters;
 
 /// One model on one cache: everything a [`BackendSpec`](crate::spec::BackendSpec) is validated
 /// against, beside the hardware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Problem {
     /// The model's dimensions.
     pub dims: MlaDims,
@@ -52,6 +54,19 @@ impl Problem {
             sparse: false,
             features: FeatureSet::NONE,
         }
+    }
+
+    setters! {
+        with_dims(dims: MlaDims);
+        with_heads(heads: u32);
+        with_kv_format(kv_format: KvFormat);
+        with_page_size(page_size: u32);
+        with_query_len(query_len: QueryLen);
+        with_graphs(graphs: GraphSupport);
+        with_context_parallel(context_parallel: bool);
+        with_quant_output(quant_output: bool);
+        with_sparse(sparse: bool);
+        with_features(features: FeatureSet);
     }
 
     /// The first field in which another problem differs: its name, and both values.

@@ -21,91 +21,85 @@ use std::fmt::Write as _;
 
 use crate::backend::{Entry, LayerConfig};
 use crate::capability::Target;
-use crate::dims::MlaDims;
-use crate::dtype::DType;
 use crate::error::Error;
 use crate::explain::{Candidate, Explanation, PhaseExplanation};
-use crate::feature::FeatureSet;
 use crate::kv_format::KvFormat;
 use crate::problem::Problem;
 use crate::reason::Reasons;
 use crate::registry::{HOW_TO_LINK, Registry, RegistryError};
-use crate::spec::{BackendSpec, GraphSupport, Phase, QueryLen};
+use crate::spec::{BackendSpec, Phase};
 
-/// What an engine asks for: a model on some hardware, and the caches it could live with.
+/// What a selection is made for: a problem on some hardware, and the caches that would do as well.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
+#[non_exhaustive]
+pub struct SelectionRequest {
     /// The hardware.
     pub target: Target,
-    /// The model's dimensions.
-    pub dims: MlaDims,
-    /// Query heads on one device, after any tensor parallelism.
-    pub heads: u32,
-    /// The dtype of queries, weights and outputs.
-    pub dtype: DType,
-    /// The acceptable cache formats, the preferred one first.
-    pub kv_formats: Vec<KvFormat>,
-    /// The acceptable page sizes, the preferred one first.
-    pub page_sizes: Vec<u32>,
-    /// How query lengths differ within the batches sent to the decode backend.
-    pub query_len: QueryLen,
-    /// What has to be captured into CUDA graphs.
-    pub graphs: GraphSupport,
-    /// Whether the cache is split over ranks, so that results merge by their log-sum-exp.
-    pub context_parallel: bool,
-    /// Whether the output is to be written quantised.
-    pub quant_output: bool,
-    /// Whether each query attends to a list of slots instead of its whole context.
-    pub sparse: bool,
-    /// What is wanted beyond plain causal attention.
-    pub features: FeatureSet,
+    /// The problem, with the preferred cache format and page size.
+    pub problem: Problem,
+    /// The other acceptable cache formats, in the order of preference.
+    pub other_kv_formats: Vec<KvFormat>,
+    /// The other acceptable page sizes, in the order of preference.
+    pub other_page_sizes: Vec<u32>,
     /// The prefill backend, by name; `None`: the best one.
     pub prefill: Option<String>,
     /// The decode backend, by name; `None`: the best one.
     pub decode: Option<String>,
 }
 
-impl Request {
-    /// The backends of a [`Problem::new`], whichever they are.
-    pub fn new(target: Target, dims: MlaDims, heads: u32, dtype: DType) -> Self {
-        Self::of(target, &Problem::new(dims, heads, dtype))
-    }
-
-    /// The backends of one problem, whichever they are: one cache format and one page size.
-    pub fn of(target: Target, problem: &Problem) -> Self {
+impl SelectionRequest {
+    /// The backends of one problem, whichever they are, on its own cache format and page size.
+    pub const fn new(target: Target, problem: Problem) -> Self {
         Self {
             target,
-            dims: problem.dims,
-            heads: problem.heads,
-            dtype: problem.dtype,
-            kv_formats: vec![problem.kv_format],
-            page_sizes: vec![problem.page_size],
-            query_len: problem.query_len,
-            graphs: problem.graphs,
-            context_parallel: problem.context_parallel,
-            quant_output: problem.quant_output,
-            sparse: problem.sparse,
-            features: problem.features,
+            problem,
+            other_kv_formats: Vec::new(),
+            other_page_sizes: Vec::new(),
             prefill: None,
             decode: None,
         }
     }
 
-    /// The problem on one cache format and page size.
-    pub fn problem(&self, kv_format: KvFormat, page_size: u32) -> Problem {
-        Problem {
-            dims: self.dims,
-            heads: self.heads,
-            dtype: self.dtype,
-            kv_format,
-            page_size,
-            query_len: self.query_len,
-            graphs: self.graphs,
-            context_parallel: self.context_parallel,
-            quant_output: self.quant_output,
-            sparse: self.sparse,
-            features: self.features,
+    /// The same with these cache formats, the preferred one first. None: the problem's own.
+    #[must_use]
+    pub fn with_kv_formats(mut self, kv_formats: &[KvFormat]) -> Self {
+        if let [preferred, others @ ..] = kv_formats {
+            self.problem.kv_format = *preferred;
+            self.other_kv_formats = others.to_vec();
         }
+        self
+    }
+
+    /// The same with these page sizes, the preferred one first. None: the problem's own.
+    #[must_use]
+    pub fn with_page_sizes(mut self, page_sizes: &[u32]) -> Self {
+        if let [preferred, others @ ..] = page_sizes {
+            self.problem.page_size = *preferred;
+            self.other_page_sizes = others.to_vec();
+        }
+        self
+    }
+
+    /// The same with the prefill backend of this name.
+    #[must_use]
+    pub fn with_prefill(mut self, name: impl Into<String>) -> Self {
+        self.prefill = Some(name.into());
+        self
+    }
+
+    /// The same with the decode backend of this name.
+    #[must_use]
+    pub fn with_decode(mut self, name: impl Into<String>) -> Self {
+        self.decode = Some(name.into());
+        self
+    }
+
+    fn kv_formats(&self) -> impl Iterator<Item = KvFormat> {
+        std::iter::once(self.problem.kv_format).chain(self.other_kv_formats.iter().copied())
+    }
+
+    fn page_sizes(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.problem.page_size).chain(self.other_page_sizes.iter().copied())
     }
 
     fn preferred(&self, phase: Phase) -> Option<&str> {
@@ -117,23 +111,10 @@ impl Request {
 
     // What no backend could make up for.
     fn check(&self) -> Result<(), Error> {
-        if self.kv_formats.is_empty() {
-            return Err(Error::argument(
-                "kv_formats",
-                "an empty list",
-                "at least one format",
-            ));
-        }
-        if self.page_sizes.is_empty() {
-            return Err(Error::argument(
-                "page_sizes",
-                "an empty list",
-                "at least one size",
-            ));
-        }
-        for kv_format in &self.kv_formats {
-            for page_size in &self.page_sizes {
-                if let Some(fault) = self.problem(*kv_format, *page_size).fault() {
+        for kv_format in self.kv_formats() {
+            for page_size in self.page_sizes() {
+                let problem = self.problem.with_kv_format(kv_format);
+                if let Some(fault) = problem.with_page_size(page_size).fault() {
                     return Err(fault.into());
                 }
             }
@@ -324,7 +305,7 @@ impl Registry {
     ///
     /// Where nothing is linked, a name is unknown, a backend that was asked for by name does not
     /// fit, or none fits; the reasons are part of the error.
-    pub fn select(&self, request: &Request) -> Result<Selection, SelectionError> {
+    pub fn select(&self, request: &SelectionRequest) -> Result<Selection, SelectionError> {
         let explanation = self.explain(request)?;
         let selected = |phase: Phase| -> Result<BackendSpec, SelectionError> {
             let of_phase = explanation.phase(phase);
@@ -373,35 +354,29 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where a name is unknown, or the request makes no sense for any backend (no heads, no cache
-    /// format, no page size).
-    pub fn explain(&self, request: &Request) -> Result<Explanation, SelectionError> {
+    /// Where a name is unknown, or the request makes no sense for any backend (no heads, pages of no tokens).
+    pub fn explain(&self, request: &SelectionRequest) -> Result<Explanation, SelectionError> {
         request.check()?;
         for phase in [Phase::Prefill, Phase::Decode] {
             if let Some(name) = request.preferred(phase) {
                 self.get(phase, name)?;
             }
         }
-        let mut first = None;
-        for kv_format in &request.kv_formats {
-            let explanation = self.explain_format(request, *kv_format);
-            if explanation.fits() {
-                return Ok(explanation);
-            }
-            first.get_or_insert(explanation);
+        let preferred = self.explain_format(request, request.problem.kv_format);
+        if preferred.fits() {
+            return Ok(preferred);
         }
-        // The request has at least one format.
-        first.ok_or_else(|| {
-            Error::argument("kv_formats", "an empty list", "at least one format").into()
-        })
+        let others = request.other_kv_formats.iter();
+        let mut others = others.map(|kv_format| self.explain_format(request, *kv_format));
+        Ok(others.find(Explanation::fits).unwrap_or(preferred))
     }
 
     // The best page size for one cache format.
-    fn explain_format(&self, request: &Request, kv_format: KvFormat) -> Explanation {
-        let first = request.page_sizes.first().copied().unwrap_or(1);
-        let mut best = self.explain_problem(request, request.problem(kv_format, first));
-        for page_size in request.page_sizes.iter().skip(1) {
-            let other = self.explain_problem(request, request.problem(kv_format, *page_size));
+    fn explain_format(&self, request: &SelectionRequest, kv_format: KvFormat) -> Explanation {
+        let problem = request.problem.with_kv_format(kv_format);
+        let mut best = self.explain_problem(request, problem);
+        for page_size in &request.other_page_sizes {
+            let other = self.explain_problem(request, problem.with_page_size(*page_size));
             let priority =
                 |explanation: &Explanation| explanation.decode.selected().map(|c| c.priority);
             // None, where nothing fits, is below every priority.
@@ -412,7 +387,7 @@ impl Registry {
         best
     }
 
-    fn explain_problem(&self, request: &Request, problem: Problem) -> Explanation {
+    fn explain_problem(&self, request: &SelectionRequest, problem: Problem) -> Explanation {
         let phase = |phase| self.explain_phase(request, &problem, phase);
         Explanation {
             target: request.target,
@@ -424,7 +399,7 @@ impl Registry {
 
     fn explain_phase(
         &self,
-        request: &Request,
+        request: &SelectionRequest,
         problem: &Problem,
         phase: Phase,
     ) -> PhaseExplanation {

@@ -318,10 +318,7 @@ fn backends_of_another_configuration_are_refused() {
         MlaLayer::new(&device, &config, prefill, decode).map(drop)
     };
     layer(&config, &config).unwrap();
-    let louder = LayerConfig {
-        softmax_scale: 5.0,
-        ..config
-    };
+    let louder = config.with_softmax_scale(5.0);
     let error = layer(&config, &louder).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -562,13 +559,7 @@ fn refusals_name_the_field() {
         ..Case::small(&[(1, 30), (9, 9), (4, 20)])
     });
 
-    let error = layer
-        .workspace(&mla_runtime::backend::StepLimits {
-            context_rows: 3,
-            ..limits
-        })
-        .err()
-        .unwrap();
+    let error = layer.workspace(&limits.with_context_rows(3)).err().unwrap();
     assert_eq!(
         error.to_string(),
         "limits.context_rows: given 3, accepted 0, or at least a page of 4 tokens"

@@ -40,11 +40,7 @@ impl DecodeBackend for LeftOut {
 const SM90: Target = Target::dry_run(Capability::new(9, 0));
 const R1: Problem = Problem::new(MlaDims::R1, 128, DType::BF16);
 
-const PAGES_OF_48: Problem = Problem {
-    page_size: 48,
-    heads: 24,
-    ..R1
-};
+const PAGES_OF_48: Problem = R1.with_page_size(48).with_heads(24);
 
 fn none_fits(_: best_decode!([Hopper, CpuDecode, LeftOut], SM90, PAGES_OF_48)) {}
 
@@ -54,15 +50,11 @@ fn nothing_listed(_: best_prefill!([], SM90, R1)) {}
 
 fn one_name_twice(_: best_decode!([Hopper, Later], SM90, R1)) {}
 
-const NO_HEADS: Problem = Problem { heads: 0, ..R1 };
+const NO_HEADS: Problem = R1.with_heads(0);
 
 fn no_heads(_: best_decode!([Hopper], SM90, NO_HEADS)) {}
 
-const ODD_LATENT: Problem = Problem {
-    dims: MlaDims::new(100, MlaDims::R1.head),
-    kv_format: KvFormat::Fp8DsMla,
-    ..R1
-};
+const ODD_LATENT: Problem = R1.with_dims(MlaDims::new(100, MlaDims::R1.head)).with_kv_format(KvFormat::Fp8DsMla);
 
 fn odd_latent(_: best_decode!([Hopper], SM90, ODD_LATENT)) {}
 

@@ -54,26 +54,24 @@ impl Case {
     }
 
     pub(crate) fn config(&self) -> LayerConfig {
-        LayerConfig {
-            problem: Problem {
-                kv_format: self.kv_format,
-                page_size: self.page_size,
-                query_len: QueryLen::Ragged,
-                ..Problem::new(self.dims, self.heads, self.dtype)
-            },
-            softmax_scale: 1.0 / (self.dims.head.qk() as f32).sqrt(),
-        }
+        LayerConfig::new(
+            Problem::new(self.dims, self.heads, self.dtype)
+                .with_kv_format(self.kv_format)
+                .with_page_size(self.page_size)
+                .with_query_len(QueryLen::Ragged),
+            1.0 / (self.dims.head.qk() as f32).sqrt(),
+        )
     }
 
     pub(crate) fn limits(&self) -> StepLimits {
         let longest = self.requests.iter().map(|(_, kv)| *kv).max().unwrap_or(0);
-        StepLimits {
-            requests: self.requests.len(),
-            tokens: self.requests.iter().map(|(q, _)| *q as usize).sum(),
-            decode_query_len: self.threshold as usize,
-            pages_per_request: (longest.div_ceil(self.page_size) as usize).max(1),
-            context_rows: self.context_rows,
-        }
+        StepLimits::new(
+            self.requests.len(),
+            self.requests.iter().map(|(q, _)| *q as usize).sum(),
+            (longest.div_ceil(self.page_size) as usize).max(1),
+        )
+        .with_decode_query_len(self.threshold as usize)
+        .with_context_rows(self.context_rows)
     }
 }
 

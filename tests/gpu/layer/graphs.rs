@@ -18,13 +18,12 @@ const MAX_LEN: u32 = 1500;
 
 /// Room for steps of any of the tests' batches.
 fn limits(requests: usize, query_len: u32, page_size: u32) -> StepLimits {
-    StepLimits {
+    StepLimits::new(
         requests,
-        tokens: requests * query_len as usize,
-        decode_query_len: query_len as usize,
-        pages_per_request: MAX_LEN.div_ceil(page_size) as usize,
-        context_rows: 0,
-    }
+        requests * query_len as usize,
+        MAX_LEN.div_ceil(page_size) as usize,
+    )
+    .with_decode_query_len(query_len as usize)
 }
 
 /// A step of decodes whose cache is as large as that of any other.

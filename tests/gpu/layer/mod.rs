@@ -208,9 +208,9 @@ fn selected_backends_compute_the_same_bits() {
     let config = case.config();
     let registry = Registry::linked().unwrap();
     let selection = registry
-        .select(&mla_runtime::selection::Request::of(
+        .select(&mla_runtime::selection::SelectionRequest::new(
             gpu.target(),
-            &config.problem,
+            config.problem,
         ))
         .unwrap();
     let prefill = registry

@@ -20,7 +20,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::LseMut;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Request, Selection};
+use mla_runtime::selection::{Selection, SelectionRequest};
 use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 use mla_runtime::{Error, Result, backends, best_decode, mla_backend};
 
@@ -213,19 +213,10 @@ pub struct Engine<B: DecodeBackend<Device = Cpu>> {
 }
 
 /// The engine's configuration.
-pub const CONFIG: LayerConfig = LayerConfig {
-    problem: PROBLEM,
-    softmax_scale: 0.1,
-};
+pub const CONFIG: LayerConfig = LayerConfig::new(PROBLEM, 0.1);
 
 /// The engine's limits.
-pub const LIMITS: StepLimits = StepLimits {
-    requests: 1,
-    tokens: 1,
-    decode_query_len: 1,
-    pages_per_request: 1,
-    context_rows: 1,
-};
+pub const LIMITS: StepLimits = StepLimits::new(1, 1, 1).with_context_rows(1);
 
 impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
     /// With a backend of this type.
@@ -252,7 +243,7 @@ impl<B: DecodeBackend<Device = Cpu>> Engine<B> {
 /// Where nothing fits.
 pub fn select() -> std::result::Result<Selection, mla_runtime::selection::SelectionError> {
     Registry::of::<backends![mla_cpu::CpuPrefill], Backends>()?
-        .select(&Request::of(Target::CPU, &PROBLEM))
+        .select(&SelectionRequest::new(Target::CPU, PROBLEM))
 }
 
 /// Counts what is allocated.

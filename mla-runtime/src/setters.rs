@@ -1,0 +1,17 @@
+//! How a struct that has room for new fields is filled: by its constructor, and by a `with_…` method a field.
+
+/// Writes the methods. Each takes the struct by value, so that calls can be chained, in constants too.
+macro_rules! setters {
+    ($($method:ident($field:ident: $type:ty);)*) => {
+        $(
+            #[doc = concat!("The same with this [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[must_use]
+            pub const fn $method(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            }
+        )*
+    };
+}
+
+pub(crate) use setters;
