@@ -22,6 +22,11 @@ mod decode {
         use super::*;
         mla_conformance::decode_conformance!(CpuDecode, Cpu::new().portable());
     }
+
+    mod without_matrix_unit {
+        use super::*;
+        mla_conformance::decode_conformance!(CpuDecode, Cpu::new().without_matrix_unit());
+    }
 }
 
 mod prefill {
@@ -31,6 +36,11 @@ mod prefill {
     mod portable {
         use super::*;
         mla_conformance::prefill_conformance!(CpuPrefill, Cpu::new().portable());
+    }
+
+    mod without_matrix_unit {
+        use super::*;
+        mla_conformance::prefill_conformance!(CpuPrefill, Cpu::new().without_matrix_unit());
     }
 }
 

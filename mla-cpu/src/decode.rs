@@ -4,18 +4,19 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    Engine, Engines, KEYS, OutPlaces, Partial, Source, Widths, Workspace, attend, for_each_unit,
+    Engine, Engines, KEYS, LANES, OutPlaces, Partial, Running, Source, Widths, Workspace, attend,
+    for_each_unit, with_workspaces,
 };
 use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
 use super::prefill::check_scale;
-use super::softmax::{LANES, Running};
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use mla_runtime::backend::{
     DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, StepLimits,
 };
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
+use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::{Error, Result};
 
@@ -159,11 +160,7 @@ impl DecodeBackend for CpuDecode {
             let (call, lists) = self.check::<T>(call, limits)?;
             call.schedule(lists, units, slots)?;
             let shared = Shared { units, parts, running, out, slots };
-            match engines {
-                Engines::F32(workspaces) => call.run(device, workspaces, shared),
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                Engines::Amx(workspaces) => call.run(device, workspaces, shared),
-            }
+            with_workspaces!(engines, workspaces => call.run(device, workspaces, shared));
         });
         Ok(())
     }
@@ -588,6 +585,18 @@ struct UnitSource<'c, T> {
     tokens: usize,
 }
 
+impl<T> UnitSource<'_, T> {
+    // The cache's row of a key.
+    fn row(&self, position: usize) -> &[u8] {
+        let slot = match self.slots {
+            Some(slots) => slots[position],
+            None => self.pages.slot(self.unit.request, position),
+        };
+        let offset = row_offset(&self.layout, slot);
+        &self.cache[offset..offset + self.row_bytes]
+    }
+}
+
 impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     fn query(&self, row: usize, to: &mut [S]) {
         let index = self.unit.first_row + row;
@@ -612,16 +621,14 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, T> {
     }
 
     fn key(&self, position: usize, to: &mut [S]) {
-        let slot = match self.slots {
-            Some(slots) => slots[position],
-            None => self.pages.slot(self.unit.request, position),
-        };
-        let offset = row_offset(&self.layout, slot);
-        decode_row(
-            &self.layout,
-            &self.cache[offset..offset + self.row_bytes],
-            to,
-        );
+        decode_row(&self.layout, self.row(position), to);
+    }
+
+    fn key_in_place(&self, position: usize) -> Option<&[S]> {
+        if self.layout.format != KvFormat::of(S::DTYPE) {
+            return None;
+        }
+        bytemuck::try_cast_slice(self.row(position)).ok()
     }
 
     fn value(&self, _: usize, _: &mut [S]) {}

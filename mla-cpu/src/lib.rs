@@ -21,19 +21,17 @@
 //!
 //! Work is spread over a thread pool, and no result depends on the number of threads: what a task
 //! computes, and the order in which parts are added up, follow from the shapes alone. They do depend on
-//! the processor: bf16 is multiplied on the matrix unit where there is one
-//! (see [`Cpu::portable`]).
+//! the processor: attention in bf16 is multiplied as bf16 where the processor does so, on its matrix unit or by
+//! AVX-512's products of pairs, and then rounds the softmax's weights to bf16 (see [`Cpu::portable`]).
 //!
-//! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the matrix
-//! unit. It is checked by running its tests under AddressSanitizer:
+//! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the
+//! instructions of AVX-512 and AMX. It is checked by running its tests under AddressSanitizer:
 //!
 //! ```console
 //! $ RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --target x86_64-unknown-linux-gnu \
 //!       --package mla-cpu --test attention --test device
 //! ```
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod amx;
 mod attention;
 mod buffer;
 mod cache;
@@ -46,7 +44,6 @@ mod merge;
 mod prefill;
 mod rotary;
 mod rows;
-mod softmax;
 mod transpose;
 mod view;
 
@@ -73,7 +70,19 @@ use mla_runtime::{Error, Result};
 pub struct Cpu {
     // `None` is rayon's global pool.
     pool: Option<Arc<rayon::ThreadPool>>,
-    portable: bool,
+    instructions: Instructions,
+}
+
+// What attention may compute with; each may use those before it, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+enum Instructions {
+    // What the `gemm` crate takes.
+    Portable,
+    // AVX-512, for bf16 with its products of pairs.
+    Vectors,
+    // The matrix unit.
+    #[default]
+    Tiles,
 }
 
 impl Cpu {
@@ -86,21 +95,29 @@ impl Cpu {
     pub fn with_pool(pool: Arc<rayon::ThreadPool>) -> Self {
         Self {
             pool: Some(pool),
-            portable: false,
+            instructions: Instructions::default(),
         }
     }
 
-    /// The same without the processor's matrix unit (AMX), which multiplies bf16 several times as
-    /// fast but rounds the softmax's weights to bf16: every dtype is computed in f32.
+    /// The same without the processor's matrix unit (AMX): bf16 is multiplied by AVX-512's products of
+    /// pairs, if it has those, and else in f32.
     #[must_use]
-    pub fn portable(mut self) -> Self {
-        self.portable = true;
+    pub fn without_matrix_unit(mut self) -> Self {
+        self.instructions = Instructions::Vectors;
         self
     }
 
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    fn amx(&self) -> Option<amx::Amx> {
-        if self.portable { None } else { amx::Amx::new() }
+    /// The same with what every processor has: attention in every dtype is computed in f32, and the
+    /// softmax's weights are not rounded to bf16.
+    #[must_use]
+    pub fn portable(mut self) -> Self {
+        self.instructions = Instructions::Portable;
+        self
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn takes(&self, instructions: Instructions) -> bool {
+        self.instructions >= instructions
     }
 
     /// The number of threads that work is spread over.

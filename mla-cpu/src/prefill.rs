@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 
 use super::Cpu;
-use super::attention::{Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit};
+use super::attention::{
+    Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit, with_workspaces,
+};
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
 use mla_runtime::backend::{
@@ -95,11 +97,9 @@ impl PrefillBackend for CpuPrefill {
             let call = self.check::<T>(call)?;
             call.schedule(self.config.problem.heads as usize, &mut state.units);
             let scale = self.config.softmax_scale * std::f32::consts::LOG2_E;
-            match &mut state.engines {
-                Engines::F32(workspaces) => call.run(device, workspaces, &state.units, scale),
-                #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-                Engines::Amx(workspaces) => call.run(device, workspaces, &state.units, scale),
-            }
+            with_workspaces!(&mut state.engines, workspaces => {
+                call.run(device, workspaces, &state.units, scale)
+            });
         });
         Ok(())
     }
@@ -327,6 +327,10 @@ impl<T: Element, S: Lane> Source<S> for UnitSource<'_, '_, T> {
                 rope.read_row(token, 0, second);
             }
         }
+    }
+
+    fn key_in_place(&self, _: usize) -> Option<&[S]> {
+        None
     }
 
     fn value(&self, position: usize, to: &mut [S]) {

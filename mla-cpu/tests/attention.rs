@@ -32,14 +32,13 @@ impl Random {
     }
 }
 
-fn pools(portable: bool) -> [Cpu; 2] {
+fn pools(restrict: fn(Cpu) -> Cpu) -> [Cpu; 2] {
     [1, 3].map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
             .unwrap();
-        let cpu = Cpu::with_pool(pool.into());
-        if portable { cpu.portable() } else { cpu }
+        restrict(Cpu::with_pool(pool.into()))
     })
 }
 
@@ -53,31 +52,29 @@ fn limits(query_len: usize) -> StepLimits {
         .with_context_rows(4096)
 }
 
-// A case on the processor's own way and, where that differs, on the portable one: each must agree with the
-// reference, and not depend on the number of threads.
-fn each_way(dtype: DType, check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
-    for portable in [true, false] {
-        // Only bf16 has another way to go.
-        if portable || dtype == DType::BF16 {
-            let [one, three] = pools(portable).map(|cpu| match check(&cpu) {
-                Ok(bits) => bits,
-                Err(failure) => panic!("{failure}"),
-            });
-            assert!(one == three, "the result depends on the number of threads");
-        }
+// A case in each of the ways that the processor has: each must agree with the reference, and not depend on the number
+// of threads.
+fn each_way(check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
+    let ways: [fn(Cpu) -> Cpu; 3] = [|cpu| cpu, Cpu::without_matrix_unit, Cpu::portable];
+    for way in ways {
+        let [one, three] = pools(way).map(|cpu| match check(&cpu) {
+            Ok(bits) => bits,
+            Err(failure) => panic!("{failure}"),
+        });
+        assert!(one == three, "the result depends on the number of threads");
     }
 }
 
 fn check_prefill(dtype: DType, case: &PrefillCase) {
     let mut case = case.clone();
     case.problem.dtype = dtype;
-    each_way(dtype, |cpu| case.check::<CpuPrefill>(cpu));
+    each_way(|cpu| case.check::<CpuPrefill>(cpu));
 }
 
 fn check_decode(dtype: DType, case: &DecodeCase) {
     let mut case = case.clone();
     case.problem.dtype = dtype;
-    each_way(dtype, |cpu| case.check::<CpuDecode>(cpu));
+    each_way(|cpu| case.check::<CpuDecode>(cpu));
 }
 
 const SMALL: MlaDims = MlaDims::new(128, HeadDims::new(24, 16, 20));

@@ -3,7 +3,8 @@
 //! that whatever else loads the machine hits all alike.
 //!
 //! `PYTHON` names the interpreter; where it cannot import torch, torch is left out and the table
-//! says so.
+//! says so. With `--without-candle` candle only computes what the others are compared with;
+//! `--cases=decode` takes the cases whose name contains that.
 
 mod peer;
 mod work;
@@ -38,10 +39,30 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Failure> {
+    let (mut candle, mut cases) = (true, String::new());
+    for argument in std::env::args().skip(1) {
+        match argument.split_once('=') {
+            None if argument == "--without-candle" => candle = false,
+            Some(("--cases", text)) => cases = text.to_owned(),
+            _ => {
+                let accepted = "--without-candle, --cases=TEXT";
+                return Err(format!("argument: given {argument}, accepted {accepted}").into());
+            }
+        }
+    }
     let threads = rayon::current_num_threads();
     println!("{threads} threads, {ROUNDS} interleaved rounds, medians; ratio = theirs / ours");
     let mut table = Table::new();
-    table.set_header(["case", "who", "ms", "ratio", "GFLOP/s", "1 − cosine"]);
+    table.set_header([
+        "case",
+        "who",
+        "ms",
+        "ratio",
+        "GFLOP/s",
+        "first ms",
+        "first ratio",
+        "1 − cosine",
+    ]);
     let decode = Case::Decode {
         batch: 8,
         heads: 16,
@@ -57,8 +78,12 @@ fn run() -> Result<(), Failure> {
         tokens: 2048,
     };
     for case in [decode, single, prefill] {
-        compare::<bf16>(case, threads, &mut table)?;
-        compare::<f32>(case, threads, &mut table)?;
+        if case.name::<bf16>().contains(&cases) {
+            compare::<bf16>(case, threads, candle, &mut table)?;
+        }
+        if case.name::<f32>().contains(&cases) {
+            compare::<f32>(case, threads, candle, &mut table)?;
+        }
     }
     println!("{table}");
     Ok(())
@@ -74,6 +99,7 @@ struct Contender<'a> {
 fn compare<T: Element + candle_core::WithDType>(
     case: Case,
     threads: usize,
+    candle: bool,
     table: &mut Table,
 ) -> Result<(), Failure> {
     let work = Work::<T>::new(case);
@@ -88,14 +114,21 @@ fn compare<T: Element + candle_core::WithDType>(
         run: Box::new(move || timed(|| ours.run())),
         out,
     });
+    let mut truth = None;
     for (name, variant) in work.candle()? {
         let out = work::to_f32(&variant()?)?;
+        // The first is candle in f32.
+        truth.get_or_insert_with(|| out.clone());
+        if !candle {
+            break;
+        }
         contenders.push(Contender {
             name,
             run: Box::new(move || timed(|| variant().map(drop))),
             out,
         });
     }
+    let truth = truth.ok_or("candle computes nothing to compare with")?;
     torch = match peer::Peer::start(&work, threads) {
         Ok(peer) => Some(std::cell::RefCell::new(peer)),
         Err(error) => {
@@ -115,27 +148,34 @@ fn compare<T: Element + candle_core::WithDType>(
         }
     }
 
-    let mut times = vec![Vec::new(); contenders.len()];
+    // Of each contender: the first call after a pause, and a call when everything has settled.
+    let mut times = vec![[const { Vec::new() }; 2]; contenders.len()];
     for _ in 0..ROUNDS {
-        for (times, contender) in times.iter_mut().zip(&mut contenders) {
+        for ([first, settled], contender) in times.iter_mut().zip(&mut contenders) {
             // Threads of the contender before may still spin in wait for work, caches hold its data,
             // and threads that wake after a pause begin on one core: a pause, and runs that do not
             // count until everything has settled, give everyone the same start.
             std::thread::sleep(PAUSE);
             let start = Instant::now();
+            first.push((contender.run)()?);
             while start.elapsed() < WARM_UP {
                 (contender.run)()?;
             }
-            times.push((contender.run)()?);
+            settled.push((contender.run)()?);
         }
     }
     for (contender, theirs) in contenders.iter().zip(&times) {
-        let seconds = median(theirs.clone());
-        let ratio = median(theirs.iter().zip(&times[0]).map(|(a, b)| a / b).collect());
-        // candle in f32, the second contender, is the truth. What the others compute has to be the
+        let [first, settled] = [0, 1].map(|which| {
+            let ratios = theirs[which].iter().zip(&times[0][which]);
+            (
+                median(theirs[which].clone()),
+                median(ratios.map(|(a, b)| a / b).collect()),
+            )
+        });
+        // candle in f32 is the truth. What the others compute has to be the
         // same, or the times compare nothing; ours has to be so to the rounding of bf16, while
         // candle in bf16 rounds scores and weights as well, and shows it.
-        let error = 1.0 - cosine(&contender.out, &contenders[1].out);
+        let error = 1.0 - cosine(&contender.out, &truth);
         let bound = if std::ptr::eq(contender, &contenders[0]) {
             2e-5
         } else {
@@ -147,9 +187,11 @@ fn compare<T: Element + candle_core::WithDType>(
         table.add_row([
             case.name::<T>(),
             contender.name.clone(),
-            format!("{:.2}", seconds * 1e3),
-            format!("{ratio:.2}"),
-            format!("{:.0}", case.flop() / seconds / 1e9),
+            format!("{:.2}", settled.0 * 1e3),
+            format!("{:.2}", settled.1),
+            format!("{:.0}", case.flop() / settled.0 / 1e9),
+            format!("{:.2}", first.0 * 1e3),
+            format!("{:.2}", first.1),
             format!("{error:.1e}"),
         ]);
     }

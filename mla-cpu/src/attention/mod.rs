@@ -22,17 +22,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
-use super::Cpu;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use super::amx::AmxEngine;
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
+mod single;
+mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
+
+use super::Cpu;
+#[cfg(target_arch = "x86_64")]
+use super::Instructions;
 use super::buffer::Scratch;
 use super::fp8;
-use super::gemm::product_f32;
-use super::softmax::{LANES, Running, softmax};
 use super::view::{Lane, Places};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use amx::Amx;
+#[cfg(target_arch = "x86_64")]
+use bf16::Bf16Engine;
 use mla_runtime::backend::Output;
 use mla_runtime::dtype::{DType, Element};
 use mla_runtime::{Error, Result};
+use single::{F32Engine, Gemm};
+pub(crate) use softmax::{LANES, Running};
+#[cfg(target_arch = "x86_64")]
+use vectors::{PairVectors, Vectors};
 
 /// Keys of a tile.
 pub(crate) const KEYS: usize = 256;
@@ -50,6 +65,9 @@ pub(crate) trait Source<S: Lane> {
 
     /// Writes the key at a position.
     fn key(&self, position: usize, to: &mut [S]);
+
+    /// The key at a position where it lies, if it lies there as it is multiplied.
+    fn key_in_place(&self, position: usize) -> Option<&[S]>;
 
     /// Writes the value at a position; not called where values are the first part of keys.
     fn value(&self, position: usize, to: &mut [S]);
@@ -100,6 +118,39 @@ impl Seen<'_> {
     }
 }
 
+/// The keys or values of a tile.
+#[derive(Clone, Copy)]
+pub(crate) enum Rows<'r, S> {
+    /// One after the other.
+    Loaded(&'r [S]),
+    /// Each where it lies.
+    InPlace(&'r [&'r [S]]),
+}
+
+impl<'r, S> Rows<'r, S> {
+    fn of(loaded: &'r [S], in_place: Option<&'r [&'r [S]]>) -> Self {
+        in_place.map_or(Self::Loaded(loaded), Self::InPlace)
+    }
+
+    // Rows that follow each other.
+    fn loaded(self) -> &'r [S] {
+        match self {
+            Self::Loaded(rows) => rows,
+            Self::InPlace(_) => unreachable!("only what takes keys in place is given them so"),
+        }
+    }
+
+    // Each of the first `count` rows; loaded ones are `pitch` apart.
+    #[cfg(target_arch = "x86_64")]
+    fn list(self, pitch: usize, count: usize) -> [&'r [S]; KEYS] {
+        std::array::from_fn(|row| match self {
+            _ if row >= count => &[][..],
+            Self::Loaded(rows) => &rows[row * pitch..(row + 1) * pitch],
+            Self::InPlace(rows) => rows[row],
+        })
+    }
+}
+
 /// The two products and the softmax between them, for one kind of arithmetic.
 pub(crate) trait Engine: Sized + Send {
     /// What it multiplies.
@@ -132,13 +183,18 @@ pub(crate) trait Engine: Sized + Send {
     /// Takes the first `rows` queries.
     fn begin(&mut self, rows: usize);
 
+    /// Whether [`block`](Self::block) takes keys where they lie.
+    fn in_place(&self) -> bool;
+
     /// Takes the first `keys` keys and values.
     fn tile(&mut self, keys: usize);
 
     /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
-    /// sixteen rows.
+    /// sixteen rows. `in_place` are the keys of a whole tile, of which every row sees all, and whose
+    /// first part are the values; without it the tile is what was written.
     fn block(
         &mut self,
+        in_place: Option<&[&[Self::Lane]]>,
         block: usize,
         seen: Seen<'_>,
         scale: f32,
@@ -148,135 +204,6 @@ pub(crate) trait Engine: Sized + Send {
 
     /// Called when a unit is done.
     fn end(&mut self) {}
-}
-
-/// f32 throughout, multiplied by the `gemm` crate: every processor.
-pub(crate) struct F32Engine {
-    widths: Widths,
-    queries: Scratch<f32>,
-    keys: Scratch<f32>,
-    values: Scratch<f32>,
-    scores: Scratch<f32>,
-    // Values that are taken out of a product, while it is computed: those of the keys that only
-    // some rows see, which are fewer than there are rows.
-    aside: Scratch<f32>,
-}
-
-impl Engine for F32Engine {
-    type Lane = f32;
-    type Proof = ();
-
-    // As many vectors of scores as the `gemm` crate's kernel takes.
-    const BLOCK: usize = MAX_BLOCK;
-
-    fn new((): (), rows: usize, widths: Widths) -> Result<Self> {
-        Ok(Self {
-            widths,
-            queries: Scratch::new(rows.next_multiple_of(Self::BLOCK) * widths.key)?,
-            keys: Scratch::new(KEYS * widths.key)?,
-            values: Scratch::new(if widths.shared {
-                0
-            } else {
-                KEYS * widths.value
-            })?,
-            scores: Scratch::new(KEYS * Self::BLOCK)?,
-            aside: Scratch::new(Self::BLOCK * widths.value)?,
-        })
-    }
-
-    fn key_pitch(&self) -> usize {
-        self.widths.key
-    }
-
-    fn value_pitch(&self) -> usize {
-        self.widths.value
-    }
-
-    fn queries(&mut self) -> &mut [f32] {
-        &mut self.queries
-    }
-
-    fn keys(&mut self) -> &mut [f32] {
-        &mut self.keys
-    }
-
-    fn values(&mut self) -> &mut [f32] {
-        &mut self.values
-    }
-
-    fn begin(&mut self, _: usize) {}
-
-    fn tile(&mut self, _: usize) {}
-
-    fn block(
-        &mut self,
-        block: usize,
-        seen: Seen<'_>,
-        scale: f32,
-        running: &mut [Running],
-        out: &mut [f32],
-    ) {
-        let Widths { key, value, shared } = self.widths;
-        let (keys, rows) = (seen.by_some, seen.limits.len() * LANES);
-        product_f32(
-            [keys, rows, key],
-            &mut self.scores,
-            (1, Self::BLOCK),
-            false,
-            &self.keys,
-            (1, key),
-            &self.queries[block * Self::BLOCK * key..],
-            (key, 1),
-        );
-        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
-            let scores = &mut self.scores[group * LANES..];
-            let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
-            rescale(&alpha, &mut out[group * LANES * value..], value);
-        }
-        let (values, pitch) = if shared {
-            (&mut *self.keys, key)
-        } else {
-            (&mut *self.values, value)
-        };
-        let partly = seen.by_all..keys;
-        let finite = |key: usize| all_finite(&values[key * pitch..][..value]);
-        let aside = !partly.clone().all(finite);
-        if aside {
-            for (index, key) in partly.clone().enumerate() {
-                let row = &mut values[key * pitch..][..value];
-                self.aside[index * value..][..value].copy_from_slice(row);
-                row.iter_mut()
-                    .filter(|value| !value.is_finite())
-                    .for_each(|value| *value = 0.0);
-            }
-        }
-        product_f32(
-            [rows, value, keys],
-            out,
-            (1, value),
-            true,
-            &self.scores,
-            (Self::BLOCK, 1),
-            values,
-            (1, pitch),
-        );
-        if aside {
-            for (index, key) in partly.enumerate() {
-                let row = &self.aside[index * value..][..value];
-                for (column, x) in row.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
-                    let weight = |row: usize| self.scores[key * Self::BLOCK + row];
-                    seen.add_value(key, *x, weight, &mut out[column..], value);
-                }
-                values[key * pitch..][..value].copy_from_slice(row);
-            }
-        }
-    }
-}
-
-// Compared as integers, which a vector unit does without an order of additions to keep.
-fn all_finite(values: &[f32]) -> bool {
-    let bits = values.iter().map(|value| value.abs().to_bits());
-    bits.fold(0, u32::max) < f32::INFINITY.to_bits()
 }
 
 /// Multiplies each of sixteen rows by its factor.
@@ -445,15 +372,27 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
         }
     }
     engine.begin(rows);
+    let in_place = engine.in_place();
+    let seen_by_all = (0..rows).map(|row| source.limit(row)).min().unwrap_or(0);
     let mut start = range.start;
     while start < range.end {
         let keys = KEYS.min(range.end - start);
-        if key_pitch > 0 {
+        let mut lying = [&[][..]; KEYS];
+        let in_place = in_place
+            && keys == KEYS
+            && start + keys <= seen_by_all
+            && lying.iter_mut().enumerate().all(|(key, lying)| {
+                source
+                    .key_in_place(start + key)
+                    .map(|row| *lying = row)
+                    .is_some()
+            });
+        if key_pitch > 0 && !in_place {
             for (key, to) in engine.keys().chunks_mut(key_pitch).take(keys).enumerate() {
                 source.key(start + key, to);
             }
         }
-        if value_pitch > 0 {
+        if value_pitch > 0 && !in_place {
             for (key, to) in engine
                 .values()
                 .chunks_mut(value_pitch)
@@ -479,6 +418,7 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
                 continue;
             }
             engine.block(
+                in_place.then_some(&lying),
                 block,
                 Seen {
                     limits: &limits[..groups],
@@ -497,10 +437,30 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
 
 /// One workspace per thread, of the engine that suits the dtype and the processor best.
 pub(crate) enum Engines {
-    F32(Vec<Workspace<F32Engine>>),
+    Gemm(Vec<Workspace<F32Engine<Gemm>>>),
+    #[cfg(target_arch = "x86_64")]
+    Vectors(Vec<Workspace<F32Engine<Vectors>>>),
+    #[cfg(target_arch = "x86_64")]
+    Pairs(Vec<Workspace<Bf16Engine<PairVectors>>>),
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    Amx(Vec<Workspace<AmxEngine>>),
+    Amx(Vec<Workspace<Bf16Engine<Amx>>>),
 }
+
+/// Evaluates an expression with `$workspaces` standing for those of the engine that was chosen.
+macro_rules! with_workspaces {
+    ($engines:expr, $workspaces:ident => $body:expr) => {
+        match $engines {
+            crate::attention::Engines::Gemm($workspaces) => $body,
+            #[cfg(target_arch = "x86_64")]
+            crate::attention::Engines::Vectors($workspaces) => $body,
+            #[cfg(target_arch = "x86_64")]
+            crate::attention::Engines::Pairs($workspaces) => $body,
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            crate::attention::Engines::Amx($workspaces) => $body,
+        }
+    };
+}
+pub(crate) use with_workspaces;
 
 impl Engines {
     pub(crate) fn new(
@@ -510,32 +470,47 @@ impl Engines {
         widths: Widths,
         splits: bool,
     ) -> Result<Self> {
-        let threads = 0..cpu.threads();
-        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        if let Some(amx) = cpu.amx()
-            && dtype == DType::BF16
-        {
-            let workspaces = threads.map(|_| Workspace::new(amx, rows, widths, splits));
-            return Ok(Self::Amx(workspaces.collect::<Result<_>>()?));
+        fn each<E: Engine>(
+            cpu: &Cpu,
+            workspace: impl Fn() -> Result<Workspace<E>>,
+        ) -> Result<Vec<Workspace<E>>> {
+            (0..cpu.threads()).map(|_| workspace()).collect()
         }
-        #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-        let _ = dtype;
-        let workspaces = threads.map(|_| Workspace::new((), rows, widths, splits));
-        Ok(Self::F32(workspaces.collect::<Result<_>>()?))
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (cpu.instructions, dtype);
+        #[cfg(target_arch = "x86_64")]
+        let bf16 = dtype == DType::BF16;
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        if bf16
+            && cpu.takes(Instructions::Tiles)
+            && let Some(tiles) = Amx::new()
+        {
+            return Ok(Self::Amx(each(cpu, || {
+                Workspace::new(tiles, rows, widths, splits)
+            })?));
+        }
+        #[cfg(target_arch = "x86_64")]
+        if cpu.takes(Instructions::Vectors) {
+            if bf16 && let Some(pairs) = PairVectors::new() {
+                return Ok(Self::Pairs(each(cpu, || {
+                    Workspace::new(pairs, rows, widths, splits)
+                })?));
+            }
+            if let Some(vectors) = Vectors::new() {
+                let workspace = || Workspace::new(vectors, rows, widths, splits);
+                return Ok(Self::Vectors(each(cpu, workspace)?));
+            }
+        }
+        Ok(Self::Gemm(each(cpu, || {
+            Workspace::new(Gemm, rows, widths, splits)
+        })?))
     }
 
     /// From one row of outputs to the next.
     pub(crate) fn value_pitch(&self) -> usize {
-        fn pitch<E: Engine>(workspaces: &[Workspace<E>]) -> usize {
-            workspaces
-                .first()
-                .map_or(0, |workspace| workspace.engine.value_pitch())
-        }
-        match self {
-            Self::F32(workspaces) => pitch(workspaces),
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Self::Amx(workspaces) => pitch(workspaces),
-        }
+        with_workspaces!(self, workspaces => {
+            workspaces.first().map_or(0, |workspace| workspace.engine.value_pitch())
+        })
     }
 }
 

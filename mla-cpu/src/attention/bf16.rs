@@ -1,252 +1,75 @@
-//! bf16 products on Intel's matrix unit (AMX), for Linux on x86-64.
+//! Attention in bf16: inputs bf16, products and sums f32, and the softmax's weights rounded to bf16,
+//! as every flash attention in bf16 does.
 //!
-//! The unit has eight tile registers of sixteen rows of 64 bytes. `tdpbf16ps c, a, b` adds to the
-//! f32 tile `c` [16, 16] the product of `a` [16, 32], whose rows are rows in memory, and `b`
-//! [32, 16], whose rows are *pairs* of rows: row `i` of the register holds
-//! `b[2i][0], b[2i+1][0], b[2i][1], b[2i+1][1], …`. Here is how each operand gets there:
+//! Instructions that multiply bf16 add up the products of two neighbours. What they broadcast or
+//! take by rows lies so already; what they take by columns is *paired*: two rows are interleaved.
 //!
-//! | product | `a` | `b` |
+//! | product | by rows | paired |
 //! |---|---|---|
-//! | scores [keys, rows] | keys, as they are | queries, paired once per unit |
-//! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, paired once per tile |
-//!
-//! A kernel multiplies two tiles of `a` by two of `b`: four loads for four products, which the
-//! first-level cache can feed. Inputs are bf16, products and sums f32, and the softmax's weights are
-//! rounded to bf16, as every flash attention in bf16 does.
+//! | scores [keys, rows] | keys, as they are | queries, once per unit |
+//! | out [rows, V] | weights, transposed while they are rounded to bf16 | values, once per tile |
 
-use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
-use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::attention::{Engine, KEYS, Seen, Widths, rescale};
-use super::buffer::Scratch;
 use super::softmax::{LANES, POLYNOMIAL, Running};
-use super::transpose::exchange;
+use super::{Engine, KEYS, Rows, Seen, Widths, rescale};
+use crate::buffer::Scratch;
+use crate::transpose::exchange;
 use mla_runtime::Result;
 
-// Query rows that one kernel multiplies.
-const BLOCK: usize = 2 * LANES;
+/// Query rows of a block.
+pub(crate) const BLOCK: usize = 2 * LANES;
 
-// Of bf16 elements: what one product takes along the inner dimension.
-const DEPTH: usize = 32;
+/// Of bf16 elements: what rows are padded to.
+pub(crate) const DEPTH: usize = 32;
 
-/// A proof that this process may use the matrix unit and the vector instructions around it.
-#[derive(Clone, Copy)]
-pub(crate) struct Amx(());
+/// What multiplies: a proof that the processor has it, and `avx512f,avx512bw,avx512vl,avx512bf16`.
+pub(crate) trait Bf16Products: Copy + Send {
+    /// Whether it takes keys wherever they lie, rather than one after the other.
+    const IN_PLACE: bool;
 
-impl Amx {
-    /// The proof, where the processor has the unit and the kernel grants its registers.
-    pub(crate) fn new() -> Option<Self> {
-        static AVAILABLE: OnceLock<bool> = OnceLock::new();
-        AVAILABLE.get_or_init(detect).then_some(Self(()))
-    }
+    /// Called before a unit.
+    fn begin(self) {}
 
-    // Sets the shape of all tile registers: sixteen rows of 64 bytes.
-    fn configure(self) {
-        #[repr(C, align(64))]
-        struct Config {
-            palette: u8,
-            start_row: u8,
-            reserved: [u8; 14],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        const CONFIG: Config = Config {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-        };
-        // SAFETY: `self` proves that the instruction exists and is permitted; the operand is a
-        // valid configuration of 64 bytes. The compiler never uses tile registers itself.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, readonly)) };
-    }
+    /// scores[..count][..groups · 16] = keys · queries, scores `[KEYS, BLOCK]`; `count` is a
+    /// multiple of 32, and queries are paired: `[groups][width / 2][16][2]`.
+    fn score(
+        self,
+        keys: Rows<'_, bf16>,
+        count_groups_width: [usize; 3],
+        queries: &[bf16],
+        scores: &mut [f32],
+    );
 
-    // Gives the tile registers back, so that the thread's switches need not save them.
-    fn release(self) {
-        // SAFETY: `self` proves that the instruction exists and is permitted.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
-    }
+    /// out[..groups · 16][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`, values
+    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` and `width` are multiples of 32.
+    fn accumulate(
+        self,
+        values: &[bf16],
+        count_groups_width: [usize; 3],
+        weights: &[bf16],
+        out: &mut [f32],
+    );
+
+    /// Called after a unit.
+    fn end(self) {}
 }
-
-fn detect() -> bool {
-    let vectors = is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512bf16");
-    if !vectors || __cpuid(0).eax < 7 {
-        return false;
-    }
-    // Leaf 7, edx: bit 22 is AMX-BF16, bit 24 AMX-TILE.
-    let features = __cpuid_count(7, 0).edx;
-    if features & (1 << 22) == 0 || features & (1 << 24) == 0 {
-        return false;
-    }
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: this call asks for the permission to use the tile registers and touches no memory;
-    // where the kernel does not know it, it returns an error.
-    unsafe {
-        libc::syscall(
-            libc::SYS_arch_prctl,
-            ARCH_REQ_XCOMP_PERM,
-            XFEATURE_XTILEDATA,
-        ) == 0
-    }
-}
-
-// One kernel: `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32, for up to two tiles each
-// of rows and columns. `a` tiles have rows `a_pitch` bytes apart and step by 64 bytes; `b` tiles lie
-// whole, one after the other; the two tiles of a row of `c` are neighbours.
-macro_rules! kernel {
-    ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
-        /// # Safety
-        ///
-        /// The tile registers are configured. `a[i]` is readable for 16 rows of `a_pitch` bytes of
-        /// which the first 64 · `steps` are used, `b[j]` for `steps` · 1024 bytes, and `c[i]`
-        /// readable and writable for 16 rows of `c_pitch` bytes of which the first 64 per column
-        /// tile are used, for as many tiles as the kernel has. `steps` is not 0.
-        unsafe fn $name(
-            a: [*const u8; 2],
-            a_pitch: usize,
-            b: [*const u8; 2],
-            c: [*mut u8; 2],
-            c_pitch: usize,
-            steps: usize,
-        ) {
-            // SAFETY: reads and writes what the caller vouches for. The tile registers are declared
-            // as overwritten; their configuration is untouched.
-            unsafe {
-                asm!(
-                    $($start,)*
-                    "2:",
-                    $($step,)*
-                    "add {a0}, 64",
-                    "add {a1}, 64",
-                    "add {b0}, 1024",
-                    "add {b1}, 1024",
-                    "dec {steps}",
-                    "jnz 2b",
-                    $($end,)*
-                    a0 = inout(reg) a[0] => _,
-                    a1 = inout(reg) a[1] => _,
-                    b0 = inout(reg) b[0] => _,
-                    b1 = inout(reg) b[1] => _,
-                    steps = inout(reg) steps => _,
-                    ap = in(reg) a_pitch,
-                    bp = in(reg) 64usize,
-                    c0 = in(reg) c[0],
-                    c1 = in(reg) c[1],
-                    cp = in(reg) c_pitch,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                    options(nostack),
-                );
-            }
-        }
-    };
-}
-
-kernel!(
-    set_2x2,
-    [
-        "tilezero tmm0",
-        "tilezero tmm1",
-        "tilezero tmm2",
-        "tilezero tmm3",
-        "/* {c1} */"
-    ],
-    [
-        "tileloadd tmm4, [{a0} + {ap}*1]",
-        "tileloadd tmm6, [{b0} + {bp}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{b1} + {bp}*1]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm5, [{a1} + {ap}*1]",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tdpbf16ps tmm3, tmm5, tmm7"
-    ],
-    [
-        "tilestored [{c0} + {cp}*1], tmm0",
-        "tilestored [{c0} + {cp}*1 + 64], tmm1",
-        "tilestored [{c1} + {cp}*1], tmm2",
-        "tilestored [{c1} + {cp}*1 + 64], tmm3"
-    ]
-);
-
-kernel!(
-    set_2x1,
-    ["tilezero tmm0", "tilezero tmm2"],
-    [
-        "tileloadd tmm6, [{b0} + {bp}*1]",
-        "tileloadd tmm4, [{a0} + {ap}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm5, [{a1} + {ap}*1]",
-        "tdpbf16ps tmm2, tmm5, tmm6"
-    ],
-    [
-        "tilestored [{c0} + {cp}*1], tmm0",
-        "tilestored [{c1} + {cp}*1], tmm2"
-    ]
-);
-
-kernel!(
-    add_2x2,
-    [
-        "tileloadd tmm0, [{c0} + {cp}*1]",
-        "tileloadd tmm1, [{c0} + {cp}*1 + 64]",
-        "tileloadd tmm2, [{c1} + {cp}*1]",
-        "tileloadd tmm3, [{c1} + {cp}*1 + 64]"
-    ],
-    [
-        "tileloadd tmm4, [{a0} + {ap}*1]",
-        "tileloadd tmm6, [{b0} + {bp}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{b1} + {bp}*1]",
-        "tdpbf16ps tmm1, tmm4, tmm7",
-        "tileloadd tmm5, [{a1} + {ap}*1]",
-        "tdpbf16ps tmm2, tmm5, tmm6",
-        "tdpbf16ps tmm3, tmm5, tmm7"
-    ],
-    [
-        "tilestored [{c0} + {cp}*1], tmm0",
-        "tilestored [{c0} + {cp}*1 + 64], tmm1",
-        "tilestored [{c1} + {cp}*1], tmm2",
-        "tilestored [{c1} + {cp}*1 + 64], tmm3"
-    ]
-);
-
-kernel!(
-    add_1x2,
-    [
-        "tileloadd tmm0, [{c0} + {cp}*1]",
-        "tileloadd tmm1, [{c0} + {cp}*1 + 64]"
-    ],
-    [
-        "tileloadd tmm4, [{a0} + {ap}*1]",
-        "tileloadd tmm6, [{b0} + {bp}*1]",
-        "tdpbf16ps tmm0, tmm4, tmm6",
-        "tileloadd tmm7, [{b1} + {bp}*1]",
-        "tdpbf16ps tmm1, tmm4, tmm7"
-    ],
-    [
-        "tilestored [{c0} + {cp}*1], tmm0",
-        "tilestored [{c0} + {cp}*1 + 64], tmm1",
-        "/* {c1} */"
-    ]
-);
 
 /// bf16 products, f32 sums.
-pub(crate) struct AmxEngine {
-    amx: Amx,
+pub(crate) struct Bf16Engine<P> {
+    products: P,
     // Padded to whole tiles; what pads is zero.
     key_width: usize,
     value_width: usize,
+    // Whether neither is wider than what was asked for.
+    unpadded: bool,
     shared: bool,
+    // Keys of the tile, filled up, and whether its values are paired.
+    tile: usize,
+    paired: bool,
     // Row-major [rows, key_width], and paired: [rows / 16][key_width / 2][16][2].
     query_rows: Scratch<bf16>,
     queries: Scratch<bf16>,
@@ -261,13 +84,13 @@ pub(crate) struct AmxEngine {
     weights: Scratch<bf16>,
 }
 
-impl Engine for AmxEngine {
+impl<P: Bf16Products> Engine for Bf16Engine<P> {
     type Lane = bf16;
-    type Proof = Amx;
+    type Proof = P;
 
     const BLOCK: usize = BLOCK;
 
-    fn new(amx: Amx, rows: usize, widths: Widths) -> Result<Self> {
+    fn new(products: P, rows: usize, widths: Widths) -> Result<Self> {
         let rows = rows.next_multiple_of(BLOCK);
         let key_width = widths.key.next_multiple_of(DEPTH);
         let value_width = widths.value.next_multiple_of(2 * LANES);
@@ -279,10 +102,13 @@ impl Engine for AmxEngine {
             key_width
         };
         Ok(Self {
-            amx,
+            products,
             key_width,
             value_width,
+            unpadded: (key_width, value_width) == (widths.key, widths.value),
             shared: widths.shared,
+            tile: 0,
+            paired: false,
             query_rows: Scratch::new(rows * key_width)?,
             queries: Scratch::new(rows * key_width)?,
             keys: Scratch::new(KEYS * key_width)?,
@@ -314,11 +140,11 @@ impl Engine for AmxEngine {
     }
 
     fn begin(&mut self, rows: usize) {
-        self.amx.configure();
+        self.products.begin();
         let width = self.key_width;
         for group in 0..rows.div_ceil(LANES) {
             let part = group * LANES * width..(group + 1) * LANES * width;
-            // SAFETY: `amx` proves the instructions that the function is compiled for.
+            // SAFETY: `products` proves the instructions that the function is compiled for.
             unsafe {
                 pair_queries(
                     &self.query_rows[part.clone()],
@@ -329,30 +155,25 @@ impl Engine for AmxEngine {
         }
     }
 
+    fn in_place(&self) -> bool {
+        P::IN_PLACE && self.unpadded
+    }
+
     fn tile(&mut self, keys: usize) {
         // The last tile is filled up with zeros: a score of 0 is masked, but a NaN left over from
         // another call would not stay where it is.
-        let end = keys.next_multiple_of(2 * LANES);
-        self.keys[keys * self.key_width..end * self.key_width].fill(bf16::ZERO);
-        let (rows, pitch) = if self.shared {
-            (&mut self.keys, self.key_width)
-        } else {
-            self.value_rows[keys * self.value_width..end * self.value_width].fill(bf16::ZERO);
-            (&mut self.value_rows, self.value_width)
-        };
-        // SAFETY: `amx` proves the instructions that the function is compiled for.
-        unsafe {
-            pair_values(
-                &rows[..end * pitch],
-                pitch,
-                self.value_width,
-                &mut self.values,
-            )
-        };
+        self.tile = keys.next_multiple_of(2 * LANES);
+        self.keys[keys * self.key_width..self.tile * self.key_width].fill(bf16::ZERO);
+        if !self.shared {
+            let part = keys * self.value_width..self.tile * self.value_width;
+            self.value_rows[part].fill(bf16::ZERO);
+        }
+        self.paired = false;
     }
 
     fn block(
         &mut self,
+        in_place: Option<&[&[bf16]]>,
         block: usize,
         seen: Seen<'_>,
         scale: f32,
@@ -361,9 +182,16 @@ impl Engine for AmxEngine {
     ) {
         let (keys, groups) = (seen.by_some, seen.limits.len());
         let padded = keys.next_multiple_of(2 * LANES);
-        self.score(block, groups, padded);
+        let first = block * BLOCK * self.key_width;
+        self.products.score(
+            Rows::of(&self.keys, in_place),
+            [padded, groups, self.key_width],
+            &self.queries[first..],
+            &mut self.scores,
+        );
+        self.pair_values(in_place);
         for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
-            // SAFETY: `amx` proves the instructions that the function is compiled for.
+            // SAFETY: `products` proves the instructions that the function is compiled for.
             let alpha = unsafe {
                 softmax(
                     &self.scores[group * LANES..],
@@ -383,7 +211,12 @@ impl Engine for AmxEngine {
         if aside {
             self.each_not_finite(partly.clone(), |place, _, _, _, _| *place = bf16::ZERO);
         }
-        self.accumulate(groups, padded, out);
+        self.products.accumulate(
+            &self.values,
+            [padded, groups, self.value_width],
+            &self.weights,
+            out,
+        );
         if aside {
             let pitch = self.value_width;
             self.each_not_finite(partly, |place, weights, key, column, value| {
@@ -395,11 +228,26 @@ impl Engine for AmxEngine {
     }
 
     fn end(&mut self) {
-        self.amx.release();
+        self.products.end();
     }
 }
 
-impl AmxEngine {
+impl<P> Bf16Engine<P> {
+    // Pairs the tile's values, once. The scores come first: what they read from memory, they
+    // multiply while the next keys are on their way.
+    fn pair_values(&mut self, in_place: Option<&[&[bf16]]>) {
+        if std::mem::replace(&mut self.paired, true) {
+            return;
+        }
+        let (rows, pitch) = match self.shared {
+            true => (&self.keys, self.key_width),
+            false => (&self.value_rows, self.value_width),
+        };
+        let rows = Rows::of(rows, in_place).list(pitch, self.tile);
+        // SAFETY: `products` proves the instructions that the function is compiled for.
+        unsafe { pair_values(&rows[..self.tile], self.value_width, &mut self.values) };
+    }
+
     // The values as they were loaded, and from one row of them to the next.
     fn value_rows(&self) -> (&[bf16], usize) {
         match self.shared {
@@ -441,68 +289,6 @@ impl AmxEngine {
             }
         }
     }
-
-    // scores[..keys, ..] = keys · queriesᵀ of a block.
-    fn score(&mut self, block: usize, groups: usize, keys: usize) {
-        let steps = self.key_width / DEPTH;
-        let scores = &mut self.scores[..keys * BLOCK];
-        if steps == 0 {
-            scores.fill(0.0);
-            return;
-        }
-        let first = block * BLOCK * self.key_width;
-        let queries = &self.queries[first..first + groups * LANES * self.key_width];
-        let rows = &self.keys[..keys * self.key_width];
-        for key in (0..keys).step_by(2 * LANES) {
-            let a = [key, key + LANES].map(|key| rows[key * self.key_width..].as_ptr().cast());
-            let c = [key, key + LANES].map(|key| scores[key * BLOCK..].as_mut_ptr().cast());
-            let second = (groups - 1) * LANES * self.key_width;
-            let b = [queries.as_ptr().cast(), queries[second..].as_ptr().cast()];
-            let (a_pitch, c_pitch) = (self.key_width * size_of::<bf16>(), BLOCK * size_of::<f32>());
-            // SAFETY: `begin` configured the tiles. Each `a` is 16 whole rows of `keys`, since
-            // `keys` is a multiple of 32; each `b` is one group's paired queries, key_width · 16
-            // elements, which is `steps` tiles; each `c` is 16 whole rows of 32 scores.
-            unsafe {
-                if groups == 2 {
-                    set_2x2(a, a_pitch, b, c, c_pitch, steps);
-                } else {
-                    set_2x1(a, a_pitch, b, c, c_pitch, steps);
-                }
-            }
-        }
-    }
-
-    // out += weights[.., ..keys] · values.
-    fn accumulate(&mut self, groups: usize, keys: usize, out: &mut [f32]) {
-        let steps = keys / DEPTH;
-        if steps == 0 {
-            return;
-        }
-        let (width, tile) = (self.value_width, KEYS * LANES);
-        let out = &mut out[..groups * LANES * width];
-        let second = (groups - 1) * LANES;
-        let a = [0, second].map(|row| {
-            self.weights[row * KEYS..(row + LANES) * KEYS]
-                .as_ptr()
-                .cast()
-        });
-        for column in (0..width).step_by(2 * LANES) {
-            let b = [column, column + LANES]
-                .map(|column| self.values[column / LANES * tile..][..tile].as_ptr().cast());
-            let c = [0, second].map(|row| out[row * width + column..].as_mut_ptr().cast());
-            let (a_pitch, c_pitch) = (KEYS * size_of::<bf16>(), width * size_of::<f32>());
-            // SAFETY: `begin` configured the tiles. Each `a` is a group's 16 rows of KEYS weights;
-            // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32 columns
-            // of 16 rows of `out`, whose width is a multiple of 32.
-            unsafe {
-                if groups == 2 {
-                    add_2x2(a, a_pitch, b, c, c_pitch, steps);
-                } else {
-                    add_1x2(a, a_pitch, b, c, c_pitch, steps);
-                }
-            }
-        }
-    }
 }
 
 // Thirty-two elements as a register.
@@ -535,12 +321,9 @@ fn pair_queries(rows: &[bf16], width: usize, to: &mut [bf16]) {
     }
 }
 
-// [keys, pitch], of which `width` columns, to [width / 16][KEYS / 2][16][2].
+// Rows of keys, of which `width` columns, to [width / 16][KEYS / 2][16][2].
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pair_values(rows: &[bf16], pitch: usize, width: usize, to: &mut [bf16]) {
-    if pitch == 0 {
-        return;
-    }
+fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     let interleave = |first: i16| {
         let mut index = [0i16; 32];
         for (i, index) in index.iter_mut().enumerate() {
@@ -551,19 +334,21 @@ fn pair_values(rows: &[bf16], pitch: usize, width: usize, to: &mut [bf16]) {
     };
     let (low, high) = (interleave(0), interleave(16));
     let tile = KEYS * LANES;
-    for (pair, rows) in rows.chunks_exact(2 * pitch).enumerate() {
-        let (a, b) = rows.split_at(pitch);
-        for column in (0..width).step_by(2 * LANES) {
+    // By columns first: what is written at a time lies together, and a line of each row is read once.
+    for column in (0..width).step_by(2 * LANES) {
+        let (first, second) = to[column / LANES * tile..].split_at_mut(tile);
+        let pairs = rows.as_chunks().0.iter();
+        for (pair, [a, b]) in pairs.enumerate() {
             let (a, b) = (load(&a[column..]), load(&b[column..]));
-            let at = column / LANES * tile + pair * 2 * LANES;
-            store(_mm512_permutex2var_epi16(a, low, b), &mut to[at..]);
-            store(_mm512_permutex2var_epi16(a, high, b), &mut to[at + tile..]);
+            let at = pair * 2 * LANES;
+            store(_mm512_permutex2var_epi16(a, low, b), &mut first[at..]);
+            store(_mm512_permutex2var_epi16(a, high, b), &mut second[at..]);
         }
     }
 }
 
 // Where `pair_values` puts a value.
-fn paired_value(key: usize, column: usize) -> usize {
+pub(super) fn paired_value(key: usize, column: usize) -> usize {
     column / LANES * KEYS * LANES + key / 2 * 2 * LANES + column % LANES * 2 + key % 2
 }
 
@@ -713,15 +498,13 @@ mod tests {
         let rows: Vec<bf16> = (0..keys * width)
             .map(|i| bf16::from_bits(i as u16))
             .collect();
+        let rows: Vec<&[bf16]> = rows.chunks(width).collect();
         let mut paired = vec![bf16::ZERO; KEYS * width];
         // SAFETY: the instruction sets are there.
-        unsafe { pair_values(&rows, width, width, &mut paired) };
+        unsafe { pair_values(&rows, width, &mut paired) };
         for key in 0..keys {
             for column in 0..width {
-                assert_eq!(
-                    paired[paired_value(key, column)],
-                    rows[key * width + column]
-                );
+                assert_eq!(paired[paired_value(key, column)], rows[key][column]);
             }
         }
     }

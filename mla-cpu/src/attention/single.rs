@@ -1,0 +1,224 @@
+//! Attention in f32, whatever the dtype of its inputs.
+
+use super::softmax::{LANES, Running, softmax};
+use super::{Engine, KEYS, MAX_BLOCK, Rows, Seen, Widths, rescale};
+use crate::buffer::Scratch;
+use crate::gemm::product_f32;
+use mla_runtime::Result;
+
+/// What multiplies f32: a proof that the processor has it.
+pub(crate) trait SingleProducts: Copy + Send {
+    /// Whether it takes keys wherever they lie, rather than one after the other.
+    const IN_PLACE: bool;
+
+    /// Lays out queries `[rows, width]` as [`score`](Self::score) takes them, sixteen rows by sixteen.
+    fn arrange(self, queries: &[f32], width: usize, to: &mut [f32]);
+
+    /// scores[..count][..groups · 16] = keys · queries, scores `[KEYS, MAX_BLOCK]`.
+    fn score(
+        self,
+        keys: Rows<'_, f32>,
+        count_groups_width: [usize; 3],
+        queries: &[f32],
+        scores: &mut [f32],
+    );
+
+    /// out[..groups · 16][..width] += weightsᵀ · values, weights `[KEYS, MAX_BLOCK]`, of whose keys
+    /// the first `count` are used; from one row of values to the next are `pitch` elements.
+    fn accumulate(
+        self,
+        values: Rows<'_, f32>,
+        pitch: usize,
+        count_groups_width: [usize; 3],
+        weights: &[f32],
+        out: &mut [f32],
+    );
+}
+
+/// The `gemm` crate: every processor.
+#[derive(Clone, Copy)]
+pub(crate) struct Gemm;
+
+impl SingleProducts for Gemm {
+    const IN_PLACE: bool = false;
+
+    fn arrange(self, queries: &[f32], _: usize, to: &mut [f32]) {
+        to[..queries.len()].copy_from_slice(queries);
+    }
+
+    fn score(
+        self,
+        keys: Rows<'_, f32>,
+        [count, groups, width]: [usize; 3],
+        queries: &[f32],
+        scores: &mut [f32],
+    ) {
+        product_f32(
+            [count, groups * LANES, width],
+            scores,
+            (1, MAX_BLOCK),
+            false,
+            keys.loaded(),
+            (1, width),
+            queries,
+            (width, 1),
+        );
+    }
+
+    fn accumulate(
+        self,
+        values: Rows<'_, f32>,
+        pitch: usize,
+        [count, groups, width]: [usize; 3],
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        product_f32(
+            [groups * LANES, width, count],
+            out,
+            (1, width),
+            true,
+            weights,
+            (MAX_BLOCK, 1),
+            values.loaded(),
+            (1, pitch),
+        );
+    }
+}
+
+/// f32 throughout.
+pub(crate) struct F32Engine<P> {
+    products: P,
+    widths: Widths,
+    // Row-major, and as products take them.
+    query_rows: Scratch<f32>,
+    queries: Scratch<f32>,
+    keys: Scratch<f32>,
+    values: Scratch<f32>,
+    scores: Scratch<f32>,
+    // Values that are taken out of a product, while it is computed: those of the keys that only
+    // some rows see, which are fewer than there are rows.
+    aside: Scratch<f32>,
+}
+
+impl<P: SingleProducts> Engine for F32Engine<P> {
+    type Lane = f32;
+    type Proof = P;
+
+    // As many vectors of scores as a kernel takes.
+    const BLOCK: usize = MAX_BLOCK;
+
+    fn new(products: P, rows: usize, widths: Widths) -> Result<Self> {
+        let queries = rows.next_multiple_of(Self::BLOCK) * widths.key;
+        Ok(Self {
+            products,
+            widths,
+            query_rows: Scratch::new(queries)?,
+            queries: Scratch::new(queries)?,
+            keys: Scratch::new(KEYS * widths.key)?,
+            values: Scratch::new(if widths.shared {
+                0
+            } else {
+                KEYS * widths.value
+            })?,
+            scores: Scratch::new(KEYS * Self::BLOCK)?,
+            aside: Scratch::new(Self::BLOCK * widths.value)?,
+        })
+    }
+
+    fn key_pitch(&self) -> usize {
+        self.widths.key
+    }
+
+    fn value_pitch(&self) -> usize {
+        self.widths.value
+    }
+
+    fn queries(&mut self) -> &mut [f32] {
+        &mut self.query_rows
+    }
+
+    fn keys(&mut self) -> &mut [f32] {
+        &mut self.keys
+    }
+
+    fn values(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    fn begin(&mut self, rows: usize) {
+        let width = self.widths.key;
+        let rows = &self.query_rows[..rows.next_multiple_of(LANES) * width];
+        self.products.arrange(rows, width, &mut self.queries);
+    }
+
+    fn in_place(&self) -> bool {
+        P::IN_PLACE
+    }
+
+    fn tile(&mut self, _: usize) {}
+
+    fn block(
+        &mut self,
+        in_place: Option<&[&[f32]]>,
+        block: usize,
+        seen: Seen<'_>,
+        scale: f32,
+        running: &mut [Running],
+        out: &mut [f32],
+    ) {
+        let Widths { key, value, shared } = self.widths;
+        let (keys, groups) = (seen.by_some, seen.limits.len());
+        self.products.score(
+            Rows::of(&self.keys, in_place),
+            [keys, groups, key],
+            &self.queries[block * Self::BLOCK * key..],
+            &mut self.scores,
+        );
+        for (group, (limits, running)) in seen.limits.iter().zip(running).enumerate() {
+            let scores = &mut self.scores[group * LANES..];
+            let alpha = softmax(scores, Self::BLOCK, keys, limits, scale, running);
+            rescale(&alpha, &mut out[group * LANES * value..], value);
+        }
+        let (values, pitch) = if shared {
+            (&mut *self.keys, key)
+        } else {
+            (&mut *self.values, value)
+        };
+        let partly = seen.by_all..keys;
+        let finite = |key: usize| all_finite(&values[key * pitch..][..value]);
+        let aside = !partly.clone().all(finite);
+        if aside {
+            for (index, key) in partly.clone().enumerate() {
+                let row = &mut values[key * pitch..][..value];
+                self.aside[index * value..][..value].copy_from_slice(row);
+                row.iter_mut()
+                    .filter(|value| !value.is_finite())
+                    .for_each(|value| *value = 0.0);
+            }
+        }
+        self.products.accumulate(
+            Rows::of(values, in_place),
+            pitch,
+            [keys, groups, value],
+            &self.scores,
+            out,
+        );
+        if aside {
+            for (index, key) in partly.enumerate() {
+                let row = &self.aside[index * value..][..value];
+                for (column, x) in row.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                    let weight = |row: usize| self.scores[key * Self::BLOCK + row];
+                    seen.add_value(key, *x, weight, &mut out[column..], value);
+                }
+                values[key * pitch..][..value].copy_from_slice(row);
+            }
+        }
+    }
+}
+
+// Compared as integers, which a vector unit does without an order of additions to keep.
+fn all_finite(values: &[f32]) -> bool {
+    let bits = values.iter().map(|value| value.abs().to_bits());
+    bits.fold(0, u32::max) < f32::INFINITY.to_bits()
+}

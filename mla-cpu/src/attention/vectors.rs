@@ -1,0 +1,496 @@
+//! The products of attention on AVX-512's registers, for f32 and for pairs of bf16.
+//!
+//! An *entry* is what one lane of a register multiplies: an f32, or two bf16 that are neighbours
+//! along the inner dimension, whose products are added up. So the two kinds of arithmetic differ by
+//! an instruction, and lie in memory alike:
+//!
+//! | product | broadcast | vectors of sixteen |
+//! |---|---|---|
+//! | scores [keys, rows] | keys, as they are | queries, `[rows / 16][steps][16]` |
+//! | out [rows, V] | weights | values |
+//!
+//! Sums stay in registers: up to 24 of the 32, so that the additions of one need not wait for each
+//! other.
+
+use std::arch::x86_64::*;
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use super::bf16::{BLOCK, Bf16Products};
+use super::single::SingleProducts;
+use super::softmax::LANES;
+use super::{KEYS, MAX_BLOCK, Rows};
+use crate::transpose::transpose;
+
+// Keys whose values stay in the first-level cache while all rows are multiplied by them.
+const KEPT: usize = 128;
+
+// Rows and registers of columns that are summed at a time.
+const ROWS: usize = 8;
+const COLUMNS: usize = 3;
+
+// Both products of one kind of arithmetic: `$add(sum, a, b)` is sum + a · b in each lane.
+macro_rules! products {
+    ($module:ident, $lane:ty, $features:literal, $add:expr) => {
+        mod $module {
+            use super::*;
+
+            // Lanes of an entry.
+            const WIDE: usize = size_of::<u32>() / size_of::<$lane>();
+
+            /// scores[key][row] = keys · queries. `queries` are `groups` times `[steps][16]`; the
+            /// scores of key `j` begin at `scores[j * pitch]`.
+            #[target_feature(enable = $features)]
+            pub(super) fn score(
+                keys: &[&[$lane]],
+                steps: usize,
+                queries: &[$lane],
+                groups: usize,
+                scores: &mut [f32],
+                pitch: usize,
+            ) {
+                let Some(last) = keys.len().checked_sub(1) else {
+                    return;
+                };
+                assert!(keys.iter().all(|key| key.len() >= steps * WIDE));
+                assert!(queries.len() >= groups * steps * LANES * WIDE);
+                assert!(scores.len() >= last * pitch + groups * LANES);
+                // SAFETY: every key has `steps` entries, there are `groups` times as many vectors
+                // of queries, and `scores` holds `groups` vectors for every key.
+                unsafe {
+                    let queries = queries.as_ptr().cast();
+                    match groups {
+                        1 => sum_scores::<1, 16, 8>(keys, steps, queries, scores, pitch),
+                        2 => sum_scores::<2, 8, 4>(keys, steps, queries, scores, pitch),
+                        3 => sum_scores::<3, 6, 2>(keys, steps, queries, scores, pitch),
+                        4 => sum_scores::<4, 4, 2>(keys, steps, queries, scores, pitch),
+                        _ => unreachable!("a block has at most four groups of rows"),
+                    }
+                }
+            }
+
+            // `K` keys by `G` groups at a time, `U` steps between two looks at where a key lies.
+            #[target_feature(enable = $features)]
+            unsafe fn sum_scores<const G: usize, const K: usize, const U: usize>(
+                keys: &[&[$lane]],
+                steps: usize,
+                queries: *const u32,
+                scores: &mut [f32],
+                pitch: usize,
+            ) {
+                for first in (0..keys.len()).step_by(K) {
+                    let count = K.min(keys.len() - first);
+                    // Keys that are not there repeat the last one, and are not written.
+                    let key = |at: usize| keys[at.min(keys.len() - 1)].as_ptr().cast();
+                    let now: [*const u32; K] = std::array::from_fn(|i| key(first + i));
+                    let next: [*const u32; K] = std::array::from_fn(|i| key(first + K + i));
+                    let mut sums = [[_mm512_setzero_ps(); G]; K];
+                    let mut step = 0;
+                    while step < steps {
+                        // The next keys, which come from memory, a line of each.
+                        for next in next {
+                            let line = next.wrapping_add(step);
+                            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+                        }
+                        let end = steps.min(step + LANES);
+                        // SAFETY: `step + U` and `step + 1` are at most `steps`.
+                        unsafe {
+                            while step + U <= end {
+                                add_scores::<G, K, U>(&now, step, queries, steps, &mut sums);
+                                step += U;
+                            }
+                            while step < end {
+                                add_scores::<G, K, 1>(&now, step, queries, steps, &mut sums);
+                                step += 1;
+                            }
+                        }
+                    }
+                    for (i, sums) in sums.iter().enumerate().take(count) {
+                        for (group, sum) in sums.iter().enumerate() {
+                            let at = (first + i) * pitch + group * LANES;
+                            let to = &mut scores[at..at + LANES];
+                            // SAFETY: sixteen elements.
+                            unsafe { _mm512_storeu_ps(to.as_mut_ptr(), *sum) };
+                        }
+                    }
+                }
+            }
+
+            // SAFETY of the caller: `keys` have `step + U` entries, and `queries` has `G · steps`
+            // vectors, `steps` at least `step + U`.
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn add_scores<const G: usize, const K: usize, const U: usize>(
+                keys: &[*const u32; K],
+                step: usize,
+                queries: *const u32,
+                steps: usize,
+                sums: &mut [[__m512; G]; K],
+            ) {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let mut vectors = [[_mm512_setzero_ps(); G]; U];
+                    for (u, vectors) in vectors.iter_mut().enumerate() {
+                        for (group, vector) in vectors.iter_mut().enumerate() {
+                            let at = (group * steps + step + u) * LANES;
+                            *vector = _mm512_loadu_ps(queries.add(at).cast());
+                        }
+                    }
+                    for (key, sums) in keys.iter().zip(sums) {
+                        for (u, vectors) in vectors.iter().enumerate() {
+                            let entry =
+                                _mm512_set1_ps(f32::from_bits(key.add(step + u).read_unaligned()));
+                            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                                *sum = $add(*sum, entry, *vector);
+                            }
+                        }
+                    }
+                }
+            }
+
+            /// out[row][..width] += weights · values. The weight of step `s` and row `r` is
+            /// `weights[s * STEP + r * ROW]`; column `c` of step `s` is
+            /// `values[s][c / 16 * VECTOR + c % 16]`.
+            #[target_feature(enable = $features)]
+            pub(super) fn accumulate<const STEP: usize, const ROW: usize, const VECTOR: usize>(
+                weights: &[$lane],
+                rows: usize,
+                values: &[&[$lane]],
+                width: usize,
+                out: &mut [f32],
+            ) {
+                let (Some(last), true) = (values.len().checked_sub(1), width > 0) else {
+                    return;
+                };
+                assert!(rows.is_multiple_of(ROWS) && rows > 0);
+                assert!(weights.len() >= (last * STEP + (rows - 1) * ROW + 1) * WIDE);
+                let end = (width - 1) / LANES * VECTOR + (width - 1) % LANES;
+                assert!(values.iter().all(|value| value.len() >= (end + 1) * WIDE));
+                assert!(out.len() >= rows * width);
+                for (part, values) in values.chunks(KEPT).enumerate() {
+                    let weights = &weights[part * KEPT * STEP * WIDE..];
+                    for column in (0..width).step_by(COLUMNS * LANES) {
+                        let columns = width - column;
+                        for row in (0..rows).step_by(ROWS) {
+                            let weights = &weights[row * ROW * WIDE..];
+                            let out = &mut out[row * width + column..];
+                            // SAFETY: there are `ROWS` more rows of weights and of `out`, and as
+                            // many registers of columns, the last of them masked.
+                            unsafe {
+                                match columns.div_ceil(LANES) {
+                                    1 => sum_values::<STEP, ROW, VECTOR, 1>(
+                                        weights, values, column, columns, out, width,
+                                    ),
+                                    2 => sum_values::<STEP, ROW, VECTOR, 2>(
+                                        weights, values, column, columns, out, width,
+                                    ),
+                                    _ => sum_values::<STEP, ROW, VECTOR, COLUMNS>(
+                                        weights, values, column, columns, out, width,
+                                    ),
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+
+            // `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are left.
+            #[target_feature(enable = $features)]
+            unsafe fn sum_values<
+                const STEP: usize,
+                const ROW: usize,
+                const VECTOR: usize,
+                const C: usize,
+            >(
+                weights: &[$lane],
+                values: &[&[$lane]],
+                column: usize,
+                columns: usize,
+                out: &mut [f32],
+                pitch: usize,
+            ) {
+                let masks: [__mmask16; C] = std::array::from_fn(|c| {
+                    let left = columns - c * LANES;
+                    if left < LANES { (1 << left) - 1 } else { !0 }
+                });
+                let mut sums = [[_mm512_setzero_ps(); C]; ROWS];
+                let (weights, first) = (weights.as_ptr().cast::<u32>(), column / LANES * VECTOR);
+                // SAFETY: as the caller promises; masked lanes are neither read nor written.
+                unsafe {
+                    let out = out.as_mut_ptr();
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        for (c, sum) in sums.iter_mut().enumerate() {
+                            let from = out.add(row * pitch + c * LANES);
+                            *sum = _mm512_maskz_loadu_ps(masks[c], from);
+                        }
+                    }
+                    for (step, value) in values.iter().enumerate() {
+                        let from = value.as_ptr().cast::<u32>().add(first);
+                        let value: [__m512; C] = std::array::from_fn(|c| {
+                            _mm512_maskz_loadu_ps(masks[c], from.add(c * VECTOR).cast())
+                        });
+                        let weight = weights.add(step * STEP);
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let entry = weight.add(row * ROW).read_unaligned();
+                            let entry = _mm512_set1_ps(f32::from_bits(entry));
+                            for (sum, value) in sums.iter_mut().zip(&value) {
+                                *sum = $add(*sum, entry, *value);
+                            }
+                        }
+                    }
+                    for (row, sums) in sums.iter().enumerate() {
+                        for (c, sum) in sums.iter().enumerate() {
+                            let to = out.add(row * pitch + c * LANES);
+                            _mm512_mask_storeu_ps(to, masks[c], *sum);
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+products!(singles, f32, "avx512f", |sum, a, b| _mm512_fmadd_ps(
+    a, b, sum
+));
+
+products!(pairs, bf16, "avx512f,avx512bf16", |sum, a, b| {
+    // Two names for 512 bits.
+    let bits = |x: __m512| std::mem::transmute::<__m512, __m512bh>(x);
+    _mm512_dpbf16_ps(sum, bits(a), bits(b))
+});
+
+/// A proof that the processor has AVX-512's foundation.
+#[derive(Clone, Copy)]
+pub(crate) struct Vectors(());
+
+impl Vectors {
+    pub(crate) fn new() -> Option<Self> {
+        is_x86_feature_detected!("avx512f").then_some(Self(()))
+    }
+}
+
+impl SingleProducts for Vectors {
+    const IN_PLACE: bool = true;
+
+    fn arrange(self, queries: &[f32], width: usize, to: &mut [f32]) {
+        let group = LANES * width;
+        for (from, to) in queries.chunks(group).zip(to.chunks_mut(group)) {
+            transpose([LANES, width], from, width, to, LANES);
+        }
+    }
+
+    fn score(
+        self,
+        keys: Rows<'_, f32>,
+        [count, groups, width]: [usize; 3],
+        queries: &[f32],
+        scores: &mut [f32],
+    ) {
+        let list = keys.list(width, count);
+        // SAFETY: `self` proves the instructions.
+        unsafe { singles::score(&list[..count], width, queries, groups, scores, MAX_BLOCK) };
+    }
+
+    fn accumulate(
+        self,
+        values: Rows<'_, f32>,
+        pitch: usize,
+        [count, groups, width]: [usize; 3],
+        weights: &[f32],
+        out: &mut [f32],
+    ) {
+        let list = values.list(pitch, count);
+        let (list, rows) = (&list[..count], groups * LANES);
+        // SAFETY: `self` proves the instructions.
+        unsafe { singles::accumulate::<MAX_BLOCK, 1, LANES>(weights, rows, list, width, out) };
+    }
+}
+
+/// A proof that the processor multiplies pairs of bf16, and has the instructions around it.
+#[derive(Clone, Copy)]
+pub(crate) struct PairVectors(());
+
+impl PairVectors {
+    pub(crate) fn new() -> Option<Self> {
+        static AVAILABLE: OnceLock<bool> = OnceLock::new();
+        AVAILABLE.get_or_init(Self::detect).then_some(Self(()))
+    }
+
+    /// Whether the processor has what an engine of bf16 computes with besides its products.
+    pub(crate) fn detect() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bf16")
+    }
+}
+
+impl Bf16Products for PairVectors {
+    const IN_PLACE: bool = true;
+
+    fn score(
+        self,
+        keys: Rows<'_, bf16>,
+        [count, groups, width]: [usize; 3],
+        queries: &[bf16],
+        scores: &mut [f32],
+    ) {
+        let list = keys.list(width, count);
+        // SAFETY: `self` proves the instructions.
+        unsafe { pairs::score(&list[..count], width / 2, queries, groups, scores, BLOCK) };
+    }
+
+    fn accumulate(
+        self,
+        values: &[bf16],
+        [count, groups, width]: [usize; 3],
+        weights: &[bf16],
+        out: &mut [f32],
+    ) {
+        const STEPS: usize = KEYS / 2;
+        let (steps, rows) = (count / 2, groups * LANES);
+        let list: [&[bf16]; STEPS] = std::array::from_fn(|step| &values[step * 2 * LANES..]);
+        let list = &list[..steps];
+        // SAFETY: `self` proves the instructions.
+        unsafe {
+            pairs::accumulate::<1, STEPS, { STEPS * LANES }>(weights, rows, list, width, out)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(state: &mut fastrand::Rng, len: usize) -> Vec<bf16> {
+        let mut value = || bf16::from_f32(state.f32() - 0.5);
+        (0..len).map(|_| value()).collect()
+    }
+
+    fn near(got: f32, want: f32, at: [usize; 2]) {
+        assert!((got - want).abs() < 1e-4, "{at:?}: {got} for {want}");
+    }
+
+    // Pairs at an odd place, as in a cache whose base is only aligned to its elements.
+    #[test]
+    fn scores_are_products_whatever_the_number_of_keys_groups_and_steps() {
+        let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {
+            return;
+        };
+        let mut state = fastrand::Rng::with_seed(1);
+        for (count, groups, width) in [(1, 1, 2), (17, 2, 38), (256, 3, 64), (33, 4, 50), (0, 1, 2)]
+        {
+            let keys = random(&mut state, count * width + 1);
+            let keys: Vec<&[bf16]> = keys[1..].chunks_exact(width).collect();
+            let queries = random(&mut state, groups * LANES * width);
+            let want = |key: usize, row: usize| -> f32 {
+                let query = &queries[row * width..(row + 1) * width];
+                keys[key]
+                    .iter()
+                    .zip(query)
+                    .map(|(a, b)| a.to_f32() * b.to_f32())
+                    .sum()
+            };
+
+            let single = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            let rows: Vec<Vec<f32>> = keys.iter().map(|key| single(key)).collect();
+            let mut rows: Vec<&[f32]> = rows.iter().map(|row| &row[..]).collect();
+            rows.resize(KEYS, &[]);
+            let mut arranged = vec![0.0; queries.len()];
+            vectors.arrange(&single(&queries), width, &mut arranged);
+            let mut scores = vec![f32::NAN; KEYS * MAX_BLOCK];
+            let shape = [count, groups, width];
+            vectors.score(Rows::InPlace(&rows), shape, &arranged, &mut scores);
+            for (key, scores) in scores.chunks(MAX_BLOCK).enumerate() {
+                for (row, score) in scores.iter().enumerate() {
+                    if key < count && row < groups * LANES {
+                        near(*score, want(key, row), [key, row]);
+                    } else {
+                        assert!(score.is_nan(), "[{key}, {row}] was written");
+                    }
+                }
+            }
+
+            if groups > BLOCK / LANES {
+                continue;
+            }
+            let mut paired = vec![bf16::ZERO; queries.len()];
+            for row in 0..groups * LANES {
+                for k in 0..width {
+                    let step = row / LANES * width / 2 + k / 2;
+                    paired[step * BLOCK + row % LANES * 2 + k % 2] = queries[row * width + k];
+                }
+            }
+            let mut list = keys.clone();
+            list.resize(KEYS, &[]);
+            let mut scores = vec![f32::NAN; KEYS * BLOCK];
+            pairs.score(Rows::InPlace(&list), shape, &paired, &mut scores);
+            for key in 0..count {
+                for row in 0..groups * LANES {
+                    near(scores[key * BLOCK + row], want(key, row), [key, row]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn outputs_are_added_to_whatever_the_number_of_keys_groups_and_columns() {
+        let (Some(vectors), Some(pairs)) = (Vectors::new(), PairVectors::new()) else {
+            return;
+        };
+        let mut state = fastrand::Rng::with_seed(2);
+        for (count, groups, width) in [
+            (1, 1, 1),
+            (129, 4, 70),
+            (256, 2, 96),
+            (32, 1, 64),
+            (64, 2, 33),
+        ] {
+            let values = random(&mut state, count * width);
+            let weights = random(&mut state, KEYS * MAX_BLOCK);
+            let want = |row: usize, column: usize| -> f32 {
+                let weight = |key: usize| weights[key * MAX_BLOCK + row].to_f32();
+                let value = |key: usize| values[key * width + column].to_f32();
+                0.5 + (0..count).map(|key| weight(key) * value(key)).sum::<f32>()
+            };
+            let check = |out: &[f32]| {
+                for (row, out) in out.chunks(width).enumerate() {
+                    for (column, out) in out.iter().enumerate() {
+                        near(*out, want(row, column), [row, column]);
+                    }
+                }
+            };
+
+            let single = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            let mut out = vec![0.5; groups * LANES * width];
+            let shape = [count, groups, width];
+            let rows = single(&values);
+            vectors.accumulate(
+                Rows::Loaded(&rows),
+                width,
+                shape,
+                &single(&weights),
+                &mut out,
+            );
+            check(&out);
+
+            if !count.is_multiple_of(32) || !width.is_multiple_of(32) || groups > BLOCK / LANES {
+                continue;
+            }
+            let mut by_row = vec![bf16::ZERO; BLOCK * KEYS];
+            for (at, weight) in by_row.iter_mut().enumerate() {
+                *weight = weights[at % KEYS * MAX_BLOCK + at / KEYS];
+            }
+            let mut paired = vec![bf16::ZERO; KEYS * width];
+            for (at, value) in values.iter().enumerate() {
+                let (key, column) = (at / width, at % width);
+                paired[super::super::bf16::paired_value(key, column)] = *value;
+            }
+            let mut out = vec![0.5; groups * LANES * width];
+            pairs.accumulate(&paired, shape, &by_row, &mut out);
+            check(&out);
+        }
+    }
+}
