@@ -28,7 +28,7 @@ impl Peer {
         }
         let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".to_owned());
         let mut child = Command::new(&python)
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/peer.py"))
+            .args(["-c", include_str!("../peer.py")])
             .args(work.case.arguments(folder.path(), T::DTYPE.name()))
             .arg(threads.to_string())
             .stdin(Stdio::piped())

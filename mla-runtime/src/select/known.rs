@@ -20,8 +20,8 @@ use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, LseOutput, PageSizes, Phase, Priority,
-    QueryLen, SparseSupport,
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase,
+    Priority, QueryLen, SparseSupport,
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
@@ -301,7 +301,11 @@ const fn unregistered(spec: BackendSpec) -> Entry {
 }
 
 /// The prefill backend of the CPU device.
-pub const CPU_PREFILL: BackendSpec = cpu(Phase::Prefill).checked();
+pub const CPU_PREFILL: BackendSpec = BackendSpec {
+    key_layout: KeyLayout::Split,
+    ..cpu(Phase::Prefill)
+}
+.checked();
 
 /// The decode backend of the CPU device.
 pub const CPU_DECODE: BackendSpec = BackendSpec {
