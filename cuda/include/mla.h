@@ -701,6 +701,11 @@ typedef struct MlaCacheWriteParams {
 /* Enqueues one kernel on `stream`; none where there are no tokens. */
 MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
+/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer: one kernel for rows of 512 + 64
+ * values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise two. */
+MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
+                               void* stream);
+
 /*
  * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the
  * tokens of request i of the block table from token_starts[i] on. A page number outside the cache

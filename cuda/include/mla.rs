@@ -1323,6 +1323,14 @@ unsafe extern "C" {
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_index_write_sm90"]
+    pub fn mla_index_write_sm90(
+        rows: *const MlaCacheWriteParams,
+        keys: *const MlaIndexKeysParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct MlaCacheGatherParams {

@@ -49,6 +49,12 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
+// Arrives when this thread's copies of cp.async so far are done: one of the arrivals that the
+// barrier was initialised with.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
 // Orders ordinary shared-memory accesses of this thread before later ones by TMA and
 // the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -232,6 +238,12 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
     uint32_t r;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
+}
+
+__device__ __forceinline__ uint32_t ld_shared_cluster_u32(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
 }
 
 __device__ __forceinline__ float ld_shared_cluster_f32(uint32_t address) {

@@ -170,6 +170,34 @@ struct WgmmaE4m3FromRegisters;
 MLA_WGMMA_E4M3(32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_E4M3(64, 32, "%32, %33, %34, %35", "%36", "%37")
 
+// The same with A in shared memory: 64 rows of it, as B's lie.
+template <int N>
+struct WgmmaE4m3;
+
+#define MLA_WGMMA_E4M3_SHARED(n, count, name_a, name_b, name_accumulate)                       \
+    template <>                                                                                \
+    struct WgmmaE4m3<n> {                                                                      \
+        __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b,  \
+                                                   int accumulate) {                           \
+            asm volatile(                                                                      \
+                "{\n"                                                                          \
+                ".reg .pred p;\n"                                                              \
+                "setp.ne.b32 p, " name_accumulate                                              \
+                ", 0;\n"                                                                       \
+                "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count \
+                "}, " name_a ", " name_b                                                       \
+                ", p, 1, 1;\n"                                                                 \
+                "}\n"                                                                          \
+                : MLA_SUMS_##count(d, 0)                                                       \
+                : "l"(a), "l"(b), "r"(accumulate));                                            \
+        }                                                                                      \
+    };
+
+MLA_WGMMA_E4M3_SHARED(32, 16, "%16", "%17", "%18")
+MLA_WGMMA_E4M3_SHARED(64, 32, "%32", "%33", "%34")
+MLA_WGMMA_E4M3_SHARED(128, 64, "%64", "%65", "%66")
+
+#undef MLA_WGMMA_E4M3_SHARED
 #undef MLA_WGMMA_E4M3
 #undef MLA_WGMMA_FROM_REGISTERS
 #undef MLA_WGMMA_PANELS

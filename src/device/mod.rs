@@ -33,6 +33,8 @@ pub use memory::{Buffer, Bytes, BytesMut, Lent, LentMut};
 use mla_runtime::capability::Target;
 use mla_runtime::error::{Error, Result};
 pub use mla_runtime::rotary::RotaryStyle;
+#[cfg(feature = "sm90")]
+pub(crate) use operations::rows_params;
 pub use rotary::{Rotary, RotaryQuery};
 
 use crate::gpu::{self, Gpu};

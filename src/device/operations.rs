@@ -195,15 +195,7 @@ impl Device for Cuda {
         }
         let product = head_product::params(&a, &b, c, true)?;
         let query = queries.rotation(&rows)?;
-        let rotation = rows.rotary.as_ref().map(|rotary| (rotary, query));
-        let CacheRows {
-            latent,
-            rope,
-            slots,
-            cache,
-            ..
-        } = rows;
-        let write = write_params(latent, rope, slots, cache, rotation)?;
+        let write = rows_params(rows, query)?;
         self.bind()?;
         // SAFETY: the tensors were checked to hold what their layouts say, which agree; outputs are
         // borrowed mutably, so they are apart from each other and from the inputs. Slots and positions are
@@ -430,6 +422,22 @@ impl Cuda {
         // output is borrowed mutably, so the input is elsewhere.
         raw::check("copy", unsafe { raw::mla_copy(&params, self.raw_stream()) })
     }
+}
+
+/// What a cache write of these rows takes, with the rotation of `query`, every tensor checked.
+pub(crate) fn rows_params(
+    rows: CacheRows<'_, Cuda>,
+    query: Option<RotaryQuery<'_>>,
+) -> Result<raw::MlaCacheWriteParams> {
+    let CacheRows {
+        latent,
+        rope,
+        slots,
+        cache,
+        rotary,
+    } = rows;
+    let rotation = rotary.as_ref().map(|rotary| (rotary, query));
+    write_params(latent, rope, slots, cache, rotation)
 }
 
 /// What a cache write takes, every tensor checked.

@@ -29,7 +29,14 @@ inline int shift_of(int page_size) {
 struct Row {
     const int32_t* table;  // the request's pages
     int seen;              // positions
+    int length;            // of the request
+    int behind;            // query tokens of the request that come after this one
 };
+
+// What the request's query token that many before its last one sees.
+__device__ __forceinline__ int seen_by(const Requests& p, int length, int behind) {
+    return min(max(length - behind, 0), p.columns);
+}
 
 // The last request that begins at or before the token, which is the one that has it: those of no
 // tokens begin where the next one does. A warp looks at 32 requests at a time.
@@ -61,8 +68,8 @@ __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
         len = p.seq_lens[request];
     }
     // The request's last token sees all of it, each before it one less.
-    const int seen = len - (end - 1 - token);
-    return {p.block_table + request * p.block_table_stride, min(max(seen, 0), p.columns)};
+    const int behind = end - 1 - token;
+    return {p.block_table + request * p.block_table_stride, seen_by(p, len, behind), len, behind};
 }
 
 // The slot of a position; -1 if the block table has no page of the cache there.

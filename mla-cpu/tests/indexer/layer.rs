@@ -148,6 +148,47 @@ impl World {
         workspace.prepare(layer, &batch).unwrap();
     }
 
+    fn index_call<'a>(&'a self, step: &'a Step, cache: &'a mut [u32]) -> IndexCall<'a, Cpu> {
+        let (tokens, layout) = (step.tokens(), self.index_layout());
+        let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
+        IndexCall {
+            query_latent: view(&step.query_latent, [tokens, 1, RANK]),
+            query_weights: view(&self.query_weights, [1, RANK, 128]),
+            keys: view(&step.keys, [tokens, 1, 32]),
+            norm: LayerNorm {
+                weight: view(&self.norm[0], [1, 1, 32]),
+                bias: view(&self.norm[1], [1, 1, 32]),
+            },
+            head_weights: view(&step.head_weights, [tokens, 1, 4]),
+            // In whichever style: the indexer knows its own.
+            rotary: Some(step.rotary.view().into()),
+            cache: IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
+        }
+    }
+
+    fn layer_call<'a>(
+        &'a self,
+        layer: &Layer,
+        step: &'a Step,
+        cache: &'a mut [u32],
+        out: &'a mut [f32],
+    ) -> LayerCall<'a, Cpu> {
+        let tokens = step.tokens();
+        let layout = CacheLayout::contiguous(DIMS, layer.config().problem.kv_format, PAGES, PAGE);
+        let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
+        let kv_b = view(&self.kv_b, [1, 128, HEADS * 32]);
+        LayerCall::new(
+            Weights::new(kv_b, layer.config()).unwrap(),
+            view(&step.query, [tokens, HEADS, 24]),
+            [
+                view(&step.latent, [tokens, 1, 128]),
+                view(&step.rope, [tokens, 1, 8]),
+            ],
+            CacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
+            TensorMut::from_slice(out, [tokens, HEADS, 16]).unwrap(),
+        )
+    }
+
     fn select(
         &mut self,
         indexer: &Indexer<Cpu>,
@@ -155,21 +196,10 @@ impl World {
         own: &mut IndexerWorkspace<Cpu>,
         step: &Step,
     ) -> mla_runtime::Result<()> {
-        let (tokens, layout) = (step.tokens(), self.index_layout());
-        let call = IndexCall {
-            query_latent: TensorRef::from_slice(&step.query_latent, [tokens, 1, RANK])?,
-            query_weights: TensorRef::from_slice(&self.query_weights, [1, RANK, 128])?,
-            keys: TensorRef::from_slice(&step.keys, [tokens, 1, 32])?,
-            norm: LayerNorm {
-                weight: TensorRef::from_slice(&self.norm[0], [1, 1, 32])?,
-                bias: TensorRef::from_slice(&self.norm[1], [1, 1, 32])?,
-            },
-            head_weights: TensorRef::from_slice(&step.head_weights, [tokens, 1, 4])?,
-            // In whichever style: the indexer knows its own.
-            rotary: Some(step.rotary.view().into()),
-            cache: IndexCacheMut::new(bytemuck::cast_slice_mut(&mut self.index_cache), layout)?,
-        };
-        indexer.select(workspace, own, call)
+        let mut cache = std::mem::take(&mut self.index_cache);
+        let result = indexer.select(workspace, own, self.index_call(step, &mut cache));
+        self.index_cache = cache;
+        result
     }
 
     fn attend(
@@ -179,29 +209,33 @@ impl World {
         lists: Option<&IndexerWorkspace<Cpu>>,
         step: &Step,
     ) -> Vec<f32> {
-        let tokens = step.tokens();
-        let mut out = vec![f32::NAN; tokens * HEADS * 16];
-        let layout = CacheLayout::contiguous(DIMS, layer.config().problem.kv_format, PAGES, PAGE);
-        let kv_b = TensorRef::from_slice(&self.kv_b, [1, 128, HEADS * 32]).unwrap();
+        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
+        let mut cache = std::mem::take(&mut self.cache);
         let slot_lists = lists.map(|own| own.lists(workspace).unwrap());
-        layer
-            .forward(
-                workspace,
-                LayerCall {
-                    weights: Weights::new(kv_b, layer.config()).unwrap(),
-                    query: TensorRef::from_slice(&step.query, [tokens, HEADS, 24]).unwrap(),
-                    latent: TensorRef::from_slice(&step.latent, [tokens, 1, 128]).unwrap(),
-                    rope: TensorRef::from_slice(&step.rope, [tokens, 1, 8]).unwrap(),
-                    cache: CacheMut::new(bytemuck::cast_slice_mut(&mut self.cache), layout)
-                        .unwrap(),
-                    out: TensorMut::from_slice(&mut out, [tokens, HEADS, 16]).unwrap(),
-                    lse: None,
-                    slot_lists,
-                    rotary: None,
-                },
-            )
-            .unwrap();
+        let call = LayerCall {
+            slot_lists,
+            ..self.layer_call(layer, step, &mut cache, &mut out)
+        };
+        layer.forward(workspace, call).unwrap();
+        self.cache = cache;
         out
+    }
+
+    /// Both in one call, on copies of the caches: the output, and both caches afterwards.
+    fn both(
+        &self,
+        layer: &Layer,
+        indexer: &Indexer<Cpu>,
+        workspace: &mut Space,
+        own: &mut IndexerWorkspace<Cpu>,
+        step: &Step,
+    ) -> mla_runtime::Result<(Vec<f32>, Vec<u32>, Vec<u32>)> {
+        let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
+        let (mut cache, mut index_cache) = (self.cache.clone(), self.index_cache.clone());
+        let index = self.index_call(step, &mut index_cache);
+        let call = self.layer_call(layer, step, &mut cache, &mut out);
+        layer.forward_selecting(workspace, own, indexer, index, call)?;
+        Ok((out, cache, index_cache))
     }
 
     fn slot(&self, request: usize, position: usize) -> usize {
@@ -431,6 +465,36 @@ fn a_layer_without_an_indexer_shares_the_list_of_the_last_that_has_one() {
             check_row(&second, &sparse, &other, list, token, &out);
         }
     }
+}
+
+#[test]
+fn one_call_is_the_selection_and_the_layer_one_after_the_other() {
+    let sparse = layer(true);
+    let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
+    let mut own = indexer.workspace(&IndexLimits::new(limits())).unwrap();
+    let mut space = sparse.workspace(&limits()).unwrap();
+    let mut world = World::new(9);
+    for new in STEPS {
+        let step = world.step(new);
+        world.prepare(&sparse, &mut space, &step);
+        let (out, cache, index_cache) = world
+            .both(&sparse, &indexer, &mut space, &mut own, &step)
+            .unwrap();
+        let lists = lists_of(&own, &space).0;
+        world.select(&indexer, &space, &mut own, &step).unwrap();
+        assert_eq!(lists_of(&own, &space).0, lists);
+        assert_eq!(world.attend(&sparse, &mut space, Some(&own), &step), out);
+        assert_eq!((&world.cache, &world.index_cache), (&cache, &index_cache));
+    }
+    // A call of another step is refused, and there are no lists then.
+    let longer = world.step([2, 2, 2]);
+    let refused = world.both(&sparse, &indexer, &mut space, &mut own, &longer);
+    let message = refused.unwrap_err().to_string();
+    assert!(
+        message.starts_with("query: given f32 [6, 3, 24]"),
+        "{message}"
+    );
+    assert!(own.lists(&space).is_err());
 }
 
 #[test]

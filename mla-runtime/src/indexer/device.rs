@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::{IndexCacheMut, IndexCacheRef, IndexDims, IndexerConfig};
 use crate::backend::DecodeBatch;
-use crate::device::Device;
+use crate::device::{CacheRows, Device};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::rotary::Rotary;
+use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
@@ -95,6 +95,24 @@ pub trait IndexDevice: Device {
     ///
     /// If shapes disagree with each other or with the cache.
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()>;
+
+    /// Writes what both caches of a layer get of the new tokens, in one launch where the device can: the rows,
+    /// with the rotation of `query` if they are rotated, and the index keys. As [`CacheRows::write`] and
+    /// [`write_index_keys`](Self::write_index_keys).
+    ///
+    /// # Errors
+    ///
+    /// As theirs.
+    fn write_cache_and_index_keys(
+        &self,
+        config: &IndexerConfig,
+        rows: CacheRows<'_, Self>,
+        query: Option<RotaryQuery<'_, Self>>,
+        keys: IndexKeys<'_, Self>,
+    ) -> Result<()> {
+        rows.write(self, query)?;
+        self.write_index_keys(config, keys)
+    }
 
     /// Rotates and quantises index queries, and folds their scales into the heads' weights.
     ///

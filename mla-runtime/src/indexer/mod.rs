@@ -36,6 +36,7 @@
 //! [`Indexer::select`] writes the new tokens' index keys and makes the lists of a step that a layer's
 //! [`Workspace`](crate::layer::Workspace) was prepared for. The layer takes them as
 //! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). It only enqueues, as the layer does.
+//! [`MlaLayer::forward_selecting`](crate::layer::MlaLayer::forward_selecting) does both in one call.
 //! A device that can do it implements [`IndexDevice`].
 
 mod cache;

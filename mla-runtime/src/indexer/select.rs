@@ -15,7 +15,7 @@ use crate::layer::Workspace;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
 use crate::rotary::{Rotary, Rotation};
-use crate::tensor::{Layout, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 /// One layer's indexer.
 #[derive(Clone, Debug)]
@@ -82,18 +82,35 @@ impl<D: IndexDevice> Indexer<D> {
         P: PrefillStage<Device = D>,
         B: DecodeStage<Device = D>,
     {
-        own.set_selected(None);
+        own.forget();
         self.check(workspace, own, &call)?;
-        let tokens = workspace.tokens();
         self.device.range(c"mla: select slots", || {
-            self.write(workspace, &mut call)?;
-            // A chunk of tokens at a time, whose logits fit.
-            for first in (0..tokens).step_by(own.rows().max(1)) {
-                let chunk = first..tokens.min(first + own.rows().max(1));
-                self.select_chunk(workspace, own, &call, chunk)?;
+            if workspace.tokens() > 0 {
+                let (slots, positions) = (workspace.slots()?, workspace.positions()?);
+                let keys = self.keys(&mut call, slots, positions)?;
+                self.device.write_index_keys(&self.config, keys)?;
             }
-            Ok::<_, Error>(())
-        })?;
+            self.select_written(workspace, own, &call)
+        })
+    }
+
+    /// The lists of a step whose index keys are written.
+    pub(crate) fn select_written<P, B>(
+        &self,
+        workspace: &Workspace<P, B>,
+        own: &mut IndexerWorkspace<D>,
+        call: &IndexCall<'_, D>,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let tokens = workspace.tokens();
+        // A chunk of tokens at a time, whose logits fit.
+        for first in (0..tokens).step_by(own.rows().max(1)) {
+            let chunk = first..tokens.min(first + own.rows().max(1));
+            self.select_chunk(workspace, own, call, chunk)?;
+        }
         own.set_selected(Some(Selected {
             workspace: workspace.id(),
             step: workspace.step_number(),
@@ -102,39 +119,30 @@ impl<D: IndexDevice> Indexer<D> {
         Ok(())
     }
 
-    fn write<P, B>(&self, workspace: &Workspace<P, B>, call: &mut IndexCall<'_, D>) -> Result<()>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        if workspace.tokens() == 0 {
-            return Ok(());
-        }
-        let keys = IndexKeys {
+    /// What the index cache gets of the step's tokens.
+    pub(crate) fn keys<'b>(
+        &self,
+        call: &'b mut IndexCall<'_, D>,
+        slots: ArrayRef<'b, D, i64>,
+        positions: ArrayRef<'b, D, i64>,
+    ) -> Result<IndexKeys<'b, D>> {
+        Ok(IndexKeys {
             keys: call.keys.shorten(),
             norm: call.norm.shorten(),
-            rotary: self.rotary(workspace, call.rotary.as_ref())?,
-            slots: workspace.slots()?,
+            rotary: self.rotary(positions, call.rotary.as_ref()),
+            slots,
             cache: call.cache.reborrow(),
-        };
-        self.device.write_index_keys(&self.config, keys)
+        })
     }
 
     /// The rotation of the step's tokens.
-    fn rotary<'b, P, B>(
+    fn rotary<'b>(
         &self,
-        workspace: &'b Workspace<P, B>,
+        positions: ArrayRef<'b, D, i64>,
         rotation: Option<&'b Rotation<'_, D>>,
-    ) -> Result<Option<Rotary<'b, D>>>
-    where
-        P: PrefillStage<Device = D>,
-        B: DecodeStage<Device = D>,
-    {
-        let Some(rotation) = rotation else {
-            return Ok(None);
-        };
-        let rotary = rotation.with_style(self.config.rotary);
-        Ok(Some(rotary.at(workspace.positions()?)))
+    ) -> Option<Rotary<'b, D>> {
+        let rotary = rotation?.with_style(self.config.rotary);
+        Some(rotary.at(positions))
     }
 
     fn select_chunk<P, B>(
@@ -157,7 +165,7 @@ impl<D: IndexDevice> Indexer<D> {
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
         // Where no token sees more than a list holds, nothing need be scored.
         if rows.batch.max_seq_len > dims.topk as usize {
-            let rotary = self.rotary(workspace, call.rotary.as_ref())?;
+            let rotary = self.rotary(workspace.positions()?, call.rotary.as_ref());
             self.score(own, call, rotary, &rows, logits)?;
         }
         // The lists lie behind the logits.
@@ -231,7 +239,8 @@ impl<D: IndexDevice> Indexer<D> {
         )
     }
 
-    fn check<P, B>(
+    /// Refuses a call that does not fit the prepared step or the indexer.
+    pub(crate) fn check<P, B>(
         &self,
         workspace: &Workspace<P, B>,
         own: &IndexerWorkspace<D>,

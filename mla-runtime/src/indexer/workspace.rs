@@ -110,6 +110,11 @@ impl<D: Device> IndexerWorkspace<D> {
         })
     }
 
+    /// From here on there are no lists, until the next selection.
+    pub(crate) fn forget(&mut self) {
+        self.selected = None;
+    }
+
     pub(super) fn set_selected(&mut self, selected: Option<Selected>) {
         self.selected = selected;
     }

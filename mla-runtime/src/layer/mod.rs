@@ -98,6 +98,7 @@
 mod absorbed;
 mod arena;
 mod expanded;
+mod indexed;
 mod plan;
 mod rotation;
 mod selected;
@@ -125,7 +126,7 @@ use crate::lse::LseMut;
 use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
-use crate::rotary::Rotation;
+use crate::rotary::{RotaryQuery, Rotation};
 use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
@@ -473,11 +474,31 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if tokens == 0 {
             return Ok(());
         }
+        self.with_rows(workspace, call, |rows, query, _| {
+            rows.write(&self.device, query)
+        })
+    }
+
+    /// Calls `write` with the rows of the step's tokens, with the rotation of their queries if rows are
+    /// rotated, and with their positions.
+    fn with_rows(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+        write: impl FnOnce(
+            CacheRows<'_, P::Device>,
+            Option<RotaryQuery<'_, P::Device>>,
+            ArrayRef<'_, P::Device, i64>,
+        ) -> Result<()>,
+    ) -> Result<()> {
+        let step = &workspace.step;
+        let tokens = step.tokens();
         let (query, weights) = (call.query.shorten(), call.weights.queries.shorten());
         let arrays = P::Device::bytes(&workspace.arrays);
-        let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
+        let positions = step.positions(arrays)?;
+        let rows = call.rows(step.slots(arrays)?, positions);
         if rows.rotary.is_none() {
-            return rows.write(&self.device, None);
+            return write(rows, None, positions);
         }
         let problem = &self.config.problem;
         let [heads, latent, rope] =
@@ -488,10 +509,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let to = self.tensor(to, [tokens, heads, latent + rope])?;
         let mut queries = AbsorbedQueries { query, weights, to };
         let rotation = queries.rotation(&rows)?;
-        rows.write(&self.device, rotation)
+        write(rows, rotation, positions)
     }
 
+    /// Refuses a call that does not fit the prepared step.
     fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        self.check_tensors(workspace, call)?;
+        self.check_lists(workspace.step.tokens(), call.slot_lists.as_ref())
+    }
+
+    fn check_tensors(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &LayerCall<'_, P::Device>,
+    ) -> Result<()> {
         workspace.check(self)?;
         let step = &workspace.step;
         step.check_prepared()?;
@@ -563,7 +594,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 ));
             }
         }
-        match (&call.slot_lists, problem.sparse) {
+        Ok(())
+    }
+
+    fn check_lists(&self, tokens: usize, lists: Option<&SlotLists<'_, P::Device>>) -> Result<()> {
+        match (lists, self.config.problem.sparse) {
             (Some(lists), true) => {
                 let needed = lists.width.checked_mul(tokens);
                 if needed.is_none_or(|needed| lists.slots.len() < needed) {

@@ -1,15 +1,16 @@
 //! The lightning indexer on Hopper GPUs: `docs/kernels/indexer.md`.
 
+use mla_runtime::device::CacheRows;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{
     IndexCacheRef, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut,
     IndexQueryInput, IndexRows, IndexerConfig, SlotListsMut,
 };
-use mla_runtime::rotary::{Rotary, RotaryStyle};
+use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
-use crate::device::Cuda;
 use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::device::{Cuda, rows_params};
 use crate::raw;
 
 /// What the kernels rotate: the first 64 of 128 values.
@@ -17,36 +18,29 @@ const ROPE: u32 = 64;
 
 impl IndexDevice for Cuda {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
-        let tokens = keys.check(config)?;
-        unit_columns("index keys", keys.keys.layout())?;
-        unit_columns("index norm weight", keys.norm.weight.layout())?;
-        unit_columns("index norm bias", keys.norm.bias.layout())?;
-        let cache = *keys.cache.layout();
-        // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
-        // refused by the launch, or mean that something is absent.
-        let mut params: raw::MlaIndexKeysParams = unsafe { std::mem::zeroed() };
-        params.keys = keys.keys.bytes().address() as *const _;
-        params.norm_weight = keys.norm.weight.bytes().address() as *const _;
-        params.norm_bias = keys.norm.bias.bytes().address() as *const _;
-        params.slots = keys.slots.bytes().address() as *const _;
-        params.cache = keys.cache.into_bytes().address() as *mut _;
-        params.rotary = rotary(config, keys.rotary.as_ref())?;
-        params.key_stride = wide("index keys", keys.keys.layout().strides[0])?;
-        params.page_stride = wide("page stride", cache.page_stride)?;
-        params.pages = wide("pages", cache.pages)?;
-        params.tokens = narrow("tokens", tokens)?;
-        params.page_size = narrow("page size", cache.page_size)?;
-        params.width = narrow("index_head_dim", config.dims.width as usize)?;
-        params.keys_dtype = dtype_code(keys.keys.dtype());
-        params.norm_weight_dtype = dtype_code(keys.norm.weight.dtype());
-        params.norm_bias_dtype = dtype_code(keys.norm.bias.dtype());
-        params.hadamard = config.hadamard.into();
-        params.epsilon = config.epsilon;
+        let params = keys_params(config, keys)?;
         self.bind()?;
         // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree;
         // the kernel itself skips slots that the cache does not have.
         raw::check("index keys", unsafe {
             raw::mla_index_keys_sm90(&params, self.raw_stream())
+        })
+    }
+
+    fn write_cache_and_index_keys(
+        &self,
+        config: &IndexerConfig,
+        rows: CacheRows<'_, Self>,
+        query: Option<RotaryQuery<'_, Self>>,
+        keys: IndexKeys<'_, Self>,
+    ) -> Result<()> {
+        let keys = keys_params(config, keys)?;
+        let rows = rows_params(rows, query)?;
+        self.bind()?;
+        // SAFETY: as above, of both; the caches are borrowed mutably, so they are apart from each other and from
+        // all that is read.
+        raw::check("index write", unsafe {
+            raw::mla_index_write_sm90(&rows, &keys, self.raw_stream())
         })
     }
 
@@ -172,6 +166,39 @@ impl IndexDevice for Cuda {
             raw::mla_topk_sm90(&params, self.raw_stream())
         })
     }
+}
+
+/// New index keys as the C interface takes them.
+fn keys_params(
+    config: &IndexerConfig,
+    keys: IndexKeys<'_, Cuda>,
+) -> Result<raw::MlaIndexKeysParams> {
+    let tokens = keys.check(config)?;
+    unit_columns("index keys", keys.keys.layout())?;
+    unit_columns("index norm weight", keys.norm.weight.layout())?;
+    unit_columns("index norm bias", keys.norm.bias.layout())?;
+    let cache = *keys.cache.layout();
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
+    // refused by the launch, or mean that something is absent.
+    let mut params: raw::MlaIndexKeysParams = unsafe { std::mem::zeroed() };
+    params.keys = keys.keys.bytes().address() as *const _;
+    params.norm_weight = keys.norm.weight.bytes().address() as *const _;
+    params.norm_bias = keys.norm.bias.bytes().address() as *const _;
+    params.slots = keys.slots.bytes().address() as *const _;
+    params.cache = keys.cache.into_bytes().address() as *mut _;
+    params.rotary = rotary(config, keys.rotary.as_ref())?;
+    params.key_stride = wide("index keys", keys.keys.layout().strides[0])?;
+    params.page_stride = wide("page stride", cache.page_stride)?;
+    params.pages = wide("pages", cache.pages)?;
+    params.tokens = narrow("tokens", tokens)?;
+    params.page_size = narrow("page size", cache.page_size)?;
+    params.width = narrow("index_head_dim", config.dims.width as usize)?;
+    params.keys_dtype = dtype_code(keys.keys.dtype());
+    params.norm_weight_dtype = dtype_code(keys.norm.weight.dtype());
+    params.norm_bias_dtype = dtype_code(keys.norm.bias.dtype());
+    params.hadamard = config.hadamard.into();
+    params.epsilon = config.epsilon;
+    Ok(params)
 }
 
 /// The rotation as the C interface takes it.

@@ -35,6 +35,8 @@ pub(crate) struct Case {
     pub(crate) requests: Vec<(u32, u32)>,
     pub(crate) threshold: u32,
     pub(crate) context_rows: usize,
+    /// Whether tokens attend to lists of slots, which is on the absorbed path alone.
+    pub(crate) sparse: bool,
     pub(crate) seed: u64,
 }
 
@@ -49,6 +51,7 @@ impl Case {
             requests: requests.to_vec(),
             threshold: 4,
             context_rows: 4096,
+            sparse: false,
             seed: 1,
         }
     }
@@ -58,7 +61,8 @@ impl Case {
             Problem::new(self.dims, self.heads, self.dtype)
                 .with_kv_format(self.kv_format)
                 .with_page_size(self.page_size)
-                .with_query_len(QueryLen::Ragged),
+                .with_query_len(QueryLen::Ragged)
+                .with_sparse(self.sparse),
             1.0 / (self.dims.head.qk() as f32).sqrt(),
         )
     }

@@ -11,6 +11,7 @@ mod graphs;
 mod parts;
 mod products;
 mod rotation;
+mod sparse;
 #[cfg(feature = "nccl")]
 mod two_gpus;
 

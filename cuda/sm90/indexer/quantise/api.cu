@@ -1,50 +1,8 @@
-#include "../../../common/device.cuh"
-#include "kernel.cuh"
+#include "check.cuh"
 
 namespace mla::sm90::quantise {
-namespace {
 
-bool is_dtype(int dtype) {
-    return dtype == MLA_DTYPE_BF16 || dtype == MLA_DTYPE_F16 || dtype == MLA_DTYPE_F32;
-}
-
-constexpr const char* kDtypes = "MLA_DTYPE_BF16 (0), MLA_DTYPE_F16 (1) or MLA_DTYPE_F32 (3)";
-
-void check_rotary(Check& check, const MlaIndexRotary& r) {
-    if (!r.positions) return;
-    check.pointer(r.positions, 8, "positions")
-        .pointer(r.cos, 4, "cos")
-        .pointer(r.sin, 4, "sin")
-        .that(r.style == MLA_ROTARY_INTERLEAVED || r.style == MLA_ROTARY_HALVES, "style", r.style,
-              "MLA_ROTARY_INTERLEAVED or MLA_ROTARY_HALVES")
-        .that(r.positions_len >= 1, "positions_len", r.positions_len, "at least 1");
-    if (r.positions_len > 1) check.stride(r.table_stride, "table_stride");
-}
-
-MlaStatus check(const MlaIndexKeysParams& p) {
-    Check check;
-    check.that(p.width == kWidth, "width", p.width, "128")
-        .that(is_dtype(p.keys_dtype), "keys_dtype", p.keys_dtype, kDtypes)
-        .that(is_dtype(p.norm_weight_dtype), "norm_weight_dtype", p.norm_weight_dtype, kDtypes)
-        .that(is_dtype(p.norm_bias_dtype), "norm_bias_dtype", p.norm_bias_dtype, kDtypes)
-        .that(p.epsilon >= 0.f && p.epsilon < INFINITY, "epsilon", truncated(p.epsilon),
-              "a finite number, 0 or above")
-        .that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
-        .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647")
-        .pointer(p.keys, p.keys_dtype == MLA_DTYPE_F32 ? 4 : 2, "keys")
-        .pointer(p.norm_weight, p.norm_weight_dtype == MLA_DTYPE_F32 ? 4 : 2, "norm_weight")
-        .pointer(p.norm_bias, p.norm_bias_dtype == MLA_DTYPE_F32 ? 4 : 2, "norm_bias")
-        .pointer(p.slots, 8, "slots")
-        .pointer(p.cache, 4, "cache");
-    if (p.tokens > 1) check.stride(p.key_stride, "key_stride");
-    if (p.pages > 1)
-        check.that(p.page_stride % 4 == 0, "page_stride", p.page_stride, "a multiple of 4 bytes")
-            .stride(p.page_stride, "page_stride", int64_t(p.page_size) * (kWidth + 4));
-    check_rotary(check, p.rotary);
-    return check.status();
-}
-
-MlaStatus check(const MlaIndexQueriesParams& p) {
+static MlaStatus check(const MlaIndexQueriesParams& p) {
     Check check;
     check.that(p.width == kWidth, "width", p.width, "128")
         .that(p.heads >= 1 && p.heads <= 1024, "heads", p.heads, "1..=1024")
@@ -62,18 +20,39 @@ MlaStatus check(const MlaIndexQueriesParams& p) {
     return check.status();
 }
 
+namespace {
+
+__global__ void __launch_bounds__(kThreads)
+    keys_kernel(const __grid_constant__ MlaIndexKeysParams p) {
+    write_keys(p, blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
+    const int lane = threadIdx.x % 32;
+    const int64_t row = int64_t(blockIdx.x) * kRows + threadIdx.x / 32;
+    if (row >= int64_t(p.tokens) * p.heads) return;
+    const int64_t token = row / p.heads, head = row % p.heads;
+    Values v;
+    v.load(p.queries, token * p.query_token_stride + head * p.query_head_stride, p.queries_dtype,
+           lane);
+    rotate(v, p.rotary, token, lane);
+    if (p.hadamard) hadamard(v, lane);
+    const float scale = scale_of(v);
+    static_cast<uint32_t*>(p.values)[row * (kWidth / 4) + lane] = codes_of(v, scale);
+    if (lane == 0) {
+        const float weight =
+            element(p.head_weights, token * p.head_weight_stride + head, p.head_weights_dtype);
+        p.weights[row] = __fmul_rn(weight, __fmul_rn(p.weight_scale, scale));
+    }
+}
+
 // Common to both: where a launch is possible at all.
 template <typename Params, typename Kernel>
 MlaStatus enqueue(const Params* params, const char* name, Kernel kernel, int64_t rows_each,
                   void* stream) {
     const Params& p = *params;
-    MlaStatus s =
-        Check()
-            .that(p.tokens >= 0 && p.tokens < 1 << 24, "tokens", p.tokens, "less than 2^24")
-            .status();
-    if (s.code != MLA_OK) return s;
-    DeviceFacts facts;
-    s = sm90_facts(facts);
+    MlaStatus s = check_tokens(p.tokens);
     if (s.code != MLA_OK || p.tokens == 0) return s;
     s = check(p);
     if (s.code != MLA_OK) return s;

@@ -3,12 +3,11 @@
 namespace mla::sm90::topk {
 namespace {
 
-MlaStatus check(const MlaTopkParams& p, int most_columns) {
+MlaStatus check(const MlaTopkParams& p) {
     Check check;
     check.that(p.requests >= 1, "requests", p.requests, "at least 1")
         .that(p.first_token >= 0, "first_token", p.first_token, "0 and up")
-        .that(p.columns >= 1 && p.columns <= most_columns, "columns", p.columns,
-              most_columns == kMostCtas * kMostKeys ? "1..=786432" : "1..=393216 on this device")
+        .that(p.columns >= 1 && p.columns <= kMostColumns, "columns", p.columns, "1..=786432")
         .that(p.topk >= 1 && p.topk <= 1 << 20, "topk", p.topk, "1..=1048576")
         .that(p.max_pages >= 1, "max_pages", p.max_pages, "at least 1")
         .that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
@@ -65,12 +64,14 @@ extern "C" MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream) {
     if (facts.device >= kMaxDevices)
         return unsupported("device", facts.device, "an ordinal below 64");
     if (p.rows == 0) return ok();
+    s = check(p);
+    if (s.code != MLA_OK) return s;
     int most;
     s = cuda_status("cudaFuncSetAttribute", ready(facts.device, most));
     if (s.code != MLA_OK) return s;
-    s = check(p, most * kMostKeys);
-    if (s.code != MLA_OK) return s;
     const int ctas = choose_ctas(p.rows, p.columns, facts.multiprocessors, most);
+    const bool many = int64_t(p.rows) * ctas > facts.multiprocessors;
     const auto queue = static_cast<cudaStream_t>(stream);
-    return cuda_status("cudaLaunchKernelEx", launch(kernel_params(p), p.rows, ctas, queue));
+    return cuda_status("cudaLaunchKernelEx",
+                       launch(kernel_params(p), p.rows, ctas, kernel_for(many), queue));
 }

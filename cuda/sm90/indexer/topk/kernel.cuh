@@ -1,15 +1,18 @@
 // The largest logits of each row, exactly and always the same, as slots of the cache.
 //
-// A cluster of CTAs has a row. Each reads its part of the logits once, into shared memory as keys
-// (keys.cuh); together they find the threshold (threshold.cuh), and each writes what it has above
-// it, in ascending order of position, where the CTAs before it end (compact.cuh).
+//   guess     a sample of the row gives a logit below which nothing is chosen, almost certainly
+//   collect   the row is read once, and what is not below it kept in shared memory
+//   choose    the largest of these, as a bit for each position; of the whole row if the sample was
+//             misleading, so that the result never depends on it
+//   list      the set positions in ascending order, translated to slots
+//
+// A cluster of CTAs has a row. Each collects from its part, the first does the rest.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
-#include "compact.cuh"
-#include "keys.cuh"
+#include "candidates.cuh"
+#include "choose.cuh"
 #include "params.cuh"
-#include "threshold.cuh"
 
 namespace mla::sm90::topk {
 
@@ -21,38 +24,52 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
-__global__ void __launch_bounds__(kThreads, 2) topk_kernel(const __grid_constant__ KernelParams p) {
+template <int kBatch, int kCtas>
+__global__ void __launch_bounds__(kThreads, kCtas)
+    topk_kernel(const __grid_constant__ KernelParams p) {
     Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
-    uint32_t* keys = reinterpret_cast<uint32_t*>(&s + 1);
+    const Buffers buffers(s, p.rows.columns);
     const Cluster cluster = {ptx::cluster_ctarank(), ptx::cluster_nctarank()};
     const int number = blockIdx.x / cluster.ctas;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    const Row row = indexer::find_row(p.rows, number, lane);
+    const Row row = indexer::find_row(p.rows, number, threadIdx.x % 32);
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
         choose_all(p, row, list, cluster);
         return;
     }
+    const int words = (row.seen + 31) / 32;
+    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+    if (threadIdx.x == 0) s.candidates = s.pairs = 0;
+    if (cluster.rank == 0)
+        for (int i = threadIdx.x; i < words; i += kThreads) buffers.chosen[i] = 0;
+    __syncthreads();
 
+    const float* logits = p.logits + number * p.logits_stride;
+    const bool sparing = row.seen > p.candidates;
+    const float least =
+        sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : logit_of(0);
     // Parts begin at multiples of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
-    const int first = min(int(cluster.rank) * each, row.seen);
-    const int count = min(each, row.seen - first);
-    const float* logits = p.logits + number * p.logits_stride + first;
-    Range range = load_keys(logits, keys, count, p.vectors);
-    range = row_range(cluster, s, range);
-    const Threshold threshold = find_threshold(cluster, s, keys, count, range, p.topk);
-
-    const Part part = part_of(warp, count);
-    const Counts before = counts_before(cluster, s, keys, part, threshold.key);
-    // Nobody reads this CTA's shared memory any more when all have come here.
-    ptx::barrier_cluster_arrive();
-    write_positions(list, keys, first, part, threshold, before.warp);
+    const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
+    collect<kBatch>(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors, least);
     __syncthreads();
-    translate(p.rows, row, list, place_of(before.cta, threshold.ties),
-              place_of(before.next, threshold.ties));
-    ptx::barrier_cluster_wait();
+    uint32_t found = s.candidates;
+    if (cluster.ctas > 1) {
+        cluster.sync();
+        if (cluster.rank == 0) found = gather(cluster, s, buffers.candidates, p.candidates);
+        // Nobody's shared memory is read any more when all have come here.
+        __syncthreads();
+        ptx::barrier_cluster_arrive();
+        ptx::barrier_cluster_wait();
+        if (cluster.rank != 0) return;
+    }
+    const uint32_t topk = p.topk;
+    if (found < topk || found > p.candidates || !choose_candidates(s, buffers, found, topk))
+        choose_row(s, buffers, logits, row.seen, topk);
+    const bool fits = p.topk <= 2 * p.candidates;
+    write_list(s, p.rows, row, buffers.chosen, words, p.topk,
+               fits ? buffers.positions() : nullptr, list);
 }
 
 }  // namespace mla::sm90::topk

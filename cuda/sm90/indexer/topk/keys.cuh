@@ -5,12 +5,20 @@
 
 namespace mla::sm90::topk {
 
+constexpr uint32_t kKeyOfMinusInfinity = 0x007fffffu;
+
 // Equal for -0 and +0; 0 for NaN, below the key of -inf.
 __device__ __forceinline__ uint32_t key_of(float logit) {
     if (logit != logit) return 0;
     // -0 + 0 is +0.
     const uint32_t bits = __float_as_uint(logit + 0.f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The logit of a key, at least -inf: what is not below it has no lower key, except for NaN.
+__device__ __forceinline__ float logit_of(uint32_t key) {
+    key = max(key, kKeyOfMinusInfinity);
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
 // The least and the largest key.
@@ -27,37 +35,16 @@ struct Range {
     }
 };
 
-// Reads `count` logits into shared memory as keys; their range, of this thread's alone.
-__device__ __forceinline__ Range load_keys(const float* logits, uint32_t* keys, int count,
-                                           bool vectors) {
-    Range range;
-    const int whole = vectors ? count / 4 : 0;
-    const float4* from = reinterpret_cast<const float4*>(logits);
-    uint4* to = reinterpret_cast<uint4*>(keys);
-    // Four loads in flight.
-    constexpr int kBatch = 4;
-    for (int base = threadIdx.x; base < whole; base += kBatch * kThreads) {
-        float4 x[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            if (base + i * kThreads < whole) x[i] = __ldcs(from + base + i * kThreads);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            if (base + i * kThreads >= whole) break;
-            const uint4 key = {key_of(x[i].x), key_of(x[i].y), key_of(x[i].z), key_of(x[i].w)};
-            range.add(key.x);
-            range.add(key.y);
-            range.add(key.z);
-            range.add(key.w);
-            to[base + i * kThreads] = key;
-        }
-    }
-    for (int i = whole * 4 + threadIdx.x; i < count; i += kThreads) {
-        const uint32_t key = key_of(__ldcs(logits + i));
-        range.add(key);
-        keys[i] = key;
-    }
-    return range;
+// The range of all threads' keys, in every thread.
+__device__ __forceinline__ Range range_of_cta(Shared& s, Range range) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    range.reduce();
+    if (lane == 0) s.warp_range[warp] = {range.least, range.largest};
+    __syncthreads();
+    Range all;
+    if (lane < kWarps) all = {s.warp_range[lane].x, s.warp_range[lane].y};
+    all.reduce();
+    return all;
 }
 
 }  // namespace mla::sm90::topk

@@ -5,36 +5,43 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
 
 namespace mla::sm90::topk {
 
-// Keys of a CTA of which two run on an SM at a time.
-constexpr int kFairKeys = 16384;
-// Fewer are not worth another CTA's waiting for the others.
-constexpr int kLeastKeys = 4096;
+// Fewer logits are not worth another CTA's waiting for the others.
+constexpr int kLeastKeys = 8192;
+// What a CTA may have of shared memory.
+constexpr int kMostBytes = 227 * 1024;
 
-// The keys of each of so many CTAs.
-inline int keys_each(int columns, int ctas) { return int(ceil_div(columns, 4 * ctas)) * 4; }
+// Room for what the guess leaves of a row, and five standard deviations more.
+inline int room_for(int columns, int topk) {
+    const double each = double(columns) / kSamples;
+    const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
+    const double room = std::min(double(columns), (wanted + 5 * std::sqrt(wanted)) * each);
+    const int most = (kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4) /
+                     int(sizeof(Candidate));
+    return int(std::min(double(most), std::max(room, 4096.))) / 32 * 32;
+}
 
-// As many CTAs as keep a row's parts small, and more where there are too few rows for all SMs.
+// More than one if there are too few rows for all SMs.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     int ctas = 1;
-    while (ctas < most && keys_each(columns, ctas) > kFairKeys) ctas *= 2;
-    while (ctas < most && int64_t(rows) * ctas * 2 <= multiprocessors * 2 &&
-           keys_each(columns, ctas * 2) >= kLeastKeys)
+    while (ctas < most && int64_t(rows) * ctas * 2 <= multiprocessors &&
+           columns / (ctas * 2) >= kLeastKeys)
         ctas *= 2;
     return ctas;
 }
 
-inline cudaLaunchConfig_t configuration(int rows, int ctas, int keys, cudaStream_t stream,
+inline cudaLaunchConfig_t configuration(int rows, int ctas, int bytes, cudaStream_t stream,
                                         cudaLaunchAttribute& cluster) {
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(rows) * unsigned(ctas), 1, 1};
     config.blockDim = {unsigned(kThreads), 1, 1};
-    config.dynamicSmemBytes = size_t(shared_bytes(keys));
+    config.dynamicSmemBytes = size_t(bytes);
     config.stream = stream;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = unsigned(ctas);
@@ -45,24 +52,33 @@ inline cudaLaunchConfig_t configuration(int rows, int ctas, int keys, cudaStream
     return config;
 }
 
-// Readies the kernel on a device; the most CTAs that a cluster of it may have there.
+using Kernel = void (*)(KernelParams);
+
+// Many rows hide each other's waits; of few, each has more loads in flight.
+inline Kernel kernel_for(bool many) {
+    return many ? &topk_kernel<2, 3> : &topk_kernel<8, 1>;
+}
+
+// Readies the kernels on a device; the most CTAs that a cluster of them may have there.
 inline cudaError_t ready(int device, int& most) {
     static std::atomic<int> known[kMaxDevices];
     most = known[device].load(std::memory_order_relaxed);
     if (most > 0) return cudaSuccess;
-    cudaError_t e = cudaFuncSetAttribute(&topk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         shared_bytes(kMostKeys));
-    if (e != cudaSuccess) return e;
-    most = 8;
-    // Clusters of 16 are an offer that a device may refuse.
-    if (cudaFuncSetAttribute(&topk_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
-        cudaSuccess) {
+    most = 16;
+    for (const bool many : {false, true}) {
+        const Kernel kernel = kernel_for(many);
+        const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
+        if (e != cudaSuccess) return e;
+        // Clusters of 16 are an offer that a device may refuse.
         cudaLaunchAttribute cluster = {};
-        const cudaLaunchConfig_t config = configuration(1, 16, kMostKeys, nullptr, cluster);
+        const cudaLaunchConfig_t config = configuration(1, 16, kMostBytes, nullptr, cluster);
         int clusters = 0;
-        if (cudaOccupancyMaxActiveClusters(&clusters, &topk_kernel, &config) == cudaSuccess &&
-            clusters > 0)
-            most = 16;
+        if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
+                cudaSuccess ||
+            cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess ||
+            clusters == 0)
+            most = 8;
     }
     // What was refused is no error of this launch.
     cudaGetLastError();
@@ -70,11 +86,13 @@ inline cudaError_t ready(int device, int& most) {
     return cudaSuccess;
 }
 
-inline cudaError_t launch(const KernelParams& p, int rows, int ctas, cudaStream_t stream) {
+inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel,
+                          cudaStream_t stream) {
+    p.candidates = room_for(p.rows.columns, p.topk);
     cudaLaunchAttribute cluster = {};
-    const cudaLaunchConfig_t config =
-        configuration(rows, ctas, keys_each(p.rows.columns, ctas), stream, cluster);
-    return cudaLaunchKernelEx(&config, &topk_kernel, p);
+    const cudaLaunchConfig_t config = configuration(
+        rows, ctas, shared_bytes(p.rows.columns, p.candidates), stream, cluster);
+    return cudaLaunchKernelEx(&config, kernel, p);
 }
 
 }  // namespace mla::sm90::topk

@@ -15,9 +15,15 @@ constexpr int kWarps = kThreads / 32;
 // Bins of a histogram: 11 bits of a key at a time.
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
+static_assert(kBins == 4 * kThreads, "four bins for each thread");
 constexpr int kMostCtas = 16;
-// The most keys of one CTA: what its shared memory holds beside the rest.
-constexpr int kMostKeys = 49152;
+// The longest row: what shared memory holds two bits of for each position.
+constexpr int kMostColumns = 786432;
+// Logits that a thread looks at to guess the threshold: 32 bytes that lie together.
+constexpr int kSampled = 8;
+constexpr int kSamples = kSampled * kThreads;
+// The most keys that are compared pair by pair.
+constexpr int kMostPairs = kBins / 2;
 
 struct KernelParams {
     Requests rows;
@@ -26,23 +32,51 @@ struct KernelParams {
     int64_t logits_stride;
     int64_t list_stride;
     int topk;
-    int vectors;  // whether rows begin on 16 bytes
+    int vectors;     // whether rows begin on 16 bytes
+    int candidates;  // how many a CTA has room for
 };
 
-// What is found once for a row, by one CTA for the others to read or by each for itself.
+// A logit that may be chosen: its bits and its position.
+using Candidate = uint2;
+
 struct Shared {
-    uint32_t totals[kBins];  // the cluster's histogram
-    uint32_t bins[kBins];    // this CTA's
+    uint32_t bins[kBins];
     uint2 warp_range[kWarps];
-    uint2 range;  // the least and the largest key of this CTA
     uint32_t warp_sums[kWarps];
-    uint2 warp_counts[kWarps];
-    uint2 counts;  // keys above the threshold, and equal to it, of this CTA
     uint32_t bin, above, inside;
-    uint32_t padding;
+    uint32_t candidates;  // how many this CTA has found, which may be more than it has room for
+    uint32_t pairs;
+    uint32_t padding[3];
 };
 static_assert(sizeof(Shared) % 16 == 0);
 
-constexpr int shared_bytes(int keys) { return int(sizeof(Shared)) + keys * 4; }
+// Words of a bit for each position.
+__host__ __device__ constexpr int bitmap_words(int columns) {
+    return (columns + 4 * 32 - 1) / (4 * 32) * 4;
+}
+
+// Behind `Shared`: the positions that are chosen, then the candidates, in whose place the list
+// stands later, or the positions of logits that equal the threshold.
+struct Buffers {
+    uint32_t* chosen;
+    Candidate* candidates;
+
+    __device__ __forceinline__ Buffers(Shared& s, int columns)
+        : chosen(reinterpret_cast<uint32_t*>(&s + 1)),
+          candidates(reinterpret_cast<Candidate*>(chosen + bitmap_words(columns))) {}
+
+    __device__ __forceinline__ uint32_t* equal() const {
+        return reinterpret_cast<uint32_t*>(candidates);
+    }
+    __device__ __forceinline__ int32_t* positions() const {
+        return reinterpret_cast<int32_t*>(candidates);
+    }
+};
+
+inline int shared_bytes(int columns, int candidates) {
+    const int bitmap = bitmap_words(columns) * 4;
+    const int behind = candidates * int(sizeof(Candidate));
+    return int(sizeof(Shared)) + bitmap + (behind > bitmap ? behind : bitmap);
+}
 
 }  // namespace mla::sm90::topk

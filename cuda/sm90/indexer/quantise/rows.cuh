@@ -134,10 +134,10 @@ __device__ __forceinline__ uint32_t codes_of(const Values& v, float scale) {
     return codes;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    keys_kernel(const __grid_constant__ MlaIndexKeysParams p) {
+// What block `block` does of the keys.
+__device__ __forceinline__ void write_keys(const MlaIndexKeysParams& p, uint32_t block) {
     const int lane = threadIdx.x % 32;
-    const int64_t token = int64_t(blockIdx.x) * kRows + threadIdx.x / 32;
+    const int64_t token = int64_t(block) * kRows + threadIdx.x / 32;
     if (token >= p.tokens) return;
     const int64_t slot = p.slots[token];
     if (slot < 0 || slot >= p.pages * p.page_size) return;
@@ -152,26 +152,6 @@ __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<uint32_t*>(page + offset * kWidth + lane * 4) = codes_of(v, scale);
     if (lane == 0)
         *reinterpret_cast<float*>(page + int64_t(p.page_size) * kWidth + offset * 4) = scale;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    queries_kernel(const __grid_constant__ MlaIndexQueriesParams p) {
-    const int lane = threadIdx.x % 32;
-    const int64_t row = int64_t(blockIdx.x) * kRows + threadIdx.x / 32;
-    if (row >= int64_t(p.tokens) * p.heads) return;
-    const int64_t token = row / p.heads, head = row % p.heads;
-    Values v;
-    v.load(p.queries, token * p.query_token_stride + head * p.query_head_stride, p.queries_dtype,
-           lane);
-    rotate(v, p.rotary, token, lane);
-    if (p.hadamard) hadamard(v, lane);
-    const float scale = scale_of(v);
-    static_cast<uint32_t*>(p.values)[row * (kWidth / 4) + lane] = codes_of(v, scale);
-    if (lane == 0) {
-        const float weight =
-            element(p.head_weights, token * p.head_weight_stride + head, p.head_weights_dtype);
-        p.weights[row] = __fmul_rn(weight, __fmul_rn(p.weight_scale, scale));
-    }
 }
 
 }  // namespace mla::sm90::quantise

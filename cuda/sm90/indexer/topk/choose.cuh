@@ -1,0 +1,92 @@
+// Marks the positions that are chosen, a bit for each.
+#pragma once
+
+#include "bitmap.cuh"
+#include "threshold.cuh"
+
+namespace mla::sm90::topk {
+
+// Marks the `topk` largest of the candidates, of which there are as many or more. False if so many
+// are equal that they are not told apart here: nothing is marked then.
+__device__ __forceinline__ bool choose_candidates(Shared& s, const Buffers& buffers, uint32_t count,
+                                                  uint32_t topk) {
+    const Candidate* candidates = buffers.candidates;
+    const auto each = [&](const auto& visit) {
+        for (uint32_t i = threadIdx.x; i < count; i += kThreads)
+            visit(key_of(__uint_as_float(candidates[i].x)));
+    };
+    Range range;
+    each([&](uint32_t key) { range.add(key); });
+    range = range_of_cta(s, range);
+    Threshold t = {range.least, range.largest - range.least, topk, count};
+    narrow(s, t, kMostPairs / 4, each);
+    const bool whole = t.inside == t.wanted;
+    if (!whole && t.inside > kMostPairs) return false;
+
+    // Key and position in one number: larger is chosen earlier.
+    uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins);
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
+        const Candidate c = candidates[i];
+        const uint32_t key = key_of(__uint_as_float(c.x));
+        if (t.is_above(key) || (whole && t.is_inside(key)))
+            mark(buffers.chosen, c.y);
+        else if (t.is_inside(key))
+            pairs[atomicAdd(&s.pairs, 1u)] = uint64_t(key) << 32 | uint32_t(~c.y);
+    }
+    __syncthreads();
+    if (whole) return true;
+    for (uint32_t i = threadIdx.x; i < t.inside; i += kThreads) {
+        const uint64_t own = pairs[i];
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < t.inside; ++j) rank += pairs[j] > own;
+        if (rank < t.wanted) mark(buffers.chosen, ~uint32_t(own));
+    }
+    __syncthreads();
+    return true;
+}
+
+// The same for a whole row, which is read anew for each histogram: for rows of which the sample was
+// misleading, or that have very many equal logits.
+__device__ __forceinline__ void choose_row(Shared& s, const Buffers& buffers, const float* logits,
+                                           int count, uint32_t topk) {
+    const auto each = [&](const auto& visit) {
+        constexpr int kBatch = 8;
+        for (int base = threadIdx.x; base < count; base += kBatch * kThreads) {
+            float x[kBatch];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (base + i * kThreads < count) x[i] = logits[base + i * kThreads];
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i)
+                if (base + i * kThreads < count) visit(key_of(x[i]));
+        }
+    };
+    Range range;
+    each([&](uint32_t key) { range.add(key); });
+    range = range_of_cta(s, range);
+    Threshold t = {range.least, range.largest - range.least, topk, uint32_t(count)};
+    narrow(s, t, 0, each);
+    const bool whole = t.inside == t.wanted;
+    uint32_t* equal = buffers.equal();
+    const int lane = threadIdx.x % 32, words = (count + 31) / 32;
+    for (int word = threadIdx.x / 32; word < words; word += kWarps) {
+        const int at = word * 32 + lane;
+        const uint32_t key = at < count ? key_of(logits[at]) : 0;
+        const bool inside = at < count && t.is_inside(key);
+        const uint32_t above = __ballot_sync(~0u, at < count && t.is_above(key));
+        const uint32_t tied = __ballot_sync(~0u, inside);
+        if (lane) continue;
+        buffers.chosen[word] = whole ? above | tied : above;
+        equal[word] = tied;
+    }
+    __syncthreads();
+    if (whole) return;
+    // Of equal logits those of the lowest positions.
+    for_each_word(s, equal, words, [&](int word, uint32_t bits, uint32_t before) {
+        const uint32_t kept = before < t.wanted ? t.wanted - before : 0;
+        while (uint32_t(__popc(bits)) > kept) bits ^= 0x80000000u >> __clz(bits);
+        buffers.chosen[word] |= bits;
+    });
+}
+
+}  // namespace mla::sm90::topk

@@ -1,0 +1,73 @@
+//! A sparse layer that has an indexer: from both caches' new rows to the output.
+
+use super::{LayerCall, MlaLayer, Workspace};
+use crate::backend::{DecodeStage, PrefillStage, SlotLists};
+use crate::device::Device;
+use crate::error::Result;
+use crate::indexer::{IndexCall, IndexDevice, Indexer, IndexerWorkspace};
+use crate::lse::LseMut;
+
+impl<P, D> MlaLayer<P, D>
+where
+    P: PrefillStage,
+    P::Device: IndexDevice,
+    D: DecodeStage<Device = P::Device>,
+{
+    /// Runs a layer with its own indexer for the prepared step: writes the rows of both caches, in one launch
+    /// where the device can, makes the lists, and attends to what they name. Only enqueues. The call's
+    /// `slot_lists` are not looked at.
+    ///
+    /// The result is that of [`Indexer::select`], [`IndexerWorkspace::lists`] and [`forward`](Self::forward);
+    /// layers that share the lists go on with the latter two.
+    ///
+    /// # Errors
+    ///
+    /// As theirs. A call that does not fit the prepared step is refused before anything is enqueued.
+    pub fn forward_selecting(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        lists: &mut IndexerWorkspace<P::Device>,
+        indexer: &Indexer<P::Device>,
+        mut index: IndexCall<'_, P::Device>,
+        mut call: LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        lists.forget();
+        self.check_tensors(workspace, &call)?;
+        indexer.check(workspace, lists, &index)?;
+        if workspace.tokens() > 0 {
+            self.device.range(c"mla: write caches", || {
+                self.with_rows(workspace, &mut call, |rows, query, positions| {
+                    let slots = rows.slots.shorten();
+                    let keys = indexer.keys(&mut index, slots, positions.shorten())?;
+                    self.device
+                        .write_cache_and_index_keys(indexer.config(), rows, query, keys)
+                })
+            })?;
+        }
+        self.device.range(c"mla: select slots", || {
+            indexer.select_written(workspace, lists, &index)
+        })?;
+        let mut call = call.with_lists(lists.lists(workspace)?);
+        self.check_lists(workspace.tokens(), call.slot_lists.as_ref())?;
+        self.device.range(c"mla: attend absorbed", || {
+            self.enqueue_absorbed(workspace, &mut call, false)
+        })
+    }
+}
+
+impl<D: Device> LayerCall<'_, D> {
+    /// The same call with these lists.
+    fn with_lists<'a>(&'a mut self, lists: SlotLists<'a, D>) -> LayerCall<'a, D> {
+        LayerCall {
+            weights: self.weights.shorten(),
+            query: self.query.shorten(),
+            latent: self.latent.shorten(),
+            rope: self.rope.shorten(),
+            cache: self.cache.reborrow(),
+            out: self.out.reborrow(),
+            lse: self.lse.as_mut().map(LseMut::reborrow),
+            slot_lists: Some(lists),
+            rotary: self.rotary.as_ref().map(|rotary| rotary.shorten()),
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! Layers of DeepSeek-V3.2 and GLM-5 with their indexers: against the CPU device, and as one graph.
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_kernels::Cuda;
+use mla_kernels::backends::sm90::{FlashAttn, FlashMlaSparse};
+use mla_kernels::decode_graph::{DecodeGraph, DecodeShape};
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeStage, PrefillStage, StepLimits};
+use mla_runtime::batch::Request;
+use mla_runtime::device::{Device, Memory};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexDims, IndexKeys, IndexLimits,
+    Indexer, IndexerConfig, IndexerWorkspace, LayerNorm,
+};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Workspace};
+use mla_runtime::plan::slots::SKIPPED;
+use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
+use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
+use rand::RngExt as _;
+
+use super::batch::{Batch, Case, Engine, Outcome};
+use crate::common::{download, get, gpu, normal, put, rng, upload};
+
+const RANK: usize = 192;
+const WIDTH: usize = 128;
+const PAIRS: usize = 32;
+const TOPK: u32 = 128;
+/// Of the rotary tables: more than any request has.
+const POSITIONS: usize = 1024;
+
+/// A model's layer, with fewer heads and shorter lists.
+fn models() -> [(Case, IndexerConfig); 2] {
+    let case = |heads, head| Case {
+        dims: MlaDims::new(512, head),
+        kv_format: KvFormat::Fp8DsMla,
+        threshold: u32::MAX,
+        context_rows: 0,
+        sparse: true,
+        ..Case::new(heads, &[])
+    };
+    let shorter = |config: IndexerConfig| IndexerConfig {
+        dims: IndexDims {
+            topk: TOPK,
+            ..config.dims
+        },
+        ..config
+    };
+    [
+        (
+            case(16, HeadDims::R1),
+            shorter(IndexerConfig::DEEPSEEK_V3_2),
+        ),
+        (
+            case(8, HeadDims::new(192, 64, 256)),
+            shorter(IndexerConfig::GLM_5),
+        ),
+    ]
+}
+
+fn numbers(seed: u64, elements: usize, most: f32) -> Vec<u8> {
+    let mut rng = rng(seed);
+    let mut bytes = vec![0; elements * 2];
+    for element in 0..elements {
+        put(DType::BF16, &mut bytes, element, normal(&mut rng) * most);
+    }
+    bytes
+}
+
+/// What the indexer of a layer is given, in host memory.
+#[derive(Clone)]
+struct IndexBatch {
+    config: IndexerConfig,
+    latent: Vec<u8>,
+    weights: Vec<u8>,
+    keys: Vec<u8>,
+    norm: [Vec<u8>; 2],
+    head_weights: Vec<u8>,
+    tables: [Vec<u8>; 2],
+    layout: IndexCacheLayout,
+    cache: Vec<u8>,
+}
+
+impl IndexBatch {
+    /// For the tokens of `batch`, with an index key for every token of its context, and 0xff elsewhere.
+    fn new(batch: &Batch, config: IndexerConfig) -> Result<Self> {
+        let (case, tokens, seed) = (&batch.case, batch.tokens(), batch.case.seed + 100);
+        let heads = config.dims.heads as usize;
+        let angle =
+            |i: usize| (i / PAIRS) as f64 * 10_000f64.powf(-((i % PAIRS) as f64) / PAIRS as f64);
+        let table = |f: fn(f64) -> f64| -> Vec<u8> {
+            let values = (0..POSITIONS * PAIRS).map(|i| (f(angle(i)) as f32).to_le_bytes());
+            values.flatten().collect()
+        };
+        let page = case.page_size as usize;
+        let layout = IndexCacheLayout::contiguous(config.dims, batch.cache_layout.pages, page);
+        let mut own = Self {
+            config,
+            latent: numbers(seed, tokens * RANK, 1.0),
+            weights: numbers(seed + 1, RANK * heads * WIDTH, (RANK as f32).powf(-0.5)),
+            keys: numbers(seed + 2, tokens * WIDTH, 1.0),
+            norm: [numbers(seed + 3, WIDTH, 1.0), numbers(seed + 4, WIDTH, 0.1)],
+            head_weights: numbers(seed + 5, tokens * heads, 1.0),
+            tables: [table(f64::cos), table(f64::sin)],
+            layout,
+            cache: vec![0xff; layout.pages * layout.page_stride],
+        };
+        own.write_context(batch)?;
+        Ok(own)
+    }
+
+    fn write_context(&mut self, batch: &Batch) -> Result<()> {
+        let page = batch.case.page_size;
+        let (mut slots, mut positions) = (Vec::new(), Vec::new());
+        for (request, row) in batch
+            .requests
+            .iter()
+            .zip(batch.tables.chunks(batch.max_pages))
+        {
+            for position in 0..request.kv.saturating_sub(request.q) {
+                let first = i64::from(row[(position / page) as usize]) * i64::from(page);
+                slots.push(first + i64::from(position % page));
+                positions.push(i64::from(position));
+            }
+        }
+        let count = slots.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let cpu = Cpu::new();
+        let keys = numbers(batch.case.seed + 7, count * WIDTH, 1.0);
+        let keys = upload(&cpu, &keys)?;
+        let mut engine = IndexEngine::new(&cpu, self)?;
+        {
+            let layout = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
+            let rotary = Rotary {
+                positions: ArrayRef::from_slice(&positions),
+                cos: TensorRef::new(Cpu::bytes(&engine.tables[0]), layout)?,
+                sin: TensorRef::new(Cpu::bytes(&engine.tables[1]), layout)?,
+                style: self.config.rotary,
+            };
+            cpu.write_index_keys(
+                &self.config,
+                IndexKeys {
+                    keys: TensorRef::new(
+                        Cpu::bytes(&keys),
+                        Layout::contiguous(DType::BF16, [count, 1, WIDTH]),
+                    )?,
+                    norm: norm(&engine.norm)?,
+                    rotary: Some(rotary),
+                    slots: ArrayRef::from_slice(&slots),
+                    cache: IndexCacheMut::new(Cpu::bytes_mut(&mut engine.cache), self.layout)?,
+                },
+            )?;
+        }
+        self.cache = download(&cpu, &engine.cache)?;
+        Ok(())
+    }
+}
+
+fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<LayerNorm<'_, D>> {
+    let layout = Layout::contiguous(DType::BF16, [1, 1, WIDTH]);
+    Ok(LayerNorm {
+        weight: TensorRef::new(D::bytes(weight), layout)?,
+        bias: TensorRef::new(D::bytes(bias), layout)?,
+    })
+}
+
+/// The same on a device.
+struct IndexEngine<D: Device> {
+    heads: usize,
+    layout: IndexCacheLayout,
+    latent: D::Buffer,
+    weights: D::Buffer,
+    keys: D::Buffer,
+    norm: [D::Buffer; 2],
+    head_weights: D::Buffer,
+    tables: [D::Buffer; 2],
+    cache: D::Buffer,
+}
+
+impl<D: IndexDevice> IndexEngine<D> {
+    fn new(device: &D, batch: &IndexBatch) -> Result<Self> {
+        let up = |bytes: &Vec<u8>| upload(device, bytes);
+        Ok(Self {
+            heads: batch.config.dims.heads as usize,
+            layout: batch.layout,
+            latent: up(&batch.latent)?,
+            weights: up(&batch.weights)?,
+            keys: up(&batch.keys)?,
+            norm: [up(&batch.norm[0])?, up(&batch.norm[1])?],
+            head_weights: up(&batch.head_weights)?,
+            tables: [up(&batch.tables[0])?, up(&batch.tables[1])?],
+            cache: up(&batch.cache)?,
+        })
+    }
+
+    /// Another step's inputs in the first places, and its cache. The weights stay.
+    fn load(&mut self, device: &D, batch: &IndexBatch) -> Result<()> {
+        for (bytes, buffer) in [
+            (&batch.latent, &mut self.latent),
+            (&batch.keys, &mut self.keys),
+            (&batch.head_weights, &mut self.head_weights),
+            (&batch.cache, &mut self.cache),
+        ] {
+            let (to, _) = D::split_mut(D::bytes_mut(buffer), bytes.len());
+            device.upload(bytes, to)?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, tokens: usize) -> Result<IndexCall<'_, D>> {
+        let layout = |shape| Layout::contiguous(DType::BF16, shape);
+        let table = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
+        let columns = self.heads * WIDTH;
+        Ok(IndexCall {
+            query_latent: TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, RANK]))?,
+            query_weights: TensorRef::new(D::bytes(&self.weights), layout([1, RANK, columns]))?,
+            keys: TensorRef::new(D::bytes(&self.keys), layout([tokens, 1, WIDTH]))?,
+            norm: norm(&self.norm)?,
+            head_weights: TensorRef::new(
+                D::bytes(&self.head_weights),
+                layout([tokens, 1, self.heads]),
+            )?,
+            rotary: Some(Rotation {
+                positions: None,
+                cos: TensorRef::new(D::bytes(&self.tables[0]), table)?,
+                sin: TensorRef::new(D::bytes(&self.tables[1]), table)?,
+                style: RotaryStyle::Interleaved,
+            }),
+            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+        })
+    }
+}
+
+/// A layer with an indexer and one behind it that shares its lists, on a device.
+struct Layers<D: IndexDevice> {
+    indexer: Indexer<D>,
+    own: Engine<D>,
+    shared: Engine<D>,
+    index: IndexEngine<D>,
+}
+
+impl<D: IndexDevice> Layers<D> {
+    fn new(device: &D, batches: [&Batch; 2], index: &IndexBatch) -> Result<Self> {
+        let problem = batches[0].case.config().problem;
+        Ok(Self {
+            indexer: Indexer::new(device, &index.config, &problem)?,
+            own: Engine::new(device, batches[0])?,
+            shared: Engine::new(device, batches[1])?,
+            index: IndexEngine::new(device, index)?,
+        })
+    }
+
+    fn forward<P, B>(
+        &mut self,
+        layer: &MlaLayer<P, B>,
+        workspace: &mut Workspace<P, B>,
+        lists: &mut IndexerWorkspace<D>,
+        tokens: usize,
+    ) -> Result<()>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        layer.forward_selecting(
+            workspace,
+            lists,
+            &self.indexer,
+            self.index.call(tokens)?,
+            self.own.call(tokens)?,
+        )?;
+        // The lists' borrow is the workspace's, whose step they are for.
+        let made = lists.lists(workspace)?;
+        let call = LayerCall {
+            slot_lists: Some(made),
+            ..self.shared.call(tokens)?
+        };
+        layer.forward(workspace, call)
+    }
+
+    fn outcome<P, B>(
+        &self,
+        device: &D,
+        workspace: &Workspace<P, B>,
+        lists: &IndexerWorkspace<D>,
+    ) -> Result<Outcomes>
+    where
+        P: PrefillStage<Device = D>,
+        B: DecodeStage<Device = D>,
+    {
+        let made = lists.lists(workspace)?;
+        let mut bytes = vec![0; made.slots.len() * 4];
+        device.download(made.slots.bytes(), &mut bytes)?;
+        Ok(Outcomes {
+            own: self.own.outcome(device)?,
+            shared: self.shared.outcome(device)?,
+            index_cache: download(device, &self.index.cache)?,
+            lists: bytemuck::pod_collect_to_vec(&bytes),
+        })
+    }
+}
+
+#[derive(Clone, PartialEq)]
+struct Outcomes {
+    own: Outcome,
+    shared: Outcome,
+    index_cache: Vec<u8>,
+    lists: Vec<i32>,
+}
+
+/// Both layers' batches: the same requests, pages and slots, other numbers.
+fn batches(case: &Case) -> [Batch; 2] {
+    let own = Batch::new(case);
+    let mut shared = own.clone();
+    let row = |bytes: usize| bytes / 2;
+    shared.query = numbers(case.seed + 50, row(own.query.len()), 2.0);
+    shared.latent = numbers(case.seed + 51, row(own.latent.len()), 1.0);
+    shared.rope = numbers(case.seed + 52, row(own.rope.len()), 1.0);
+    [own, shared]
+}
+
+fn run<P, B>(
+    layer: &MlaLayer<P, B>,
+    batches: [&Batch; 2],
+    index: &IndexBatch,
+    logits_bytes: u64,
+) -> Result<Outcomes>
+where
+    P: PrefillStage,
+    P::Device: IndexDevice,
+    B: DecodeStage<Device = P::Device>,
+{
+    let device = layer.device();
+    let limits = batches[0].case.limits();
+    let steps = limits.with_decode_query_len(batches[0].tokens().max(1));
+    let mut layers = Layers::new(device, batches, index)?;
+    let mut workspace = layer.workspace(&steps)?;
+    let limits = IndexLimits {
+        logits_bytes,
+        ..IndexLimits::new(steps)
+    };
+    let mut lists = layers.indexer.workspace(&limits)?;
+    workspace.prepare(layer, &batches[0].step())?;
+    layers.forward(layer, &mut workspace, &mut lists, batches[0].tokens())?;
+    layers.outcome(device, &workspace, &lists)
+}
+
+type GpuLayer = MlaLayer<FlashAttn, FlashMlaSparse>;
+
+fn gpu_layer(gpu: &Cuda, case: &Case) -> GpuLayer {
+    MlaLayer::of(gpu, &case.config()).unwrap()
+}
+
+/// Prompts with and without context, decodes, speculative decodes, and padding.
+const MIXED: &[(u32, u32)] = &[
+    (1, 700),
+    (1, 1),
+    (3, 200),
+    (1, 0),
+    (1, TOPK),
+    (1, TOPK + 1),
+    (70, 500),
+    (12, 13),
+    (300, 300),
+];
+
+/// The largest difference of a row of outputs, relative to the row.
+fn distance(case: &Case, given: &[u8], expected: &[u8], token: usize) -> f64 {
+    let width = (case.heads * case.dims.head.v) as usize;
+    let row = |bytes: &[u8], element| f64::from(get(case.dtype, bytes, token * width + element));
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for element in 0..width {
+        let [given, expected] = [row(given, element), row(expected, element)];
+        difference += (given - expected) * (given - expected);
+        norm += expected * expected;
+    }
+    if difference == 0.0 {
+        0.0
+    } else {
+        (difference / norm).sqrt()
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::sparse"]
+fn layers_of_sparse_models_agree_with_the_cpu() -> Result<()> {
+    let gpu = &*gpu();
+    for (model, config) in models() {
+        for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+            let case = Case {
+                kv_format,
+                requests: MIXED.to_vec(),
+                ..model.clone()
+            };
+            let [own, shared] = batches(&case);
+            let index = IndexBatch::new(&own, config)?;
+            let cpu: MlaLayer<CpuPrefill, CpuDecode> = MlaLayer::of(&Cpu::new(), &case.config())?;
+            let expected = run(&cpu, [&own, &shared], &index, 1 << 28)?;
+            let layer = gpu_layer(gpu, &case);
+            let given = run(&layer, [&own, &shared], &index, 1 << 28)?;
+            // Logits of a few rows at a time, which must not change anything.
+            let by_parts = run(&layer, [&own, &shared], &index, 100 << 10)?;
+            assert!(given == by_parts, "logits by parts, {case:?}");
+            assert!(given.own.cache == expected.own.cache, "caches, {case:?}");
+            assert!(
+                given.shared.cache == expected.shared.cache,
+                "caches, {case:?}"
+            );
+            let apart = given.index_cache.iter().zip(&expected.index_cache);
+            let apart = apart.filter(|(a, b)| a != b).count();
+            assert!(
+                apart * 100_000 <= given.index_cache.len(),
+                "{apart} bytes of the index cache"
+            );
+
+            // Tensor cores add products of e4m3 with fewer bits than f32 has, so a token at the threshold may be
+            // another one: never many, and never where there is nothing to choose.
+            let width = TOPK as usize;
+            let (mut changed, mut compared) = (0, 0);
+            for (token, (list, reference)) in given
+                .lists
+                .chunks(width)
+                .zip(expected.lists.chunks(width))
+                .enumerate()
+            {
+                let missing = list.iter().filter(|slot| !reference.contains(slot)).count();
+                assert!(missing <= 3, "{missing} of token {token}'s list, {case:?}");
+                if reference.contains(&-1) {
+                    assert_eq!(list, reference, "token {token}");
+                }
+                changed += usize::from(missing > 0);
+                compared += 1;
+                if missing > 0 {
+                    continue;
+                }
+                for (a, b) in [
+                    (&given.own, &expected.own),
+                    (&given.shared, &expected.shared),
+                ] {
+                    let apart = distance(&case, &a.out, &b.out, token);
+                    assert!(apart <= 0.03, "token {token}: {apart}, {case:?}");
+                }
+            }
+            println!("{changed} of {compared} lists differ");
+            assert!(changed * 20 <= compared, "{changed} of {compared} lists");
+        }
+    }
+    Ok(())
+}
+
+const MAX_LEN: u32 = 900;
+
+/// A step of decodes in a cache as large as any other's.
+fn decodes(case: &Case, requests: usize, query_len: u32, seed: u64) -> [Batch; 2] {
+    let mut rng = rng(seed);
+    let lens = (0..requests).map(|_| (query_len, rng.random_range(query_len..=MAX_LEN)));
+    let mut pair = batches(&Case {
+        requests: lens.collect(),
+        seed,
+        ..case.clone()
+    });
+    for batch in &mut pair {
+        let pages = 12 * MAX_LEN.div_ceil(case.page_size) as usize + 3;
+        batch
+            .cache
+            .resize(pages * batch.cache_layout.page_stride, 0xff);
+        batch.cache_layout.pages = pages;
+    }
+    pair
+}
+
+/// With padding behind it, up to so many tokens.
+fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
+    let tokens = requests * query_len as usize;
+    let have = batch.tokens();
+    for bytes in [&mut batch.query, &mut batch.latent, &mut batch.rope] {
+        let row = bytes.len() / have;
+        bytes.resize(tokens * row, 0x3c);
+    }
+    batch.requests.resize(
+        requests,
+        Request {
+            q: query_len,
+            kv: 0,
+        },
+    );
+    batch.slots.resize(tokens, SKIPPED);
+    batch.tables.resize(requests * batch.max_pages, i32::MAX);
+}
+
+/// Two layers of a decode step, one with an indexer and one that shares its lists, are one graph, whose replays are
+/// the steps run at once: other lengths, pages and fewer requests.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::sparse"]
+fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
+    let gpu = &*gpu();
+    for ((case, config), query_len) in models().into_iter().zip([1, 2]) {
+        let shape = DecodeShape {
+            requests: 12,
+            query_len,
+            max_len: MAX_LEN,
+        };
+        let pages = MAX_LEN.div_ceil(case.page_size) as usize;
+        let steps =
+            StepLimits::new(12, shape.tokens(), pages).with_decode_query_len(query_len as usize);
+        let case = Case {
+            threshold: query_len,
+            ..case
+        };
+        let layer = gpu_layer(gpu, &case);
+        let mut workspace = layer.workspace(&steps)?;
+        let mut eager_workspace = layer.workspace(&steps)?;
+        let largest = decodes(&case, 12, query_len, 99);
+        let index = IndexBatch::new(&largest[0], config)?;
+        let mut layers = Layers::new(gpu, [&largest[0], &largest[1]], &index)?;
+        let mut lists = layers.indexer.workspace(&IndexLimits::new(steps))?;
+        let mut eager_lists = layers.indexer.workspace(&IndexLimits::new(steps))?;
+        let mut graph = DecodeGraph::capture(&layer, &mut workspace, shape, |workspace| {
+            layers.forward(&layer, workspace, &mut lists, shape.tokens())
+        })?;
+        for (step, requests) in [12, 1, 5, 12, 3].into_iter().enumerate() {
+            let [mut own, mut shared] = decodes(&case, requests, query_len, step as u64);
+            own.weights.clone_from(&largest[0].weights);
+            shared.weights.clone_from(&largest[1].weights);
+            let batch = own.clone();
+            for of in [&mut own, &mut shared] {
+                pad(of, 12, query_len);
+            }
+            let mut inputs = IndexBatch::new(&own, config)?;
+            inputs.weights.clone_from(&index.weights);
+            inputs.norm.clone_from(&index.norm);
+            let mut eager = Layers::new(gpu, [&own, &shared], &inputs)?;
+            eager_workspace.prepare(
+                &layer,
+                &StepBatch {
+                    max_len: Some(MAX_LEN),
+                    ..own.step()
+                },
+            )?;
+            eager.forward(
+                &layer,
+                &mut eager_workspace,
+                &mut eager_lists,
+                shape.tokens(),
+            )?;
+            let expected = eager.outcome(gpu, &eager_workspace, &eager_lists)?;
+
+            layers.own.load(gpu, &own)?;
+            layers.shared.load(gpu, &shared)?;
+            layers.index.load(gpu, &inputs)?;
+            // SAFETY: the layer, workspaces and tensors live, and the caches have as many pages as any batch names.
+            unsafe { graph.replay(&layer, &mut workspace, &batch.step()) }?;
+            let given = [layers.own.outcome(gpu)?, layers.shared.outcome(gpu)?];
+            let index_cache = download(gpu, &layers.index.cache)?;
+            assert!(given == [expected.own, expected.shared], "step {step}");
+            assert!(index_cache == expected.index_cache, "step {step}");
+        }
+    }
+    Ok(())
+}
