@@ -155,6 +155,9 @@ fn every_kv_tile_is_done_once_at_equal_lengths() {
         (128, 1, 66),
         (128, 2, 66),
         (128, 8, 7),
+        (48, 4, 44),
+        (16, 9, 44),
+        (128, 16, 66),
     ] {
         for requests in [
             1, 2, 3, 4, 7, 8, 22, 31, 32, 33, 34, 65, 66, 67, 128, 131, 132, 133, 500, 1024,
@@ -189,7 +192,7 @@ fn every_kv_tile_is_done_once_at_any_lengths() {
         let requests = 1 << rng.random_range(0..=8);
         let requests = rng.random_range(1..=requests);
         let longest = 1 << rng.random_range(0..=15);
-        let query_len = rng.random_range(1..=8);
+        let query_len = rng.random_range(1..=16);
         let ragged = rng.random_range(0..2) == 0;
         Batch {
             heads: rng.random_range(1..=128),

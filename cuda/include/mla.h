@@ -118,7 +118,7 @@ typedef struct MlaDecodeParams {
     int32_t tokens;
     /* query heads, 1..=128 */
     int32_t heads;
-    /* the most query tokens any request has, 1..=8; without cu_q_lens what each of them has */
+    /* the most query tokens any request has, 1..=16; without cu_q_lens what each of them has */
     int32_t query_len;
     /* tokens per page: a multiple of 16 */
     int32_t page_size;

@@ -38,7 +38,7 @@ pub const MAX_LEN: u32 = i32::MAX as u32;
 pub const MAX_REQUESTS: usize = 1 << 20;
 
 /// The longest extension that is called speculative decode.
-pub const MAX_SPECULATIVE_LEN: u32 = 8;
+pub const MAX_SPECULATIVE_LEN: u32 = 16;
 
 /// One request of a batch: its new tokens, and all tokens it attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -502,9 +502,9 @@ mod tests {
         assert_eq!((spec.max_query_len(), spec.max_kv_len()), (2048, 2048));
         assert_eq!(spec.requests()[4].context_len(), 1020);
         let speculative = |spec: &str| parse(spec).requests()[0].is_speculative_decode();
-        assert!(speculative("q8s9"));
-        assert!(!speculative("q9s10"));
-        assert!(!speculative("q1s10"));
+        assert!(speculative("q16s17"));
+        assert!(!speculative("q17s18"));
+        assert!(!speculative("q1s17"));
         assert!(!speculative("q4"));
     }
 

@@ -16,7 +16,7 @@ use {
     mla_runtime::error::Result,
 };
 
-/// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 8 query tokens per
+/// Dense absorbed decode on Hopper GPUs: 1 to 128 heads without padding waste, up to 16 query tokens per
 /// request, batches of up to 1024 requests, pages of any multiple of 16; caches of the queries' dtype, or
 /// of e4m3 with one scale.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl FlashMla {
     page_sizes = "x16",
     query_len = "ragged",
     // What the C interface takes: `query_len` in mla.h.
-    max_query_len = 8,
+    max_query_len = 16,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"

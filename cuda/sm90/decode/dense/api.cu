@@ -38,7 +38,9 @@ Shape shape_of(const MlaDecodeParams& p) {
     Shape shape;
     shape.fp8 = cache_of(p) == Cache::e4m3;
     shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
-    shape.group_ctas = rows > 64 ? 2 : 1;
+    // Three, if two would leave the last tile's second CTA without rows: 192 rows.
+    const int parts = (rows + 63) / 64;
+    shape.group_ctas = parts == 1 ? 1 : parts % 6 == 3 ? 3 : 2;
     return shape;
 }
 
@@ -103,7 +105,7 @@ size_t workspace_bytes(int rows, int multiprocessors) {
 
 MlaStatus check_shape(const MlaDecodeParams& p) {
     if (p.heads < 1 || p.heads > 128) return refuse("heads", p.heads, "1..=128");
-    if (p.query_len < 1 || p.query_len > 8) return refuse("query_len", p.query_len, "1..=8");
+    if (p.query_len < 1 || p.query_len > 16) return refuse("query_len", p.query_len, "1..=16");
     if (p.requests < 1 || p.requests > kMaxRequests)
         return refuse("requests", p.requests, "1..=1024");
     if (p.latent_dim != kLatent) return refuse("latent_dim", p.latent_dim, "512");
@@ -341,11 +343,11 @@ extern "C" MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream
     s = describe_cache(p, k.run, maps.cache);
     if (s.code != MLA_OK) return s;
     s = shape.fp8 ? describe_cache_groups(p, k.run, maps.cache_pairs)
-                  : describe_cache_pairs(p, k.run, shape.group_ctas, maps.cache_pairs);
+                  : describe_cache_pairs(p, k.run, shape.by_rows() ? 2 : 1, maps.cache_pairs);
     if (s.code != MLA_OK) return s;
     if (k.even_query && !shape.fp8) {
         s = describe_query(p, shape.rows, p.q_latent, p.q_latent_head_stride, 4, 2,
-                           shape.group_ctas == 2 ? 1 : 2, maps.q_latent);
+                           shape.by_rows() ? 1 : 2, maps.q_latent);
         if (s.code != MLA_OK) return s;
         s = describe_query(p, shape.rows, p.q_rope, p.q_rope_head_stride, 1, 1, 1, maps.q_rope);
         if (s.code != MLA_OK) return s;

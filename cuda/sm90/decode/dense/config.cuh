@@ -19,14 +19,14 @@ namespace mla::sm90::decode {
 // What each thread of a CTA has of the 65 536 registers of an SM, which are allotted in eights.
 constexpr int even_registers(int threads) { return 65536 / threads / 8 * 8; }
 
-// A cache of the queries' type. N query rows per CTA; two CTAs for different rows of the same query
-// tile (group_ctas = 2) with more than 64 rows.
+// A cache of the queries' type. N query rows per CTA; two or three CTAs for different rows of the
+// same query tile (group_ctas) with more than 64 rows.
 template <typename Element, int rows, int group_ctas>
 struct PlainConfig {
     using T = Element;
     static constexpr int N = rows, kGroupCtas = group_ctas;
     // With more than 64 rows the output is by rows, and five query panels are held in registers.
-    static constexpr bool kByRows = group_ctas == 2;
+    static constexpr bool kByRows = group_ctas > 1;
     using L = PlainLayout<N, kByRows>;
     using Control = typename L::Control;
     using LatentRing = Ring<L::kLatentStages>;

@@ -12,7 +12,7 @@
 
 namespace mla::sm90::decode {
 
-// The query token of a row of a request. Exact, since a request has 1024 rows at most; a division
+// The query token of a row of a request. Exact, since a request has 2048 rows at most; a division
 // takes four times as many instructions.
 __device__ __forceinline__ int token_of(int row, float inverse_heads) {
     return int((row + 0.5f) * inverse_heads);

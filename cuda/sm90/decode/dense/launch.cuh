@@ -16,6 +16,9 @@ struct Shape {
     int rows;        // N
     int group_ctas;  // CTAs for different rows of the same query tile
     bool fp8;        // the cache is e4m3
+
+    // PlainConfig::kByRows
+    bool by_rows() const { return group_ctas > 1; }
 };
 
 struct Launch {
@@ -57,14 +60,15 @@ cudaError_t launch(const Launch& l, const KernelParams& p, const TensorMaps& map
 // with 8 would leave the conversions as they are.
 template <typename T>
 cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMaps& maps) {
-    const bool two = l.shape.group_ctas == 2;
+    const int group_ctas = l.shape.group_ctas;
     if (l.shape.fp8) {
         switch (l.shape.rows) {
             case 16: return launch<Fp8Config<T, 16, 1>>(l, p, maps);
             case 32: return launch<Fp8Config<T, 32, 1>>(l, p, maps);
             default:
-                return two ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
-                           : launch<Fp8Config<T, 64, 1>>(l, p, maps);
+                return group_ctas == 3   ? launch<Fp8Config<T, 64, 3>>(l, p, maps)
+                       : group_ctas == 2 ? launch<Fp8Config<T, 64, 2>>(l, p, maps)
+                                         : launch<Fp8Config<T, 64, 1>>(l, p, maps);
         }
     }
     switch (l.shape.rows) {
@@ -72,8 +76,9 @@ cudaError_t launch_dtype(const Launch& l, const KernelParams& p, const TensorMap
         case 16: return launch<PlainConfig<T, 16, 1>>(l, p, maps);
         case 32: return launch<PlainConfig<T, 32, 1>>(l, p, maps);
         default:
-            return two ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
-                       : launch<PlainConfig<T, 64, 1>>(l, p, maps);
+            return group_ctas == 3   ? launch<PlainConfig<T, 64, 3>>(l, p, maps)
+                   : group_ctas == 2 ? launch<PlainConfig<T, 64, 2>>(l, p, maps)
+                                     : launch<PlainConfig<T, 64, 1>>(l, p, maps);
     }
 }
 
