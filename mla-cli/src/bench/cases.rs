@@ -292,6 +292,13 @@ mod tests {
         assert!(read(None, &["x".to_owned()]).is_err());
     }
 
+    #[test]
+    fn the_grid_can_be_read() {
+        let grid = parse(include_str!("../../cases/grid.json")).unwrap();
+        let decodes = grid.iter().filter(|case| case.kind == CaseKind::Decode);
+        assert_eq!((decodes.count(), grid.len()), (115, 245));
+    }
+
     /// The first numbers that `torch.randn` gives after `manual_seed(0)`, as often printed.
     #[test]
     fn varied_lengths_are_those_of_pytorch() {

@@ -4,6 +4,7 @@
 //! Case by case and in rounds, first ours and then the others: a card at the limit of its power remembers what it did
 //! before, so whoever ran all of its cases first would look better than it is.
 
+mod regions;
 mod script;
 
 use std::collections::BTreeMap;
@@ -14,10 +15,10 @@ use mla_kernels::present_gpu;
 use serde::Serialize;
 
 use self::script::{Figures, Said, Script, check_python};
-use super::cases;
+use super::cases::{self, Case};
 use super::report::Report;
 use super::settings::Settings;
-use super::{OutputArgs, Rounds, check_folder, progress, run_on_device, save};
+use super::{OutputArgs, Rounds, check_folder, plot, progress, run_on_device, save};
 use crate::args::{natural, positive, samples};
 use crate::error::CliError;
 use crate::figures::{counted, number};
@@ -58,6 +59,10 @@ pub(super) struct Args {
     /// Where to write the table in Markdown, as BENCHMARKS.md has it.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
+    /// Where to write, in Markdown, how far ahead of the best peer we are by query tiles and context. With
+    /// --plot it is drawn, too.
+    #[arg(long, value_name = "FILE")]
+    regions: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -74,7 +79,8 @@ struct Beside {
 /// The table, and whether our outputs are right.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
-    args.markdown.as_deref().map_or(Ok(()), check_folder)?;
+    let mut tables = [&args.markdown, &args.regions].into_iter().flatten();
+    tables.try_for_each(|path| check_folder(path))?;
     if args.rounds > args.samples {
         return Err(CliError::Argument {
             argument: "--rounds",
@@ -110,6 +116,7 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     super::write(
         &OutputArgs {
             json: None,
+            plot: None,
             ..args.output.clone()
         },
         &beside.ours,
@@ -123,6 +130,13 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         let mut table = beside.table();
         table.load_style(comfy_table::presets::ASCII_MARKDOWN);
         save(path, &(table.trim_fmt().to_string() + "\n"))?;
+    }
+    let points = beside.points(&cases);
+    if let Some(path) = &args.regions {
+        save(path, &regions::markdown(&points))?;
+    }
+    if let Some(path) = &args.output.plot {
+        plot::draw_with(path, &beside.ours, &regions::scatters(&points))?;
     }
     Ok((beside.describe(), beside.ours.pass()))
 }
@@ -162,6 +176,16 @@ impl Beside {
         }
         lines.extend(self.said.refusals.iter().cloned());
         lines.join("\n") + "\n"
+    }
+
+    /// Each case that was timed on both sides, with everything that a step enqueues.
+    fn points(&self, cases: &[Case]) -> Vec<regions::Point> {
+        let point = |case: &Case| {
+            let row = self.ours.rows.iter().find(|row| row.id == case.id)?;
+            let best = self.best(&case.id, Metric::Everything)?;
+            Some(regions::Point::new(case, best / row.e2e_us))
+        };
+        cases.iter().filter_map(point).collect()
     }
 
     fn best(&self, id: &str, metric: Metric) -> Option<f64> {

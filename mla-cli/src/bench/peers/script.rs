@@ -414,6 +414,7 @@ mod tests {
             rounds: 1,
             warm_up: 0,
             markdown: None,
+            regions: None,
             output: OutputArgs::default(),
         };
         let script = Script::start(&args, &ProgressBar::hidden());

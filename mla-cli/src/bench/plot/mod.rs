@@ -40,8 +40,35 @@ pub(super) fn check(path: &Path) -> Result<(), CliError> {
     }
 }
 
-/// Writes the drawing.
+/// Points by group over two logarithmic axes, and a level that they are held against.
+pub(super) struct Scatter {
+    pub(super) caption: String,
+    pub(super) x: String,
+    pub(super) y: String,
+    pub(super) level: (String, f64),
+    pub(super) series: Vec<(String, Vec<(f64, f64)>)>,
+}
+
+/// Writes the drawing of a report.
 pub(super) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
+    draw_charts(path, &panels::of(report))
+}
+
+/// Writes the drawing of a report's roofline, and of points.
+pub(super) fn draw_with(
+    path: &Path,
+    report: &Report,
+    scatters: &[Scatter],
+) -> Result<(), CliError> {
+    let scatters = scatters.iter().map(panels::scatter);
+    let charts: Vec<Chart> = panels::roofline_of(report)
+        .into_iter()
+        .chain(scatters)
+        .collect();
+    draw_charts(path, &charts)
+}
+
+fn draw_charts(path: &Path, charts: &[Chart]) -> Result<(), CliError> {
     static FONT: Once = Once::new();
     FONT.call_once(|| {
         // The font is whole; if it were not, drawing text would say so.
@@ -51,11 +78,10 @@ pub(super) fn draw(path: &Path, report: &Report) -> Result<(), CliError> {
             epaint_default_fonts::UBUNTU_LIGHT,
         );
     });
-    let charts = panels::of(report);
     let size = (WIDTH, charts.iter().map(Chart::height).sum());
     let drawn = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), &charts),
-        _ => draw_on(SVGBackend::new(path, size).into_drawing_area(), &charts),
+        Some("png") => draw_on(BitMapBackend::new(path, size).into_drawing_area(), charts),
+        _ => draw_on(SVGBackend::new(path, size).into_drawing_area(), charts),
     };
     drawn.map_err(|error| refused(path, error))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Scatter;
 use super::axis::{Axis, time_unit};
 use super::chart::{Chart, Curve, Form};
 use crate::bench::ceilings::Ceilings;
@@ -14,12 +15,7 @@ const MOST_NAMES: usize = 30;
 
 /// The charts of a report, in the order in which they are drawn.
 pub(super) fn of(report: &Report) -> Vec<Chart> {
-    let mut charts = Vec::new();
-    if let Some(ceilings) = &report.ceilings
-        && !report.rows.is_empty()
-    {
-        charts.push(roofline(ceilings, &report.rows));
-    }
+    let mut charts = Vec::from_iter(roofline_of(report));
     // Single points are worth drawing only if there is nothing else.
     if report.crossovers.is_empty() {
         let times = times(&report.rows);
@@ -30,6 +26,42 @@ pub(super) fn of(report: &Report) -> Vec<Chart> {
     }
     charts.extend(report.crossovers.iter().map(crossover));
     charts
+}
+
+/// The roofline, if ceilings are known.
+pub(super) fn roofline_of(report: &Report) -> Option<Chart> {
+    let ceilings = report.ceilings.as_ref()?;
+    (!report.rows.is_empty()).then(|| roofline(ceilings, &report.rows))
+}
+
+/// Points by group, and the level across.
+pub(super) fn scatter(scatter: &Scatter) -> Chart {
+    let points = || scatter.series.iter().flat_map(|(_, points)| points);
+    let xs: Vec<f64> = points().map(|point| point.0).collect();
+    let (name, level) = &scatter.level;
+    let ys: Vec<f64> = points().map(|point| point.1).chain([*level]).collect();
+    let (x, y) = (Axis::found(&scatter.x, &xs), Axis::found(&scatter.y, &ys));
+    let mut curves: Vec<Curve> = scatter
+        .series
+        .iter()
+        .map(|(name, points)| Curve {
+            name: name.clone(),
+            points: points.clone(),
+            form: Form::Points,
+        })
+        .collect();
+    curves.push(Curve {
+        name: name.clone(),
+        points: vec![(x.range.start, *level), (x.range.end, *level)],
+        form: Form::Line,
+    });
+    Chart {
+        caption: scatter.caption.clone(),
+        x,
+        y,
+        curves,
+        names: Vec::new(),
+    }
 }
 
 fn roofline(ceilings: &Ceilings, rows: &[Row]) -> Chart {

@@ -1,0 +1,229 @@
+//! How far ahead of the best peer, by region: how many query tiles there are, and how much context they attend to.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, ContentArrangement, presets};
+
+use super::super::cases::{Case, CaseKind};
+use super::super::plot::Scatter;
+use crate::table::table;
+
+/// Query rows of a tile: tokens and heads of a decode, tokens of each head of a prefill.
+const TILE_ROWS: u64 = 128;
+
+/// The most query tiles of a region; an H100 or H200 has 132 SMs.
+const TILES: [u64; 5] = [32, 65, 132, 396, u64::MAX];
+
+/// The most context tokens of a request in a region.
+const CONTEXT: [u32; 6] = [0, 2048, 8192, 32768, 65536, u32::MAX];
+
+/// A case, and the best peer's time divided by ours.
+#[derive(Clone, Copy)]
+pub(super) struct Point {
+    kind: &'static str,
+    tiles: u64,
+    context: u32,
+    ratio: f64,
+}
+
+impl Point {
+    pub(super) fn new(case: &Case, ratio: f64) -> Self {
+        let heads = u64::from(case.heads);
+        let tiles = |q: u32| match case.kind {
+            CaseKind::Decode => (u64::from(q) * heads).div_ceil(TILE_ROWS),
+            CaseKind::Prefill { .. } => u64::from(q).div_ceil(TILE_ROWS) * heads,
+        };
+        let context = |q: u32, kv: u32| match case.kind {
+            CaseKind::Prefill { causal: true } => kv - q,
+            CaseKind::Prefill { causal: false } | CaseKind::Decode => kv,
+        };
+        let requests = || case.requests.iter();
+        Self {
+            kind: match case.kind {
+                CaseKind::Decode => "Decode",
+                CaseKind::Prefill { .. } => "Prefill",
+            },
+            tiles: requests().map(|r| tiles(r.q)).sum(),
+            context: requests().map(|r| context(r.q, r.kv)).max().unwrap_or(0),
+            ratio,
+        }
+    }
+}
+
+/// Lengths as people name them.
+fn length(tokens: u32) -> String {
+    match tokens {
+        0..1024 => tokens.to_string(),
+        _ => format!("{}k", tokens / 1024),
+    }
+}
+
+fn tile_regions() -> Vec<String> {
+    let least = |at: usize| if at == 0 { 1 } else { TILES[at - 1] + 1 };
+    let name = |(at, most): (usize, &u64)| match *most {
+        u64::MAX => format!("{} and more", least(at)),
+        most => format!("{} to {most}", least(at)),
+    };
+    TILES.iter().enumerate().map(name).collect()
+}
+
+fn context_regions() -> Vec<String> {
+    let name = |(at, most): (usize, &u32)| match *most {
+        0 => "no context".to_owned(),
+        u32::MAX => format!("more than {}", length(CONTEXT[at - 1])),
+        most => format!("up to {}", length(most)),
+    };
+    CONTEXT.iter().enumerate().map(name).collect()
+}
+
+/// The first bound that holds the number.
+fn region<T: PartialOrd + Copy>(bounds: &[T], number: T) -> usize {
+    bounds.iter().take_while(|most| number > **most).count()
+}
+
+fn kinds(points: &[Point]) -> Vec<&'static str> {
+    let mut kinds: Vec<&'static str> = points.iter().map(|point| point.kind).collect();
+    kinds.dedup();
+    kinds
+}
+
+/// Geometric mean and least.
+fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
+    let mean = ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64;
+    let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+    (mean.exp(), least)
+}
+
+/// A table in Markdown for each kind of attention.
+pub(super) fn markdown(points: &[Point]) -> String {
+    let (rows, columns) = (tile_regions(), context_regions());
+    let mut text = String::new();
+    for kind in kinds(points) {
+        let of_kind = || points.iter().filter(|point| point.kind == kind);
+        let mut cells: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+        for point in of_kind() {
+            let place = (region(&TILES, point.tiles), region(&CONTEXT, point.context));
+            cells.entry(place).or_default().push(point.ratio);
+        }
+        let used: Vec<usize> = (0..columns.len())
+            .filter(|at| cells.keys().any(|place| place.1 == *at))
+            .collect();
+        let mut table = table(["query tiles"]);
+        table.set_content_arrangement(ContentArrangement::Disabled);
+        let header = used.iter().map(|at| columns[*at].as_str());
+        table.set_header(std::iter::once("query tiles").chain(header));
+        for (row, name) in rows.iter().enumerate() {
+            let cell = |at: &usize| {
+                cells.get(&(row, *at)).map_or(String::new(), |ratios| {
+                    let (mean, least) = mean_and_least(ratios);
+                    format!("{mean:.2}, {least:.2} ({})", ratios.len())
+                })
+            };
+            let line: Vec<String> = used.iter().map(cell).collect();
+            if line.iter().any(|cell| !cell.is_empty()) {
+                table.add_row(std::iter::once(name.clone()).chain(line));
+            }
+        }
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        table.load_style(presets::ASCII_MARKDOWN);
+        let (mean, least) = mean_and_least(&of_kind().map(|p| p.ratio).collect::<Vec<_>>());
+        let _ = writeln!(
+            text,
+            "\n{kind}: the best peer's time divided by ours, geometric mean and least (cases); over all {} cases \
+             {mean:.3} and {least:.3}.\n\n{}",
+            of_kind().count(),
+            table.trim_fmt()
+        );
+    }
+    text
+}
+
+/// A drawing for each kind of attention: ratios over query tiles, a colour for each region of context.
+pub(super) fn scatters(points: &[Point]) -> Vec<Scatter> {
+    let names = context_regions();
+    let of_kind = |kind: &str| {
+        let mut series: BTreeMap<usize, Vec<(f64, f64)>> = BTreeMap::new();
+        for point in points.iter().filter(|point| point.kind == kind) {
+            let place = (point.tiles as f64, point.ratio);
+            let at = region(&CONTEXT, point.context);
+            series.entry(at).or_default().push(place);
+        }
+        Scatter {
+            caption: format!("{kind}: the best peer's time divided by ours"),
+            x: "query tiles of 128 rows".to_owned(),
+            y: "ratio".to_owned(),
+            level: ("as fast".to_owned(), 1.0),
+            series: series
+                .into_iter()
+                .map(|(at, points)| (names[at].clone(), points))
+                .collect(),
+        }
+    };
+    kinds(points).into_iter().map(of_kind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mla_runtime::batch::Request;
+
+    use super::*;
+
+    fn case(heads: u32, kind: CaseKind, requests: &[(u32, u32)]) -> Case {
+        Case {
+            id: String::new(),
+            heads,
+            requests: requests.iter().map(|&(q, kv)| Request { q, kv }).collect(),
+            kind,
+        }
+    }
+
+    #[test]
+    fn cases_fall_into_the_region_of_their_tiles_and_context() {
+        let place = |case: &Case| {
+            let point = Point::new(case, 1.0);
+            (point.tiles, point.context)
+        };
+        let chunk = CaseKind::Prefill { causal: false };
+        let prompt = CaseKind::Prefill { causal: true };
+        // A tile of each head; 200 tokens are two.
+        assert_eq!(place(&case(8, chunk, &[(16, 32768)])), (8, 32768));
+        assert_eq!(place(&case(8, prompt, &[(200, 200), (1, 1)])), (24, 0));
+        // The heads of a token share a tile.
+        assert_eq!(place(&case(48, CaseKind::Decode, &[(4, 256); 3])), (6, 256));
+        assert_eq!(region(&TILES, 65), 1);
+        assert_eq!(region(&TILES, 66), 2);
+        assert_eq!(region(&CONTEXT, 0), 0);
+        assert_eq!(region(&CONTEXT, 32769), 4);
+        assert_eq!(tile_regions()[0], "1 to 32");
+        assert_eq!(tile_regions()[4], "397 and more");
+        assert_eq!(context_regions()[1], "up to 2k");
+        assert_eq!(context_regions()[5], "more than 64k");
+    }
+
+    #[test]
+    fn a_region_has_its_geometric_mean_and_its_least() {
+        let chunk = CaseKind::Prefill { causal: false };
+        let few = case(8, chunk, &[(16, 32768)]);
+        let many = case(128, chunk, &[(512, 2048)]);
+        let points = [
+            Point::new(&few, 0.5),
+            Point::new(&few, 2.0),
+            Point::new(&many, 1.25),
+        ];
+        let text = markdown(&points);
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .filter(|line| line.starts_with('|'))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert_eq!(rows[0], ["", "query tiles", "up to 2k", "up to 32k", ""]);
+        assert_eq!(rows[2], ["", "1 to 32", "", "1.00, 0.50 (2)", ""]);
+        assert_eq!(rows[3], ["", "397 and more", "1.25, 1.25 (1)", "", ""]);
+        let scatters = scatters(&points);
+        assert_eq!(scatters[0].series.len(), 2);
+        assert_eq!(scatters[0].series[0].1, [(512.0, 1.25)]);
+    }
+}
