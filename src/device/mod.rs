@@ -17,6 +17,7 @@ pub(crate) mod argument;
 mod blas;
 mod graph;
 mod head_product;
+mod machine;
 mod memory;
 mod operations;
 mod rotary;

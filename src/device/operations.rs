@@ -11,12 +11,13 @@ use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
+use mla_runtime::plan::crossover::{Gpu, Machine};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
-use super::{Cuda, Rotary, RotaryQuery, failed, head_product, rotary};
+use super::{Cuda, Rotary, RotaryQuery, failed, head_product, machine, rotary};
 use crate::{present_gpu, raw};
 
 impl Memory for Cuda {
@@ -115,6 +116,11 @@ impl Device for Cuda {
 
     fn target(&self) -> Target {
         self.target()
+    }
+
+    fn machine(&self) -> Machine {
+        let figures = machine::of(self.stream().context(), self.gpu().capability);
+        Machine::Gpu(figures.unwrap_or(Gpu::H200))
     }
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {

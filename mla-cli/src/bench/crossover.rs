@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use mla_runtime::capability::Platform;
-use mla_runtime::plan::crossover::{ExpansionTraffic, Machine, crossover};
+use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, crossover};
 use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
@@ -22,7 +21,7 @@ pub(super) struct Crossover {
     pub(super) points: Vec<(u32, f64, f64)>,
     /// The query length at which the curves meet as they are drawn.
     pub(super) measured: Option<f64>,
-    /// By the analytic formula with the machine's balance; absent where absorbing always wins.
+    /// By the model of the machine; absent where absorbing always wins.
     pub(super) predicted: Option<f64>,
     /// By multiply-adds alone.
     pub(super) predicted_by_arithmetic: Option<f64>,
@@ -36,8 +35,15 @@ pub(super) fn find(
     jobs: &[Job],
     rows: &[Row],
     ceilings: Option<&Ceilings>,
-    platform: Platform,
+    machine: Machine,
 ) -> Vec<Crossover> {
+    let machine = match (machine, ceilings) {
+        (Machine::Gpu(gpu), Some(known)) => Machine::Gpu(
+            gpu.with_rates(known.flop_per_second, known.bytes_per_second)
+                .unwrap_or(gpu),
+        ),
+        (machine, _) => machine,
+    };
     // In the order of their numbers.
     let mut series: BTreeMap<(usize, u32, String), Points<'_>> = BTreeMap::new();
     let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
@@ -84,19 +90,22 @@ pub(super) fn find(
                 .collect();
             let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
             let problem = job.subject.config().problem;
-            let context = job.subject.requests().first().map_or(0, |r| r.kv - q);
-            let machine = match (platform, ceilings) {
-                (Platform::Cpu, _) => Machine::ARITHMETIC_ONLY,
-                (_, Some(known)) => Machine::new(known.flop_per_second, known.bytes_per_second)
-                    .unwrap_or(Machine::H200),
-                (_, None) => Machine::H200,
-            };
             let traffic = ExpansionTraffic {
                 element_bytes: problem.dtype.bytes() as u32,
                 packed_keys: false,
             };
-            let predict = |machine| {
-                let length = crossover(problem.dims, Some(context), traffic, machine);
+            let predict = |machine: &Machine| {
+                // The longer the query, the shorter is the context.
+                let of_query = |q: f64| {
+                    let attention = Attention {
+                        dims: problem.dims,
+                        heads: problem.heads,
+                        context_len: Some((f64::from(kv) - q).max(0.0) as u32),
+                        traffic,
+                    };
+                    crossover(&attention, machine)
+                };
+                let length = (0..3).fold(f64::from(q), |length, _| of_query(length));
                 Some(length).filter(|length| length.is_finite())
             };
             let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
@@ -104,8 +113,8 @@ pub(super) fn find(
                 series: format!("{count} x kv {kv}{others}"),
                 measured: meeting(&points),
                 points,
-                predicted: predict(machine),
-                predicted_by_arithmetic: predict(Machine::ARITHMETIC_ONLY),
+                predicted: predict(&machine),
+                predicted_by_arithmetic: predict(&Machine::Arithmetic),
             })
         });
     pairs.collect()

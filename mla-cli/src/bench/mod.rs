@@ -55,7 +55,7 @@ enum Command {
     /// Measure what this machine does at most.
     Ceilings(ceilings::Args),
     /// Time the built-in backends beside other libraries, in the same run on the same GPU.
-    Peers(peers::Args),
+    Peers(Box<peers::Args>),
 }
 
 #[derive(clap::Args)]
@@ -381,7 +381,7 @@ impl Job for Bench<'_> {
             // Strings, numbers and lists.
             settings: serde_json::to_value(settings).expect("settings are JSON"),
             protocol,
-            crossovers: crossover::find(&jobs, &rows, ceilings.as_ref(), D::PLATFORM),
+            crossovers: crossover::find(&jobs, &rows, ceilings.as_ref(), device.machine()),
             ceilings,
             rows,
         })

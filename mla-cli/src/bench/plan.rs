@@ -473,7 +473,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let layers = f64::from(settings.layers.unwrap_or(1));
         let bytes = layers * workload::bytes(&batch.spec, problem);
         self.site.about.check_memory("memory", &batch.text, bytes)?;
-        let default = crossover_threshold(D::PLATFORM, problem, false);
+        let default = crossover_threshold(&self.site.device.machine(), problem, false, None);
         let mut routes: Vec<(Option<Route>, u32)> = Vec::new();
         match (&settings.path, &settings.threshold) {
             (Some(paths), _) => routes.extend(paths.iter().map(|path| match path {

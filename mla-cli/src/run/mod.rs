@@ -143,7 +143,7 @@ fn run<D: Device, L: Lists<D>>(
         // The expanded form has no lists.
         (true, _) => u32::MAX,
         (false, Some(threshold)) => threshold,
-        (false, None) => crossover_threshold(D::PLATFORM, &problem, false),
+        (false, None) => crossover_threshold(&device.machine(), &problem, false, None),
     };
     let spec: BatchSpec = args.batch.parse()?;
     about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;

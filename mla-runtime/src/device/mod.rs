@@ -7,6 +7,7 @@ use crate::cache::{BlockTable, CacheMut, CacheRef};
 use crate::capability::{Platform, Target};
 use crate::error::Result;
 use crate::lse::{LseConvention, LseMut, LseRef};
+use crate::plan::crossover::{Gpu, Machine};
 use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
@@ -133,6 +134,14 @@ pub trait Device: Memory {
 
     /// What a selection for this device is made for.
     fn target(&self) -> Target;
+
+    /// What the times of a step's two paths follow from: the device's own figures, if it knows them.
+    fn machine(&self) -> Machine {
+        match Self::PLATFORM {
+            Platform::Cpu => Machine::Arithmetic,
+            Platform::Cuda | Platform::Rocm => Machine::Gpu(Gpu::H200),
+        }
+    }
 
     /// Whether the operations take a tensor of a layer's call as it lies: the layer asks before it
     /// enqueues anything. `field` is the tensor's name in the call.

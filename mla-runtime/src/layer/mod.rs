@@ -119,11 +119,10 @@ use crate::backend::{
     SelectedPrefill, SlotLists, StepLimits,
 };
 use crate::cache::CacheMut;
-use crate::capability::Platform;
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
-use crate::plan::crossover::{ExpansionTraffic, Machine, threshold};
+use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
 use crate::rotary::{RotaryQuery, Rotation};
@@ -362,15 +361,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The most new tokens of a request on the absorbed path, where a step does not say:
-    /// [`crossover_threshold`], within `limits`, what the problem says of query lengths, and what the decode
-    /// backend takes.
+    /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of query lengths, and
+    /// what the decode backend takes.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
         let most = match problem.query_len {
             QueryLen::Single => 1,
             _ => u32::try_from(self.within_backend(limits).decode_query_len).unwrap_or(u32::MAX),
         };
-        crossover_threshold(P::Device::PLATFORM, problem, self.packed_keys()).min(most)
+        let longest = limits
+            .pages_per_request
+            .saturating_mul(problem.page_size as usize);
+        let longest = u32::try_from(longest).unwrap_or(u32::MAX);
+        let machine = self.device.machine();
+        crossover_threshold(&machine, problem, self.packed_keys(), Some(longest)).min(most)
     }
 
     /// The limits, with no more query tokens on the absorbed path than the decode backend takes.
@@ -638,20 +642,24 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 }
 
-/// The most new tokens of a request for which the absorbed path is the cheaper one: by the
-/// [crossover](crate::plan::crossover) of a long context, counting the memory traffic of the
-/// expansion where the platform is a GPU.
-pub fn crossover_threshold(platform: Platform, problem: &Problem, packed_keys: bool) -> u32 {
-    let machine = match platform {
-        // A CPU keeps what it expands in its caches.
-        Platform::Cpu => Machine::ARITHMETIC_ONLY,
-        Platform::Cuda | Platform::Rocm => Machine::H200,
+/// The most new tokens of a request for which the absorbed path is the faster one: by the
+/// [crossover](crate::plan::crossover) on this machine, of so much context or, without, of a long one.
+pub fn crossover_threshold(
+    machine: &Machine,
+    problem: &Problem,
+    packed_keys: bool,
+    context_len: Option<u32>,
+) -> u32 {
+    let attention = Attention {
+        dims: problem.dims,
+        heads: problem.heads,
+        context_len,
+        traffic: ExpansionTraffic {
+            element_bytes: problem.dtype.bytes() as u32,
+            packed_keys,
+        },
     };
-    let traffic = ExpansionTraffic {
-        element_bytes: problem.dtype.bytes() as u32,
-        packed_keys,
-    };
-    threshold(problem.dims, None, traffic, machine)
+    threshold(&attention, machine)
 }
 
 fn check_backend<D: Device>(spec: &BackendSpec, device: &D, config: &LayerConfig) -> Result<()> {

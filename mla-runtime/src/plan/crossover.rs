@@ -9,28 +9,43 @@
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
 //! | per pair of them | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
-//! The absorbed form is the cheaper one while T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that is
-//! while
+//! By multiply-adds alone the absorbed form is the cheaper one while T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that
+//! is while
 //!
 //! ```text
-//!          L·d + x
-//! T ≤ ────────────────        with x = 0
+//!           L·d
+//! T ≤ ────────────────
 //!     L·d/C + 2L − d
 //! ```
 //!
 //! For DeepSeek-V3 and a long context that is 131072/768, about 171. Where d ≥ 2L + L·d/C the
-//! absorbed form is always cheaper.
+//! absorbed form is always cheaper. So a processor is modelled, which keeps what it expands in its caches
+//! ([`Machine::Arithmetic`]).
 //!
-//! But the expansion also writes what it computes. Counting each byte as the multiply-adds that
-//! the machine does in the time of moving it, x is the bytes written per cached token and head
-//! times that balance. What is written is the product with `W_kv_b`, P + V values, and, for
-//! backends that need each head's key in one piece, the packed keys, P + R values. For DeepSeek-V3
-//! in 2-byte elements that is (256 + 192)·2 = 896 bytes; with an [H200](Machine::H200)'s balance
-//! of about 103 the crossover is at 291 query tokens.
+//! # On a GPU
 //!
-//! Not counted, on either side: reading the cache, which both do once and which H heads share;
-//! the new tokens among themselves; and the traffic of the attention kernels, which they hide
-//! behind their arithmetic at these lengths.
+//! A [`Gpu`] takes its time for more than that, and each form is a row of steps:
+//!
+//! | absorbed | expanded |
+//! |---|---|
+//! | cache write, queries times `W_UK` | cache write |
+//! | attention to the cache | expansion of the new tokens, and their attention among themselves |
+//! | outputs times `W_UV` | gathering the context from its pages |
+//! | | expansion of the context |
+//! | | attention to it |
+//! | | merging both outputs |
+//!
+//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes longer. Arithmetic is that of
+//! whole tiles on whole multiprocessors, since a few tiles do not fill the GPU:
+//!
+//! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are spread evenly over all
+//!   multiprocessors.
+//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many splits as end first, but no
+//!   more than 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of a
+//!   tile. So the time rises in steps.
+//!
+//! What part of the machine's arithmetic a step reaches was fitted on one H200 to the kernels for Hopper, with 8 to 128
+//! heads, 64 to 768 new tokens and 8k and 32k of context (docs/log/layer.md); other backends are held to the same.
 
 use super::PlanError;
 use crate::dims::MlaDims;
@@ -44,38 +59,49 @@ pub struct Cost {
     pub bytes: u128,
 }
 
-impl Cost {
-    /// Both in one number: the multiply-adds that the machine could have done meanwhile.
-    pub fn on(self, machine: Machine) -> f64 {
-        self.multiply_adds as f64 + self.bytes as f64 * machine.multiply_adds_per_byte
-    }
-}
-
-/// The balance of a machine between arithmetic and memory.
+/// What the times of the two forms follow from.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Machine {
-    multiply_adds_per_byte: f64,
+pub enum Machine {
+    /// Multiply-adds count and nothing else: a processor, which keeps what it expands in its caches.
+    Arithmetic,
+    /// A GPU, with its launches, its memory and its multiprocessors.
+    Gpu(Gpu),
 }
 
-impl Machine {
-    /// An NVIDIA H200 by its data sheet, in bf16: 989 TFLOP/s and 4.8 TB/s.
+/// What a GPU does at most, and what a launch takes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Gpu {
+    multiprocessors: u32,
+    flop_per_second: f64,
+    bytes_per_second: f64,
+    launch_seconds: f64,
+}
+
+impl Gpu {
+    /// An NVIDIA H200 as measured, in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
     pub const H200: Self = Self {
-        multiply_adds_per_byte: 989e12 / 2.0 / 4.8e12,
+        multiprocessors: 132,
+        flop_per_second: 795e12,
+        bytes_per_second: 4.2e12,
+        launch_seconds: Self::LAUNCH,
     };
 
-    /// A machine whose memory costs nothing, for counting multiply-adds alone.
-    pub const ARITHMETIC_ONLY: Self = Self {
-        multiply_adds_per_byte: 0.0,
-    };
+    /// From one launch of a matrix product to the next beside their work, in a graph on Hopper.
+    const LAUNCH: f64 = 5e-6;
 
-    /// From floating-point operations per second (two per multiply-add) and bytes per second, as
-    /// data sheets state them or as measured.
+    /// From its number of multiprocessors, and from floating-point operations (two per multiply-add) and bytes per
+    /// second, as large products and large copies reach them.
     ///
     /// # Errors
     ///
     /// If one of them is not a positive, finite number.
-    pub fn new(flop_per_second: f64, bytes_per_second: f64) -> Result<Self, PlanError> {
+    pub fn new(
+        multiprocessors: u32,
+        flop_per_second: f64,
+        bytes_per_second: f64,
+    ) -> Result<Self, PlanError> {
         for (field, given) in [
+            ("multiprocessors", f64::from(multiprocessors)),
             ("flop_per_second", flop_per_second),
             ("bytes_per_second", bytes_per_second),
         ] {
@@ -85,13 +111,62 @@ impl Machine {
             }
         }
         Ok(Self {
-            multiply_adds_per_byte: flop_per_second / 2.0 / bytes_per_second,
+            multiprocessors,
+            flop_per_second,
+            bytes_per_second,
+            launch_seconds: Self::LAUNCH,
         })
     }
 
-    /// How many multiply-adds take as long as moving one byte.
-    pub const fn multiply_adds_per_byte(self) -> f64 {
-        self.multiply_adds_per_byte
+    /// The same, of which a launch takes so long.
+    ///
+    /// # Errors
+    ///
+    /// If that is negative or not finite.
+    pub fn with_launch_seconds(self, launch_seconds: f64) -> Result<Self, PlanError> {
+        if !(launch_seconds.is_finite() && launch_seconds >= 0.0) {
+            let accepted = "a finite number of 0 or more";
+            return Err(PlanError::invalid(
+                "launch_seconds",
+                launch_seconds,
+                accepted,
+            ));
+        }
+        Ok(Self {
+            launch_seconds,
+            ..self
+        })
+    }
+
+    /// The same with other rates, as a benchmark measured them.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not a positive, finite number.
+    pub fn with_rates(
+        self,
+        flop_per_second: f64,
+        bytes_per_second: f64,
+    ) -> Result<Self, PlanError> {
+        Self::new(self.multiprocessors, flop_per_second, bytes_per_second)?
+            .with_launch_seconds(self.launch_seconds)
+    }
+
+    /// A matrix product.
+    fn product(&self, flop: f64, bytes: f64) -> f64 {
+        // What large products reach is not what those with a short inner dimension do.
+        const REACHED: f64 = 0.86;
+        self.step(1.0, flop / (REACHED * self.flop_per_second), bytes)
+    }
+
+    /// A step that takes as long to begin and to end as so many launches.
+    fn step(&self, launches: f64, arithmetic_seconds: f64, bytes: f64) -> f64 {
+        launches * self.launch_seconds + arithmetic_seconds.max(bytes / self.bytes_per_second)
+    }
+
+    /// So many FLOP on one multiprocessor.
+    fn tile(&self, flop: f64, reached: f64) -> f64 {
+        flop * f64::from(self.multiprocessors) / (reached * self.flop_per_second)
     }
 }
 
@@ -155,25 +230,146 @@ pub const fn expanded_cost(
     }
 }
 
-/// The number of query tokens per request up to which the absorbed form is the cheaper one, from
-/// the [module's](self) formula; infinite where it always is.
-///
-/// `context_len` is C; `None` is the limit of a long context. The number of heads plays no part:
-/// both forms cost it as a factor.
-pub fn crossover(
-    dims: MlaDims,
-    context_len: Option<u32>,
-    traffic: ExpansionTraffic,
-    machine: Machine,
-) -> f64 {
+/// The attention of one request by a layer of so many heads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attention {
+    /// The widths of the model.
+    pub dims: MlaDims,
+    /// Its heads, or those of a rank.
+    pub heads: u32,
+    /// C; `None` is the limit of a long context.
+    pub context_len: Option<u32>,
+    /// What the expansion writes.
+    pub traffic: ExpansionTraffic,
+}
+
+/// What stands for a long context on a GPU: nothing changes the crossover beyond.
+const LONG: u32 = 1 << 17;
+
+/// The absorbed form that is still the faster one there is so always.
+const MOST_QUERIES: u32 = 2048;
+
+/// Query rows and keys of a tile of the expanded attention.
+const TILE: u32 = 128;
+
+impl Attention {
+    /// What the absorbed form takes for `query_len` new tokens.
+    pub fn absorbed_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
+        let n = self.numbers(query_len);
+        // Latent queries and outputs of all heads.
+        let latent = n.queries * n.heads * n.latent * n.element;
+        let product = |width: f64| {
+            let pairs = n.heads * width * n.latent;
+            let moved = pairs * n.element + n.queries * n.heads * width * n.element + latent;
+            gpu.product(2.0 * n.queries * pairs, moved)
+        };
+        let tokens = n.context + n.queries;
+        let tiles = (n.queries * n.heads / 64.0).ceil() * (tokens / 64.0).ceil();
+        let tile = gpu.tile(2.0 * 64.0 * 64.0 * (2.0 * n.latent + n.rope), 0.84);
+        let cache = tokens * (n.latent + n.rope) * n.element;
+        let arithmetic = tiles / f64::from(gpu.multiprocessors) * tile;
+        product(n.nope) + gpu.step(2.8, arithmetic, cache) + product(n.v)
+    }
+
+    /// What the expanded form takes for `query_len` new tokens.
+    pub fn expanded_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
+        let n = self.numbers(query_len);
+        let written = n.heads * self.traffic.bytes(self.dims) as f64;
+        let width = n.heads * (n.nope + n.v);
+        let expansion = |tokens: f64| {
+            let weights = n.latent * width * n.element;
+            let moved = weights + tokens * (n.latent * n.element + written);
+            let product = gpu.product(2.0 * tokens * n.latent * width, moved);
+            // Packed keys are a product of their own, and a copy of the rotary part.
+            let more = if self.traffic.packed_keys { 2.0 } else { 0.0 };
+            product + more * gpu.launch_seconds
+        };
+        let attention = |launches: f64, tokens: f64, tiles: f64| {
+            let tile = gpu.tile(2.0 * f64::from(TILE * TILE) * (n.nope + n.rope + n.v), 1.03);
+            let keys = tokens * (written + n.rope * n.element);
+            let rows = n.queries * n.heads * (n.nope + n.rope + 2.0 * n.v) * n.element;
+            gpu.step(launches, tiles * tile, keys + rows)
+        };
+        let query_tiles = f64::from(self.heads) * f64::from(query_len.div_ceil(TILE));
+        let waves = |items: f64| (items / f64::from(gpu.multiprocessors)).ceil();
+        let split = |splits: u32| {
+            let key_tiles = (n.context / f64::from(TILE)).ceil();
+            waves(query_tiles * f64::from(splits)) * (key_tiles / f64::from(splits)).ceil()
+        };
+        let of_context = (1..=64).map(split).fold(f64::INFINITY, f64::min);
+        // Half of the pairs of tiles are hidden.
+        let of_new = waves(query_tiles) * (f64::from(query_len.div_ceil(TILE)) + 1.0) / 2.0;
+        let cached = n.context * (n.latent + n.rope) * n.element;
+        let merged = 3.0 * n.queries * n.heads * n.v * n.element;
+        // A cache write, a gather and a merge are shorter than a product.
+        let light = |bytes: f64| gpu.step(0.7, 0.0, bytes);
+        light(0.0)
+            + expansion(n.queries)
+            + attention(2.2, n.queries, of_new)
+            + light(2.0 * cached)
+            + expansion(n.context)
+            + attention(4.0, n.context, of_context)
+            + light(merged)
+    }
+
+    fn numbers(&self, query_len: u32) -> Numbers {
+        let head = self.dims.head;
+        Numbers {
+            queries: query_len.into(),
+            context: self.context_len.unwrap_or(LONG).into(),
+            heads: self.heads.into(),
+            latent: self.dims.latent.into(),
+            rope: head.rope.into(),
+            nope: head.nope.into(),
+            v: head.v.into(),
+            element: self.traffic.element_bytes.into(),
+        }
+    }
+
+    fn absorbs(&self, query_len: u32, gpu: &Gpu) -> bool {
+        self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
+    }
+
+    /// The most query tokens for which the absorbed form takes no longer.
+    fn crossover_on(&self, gpu: &Gpu) -> f64 {
+        let last = (1..=MOST_QUERIES).rev().find(|&q| self.absorbs(q, gpu));
+        match last {
+            Some(MOST_QUERIES) => f64::INFINITY,
+            last => last.unwrap_or(0).into(),
+        }
+    }
+}
+
+/// The numbers of a case in floating point.
+struct Numbers {
+    queries: f64,
+    context: f64,
+    heads: f64,
+    latent: f64,
+    rope: f64,
+    nope: f64,
+    v: f64,
+    element: f64,
+}
+
+/// The number of query tokens of a request up to which the absorbed form is the faster one, as the
+/// [module](self) says; infinite where it always is. By multiply-adds alone the number of heads plays no part.
+pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
+    let gpu = match machine {
+        Machine::Gpu(gpu) => gpu,
+        Machine::Arithmetic => return by_arithmetic(attention.dims, attention.context_len),
+    };
+    attention.crossover_on(gpu)
+}
+
+fn by_arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
     let latent = f64::from(dims.latent);
     let width = kv_b(dims) as f64;
-    let written = traffic.bytes(dims) as f64 * machine.multiply_adds_per_byte;
     // Without any context there is nothing to expand, and the division gives infinity.
     let per_query = context_len.map_or(0.0, |len| latent * width / f64::from(len));
     let excess = per_query + 2.0 * latent - width;
     if excess > 0.0 {
-        (latent * width + written) / excess
+        latent * width / excess
     } else {
         f64::INFINITY
     }
@@ -181,14 +377,9 @@ pub fn crossover(
 
 /// [`crossover`] as a threshold for [`super::split`]: the most query tokens of a request on the
 /// absorbed path. At least 1, since the absorbed form is the one that decodes.
-pub fn threshold(
-    dims: MlaDims,
-    context_len: Option<u32>,
-    traffic: ExpansionTraffic,
-    machine: Machine,
-) -> u32 {
+pub fn threshold(attention: &Attention, machine: &Machine) -> u32 {
     // The conversion rounds down, and takes infinity to the largest number.
-    (crossover(dims, context_len, traffic, machine) as u32).max(1)
+    (crossover(attention, machine) as u32).max(1)
 }
 
 #[cfg(test)]
@@ -198,15 +389,34 @@ mod tests {
     use super::*;
     use crate::dims::HeadDims;
 
-    const BF16_PACKED: ExpansionTraffic = ExpansionTraffic {
+    const BF16: ExpansionTraffic = ExpansionTraffic {
         element_bytes: 2,
-        packed_keys: true,
+        packed_keys: false,
     };
+    const BF16_PACKED: ExpansionTraffic = ExpansionTraffic {
+        packed_keys: true,
+        ..BF16
+    };
+    const H200: Machine = Machine::Gpu(Gpu::H200);
     const GLM_5: MlaDims = MlaDims::new(512, HeadDims::new(192, 64, 256));
     const MINICPM3: MlaDims = MlaDims::new(256, HeadDims::new(64, 32, 64));
 
+    const fn r1(heads: u32, context_len: u32) -> Attention {
+        Attention {
+            dims: MlaDims::R1,
+            heads,
+            context_len: Some(context_len),
+            traffic: BF16,
+        }
+    }
+
     fn arithmetic(dims: MlaDims, context_len: Option<u32>) -> f64 {
-        crossover(dims, context_len, BF16_PACKED, Machine::ARITHMETIC_ONLY)
+        let attention = Attention {
+            dims,
+            context_len,
+            ..r1(16, 0)
+        };
+        crossover(&attention, &Machine::Arithmetic)
     }
 
     #[test]
@@ -225,19 +435,66 @@ mod tests {
     }
 
     #[test]
-    fn traffic_moves_the_crossover_to_about_290() {
-        let with_traffic = crossover(MlaDims::R1, None, BF16_PACKED, Machine::H200);
-        assert!((with_traffic - 290.9).abs() < 0.1, "{with_traffic}");
-        assert_eq!(
-            threshold(MlaDims::R1, None, BF16_PACKED, Machine::H200),
-            290
+    fn times_are_those_that_were_measured_on_an_h200() {
+        // Heads, context, new tokens, µs absorbed and expanded (docs/log/layer.md).
+        for (heads, context, queries, absorbed, expanded) in [
+            (8, 8192, 64, 41.2, 87.9),
+            (8, 8192, 320, 102.7, 103.0),
+            (8, 32768, 192, 200.0, 221.1),
+            (16, 8192, 128, 83.7, 124.2),
+            (16, 8192, 256, 143.0, 135.6),
+            (16, 32768, 192, 348.2, 375.8),
+            (16, 32768, 512, 906.7, 486.9),
+            (32, 8192, 192, 200.4, 214.4),
+            (128, 8192, 128, 485.7, 597.3),
+            (128, 8192, 192, 735.7, 687.1),
+        ] {
+            let attention = r1(heads, context);
+            for (seconds, measured) in [
+                (attention.absorbed_seconds(queries, &Gpu::H200), absorbed),
+                // Measured without the cache write and the merge.
+                (
+                    attention.expanded_seconds(queries, &Gpu::H200) - 7e-6,
+                    expanded,
+                ),
+            ] {
+                let ratio = seconds * 1e6 / measured;
+                assert!(
+                    (0.9..1.1).contains(&ratio),
+                    "{attention:?} {queries}: {ratio}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn few_heads_and_short_contexts_are_absorbed_for_longer() {
+        let at = |heads, context| crossover(&r1(heads, context), &H200);
+        assert!(
+            at(8, 8192) > 1.2 * at(16, 8192),
+            "launches, and tiles that do not fill the GPU"
         );
-        let unpacked = ExpansionTraffic {
-            packed_keys: false,
-            ..BF16_PACKED
+        assert!(at(16, 8192) > at(128, 8192));
+        let packed = Attention {
+            traffic: BF16_PACKED,
+            ..r1(16, 8192)
         };
-        assert_eq!(unpacked.bytes(MlaDims::R1), 512);
-        assert!(crossover(MlaDims::R1, None, unpacked, Machine::H200) < with_traffic);
+        assert!(crossover(&packed, &H200) > at(16, 8192));
+        // A launch costs both, but the expanded form has more of them.
+        let slow = Gpu::H200.with_launch_seconds(20e-6).unwrap();
+        assert!(crossover(&r1(16, 8192), &Machine::Gpu(slow)) > at(16, 8192));
+        // Nothing to expand.
+        assert!(threshold(&r1(16, 0), &H200) >= 1);
+        assert_eq!(
+            threshold(
+                &Attention {
+                    context_len: None,
+                    ..r1(16, 0)
+                },
+                &H200
+            ),
+            threshold(&r1(16, LONG), &H200)
+        );
     }
 
     #[test]
@@ -246,30 +503,36 @@ mod tests {
         let wide = MlaDims::new(64, HeadDims::new(64, 64, 64));
         assert_eq!(arithmetic(wide, None), f64::INFINITY);
         assert!(arithmetic(wide, Some(1000)).is_finite());
-        assert_eq!(threshold(wide, None, BF16_PACKED, Machine::H200), u32::MAX);
-        assert_eq!(
-            threshold(MlaDims::R1, Some(1), BF16_PACKED, Machine::ARITHMETIC_ONLY),
-            1
-        );
+        let wide = Attention {
+            dims: wide,
+            context_len: None,
+            ..r1(16, 0)
+        };
+        assert_eq!(threshold(&wide, &Machine::Arithmetic), u32::MAX);
+        assert_eq!(threshold(&r1(16, 1), &Machine::Arithmetic), 1);
     }
 
     #[test]
-    fn machines_are_positive() {
-        let h200 = Machine::new(989e12, 4.8e12).unwrap();
-        assert_eq!(h200, Machine::H200);
-        assert!((h200.multiply_adds_per_byte() - 103.02).abs() < 0.01);
-        for (flop, bytes) in [
-            (0.0, 1.0),
-            (1.0, -1.0),
-            (f64::NAN, 1.0),
-            (1.0, f64::INFINITY),
+    fn gpus_have_positive_figures() {
+        assert_eq!(Gpu::new(132, 795e12, 4.2e12).unwrap(), Gpu::H200);
+        assert_eq!(Gpu::H200.with_rates(795e12, 4.2e12).unwrap(), Gpu::H200);
+        for (multiprocessors, flop, bytes) in [
+            (0, 1.0, 1.0),
+            (1, 0.0, 1.0),
+            (1, 1.0, -1.0),
+            (1, f64::NAN, 1.0),
+            (1, 1.0, f64::INFINITY),
         ] {
-            assert!(Machine::new(flop, bytes).is_err(), "{flop} {bytes}");
+            assert!(
+                Gpu::new(multiprocessors, flop, bytes).is_err(),
+                "{flop} {bytes}"
+            );
         }
         assert_eq!(
-            Machine::new(1e12, 0.0).unwrap_err().to_string(),
+            Gpu::new(1, 1e12, 0.0).unwrap_err().to_string(),
             "bytes_per_second: 0 is not accepted; accepted: a finite number above 0"
         );
+        assert!(Gpu::H200.with_launch_seconds(-1.0).is_err());
     }
 
     #[test]
@@ -289,6 +552,13 @@ mod tests {
             packed_keys: true,
         };
         assert_eq!(traffic.bytes(huge), u64::MAX);
+        let huge = Attention {
+            dims: huge,
+            heads: u32::MAX,
+            context_len: Some(u32::MAX),
+            traffic,
+        };
+        assert!(threshold(&huge, &H200) >= 1);
     }
 
     proptest! {
@@ -297,18 +567,31 @@ mod tests {
         fn the_crossover_is_where_the_costs_cross(
             (latent, nope, rope, v) in (1u32..1024, 1u32..512, 0u32..128, 1u32..512),
             (heads, queries, context) in (1u32..200, 1u32..2000, 1u32..100_000),
-            balance in prop_oneof![Just(0.0), 1.0f64..400.0],
-            packed_keys: bool,
         ) {
             let dims = MlaDims::new(latent, HeadDims::new(nope, rope, v));
-            let traffic = ExpansionTraffic { element_bytes: 2, packed_keys };
-            let machine = Machine { multiply_adds_per_byte: balance };
-            let crossover = crossover(dims, Some(context), traffic, machine);
-            let absorbed = absorbed_cost(dims, heads, queries, context).on(machine);
-            let expanded = expanded_cost(dims, heads, queries, context, traffic).on(machine);
+            let crossover = arithmetic(dims, Some(context));
+            let absorbed = absorbed_cost(dims, heads, queries, context).multiply_adds;
+            let expanded = expanded_cost(dims, heads, queries, context, BF16).multiply_adds;
             // Where they are equal but for rounding, either answer is right.
-            prop_assume!((absorbed - expanded).abs() > 1e-9 * expanded);
+            prop_assume!(absorbed.abs_diff(expanded) as f64 > 1e-9 * expanded as f64);
             prop_assert_eq!(f64::from(queries) < crossover, absorbed < expanded);
+        }
+
+        /// On a GPU as many tokens are absorbed, and no more.
+        #[test]
+        fn the_threshold_is_the_last_query_length_that_absorbs(
+            heads in 1u32..=128,
+            context in 64u32..100_000,
+            packed_keys: bool,
+        ) {
+            let attention = Attention {
+                traffic: ExpansionTraffic { packed_keys, ..BF16 },
+                ..r1(heads, context)
+            };
+            let last = threshold(&attention, &H200);
+            prop_assert!(last == 1 || last == u32::MAX || attention.absorbs(last, &Gpu::H200));
+            let mut later = last.saturating_add(1)..last.saturating_add(300);
+            prop_assert!(later.all(|queries| !attention.absorbs(queries, &Gpu::H200)));
         }
     }
 }
