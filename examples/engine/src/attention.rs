@@ -105,24 +105,23 @@ impl<D: Operations> Attention<D> {
         let weight = self.kv_norm.view(rows_of(latent))?;
         device.norm(compressed, weight, eps, s.latent.view_mut(rows(latent))?)?;
 
+        // The library, for each layer of a step:
         let weights = self.kv_b.view([1, heads * kv_b, latent])?.transpose(1, 2);
-        layer.forward_unrotated(
-            shared,
-            UnrotatedCall {
-                weights: Weights::new(weights, layer.config())?,
-                query: s.query.view_mut([tokens, heads, qk])?,
-                latent: s.latent.view(rows(latent))?,
-                rope: s
-                    .kv_a
-                    .view_mut(rows(latent + rope))?
-                    .narrow(2, latent..latent + rope)?,
-                rotary: rotary.rotation()?,
-                cache: cache.reborrow(),
-                out: s.attended.view_mut([tokens, heads, v])?,
-                lse: None,
-                slot_lists: None,
-            },
-        )?;
+        let unrotated = latent..latent + rope;
+        let keys = s.kv_a.view_mut(rows(latent + rope))?.narrow(2, unrotated)?;
+        let call = UnrotatedCall {
+            weights: Weights::new(weights, layer.config())?,
+            query: s.query.view_mut([tokens, heads, qk])?,
+            latent: s.latent.view(rows(latent))?,
+            rope: keys,
+            rotary: rotary.rotation()?,
+            cache: cache.reborrow(),
+            out: s.attended.view_mut([tokens, heads, v])?,
+            lse: None,
+            slot_lists: None,
+        };
+        layer.forward_unrotated(shared, call)?;
+        // End of the library.
         let out = self.out.view([1, heads * v, hidden])?;
         device.gemm_weights(
             s.attended.view(flat(heads * v))?,

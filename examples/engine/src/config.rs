@@ -12,6 +12,161 @@ pub struct Config {
     pub attention: ModelConfig,
     /// The widths around it.
     pub widths: Widths,
+    /// How tokens find experts, if there are any.
+    pub routing: Option<Routing>,
+}
+
+/// A mixture of experts: how tokens find theirs, as DeepSeek-V3 does.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Routing {
+    /// The experts that tokens are routed to.
+    pub experts: usize,
+    /// Those of a token.
+    pub per_token: usize,
+    /// The groups that experts are in, of as many each.
+    pub groups: usize,
+    /// The groups that a token's experts are chosen from.
+    pub groups_per_token: usize,
+    /// Whether the weights of a token's experts add up to `scale`.
+    pub normalise: bool,
+    /// What weights are multiplied by.
+    pub scale: f32,
+    /// The width within an expert.
+    pub inner: usize,
+    /// The width within the shared experts together.
+    pub shared_inner: usize,
+    /// The first decoder layer that has experts.
+    pub first_layer: usize,
+}
+
+/// The fields of a configuration that tell of experts.
+#[derive(Deserialize)]
+struct MoeFields {
+    n_routed_experts: Option<usize>,
+    #[serde(default)]
+    num_experts_per_tok: usize,
+    #[serde(default)]
+    n_shared_experts: usize,
+    #[serde(default)]
+    moe_intermediate_size: usize,
+    #[serde(default = "one")]
+    n_group: usize,
+    #[serde(default = "one")]
+    topk_group: usize,
+    #[serde(default)]
+    norm_topk_prob: bool,
+    #[serde(default = "unscaled")]
+    routed_scaling_factor: f32,
+    #[serde(default)]
+    first_k_dense_replace: usize,
+    scoring_func: Option<String>,
+    topk_method: Option<String>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn unscaled() -> f32 {
+    1.0
+}
+
+impl Routing {
+    /// From the text of a `config.json`; `None` if it has no experts.
+    fn new(json: &str) -> Result<Option<Self>> {
+        let fields: MoeFields = serde_json::from_str(json)?;
+        let Some(experts) = fields.n_routed_experts else {
+            return Ok(None);
+        };
+        for (field, given, accepted) in [
+            ("scoring_func", fields.scoring_func, "sigmoid"),
+            ("topk_method", fields.topk_method, "noaux_tc"),
+        ] {
+            if given.as_deref() != Some(accepted) {
+                return Err(Error::refused(
+                    field,
+                    given.as_deref().unwrap_or("none"),
+                    accepted,
+                ));
+            }
+        }
+        let groups = fields.n_group;
+        if !(1..=MOST_EXPERTS).contains(&experts) {
+            let accepted = format!("1 to {MOST_EXPERTS}");
+            return Err(Error::refused("n_routed_experts", experts, accepted));
+        }
+        if groups == 0 || !experts.is_multiple_of(groups) {
+            let accepted = format!("a divisor of {experts} experts");
+            return Err(Error::refused("n_group", groups, accepted));
+        }
+        let chosen = fields.topk_group * (experts / groups);
+        for (field, given, most) in [
+            ("topk_group", fields.topk_group, groups),
+            ("num_experts_per_tok", fields.num_experts_per_tok, chosen),
+            ("n_shared_experts", fields.n_shared_experts, usize::MAX),
+            (
+                "moe_intermediate_size",
+                fields.moe_intermediate_size,
+                usize::MAX,
+            ),
+        ] {
+            if !(1..=most).contains(&given) {
+                let accepted = match most {
+                    usize::MAX => "1 and up".to_owned(),
+                    most => format!("1 to {most}"),
+                };
+                return Err(Error::refused(field, given, accepted));
+            }
+        }
+        Ok(Some(Self {
+            experts,
+            per_token: fields.num_experts_per_tok,
+            groups,
+            groups_per_token: fields.topk_group,
+            normalise: fields.norm_topk_prob,
+            scale: fields.routed_scaling_factor,
+            inner: fields.moe_intermediate_size,
+            shared_inner: fields.n_shared_experts * fields.moe_intermediate_size,
+            first_layer: fields.first_k_dense_replace,
+        }))
+    }
+
+    /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are sigmoids of the
+    /// router's logits. Of equal ones the first is chosen.
+    pub fn weigh(&self, scores: &[f32], bias: &[f32], weights: &mut [f32]) {
+        let biased: Vec<f32> = scores.iter().zip(bias).map(|(x, bias)| x + bias).collect();
+        let of_group = self.experts / self.groups;
+        // A group is as good as its two best experts.
+        let good = biased.chunks(of_group).map(|group| {
+            let best = largest(group, 2, |_| true);
+            best.iter().map(|at| group[*at]).sum::<f32>()
+        });
+        let good: Vec<f32> = good.collect();
+        let groups = largest(&good, self.groups_per_token, |_| true);
+        let chosen = largest(&biased, self.per_token, |at| {
+            groups.contains(&(at / of_group))
+        });
+        let sum: f32 = chosen.iter().map(|at| scores[*at]).sum();
+        let factor = match self.normalise {
+            true => self.scale / (sum + 1e-20),
+            false => self.scale,
+        };
+        weights.fill(0.0);
+        for at in chosen {
+            weights[at] = scores[at] * factor;
+        }
+    }
+}
+
+/// The most experts that the kernel on a GPU routes to.
+pub const MOST_EXPERTS: usize = 256;
+
+/// Where the `count` largest values are of those that are `eligible`, the first of equal ones first.
+fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..values.len()).filter(|at| eligible(*at)).collect();
+    places.sort_by(|a, b| values[*b].total_cmp(&values[*a]));
+    places.truncate(count);
+    places
 }
 
 /// What a configuration says beside its attention.
@@ -37,6 +192,7 @@ impl Config {
         let config = Self {
             attention: ModelConfig::from_hf_config(json)?,
             widths: serde_json::from_str(json)?,
+            routing: Routing::new(json)?,
         };
         for (field, given) in [
             ("num_hidden_layers", config.attention.layers.unwrap_or(0)),
@@ -52,6 +208,20 @@ impl Config {
         Ok(config)
     }
 
+    /// The most elements within MLPs for a token: of one layer's MLP, or of all experts.
+    pub fn inner(&self) -> usize {
+        let of_experts =
+            |routing: Routing| (routing.experts * routing.inner).max(routing.shared_inner);
+        let dense = self.widths.intermediate_size;
+        self.routing
+            .map_or(dense, |routing| dense.max(of_experts(routing)))
+    }
+
+    /// The experts of a layer, 0 if none has any.
+    pub fn experts(&self) -> usize {
+        self.routing.map_or(0, |routing| routing.experts)
+    }
+
     /// The decoder layers.
     pub fn layers(&self) -> usize {
         self.attention.layers.unwrap_or(0) as usize
@@ -60,3 +230,84 @@ impl Config {
 
 /// A model small enough for a CPU, with the attention of DeepSeek-V3.
 pub const SMALL: &str = include_str!("../model.json");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUTING: Routing = Routing {
+        experts: 6,
+        per_token: 2,
+        groups: 3,
+        groups_per_token: 2,
+        normalise: true,
+        scale: 2.5,
+        inner: 8,
+        shared_inner: 8,
+        first_layer: 0,
+    };
+
+    fn weigh(routing: Routing, scores: [f32; 6], bias: [f32; 6]) -> [f32; 6] {
+        let mut weights = [f32::NAN; 6];
+        routing.weigh(&scores, &bias, &mut weights);
+        weights
+    }
+
+    #[test]
+    fn the_best_experts_of_the_best_groups_are_weighed_by_their_scores() {
+        // The best expert of all is in the worst group: 0.9 + 0.0 against 0.5 + 0.6 and 0.7 + 0.4.
+        let scores = [0.9, 0.0, 0.5, 0.6, 0.7, 0.4];
+        let none = [0.0; 6];
+        let near = |got: [f32; 6], want: [f32; 6]| {
+            let apart = got.iter().zip(want).map(|(a, b)| (a - b).abs());
+            assert!(apart.fold(0.0, f32::max) < 1e-6, "{got:?} for {want:?}");
+        };
+        let sum = 2.5 / 1.3;
+        near(
+            weigh(ROUTING, scores, none),
+            [0.0, 0.0, 0.0, 0.6 * sum, 0.7 * sum, 0.0],
+        );
+        // With a bias another is chosen, and weighed without it.
+        let bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.5];
+        let sum = 2.5 / 1.1;
+        near(
+            weigh(ROUTING, scores, bias),
+            [0.0, 0.0, 0.0, 0.0, 0.7 * sum, 0.4 * sum],
+        );
+        let plain = Routing {
+            normalise: false,
+            ..ROUTING
+        };
+        near(weigh(plain, scores, none), [0.0, 0.0, 0.0, 1.5, 1.75, 0.0]);
+        // Of equal ones the first.
+        near(
+            weigh(plain, [0.5; 6], none),
+            [1.25, 1.25, 0.0, 0.0, 0.0, 0.0],
+        );
+    }
+
+    #[test]
+    fn experts_that_cannot_be_routed_to_are_refused_by_name() {
+        let refused = |from: &str, to: &str| {
+            let json = SMALL.replace(from, to);
+            assert_ne!(json, SMALL, "{from} is not there");
+            Config::new(&json).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused("\"n_group\": 4", "\"n_group\": 3"),
+            "n_group: given 3, accepted a divisor of 16 experts"
+        );
+        assert_eq!(
+            refused("\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 9"),
+            "num_experts_per_tok: given 9, accepted 1 to 8"
+        );
+        assert_eq!(
+            refused("\"sigmoid\"", "\"softmax\""),
+            "scoring_func: given softmax, accepted sigmoid"
+        );
+        assert_eq!(
+            refused("\"n_routed_experts\": 16", "\"n_routed_experts\": 512"),
+            "n_routed_experts: given 512, accepted 1 to 256"
+        );
+    }
+}

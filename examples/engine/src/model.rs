@@ -5,8 +5,9 @@ use mla_runtime::prelude::*;
 
 use crate::attention::{Attention, Common};
 use crate::config::Config;
+use crate::mlp::Mlp;
 use crate::operations::Operations;
-use crate::runner::{Layer, Memory, Scratch, Shared};
+use crate::runner::{Layer, Memory, Shared};
 use crate::tensor::Tensor;
 
 /// A decoder layer's weights.
@@ -14,9 +15,7 @@ struct Decoder<D: Device> {
     attention_norm: Tensor<D>,
     attention: Attention<D>,
     mlp_norm: Tensor<D>,
-    /// Both factors, one beside the other.
-    gate_up: Tensor<D>,
-    down: Tensor<D>,
+    mlp: Mlp<D>,
 }
 
 /// A model, on its device.
@@ -37,27 +36,22 @@ impl<D: Operations> Model<D> {
     pub fn random(layer: Layer<D>, config: &Config, positions: usize, seed: u64) -> Result<Self> {
         let device = layer.device().clone();
         let (widths, mut random) = (config.widths, fastrand::Rng::with_seed(seed));
-        let (hidden, inner, vocab) = (
-            widths.hidden_size,
-            widths.intermediate_size,
-            widths.vocab_size,
-        );
+        let (hidden, vocab) = (widths.hidden_size, widths.vocab_size);
         let norm = |random: &mut _| Tensor::random(&device, D::DTYPE, hidden, random, [1.0, 0.2]);
         let matrix = |random: &mut _, from: usize, to: usize| {
             let spread = (3.0 / from as f32).sqrt();
             Tensor::random(&device, D::DTYPE, from * to, random, [0.0, spread])
         };
         let embedding = Tensor::random(&device, D::DTYPE, vocab * hidden, &mut random, [0.0, 1.0])?;
-        let decoder = |random: &mut fastrand::Rng| {
+        let decoder = |layer: usize, random: &mut fastrand::Rng| {
             Ok(Decoder {
                 attention_norm: norm(random)?,
                 attention: Attention::random(&device, config, random)?,
                 mlp_norm: norm(random)?,
-                gate_up: matrix(random, hidden, 2 * inner)?,
-                down: matrix(random, inner, hidden)?,
+                mlp: Mlp::random(&device, config, layer, random)?,
             })
         };
-        let decoders = (0..config.layers()).map(|_| decoder(&mut random));
+        let decoders = (0..config.layers()).map(|layer| decoder(layer, &mut random));
         Ok(Self {
             decoders: decoders.collect::<Result<_>>()?,
             embedding,
@@ -121,7 +115,7 @@ impl<D: Operations> Model<D> {
 
             let weight = decoder.mlp_norm.view([1, 1, hidden])?;
             device.norm(s.hidden.view(rows)?, weight, eps, s.normed.view_mut(rows)?)?;
-            self.enqueue_mlp(decoder, s, tokens)?;
+            decoder.mlp.enqueue(device, s, [tokens, hidden])?;
             device.add(s.delta.view(rows)?, s.hidden.view_mut(rows)?)?;
         }
         let weight = self.norm.view([1, 1, hidden])?;
@@ -130,18 +124,5 @@ impl<D: Operations> Model<D> {
         let logits = s.logits.view_mut([1, tokens, vocab])?;
         device.gemm_weights(s.normed.view([1, tokens, hidden])?, head, logits)?;
         device.argmax(s.logits.view([tokens, 1, vocab])?, best.bytes_mut())
-    }
-
-    fn enqueue_mlp(&self, decoder: &Decoder<D>, s: &mut Scratch<D>, tokens: usize) -> Result<()> {
-        let (device, widths) = (self.layer().device(), self.config().widths);
-        let (hidden, inner) = (widths.hidden_size, widths.intermediate_size);
-        let normed = s.normed.view([1, tokens, hidden])?;
-        let weights = decoder.gate_up.view([1, hidden, 2 * inner])?;
-        device.gemm_weights(normed, weights, s.gate_up.view_mut([1, tokens, 2 * inner])?)?;
-        let inside = s.inside.view_mut([tokens, 1, inner])?;
-        device.silu_mul(s.gate_up.view([tokens, 1, 2 * inner])?, inside)?;
-        let weights = decoder.down.view([1, inner, hidden])?;
-        let delta = s.delta.view_mut([1, tokens, hidden])?;
-        device.gemm_weights(s.inside.view([1, tokens, inner])?, weights, delta)
     }
 }

@@ -48,6 +48,13 @@ impl Request {
         }
     }
 
+    /// Begins behind what these pages of `page` tokens hold: the whole beginning of its tokens.
+    pub fn start_behind(&mut self, pages: Vec<i32>, page: usize) {
+        // At least the last token goes through the model, for the one behind it.
+        self.cached = (pages.len() * page).min(self.tokens.len() - 1);
+        self.pages = pages;
+    }
+
     /// The tokens that have to go through the model before the next one is known: one for a request that decodes.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.cached

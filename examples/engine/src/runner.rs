@@ -55,6 +55,9 @@ pub struct Scratch<D: Device> {
     pub attended: Tensor<D>,
     pub gate_up: Tensor<D>,
     pub inside: Tensor<D>,
+    pub router_logits: Tensor<D>,
+    pub expert_weights: Tensor<D>,
+    pub said: Tensor<D>,
     pub logits: Tensor<D>,
 }
 
@@ -72,8 +75,11 @@ impl<D: Operations> Scratch<D> {
             kv_a: room(latent + rope)?,
             latent: room(latent)?,
             attended: room(heads * v)?,
-            gate_up: room(2 * config.widths.intermediate_size)?,
-            inside: room(config.widths.intermediate_size)?,
+            gate_up: room(2 * config.inner())?,
+            inside: room(config.inner())?,
+            router_logits: room(config.experts())?,
+            expert_weights: room(config.experts())?,
+            said: room(config.experts() * hidden)?,
             logits: room(config.widths.vocab_size)?,
         })
     }
@@ -172,11 +178,13 @@ impl<D: Operations> Runner<D> {
     /// If the step does not fit, or the device fails.
     pub fn run(&mut self, brought: &[Brought<'_>]) -> Result<Vec<Vec<u32>>> {
         let device = self.model.layer().device().clone();
+        // The library, for every step:
         let requests: Vec<StepRequest<'_>> = brought
             .iter()
             .map(|b| StepRequest::new(b.tokens.len() as u32, b.total as u32, b.pages))
             .collect();
         let step = Step::plan(&self.shared, &requests)?;
+        // End of the library.
         let mut ids = vec![0; step.tokens()];
         for (index, request) in brought.iter().enumerate() {
             for (id, token) in ids[step.rows(index)].iter_mut().zip(request.tokens) {
@@ -185,7 +193,9 @@ impl<D: Operations> Runner<D> {
         }
         self.memory.ids.upload(&device, &ids)?;
         if !D::replay(&mut self.graphs, &self.model, &mut self.shared, &step)? {
+            // The library, for a step that is not replayed:
             self.shared.prepare(self.model.layer(), &step.batch()?)?;
+            // End of the library.
             self.model
                 .enqueue(&mut self.shared, &mut self.memory, step.tokens())?;
         }

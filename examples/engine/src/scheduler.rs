@@ -113,6 +113,7 @@ impl Scheduler {
                 .filter(of_kind)
                 .map(|request| request.id);
             for id in ids.collect::<Vec<_>>() {
+                self.share_prefix(id, metrics);
                 let Some(request) = self.get(id).filter(|_| left > 0) else {
                     continue;
                 };
@@ -150,16 +151,25 @@ impl Scheduler {
             let needed = request.tokens.len().div_ceil(page) - shared.len();
             // One more for what it will generate, unless it has the whole cache for itself.
             let fits = needed < self.pages.available() || self.running.is_empty();
-            request.pages = shared;
+            request.start_behind(shared, page);
             if !fits {
                 self.release(&mut request);
                 self.waiting.push_front(request);
                 return;
             }
-            // At least the last token goes through the model, for the one behind it.
-            request.cached = (request.pages.len() * page).min(request.tokens.len() - 1);
             metrics.shared_tokens += request.cached;
             self.running.push(request);
+        }
+    }
+
+    /// Looks again for what others have computed, for a request that has nothing: they may have done so since it
+    /// was let in.
+    fn share_prefix(&mut self, id: RequestId, metrics: &mut Metrics) {
+        let page = self.pages.page_size();
+        let nothing = |request: &&mut Request| request.id == id && request.pages.is_empty();
+        if let Some(request) = self.running.iter_mut().find(nothing) {
+            request.start_behind(self.pages.share(&request.tokens), page);
+            metrics.shared_tokens += request.cached;
         }
     }
 

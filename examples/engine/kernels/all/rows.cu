@@ -95,9 +95,74 @@ __global__ void argmax(EngineRows p) {
     if (threadIdx.x == 0) static_cast<int32_t *>(p.to)[blockIdx.x] = at[0];
 }
 
-int32_t launch(void (*kernel)(EngineRows), const EngineRows *rows, void *stream) {
-    if (rows->rows <= 0) return 0;
-    kernel<<<rows->rows, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*rows);
+constexpr int kMostExperts = 256;
+
+// The largest of what is eligible and not yet taken, the first of equal ones; NaN is never larger.
+__device__ int take_largest(const float *values, int count, bool *taken) {
+    int best = -1;
+    for (int i = 0; i < count; i++)
+        if (!taken[i] && (best < 0 || values[i] > values[best])) best = i;
+    taken[best] = true;
+    return best;
+}
+
+// As Routing::weigh. One thread chooses: there are few experts, and a step's time is in their products.
+__global__ void route(EngineRoute p) {
+    __shared__ float scores[kMostExperts], biased[kMostExperts], weights[kMostExperts];
+    const bf16 *logits = static_cast<const bf16 *>(p.logits) + int64_t(blockIdx.x) * p.experts;
+    for (int i = threadIdx.x; i < p.experts; i += kThreads) {
+        scores[i] = 1.0f / (1.0f + __expf(-__bfloat162float(logits[i])));
+        biased[i] = scores[i] + __bfloat162float(static_cast<const bf16 *>(p.bias)[i]);
+        weights[i] = 0.0f;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        const int of_group = p.experts / p.groups;
+        float good[kMostExperts];
+        bool taken[kMostExperts], chosen[kMostExperts];
+        for (int group = 0; group < p.groups; group++) {
+            // A group is as good as its two best experts.
+            for (int i = 0; i < of_group; i++) chosen[i] = false;
+            const float *values = biased + group * of_group;
+            good[group] = values[take_largest(values, of_group, chosen)];
+            if (of_group > 1) good[group] += values[take_largest(values, of_group, chosen)];
+            taken[group] = false;
+        }
+        for (int i = 0; i < p.groups_per_token; i++) take_largest(good, p.groups, taken);
+        for (int i = 0; i < p.experts; i++) chosen[i] = !taken[i / of_group];
+        float sum = 0.0f;
+        for (int i = 0; i < p.per_token; i++) {
+            const int expert = take_largest(biased, p.experts, chosen);
+            weights[expert] = scores[expert];
+            sum += scores[expert];
+        }
+        const float factor = p.normalise ? p.scale / (sum + 1e-20f) : p.scale;
+        for (int i = 0; i < p.experts; i++) weights[i] *= factor;
+    }
+    __syncthreads();
+    bf16 *to = static_cast<bf16 *>(p.weights) + int64_t(blockIdx.x) * p.experts;
+    for (int i = threadIdx.x; i < p.experts; i += kThreads) to[i] = __float2bfloat16(weights[i]);
+}
+
+__global__ void add_weighted(EngineAddWeighted p) {
+    const bf16 *weights = static_cast<const bf16 *>(p.weights) + int64_t(blockIdx.x) * p.experts;
+    bf16 *to = static_cast<bf16 *>(p.to) + int64_t(blockIdx.x) * p.width;
+    for (int i = threadIdx.x; i < p.width; i += kThreads) {
+        float sum = __bfloat162float(to[i]);
+        for (int expert = 0; expert < p.experts; expert++) {
+            const float weight = __bfloat162float(weights[expert]);
+            const int64_t row = int64_t(expert) * p.rows + blockIdx.x;
+            if (weight != 0.0f)
+                sum += weight * __bfloat162float(static_cast<const bf16 *>(p.from)[row * p.width + i]);
+        }
+        to[i] = __float2bfloat16(sum);
+    }
+}
+
+template <class Params>
+int32_t launch(void (*kernel)(Params), const Params *params, void *stream) {
+    if (params->rows <= 0) return 0;
+    kernel<<<params->rows, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*params);
     return cudaGetLastError();
 }
 
@@ -111,4 +176,8 @@ int32_t engine_silu_mul(const EngineRows *rows, void *stream) {
 }
 int32_t engine_gather(const EngineRows *rows, void *stream) { return launch(gather, rows, stream); }
 int32_t engine_argmax(const EngineRows *rows, void *stream) { return launch(argmax, rows, stream); }
+int32_t engine_route(const EngineRoute *p, void *stream) { return launch(route, p, stream); }
+int32_t engine_add_weighted(const EngineAddWeighted *p, void *stream) {
+    return launch(add_weighted, p, stream);
+}
 }

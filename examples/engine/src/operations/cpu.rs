@@ -5,6 +5,7 @@ use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
 use super::Operations;
+use crate::config::Routing;
 use crate::model::Model;
 use crate::runner::{Memory, Shared};
 
@@ -71,6 +72,44 @@ impl Operations for Cpu {
             let (gate, up) = from.next().unwrap_or_default().split_at(to.len());
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
                 *to = gate / (1.0 + (-gate).exp()) * up;
+            }
+        });
+        Ok(())
+    }
+
+    fn route(
+        &self,
+        routing: &Routing,
+        logits: TensorRef<'_, Self>,
+        bias: TensorRef<'_, Self>,
+        weights: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let bias: Vec<f32> = rows(&bias).flatten().copied().collect();
+        let mut logits = rows(&logits);
+        rows_mut(weights, |_, weights| {
+            let logits = logits.next().unwrap_or_default();
+            let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+            routing.weigh(&scores, &bias, weights);
+        });
+        Ok(())
+    }
+
+    fn add_weighted(
+        &self,
+        from: TensorRef<'_, Self>,
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let data: &[f32] = bytemuck::cast_slice(from.bytes());
+        let strides = from.layout().strides;
+        let mut weights = rows(&weights);
+        rows_mut(to, |token, to| {
+            let weights = weights.next().unwrap_or_default().iter().enumerate();
+            for (expert, weight) in weights.filter(|(_, weight)| **weight != 0.0) {
+                let from = &data[expert * strides[0] + token * strides[1]..];
+                for (to, x) in to.iter_mut().zip(from) {
+                    *to += weight * x;
+                }
             }
         });
         Ok(())

@@ -6,6 +6,7 @@ use mla_runtime::prelude::*;
 use mla_runtime::{Error, Result};
 
 use super::Operations;
+use crate::config::Routing;
 use crate::model::Model;
 use crate::runner::{Memory, Shared};
 
@@ -26,7 +27,7 @@ mod ffi {
 /// The numbers of requests that there are graphs for.
 const SIZES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
-type Launch = unsafe extern "C" fn(*const ffi::EngineRows, *mut std::ffi::c_void) -> i32;
+type Launch<Params> = unsafe extern "C" fn(*const Params, *mut std::ffi::c_void) -> i32;
 
 /// What is read and where results go, as addresses.
 struct Rows<'a> {
@@ -39,7 +40,33 @@ struct Rows<'a> {
     eps: f32,
 }
 
-fn enqueue(gpu: &Cuda, name: &'static str, launch: Launch, rows: &Rows<'_>) -> Result<()> {
+/// # Safety
+///
+/// What the parameters point to is readable, or where results go writable, as the header says.
+unsafe fn enqueue<Params>(
+    gpu: &Cuda,
+    name: &'static str,
+    launch: Launch<Params>,
+    params: &Params,
+) -> Result<()> {
+    gpu.bind()?;
+    // SAFETY: as the caller promises.
+    match unsafe { launch(params, gpu.raw_stream()) } {
+        0 => Ok(()),
+        status => Err(Error::Device {
+            device: "cuda",
+            operation: name,
+            message: format!("cudaError {status}"),
+        }),
+    }
+}
+
+fn enqueue_rows(
+    gpu: &Cuda,
+    name: &'static str,
+    launch: Launch<ffi::EngineRows>,
+    rows: &Rows<'_>,
+) -> Result<()> {
     let params = ffi::EngineRows {
         from: rows.from.bytes().address() as *const _,
         other: rows.other as *const _,
@@ -50,17 +77,9 @@ fn enqueue(gpu: &Cuda, name: &'static str, launch: Launch, rows: &Rows<'_>) -> R
         width: rows.width as i32,
         eps: rows.eps,
     };
-    gpu.bind()?;
     // SAFETY: every tensor holds what its layout says, results are borrowed mutably, and the engine's own
     // ids are below the rows of what is gathered.
-    match unsafe { launch(&params, gpu.raw_stream()) } {
-        0 => Ok(()),
-        status => Err(Error::Device {
-            device: "cuda",
-            operation: name,
-            message: format!("cudaError {status}"),
-        }),
-    }
+    unsafe { enqueue(gpu, name, launch, &params) }
 }
 
 /// The common part: rows of `from` to rows of `to`.
@@ -94,15 +113,58 @@ impl Operations for Cuda {
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
         let rows = rows(from, weight.bytes().address(), to);
-        enqueue(self, "norm", ffi::engine_norm, &Rows { eps, ..rows })
+        enqueue_rows(self, "norm", ffi::engine_norm, &Rows { eps, ..rows })
     }
 
     fn add(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
-        enqueue(self, "add", ffi::engine_add, &rows(from, 0, to))
+        enqueue_rows(self, "add", ffi::engine_add, &rows(from, 0, to))
     }
 
     fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
-        enqueue(self, "silu_mul", ffi::engine_silu_mul, &rows(from, 0, to))
+        enqueue_rows(self, "silu_mul", ffi::engine_silu_mul, &rows(from, 0, to))
+    }
+
+    fn route(
+        &self,
+        routing: &Routing,
+        logits: TensorRef<'_, Self>,
+        bias: TensorRef<'_, Self>,
+        weights: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let params = ffi::EngineRoute {
+            logits: logits.bytes().address() as *const _,
+            bias: bias.bytes().address() as *const _,
+            rows: logits.shape()[0] as i32,
+            weights: weights.into_bytes().address() as *mut _,
+            experts: routing.experts as i32,
+            per_token: routing.per_token as i32,
+            groups: routing.groups as i32,
+            groups_per_token: routing.groups_per_token as i32,
+            normalise: i32::from(routing.normalise),
+            scale: routing.scale,
+        };
+        // SAFETY: the model's views are rows of as many experts without gaps, of which a configuration has at
+        // most 256; weights are borrowed mutably.
+        unsafe { enqueue(self, "route", ffi::engine_route, &params) }
+    }
+
+    fn add_weighted(
+        &self,
+        from: TensorRef<'_, Self>,
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let [experts, rows, width] = from.shape();
+        let params = ffi::EngineAddWeighted {
+            from: from.bytes().address() as *const _,
+            weights: weights.bytes().address() as *const _,
+            to: to.into_bytes().address() as *mut _,
+            rows: rows as i32,
+            experts: experts as i32,
+            width: width as i32,
+        };
+        // SAFETY: the model's views are of these shapes without gaps, and results are borrowed mutably.
+        unsafe { enqueue(self, "add_weighted", ffi::engine_add_weighted, &params) }
     }
 
     fn gather(
@@ -112,7 +174,7 @@ impl Operations for Cuda {
         to: TensorMut<'_, Self>,
     ) -> Result<()> {
         let rows = rows(from, ids.address(), to);
-        enqueue(self, "gather", ffi::engine_gather, &rows)
+        enqueue_rows(self, "gather", ffi::engine_gather, &rows)
     }
 
     fn argmax(&self, from: TensorRef<'_, Self>, to: Self::BytesMut<'_>) -> Result<()> {
@@ -126,7 +188,7 @@ impl Operations for Cuda {
             count,
             eps: 0.0,
         };
-        enqueue(self, "argmax", ffi::engine_argmax, &rows)
+        enqueue_rows(self, "argmax", ffi::engine_argmax, &rows)
     }
 
     fn capture(
@@ -165,6 +227,7 @@ impl Operations for Cuda {
         if step.requests().iter().any(|request| request.q != len) {
             return Ok(false);
         }
+        // The library, for a step that is replayed:
         let of_len = graphs.iter_mut().find(|(of, _)| *of == len);
         let Some(graph) = of_len.and_then(|(_, all)| all.for_requests(step.requests().len()))
         else {
@@ -173,6 +236,7 @@ impl Operations for Cuda {
         // SAFETY: the runner owns all that was captured and frees none of it before itself, uses one stream, and
         // its allocator hands out pages of the cache alone.
         unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
+        // End of the library.
         Ok(true)
     }
 }

@@ -7,6 +7,7 @@ mod cuda;
 use mla_runtime::Result;
 use mla_runtime::prelude::*;
 
+use crate::config::Routing;
 use crate::model::Model;
 use crate::runner::{Memory, Shared};
 
@@ -50,6 +51,31 @@ pub trait Operations: Device {
     ///
     /// If the device fails.
     fn silu_mul(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
+
+    /// A row of weights of every expert from a row of the router's logits: see [`Routing::weigh`].
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn route(
+        &self,
+        routing: &Routing,
+        logits: TensorRef<'_, Self>,
+        bias: TensorRef<'_, Self>,
+        weights: TensorMut<'_, Self>,
+    ) -> Result<()>;
+
+    /// `to[t] += Σ weights[t][e] · from[e][t]`, from `[E, T, W]`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn add_weighted(
+        &self,
+        from: TensorRef<'_, Self>,
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()>;
 
     /// Row `ids[t]` of `from` to row t of `to`.
     ///

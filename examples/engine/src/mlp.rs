@@ -1,0 +1,157 @@
+//! What stands behind the attention of a decoder layer: a gated MLP, or a mixture of experts as DeepSeek-V3 has it.
+//!
+//! Every expert computes every token, and the router's weights, of which all but a few are 0, add up what they say. A step
+//! then enqueues the same launches wherever its tokens are routed, as a graph needs it. An engine that is to be fast
+//! sorts the tokens by expert and multiplies in groups.
+
+use mla_runtime::Result;
+use mla_runtime::prelude::*;
+
+use crate::config::{Config, Routing};
+use crate::operations::Operations;
+use crate::runner::Scratch;
+use crate::tensor::Tensor;
+
+/// A gated MLP's weights, or those of several that lie one after the other, each `[in, out]`.
+struct Gated<D: Device> {
+    count: usize,
+    inner: usize,
+    /// Both factors, one beside the other.
+    gate_up: Tensor<D>,
+    down: Tensor<D>,
+}
+
+/// A mixture of experts.
+struct Experts<D: Device> {
+    routing: Routing,
+    /// A column of each expert.
+    router: Tensor<D>,
+    /// Added to scores where experts are chosen, and not where they are weighed.
+    bias: Tensor<D>,
+    routed: Gated<D>,
+    shared: Gated<D>,
+}
+
+/// What a decoder layer has.
+enum Kind<D: Device> {
+    Dense(Gated<D>),
+    Experts(Experts<D>),
+}
+
+/// The part of a decoder layer behind its attention.
+pub struct Mlp<D: Device>(Kind<D>);
+
+impl<D: Operations> Gated<D> {
+    fn random(
+        device: &D,
+        random: &mut fastrand::Rng,
+        [count, hidden, inner]: [usize; 3],
+    ) -> Result<Self> {
+        let mut matrices = |from: usize, to: usize| {
+            let spread = (3.0 / from as f32).sqrt();
+            Tensor::random(device, D::DTYPE, count * from * to, random, [0.0, spread])
+        };
+        Ok(Self {
+            count,
+            inner,
+            gate_up: matrices(hidden, 2 * inner)?,
+            down: matrices(inner, hidden)?,
+        })
+    }
+
+    /// Enqueues what each says of `normed`, `[T, hidden]`, to `[count, T, hidden]`.
+    fn enqueue(
+        &self,
+        device: &D,
+        [tokens, hidden]: [usize; 2],
+        [normed, gate_up, inside, to]: [&mut Tensor<D>; 4],
+    ) -> Result<()> {
+        let Self { count, inner, .. } = *self;
+        let normed = normed.view([1, tokens, hidden])?.broadcast(0, count)?;
+        let weights = self.gate_up.view([count, hidden, 2 * inner])?;
+        device.gemm_weights(
+            normed,
+            weights,
+            gate_up.view_mut([count, tokens, 2 * inner])?,
+        )?;
+        let rows = count * tokens;
+        device.silu_mul(
+            gate_up.view([rows, 1, 2 * inner])?,
+            inside.view_mut([rows, 1, inner])?,
+        )?;
+        let inside = inside.view([count, tokens, inner])?;
+        let weights = self.down.view([count, inner, hidden])?;
+        device.gemm_weights(inside, weights, to.view_mut([count, tokens, hidden])?)
+    }
+}
+
+impl<D: Operations> Mlp<D> {
+    /// With random weights, of decoder layer `layer`.
+    ///
+    /// # Errors
+    ///
+    /// If the device has no memory left.
+    pub fn random(
+        device: &D,
+        config: &Config,
+        layer: usize,
+        random: &mut fastrand::Rng,
+    ) -> Result<Self> {
+        let hidden = config.widths.hidden_size;
+        let Some(routing) = config
+            .routing
+            .filter(|routing| layer >= routing.first_layer)
+        else {
+            let shape = [1, hidden, config.widths.intermediate_size];
+            return Ok(Self(Kind::Dense(Gated::random(device, random, shape)?)));
+        };
+        let Routing { experts, inner, .. } = routing;
+        let mut around_0 =
+            |elements, spread| Tensor::random(device, D::DTYPE, elements, random, [0.0, spread]);
+        let router = around_0(hidden * experts, (3.0 / hidden as f32).sqrt())?;
+        let bias = around_0(experts, 0.1)?;
+        Ok(Self(Kind::Experts(Experts {
+            routing,
+            router,
+            bias,
+            routed: Gated::random(device, random, [experts, hidden, inner])?,
+            shared: Gated::random(device, random, [1, hidden, routing.shared_inner])?,
+        })))
+    }
+
+    /// Enqueues what `scratch.normed`, `[T, hidden]`, becomes, to `scratch.delta`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    pub fn enqueue(&self, device: &D, s: &mut Scratch<D>, shape: [usize; 2]) -> Result<()> {
+        let [tokens, hidden] = shape;
+        let experts = match &self.0 {
+            Kind::Dense(mlp) => {
+                let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.delta];
+                return mlp.enqueue(device, shape, room);
+            }
+            Kind::Experts(experts) => experts,
+        };
+        let count = experts.routing.experts;
+        let router = experts.router.view([1, hidden, count])?;
+        let logits = s.router_logits.view_mut([1, tokens, count])?;
+        device.gemm_weights(s.normed.view([1, tokens, hidden])?, router, logits)?;
+        let by_token = [tokens, 1, count];
+        device.route(
+            &experts.routing,
+            s.router_logits.view(by_token)?,
+            experts.bias.view([1, 1, count])?,
+            s.expert_weights.view_mut(by_token)?,
+        )?;
+        let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.said];
+        experts.routed.enqueue(device, shape, room)?;
+        let room = [&mut s.normed, &mut s.gate_up, &mut s.inside, &mut s.delta];
+        experts.shared.enqueue(device, shape, room)?;
+        device.add_weighted(
+            s.said.view([count, tokens, hidden])?,
+            s.expert_weights.view(by_token)?,
+            s.delta.view_mut([tokens, 1, hidden])?,
+        )
+    }
+}
