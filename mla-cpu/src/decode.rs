@@ -221,59 +221,23 @@ impl CpuDecode {
         call: DecodeCall<'a, Cpu>,
         limits: &StepLimits,
     ) -> Result<(Call<'a, T>, Option<Lists<'a>>)> {
+        call.check(&self.config, &Self::SPEC)?;
         let problem = &self.config.problem;
-        let (l, r) = (
-            problem.dims.latent as usize,
-            problem.dims.head.rope as usize,
-        );
-        let heads = problem.heads as usize;
-        let (query, tokens) = match &call.query {
+        let (l, heads) = (problem.dims.latent as usize, problem.heads as usize);
+        let tokens = call.query.tokens();
+        let query = match &call.query {
             Query::Concatenated(query) => {
-                let tokens = query.shape()[0];
-                let shape = [tokens, heads, l + r];
-                query.layout().expect("query", problem.dtype, shape)?;
-                (
-                    QueryElements::Concatenated(Elements::of("query", query)?),
-                    tokens,
-                )
+                QueryElements::Concatenated(Elements::of("query", query)?)
             }
-            Query::Split { latent, rope } => {
-                let tokens = latent.shape()[0];
-                for (field, tensor, width) in
-                    [("query (latent)", latent, l), ("query (rope)", rope, r)]
-                {
-                    let shape = [tokens, heads, width];
-                    tensor.layout().expect(field, problem.dtype, shape)?;
-                }
-                let query = QueryElements::Split {
-                    latent: Elements::of("query (latent)", latent)?,
-                    rope: Elements::of("query (rope)", rope)?,
-                };
-                (query, tokens)
-            }
+            Query::Split { latent, rope } => QueryElements::Split {
+                latent: Elements::of("query (latent)", latent)?,
+                rope: Elements::of("query (rope)", rope)?,
+            },
         };
-
         let layout = *call.cache.layout();
-        if (layout.dims.latent as usize, layout.dims.head.rope as usize) != (l, r) {
-            return Err(Error::argument("cache dims", layout.dims, problem.dims));
-        }
-        if layout.format != problem.kv_format {
-            return Err(Error::argument(
-                "cache format",
-                layout.format,
-                problem.kv_format,
-            ));
-        }
         let batch = &call.batch;
         let requests = batch.block_table.requests();
         let seq_lens = indices("sequence lengths", &batch.seq_lens)?;
-        if seq_lens.len() != requests {
-            return Err(Error::argument(
-                "sequence lengths",
-                seq_lens.len(),
-                format!("{requests}, one per request of the block table"),
-            ));
-        }
         let query_starts = indices("query starts", &batch.query_starts)?;
         check_starts("query starts", query_starts, requests, tokens, false)?;
         for (request, pair) in query_starts.windows(2).enumerate() {
@@ -294,34 +258,10 @@ impl CpuDecode {
                 ));
             }
         }
-        if call.slots.is_some() != problem.sparse {
-            let name = |sparse| {
-                if sparse {
-                    "lists of slots"
-                } else {
-                    "no lists of slots"
-                }
-            };
-            return Err(Error::argument(
-                "slots",
-                name(!problem.sparse),
-                name(problem.sparse),
-            ));
-        }
         let lists = match &call.slots {
             None => None,
             Some(lists) => {
                 let slots = indices("slots", &lists.slots)?;
-                match tokens.checked_mul(lists.width) {
-                    Some(needed) if needed <= slots.len() => {}
-                    _ => {
-                        return Err(Error::argument(
-                            "slots",
-                            slots.len(),
-                            format!("{tokens} tokens of {} slots", lists.width),
-                        ));
-                    }
-                }
                 Some(Lists {
                     slots,
                     width: lists.width,
@@ -338,10 +278,7 @@ impl CpuDecode {
         }
         let lse = match call.lse {
             None => None,
-            Some(lse) => {
-                lse.layout().expect("lse", heads, tokens)?;
-                Some(lse_places(lse)?)
-            }
+            Some(lse) => Some(lse_places(lse)?),
         };
         let call = Call {
             query,

@@ -138,44 +138,22 @@ enum KeyElements<'a, T> {
 
 impl CpuPrefill {
     fn check<'a, T: Element>(&self, call: PrefillCall<'a, Cpu>) -> Result<Call<'a, T>> {
+        call.check(&self.config, &Self::SPEC)?;
         let problem = &self.config.problem;
         let head = problem.dims.head;
-        let (p, r, v) = (head.nope as usize, head.rope as usize, head.v as usize);
+        let v = head.v as usize;
         let heads = problem.heads as usize;
         let (tq, tk) = (call.query.shape()[0], call.values.shape()[0]);
-        let dtype = problem.dtype;
-        call.query
-            .layout()
-            .expect("query", dtype, [tq, heads, p + r])?;
-        call.values
-            .layout()
-            .expect("values", dtype, [tk, heads, v])?;
         let keys = match &call.keys {
-            Keys::Packed(keys) => {
-                keys.layout().expect("keys", dtype, [tk, heads, p + r])?;
-                KeyElements::Packed(Elements::of("keys", keys)?)
-            }
-            Keys::Split { nope, rope } => {
-                nope.layout().expect("keys (nope)", dtype, [tk, heads, p])?;
-                rope.layout().expect("keys (rope)", dtype, [tk, 1, r])?;
-                KeyElements::Split {
-                    nope: Elements::of("keys (nope)", nope)?,
-                    rope: Elements::of("keys (rope)", rope)?,
-                }
-            }
+            Keys::Packed(keys) => KeyElements::Packed(Elements::of("keys", keys)?),
+            Keys::Split { nope, rope } => KeyElements::Split {
+                nope: Elements::of("keys (nope)", nope)?,
+                rope: Elements::of("keys (rope)", rope)?,
+            },
         };
         let query_starts = indices("query starts", &call.query_starts)?;
         let key_starts = indices("key starts", &call.key_starts)?;
         let requests = query_starts.len().saturating_sub(1);
-        if let Some(chunk) = call.chunk
-            && chunk.key_lens.len() != requests
-        {
-            return Err(Error::argument(
-                "chunk key lengths",
-                chunk.key_lens.len(),
-                format!("{requests}, one per request"),
-            ));
-        }
         check_starts("query starts", query_starts, requests, tq, false)?;
         check_starts("key starts", key_starts, requests, tk, false)?;
         let longest = |starts: &[i32]| {
@@ -196,10 +174,7 @@ impl CpuPrefill {
         }
         let lse = match call.lse {
             None => None,
-            Some(lse) => {
-                lse.layout().expect("lse", heads, tq)?;
-                Some(lse_places(lse)?)
-            }
+            Some(lse) => Some(lse_places(lse)?),
         };
         Ok(Call {
             query: Elements::of("query", &call.query)?,

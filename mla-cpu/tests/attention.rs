@@ -251,7 +251,7 @@ impl Small {
 
     fn decode<'a>(&'a self, out: Output<'a, Cpu>) -> mla_runtime::Result<()> {
         let cpu = Cpu::new();
-        let problem = Problem::new(Self::DIMS, 2, DType::F32);
+        let problem = Problem::new(Self::DIMS, 2, DType::F32).with_page_size(2);
         let backend = CpuDecode::new(&cpu, &config(problem))?;
         let mut state = backend.state(&cpu, &limits(1))?;
         let layout = CacheLayout::contiguous(Self::DIMS, KvFormat::F32, 2, 2);
@@ -368,6 +368,6 @@ fn bad_batches_are_named() {
     );
     mistake(
         |small| small.seq_lens = vec![1, 1],
-        "sequence lengths: given 2, accepted 1, one per request of the block table",
+        "seq_lens: given 2, accepted 1, one per request of the block table",
     );
 }

@@ -12,7 +12,7 @@ use mla_runtime::mla_backend;
 use {
     crate::compiled,
     crate::ffi,
-    crate::status::{check, dtype_code, int, rows_of_16_bytes, sms, stride},
+    crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, Query, StepLimits},
@@ -102,6 +102,7 @@ impl FlashInferMla {
     run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
     cache_dims = "(512,64)",
+    alignment = 16,
     query_len = "ragged",
     graphs = "uniform_batch",
     features = "strided_outputs",
@@ -192,6 +193,7 @@ impl DecodeBackend for FlashInferMla {
         state: &mut FlashInferMlaState,
         plan: &FlashInferMlaPlan,
     ) -> Result<()> {
+        call.check(&self.config, &Self::SPEC)?;
         let (problem, heads) = (&self.config.problem, self.heads());
         let (Query::Split { latent, rope }, Output::Plain(out)) = (call.query, call.out) else {
             let given = "a query in one, or an output in e4m3";
@@ -199,22 +201,6 @@ impl DecodeBackend for FlashInferMla {
         };
         let (tokens, out_layout) = (latent.shape()[0], *out.layout());
         let out_address = out.into_bytes().address();
-        for (field, layout, address, width) in [
-            (
-                "query latent",
-                latent.layout(),
-                latent.bytes().address(),
-                512,
-            ),
-            ("query rope", rope.layout(), rope.bytes().address(), 64),
-            ("out", &out_layout, out_address, 512),
-        ] {
-            layout.expect(field, problem.dtype, [tokens, heads, width])?;
-            rows_of_16_bytes(field, layout, address)?;
-        }
-        if call.slots.is_some() {
-            return Err(Error::argument("slots", "present", "absent: it is dense"));
-        }
         if tokens != plan.tokens {
             let accepted = format!("{}, for which it was prepared", plan.tokens);
             return Err(Error::argument("query tokens", tokens, accepted));
@@ -223,15 +209,6 @@ impl DecodeBackend for FlashInferMla {
             return Ok(());
         }
         let cache = call.cache.layout();
-        for (field, bytes) in [
-            ("page stride", cache.page_stride),
-            ("row stride", cache.row_stride),
-            ("cache", call.cache.bytes().address() as usize),
-        ] {
-            if !bytes.is_multiple_of(16) {
-                return Err(Error::argument(field, bytes, "a multiple of 16 bytes"));
-            }
-        }
         let element = problem.dtype.bytes();
         let query_stride = |field, layout: &mla_runtime::tensor::Layout, axis: usize| {
             stride(field, layout.strides[axis], layout.shape[axis])
@@ -277,7 +254,6 @@ impl DecodeBackend for FlashInferMla {
             return Ok(());
         };
         let layout = target.layout();
-        layout.expect("lse", heads, tokens)?;
         // SAFETY: the source holds tokens × heads, as checked above; the target what its layout says.
         let status = unsafe {
             ffi::fi_transpose_lse(

@@ -13,13 +13,12 @@ use mla_runtime::mla_backend;
 use {
     crate::compiled,
     crate::ffi,
-    crate::status::{check, dtype_code, int, rows_of_16_bytes, sms, stride},
+    crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
-    mla_runtime::tensor::Layout,
 };
 
 /// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2, whose outputs have
@@ -141,6 +140,7 @@ impl FlashInfer {
         plan: &FlashInferPlan,
         (workspace, lse): (&mut Buffer, &mut Buffer),
     ) -> Result<()> {
+        call.check(&self.config, &Self::SPEC)?;
         let (dtype, heads) = (self.config.problem.dtype, self.heads());
         let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
             let given = "keys in two, or an output in e4m3";
@@ -163,24 +163,15 @@ impl FlashInfer {
             *out.layout(),
         );
         let out = out.into_bytes().address();
-        let tensors = [
-            ("query", query, call.query.bytes().address(), 192),
-            ("keys", key, keys.bytes().address(), 192),
-            ("values", value, call.values.bytes().address(), 128),
-            ("output", out_layout, out, 128),
-        ];
-        for (field, layout, address, width) in tensors {
-            let is_key = matches!(field, "keys" | "values");
-            let tokens = if is_key { key_tokens } else { query_tokens };
-            layout.expect(field, dtype, [tokens, heads, width])?;
-            rows_of_16_bytes(field, &layout, address)?;
-            if self.version.number == 2 {
-                stride(field, layout.strides[0], tokens)?;
+        if self.version.number == 2 {
+            for (field, layout) in [
+                ("query", query),
+                ("keys", key),
+                ("values", value),
+                ("out", out_layout),
+            ] {
+                stride(field, layout.strides[0], layout.shape[0])?;
             }
-        }
-        let without_gaps = Layout::contiguous(dtype, out_layout.shape);
-        if self.version.number == 2 && out_layout != without_gaps {
-            return Err(Error::argument("output", out_layout, without_gaps));
         }
         if query_tokens == 0 {
             return Ok(());
@@ -191,9 +182,9 @@ impl FlashInfer {
         }
         let wide = |stride: usize| stride as i64;
         let mut run = ffi::FiRaggedRun {
-            query: tensors[0].2 as *const _,
-            key: tensors[1].2 as *const _,
-            value: tensors[2].2 as *const _,
+            query: call.query.bytes().address() as *const _,
+            key: keys.bytes().address() as *const _,
+            value: call.values.bytes().address() as *const _,
             query_starts: call.query_starts.bytes().address() as *const _,
             key_starts: call.key_starts.bytes().address() as *const _,
             numbers: plan.numbers.as_ptr(),
@@ -219,7 +210,6 @@ impl FlashInfer {
         let (target, head_stride): (*mut f32, i64) = match call.lse {
             None => (std::ptr::null_mut(), 0),
             Some(target) => {
-                target.layout().expect("lse", heads, query_tokens)?;
                 run.lse = lse.address() as *mut _;
                 let head_stride = wide(target.layout().row_stride);
                 (target.into_bytes().address() as *mut _, head_stride)
@@ -282,6 +272,7 @@ impl FlashInfer {
     run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
     requires_r1 = true,
+    alignment = 16,
     priority = "10x:80,*:90"
 )]
 impl PrefillBackend for FlashInfer {

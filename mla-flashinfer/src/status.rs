@@ -5,7 +5,6 @@ use std::ffi::CStr;
 use mla_kernels::Cuda;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
-use mla_runtime::tensor::Layout;
 
 use crate::ffi;
 
@@ -39,23 +38,6 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
             "at most 4294967295 elements in all, which FlashInfer counts in 32 bits",
         )),
     }
-}
-
-/// Refuses a tensor that FlashInfer would read wrongly: it copies rows in units of 16 bytes.
-pub(crate) fn rows_of_16_bytes(field: &'static str, layout: &Layout, address: u64) -> Result<()> {
-    let bytes = layout.dtype.bytes();
-    let aligned = address.is_multiple_of(16)
-        && layout.strides[..2]
-            .iter()
-            .all(|stride| (stride * bytes).is_multiple_of(16));
-    if layout.has_unit_columns() && aligned {
-        return Ok(());
-    }
-    Err(Error::argument(
-        field,
-        format!("{layout} at {address:#x}"),
-        "a last axis of stride 1, and rows that begin at multiples of 16 bytes",
-    ))
 }
 
 /// The number of a dtype in the C interface.

@@ -15,6 +15,7 @@
 | query lengths | ragged, at most 8 |
 | queries | concatenated |
 | sparse | optional |
+| alignment | 16 bytes |
 | CUDA graphs | always |
 | log-sum-exp | log2 |
 | quantised output | yes |
@@ -64,6 +65,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         query_format: crate::engine::mla_runtime::spec::QueryFormat::Concatenated,
         key_layout: crate::engine::mla_runtime::spec::KeyLayout::Packed,
         padded_values: false,
+        alignment: 16,
         graphs: crate::engine::mla_runtime::spec::GraphSupport::Always,
         lse: crate::engine::mla_runtime::spec::LseOutput::Log2,
         quant_output: true,

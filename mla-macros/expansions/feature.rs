@@ -14,6 +14,7 @@
 | query lengths | single |
 | queries | split |
 | sparse | never |
+| alignment | an element's |
 | CUDA graphs | never |
 | log-sum-exp | ln |
 | quantised output | no |
@@ -44,6 +45,7 @@ impl DecodeBackend for Flash {
         query_format: ::mla_runtime::spec::QueryFormat::Split,
         key_layout: ::mla_runtime::spec::KeyLayout::Packed,
         padded_values: false,
+        alignment: 1,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,
@@ -107,6 +109,7 @@ const _: () = {
 | query lengths | single |
 | queries | split |
 | sparse | never |
+| alignment | an element's |
 | CUDA graphs | never |
 | log-sum-exp | ln |
 | quantised output | no |
@@ -136,6 +139,7 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         query_format: ::mla_runtime::spec::QueryFormat::Split,
         key_layout: ::mla_runtime::spec::KeyLayout::Packed,
         padded_values: false,
+        alignment: 1,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,

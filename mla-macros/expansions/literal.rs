@@ -9,6 +9,7 @@
 | heads | any |
 | keys | packed |
 | values | plain |
+| alignment | an element's |
 | CUDA graphs | never |
 | log-sum-exp | ln |
 | quantised output | no |
@@ -43,6 +44,7 @@ impl PrefillBackend for FlashAttn {
         query_format: ::mla_runtime::spec::QueryFormat::Split,
         key_layout: ::mla_runtime::spec::KeyLayout::Packed,
         padded_values: false,
+        alignment: 1,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
         quant_output: false,

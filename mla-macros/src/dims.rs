@@ -16,6 +16,17 @@ pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32
     number.map_err(|fault| faults.push(fault)).ok()
 }
 
+/// The value of `alignment`.
+pub(crate) fn power_of_two(text: &str, faults: &mut Vec<Fault>) -> u32 {
+    let (element, accepted) = (Element::alone(text), key::ALIGNMENT.accepted);
+    match number::positive(element.text, element, accepted) {
+        Ok(number) if number.is_power_of_two() => return number,
+        Ok(_) => faults.push(element.fault(accepted)),
+        Err(fault) => faults.push(fault),
+    }
+    1
+}
+
 /// A list of tuples, or `None` for `any`. The numbers at `zeroable` may be zero.
 fn tuples<const N: usize>(
     text: &str,

@@ -369,6 +369,7 @@ impl Runtime {
         let query_format = variant(spec.query_format.variant);
         let key_layout = variant(spec.key_layout.variant);
         let padded_values = spec.padded_values;
+        let alignment = Literal::u32_unsuffixed(spec.alignment);
         let graphs = variant(spec.graphs.variant);
         let lse = variant(spec.lse.variant);
         let sparse = variant(spec.sparse.variant);
@@ -397,6 +398,7 @@ impl Runtime {
                 query_format: #path::spec::QueryFormat::#query_format,
                 key_layout: #path::spec::KeyLayout::#key_layout,
                 padded_values: #padded_values,
+                alignment: #alignment,
                 graphs: #path::spec::GraphSupport::#graphs,
                 lse: #path::spec::LseOutput::#lse,
                 quant_output: #quant_output,
@@ -547,6 +549,7 @@ mod tests {
                 query_len = "ragged",
                 max_query_len = 8,
                 query_format = "concatenated",
+                alignment = 16,
                 graphs = "always",
                 lse = "log2",
                 quant_output = true,

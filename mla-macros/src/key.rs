@@ -198,6 +198,16 @@ pub(crate) const PADDED_VALUES: Key = Key {
     meaning: "Whether values and outputs are as wide as queries; the layer pads and slices.",
 };
 
+pub(crate) const ALIGNMENT: Key = Key {
+    name: "alignment",
+    form: Form::Text,
+    only: None,
+    default: Some("1"),
+    accepted: "a power of two from 1 up, in bytes",
+    example: "16",
+    meaning: "What addresses of its tensors and distances between their rows are multiples of.",
+};
+
 pub(crate) const GRAPHS: Key = Key {
     name: "graphs",
     form: Form::Text,
@@ -309,6 +319,7 @@ pub(crate) const KEYS: &[Key] = &[
     QUERY_FORMAT,
     KEY_LAYOUT,
     PADDED_VALUES,
+    ALIGNMENT,
     GRAPHS,
     LSE,
     QUANT_OUTPUT,

@@ -44,6 +44,7 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
         ]);
     }
     rows.extend([
+        ("alignment", alignment(spec)),
         ("CUDA graphs", spec.graphs.text.to_owned()),
         ("log-sum-exp", spec.lse.text.to_owned()),
         (
@@ -102,6 +103,13 @@ fn page_sizes(sizes: &PageSizes) -> String {
         PageSizes::Any => "any".to_owned(),
         PageSizes::MultipleOf(unit) => format!("multiples of {unit}"),
         PageSizes::List(sizes) => join(sizes, u32::to_string),
+    }
+}
+
+fn alignment(spec: &Spec) -> String {
+    match spec.alignment {
+        1 => "an element's".to_owned(),
+        bytes => format!("{bytes} bytes"),
     }
 }
 

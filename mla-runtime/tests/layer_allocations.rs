@@ -231,27 +231,44 @@ fn a_call_allocates_nothing() {
         shape: [tokens, HEADS, 192],
         strides: [1, tokens, tokens * HEADS],
     };
-    let refused = layer.forward(
-        &mut workspace,
-        LayerCall {
-            weights: Weights::new(view(&weights, [1, 512, HEADS * 256]), &config).unwrap(),
-            query: TensorRef::new(Inert::bytes(&query), columns).unwrap(),
-            latent: view(&latent, [tokens, 1, 512]),
-            rope: view(&rope, [tokens, 1, 64]),
-            cache: CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
-            out: TensorMut::new(
-                Inert::bytes_mut(&mut out),
-                Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
-            )
-            .unwrap(),
-            lse: None,
-            slot_lists: None,
-            rotary: None,
-        },
-    );
-    assert_eq!(
-        refused.unwrap_err().to_string(),
-        format!("query: given {columns}, accepted a last axis of stride 1")
-    );
-    assert_eq!(operations(), 0);
+    let scattered = Layout {
+        dtype: DType::BF16,
+        shape: [1, 512, HEADS * 256],
+        strides: [0, HEADS * 512, 2],
+    };
+    let wide = bytes(2 * 512 * HEADS * 256);
+    for (query_layout, weights_layout, message) in [
+        (
+            columns,
+            Layout::contiguous(DType::BF16, scattered.shape),
+            format!("query: given {columns}, accepted a last axis of stride 1"),
+        ),
+        (
+            Layout::contiguous(DType::BF16, columns.shape),
+            scattered,
+            "W_kv_b: given bf16 [16, 128, 512] strides [512, 2, 8192], accepted an axis of stride 1"
+                .to_owned(),
+        ),
+    ] {
+        let weights = TensorRef::new(Inert::bytes(&wide), weights_layout).unwrap();
+        let refused = layer.forward(
+            &mut workspace,
+            LayerCall::new(
+                Weights::new(weights, &config).unwrap(),
+                TensorRef::new(Inert::bytes(&query), query_layout).unwrap(),
+                [
+                    view(&latent, [tokens, 1, 512]),
+                    view(&rope, [tokens, 1, 64]),
+                ],
+                CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
+                TensorMut::new(
+                    Inert::bytes_mut(&mut out),
+                    Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
+                )
+                .unwrap(),
+            ),
+        );
+        assert_eq!(refused.unwrap_err().to_string(), message);
+        assert_eq!(operations(), 0);
+    }
 }

@@ -6,13 +6,13 @@
     allow(dead_code, unreachable_pub)
 )]
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, Query};
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output};
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::tensor::TensorRef;
+use mla_runtime::spec::BackendSpec;
 
-use crate::device::argument::{dtype_code, format_code, narrow, unit_columns, wide};
+use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
 
@@ -72,77 +72,29 @@ pub(super) fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDe
 /// The call, checked; `None` if there is nothing to do.
 pub(super) fn params(
     config: &LayerConfig,
+    spec: &BackendSpec,
     call: DecodeCall<'_, Cuda>,
     state: &AbsorbedState,
 ) -> Result<Option<raw::MlaDecodeParams>> {
+    call.check(config, spec)?;
     let problem = &config.problem;
-    let heads = problem.heads as usize;
-    let (latent_dim, rope_dim) = (
-        problem.dims.latent as usize,
-        problem.dims.head.rope as usize,
-    );
     let batch = &call.batch;
     state.check(batch)?;
-    let (latent, rope) = query_parts(&call.query, latent_dim)?;
+    let [latent, rope] = call.query.parts(problem.dims.latent as usize)?;
     let tokens = latent.shape()[0];
-    let dtype = problem.dtype;
-    latent
-        .layout()
-        .expect("query latent", dtype, [tokens, heads, latent_dim])?;
-    rope.layout()
-        .expect("query rope", dtype, [tokens, heads, rope_dim])?;
-    unit_columns("query latent", latent.layout())?;
-    unit_columns("query rope", rope.layout())?;
     let Output::Plain(out) = call.out else {
-        return Err(Error::argument("out", "e4m3", dtype));
+        return Err(Error::argument("out", "e4m3", problem.dtype));
     };
     let out_layout = *out.layout();
-    out_layout.expect("out", dtype, [tokens, heads, latent_dim])?;
-    unit_columns("out", &out_layout)?;
-    if call.slots.is_some() {
-        return Err(Error::argument(
-            "slots",
-            "present",
-            "absent: this backend is dense",
-        ));
-    }
     let requests = batch.block_table.requests();
-    for (field, given, accepted) in [
-        ("seq_lens", batch.seq_lens.len(), requests),
-        ("query_starts", batch.query_starts.len(), requests + 1),
-    ] {
-        if given != accepted {
-            return Err(Error::argument(field, given, accepted));
-        }
-    }
     if requests == 0 || tokens == 0 {
         return Ok(None);
     }
     let cache = call.cache.layout();
-    // Selection lets no other format through, and a layer that was made by hand may bring another cache.
-    if cache.format != problem.kv_format {
-        return Err(Error::argument(
-            "kv format",
-            cache.format,
-            problem.kv_format,
-        ));
-    }
     let element = match cache.format {
         KvFormat::Fp8 | KvFormat::Fp8DsMla => 1,
-        KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 => dtype.bytes(),
+        KvFormat::F32 | KvFormat::F16 | KvFormat::BF16 => problem.dtype.bytes(),
     };
-    for (field, stride) in [
-        ("page stride", cache.page_stride),
-        ("row stride", cache.row_stride),
-    ] {
-        if !stride.is_multiple_of(element) {
-            return Err(Error::argument(
-                field,
-                stride,
-                format!("a multiple of {element} bytes"),
-            ));
-        }
-    }
     let mut params = shape(config, batch.max_query_len.max(1))?;
     params.q_latent = latent.bytes().address() as *const _;
     params.q_rope = rope.bytes().address() as *const _;
@@ -153,7 +105,6 @@ pub(super) fn params(
     params.out = out.into_bytes().address() as *mut _;
     if let Some(lse) = call.lse {
         let layout = lse.layout();
-        layout.expect("lse", heads, tokens)?;
         params.lse_head_stride = wide("lse", layout.row_stride)?;
         params.lse = lse.into_bytes().address() as *mut _;
     }
@@ -174,19 +125,4 @@ pub(super) fn params(
     params.tokens = narrow("tokens", tokens)?;
     params.max_pages = narrow("max pages", batch.block_table.max_pages())?;
     Ok(Some(params))
-}
-
-/// The latent and the rotary part, which a concatenated query has side by side.
-pub(super) fn query_parts<'a>(
-    query: &Query<'a, Cuda>,
-    latent_dim: usize,
-) -> Result<(TensorRef<'a, Cuda>, TensorRef<'a, Cuda>)> {
-    match query {
-        Query::Split { latent, rope } => Ok((*latent, *rope)),
-        Query::Concatenated(rows) => {
-            let width = rows.shape()[2];
-            let cut = latent_dim.min(width);
-            Ok((rows.narrow(2, 0..cut)?, rows.narrow(2, cut..width)?))
-        }
-    }
 }

@@ -5,9 +5,10 @@
 
 use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
 use mla_runtime::error::{Error, Result};
+use mla_runtime::spec::BackendSpec;
 
 use crate::device::Cuda;
-use crate::device::argument::{dtype_code, narrow, unit_columns, wide};
+use crate::device::argument::{dtype_code, narrow, wide};
 use crate::raw;
 
 /// What decides about the kernel, without any tensor.
@@ -35,65 +36,43 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
 /// The call, checked, without a workspace; `None` if there is nothing to do.
 pub(super) fn params(
     config: &LayerConfig,
+    spec: &BackendSpec,
     call: PrefillCall<'_, Cuda>,
 ) -> Result<Option<raw::MlaPrefillParams>> {
+    call.check(config, spec)?;
     let problem = &config.problem;
-    let (dims, dtype, heads) = (problem.dims.head, problem.dtype, problem.heads as usize);
-    let (nope, rope, v) = (dims.nope as usize, dims.rope as usize, dims.v as usize);
+    let nope = problem.dims.head.nope as usize;
     let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
-
-    let query = *call.query.layout();
-    query.expect("query", dtype, [query_tokens, heads, nope + rope])?;
-    unit_columns("query", &query)?;
-    let value = *call.values.layout();
-    value.expect("values", dtype, [key_tokens, heads, v])?;
-    unit_columns("values", &value)?;
+    let (query, value) = (*call.query.layout(), *call.values.layout());
     let (key_nope, key_nope_layout, key_rope, key_rope_layout) = match &call.keys {
         Keys::Packed(keys) => {
-            let layout = *keys.layout();
-            layout.expect("keys", dtype, [key_tokens, heads, nope + rope])?;
-            unit_columns("keys", &layout)?;
             let address = keys.bytes().address();
-            let rotary = address + (nope * dtype.bytes()) as u64;
-            (address, layout, rotary, layout)
+            let rotary = address + (nope * problem.dtype.bytes()) as u64;
+            (address, *keys.layout(), rotary, *keys.layout())
         }
         Keys::Split {
             nope: head,
             rope: shared,
         } => {
-            let (layout, mut shared_layout) = (*head.layout(), *shared.layout());
-            layout.expect("keys (nope)", dtype, [key_tokens, heads, nope])?;
-            shared_layout.expect("keys (rope)", dtype, [key_tokens, 1, rope])?;
-            unit_columns("keys (nope)", &layout)?;
-            unit_columns("keys (rope)", &shared_layout)?;
+            let mut shared_layout = *shared.layout();
             // One head that every head reads.
             shared_layout.strides[1] = 0;
             let addresses = (head.bytes().address(), shared.bytes().address());
-            (addresses.0, layout, addresses.1, shared_layout)
+            (addresses.0, *head.layout(), addresses.1, shared_layout)
         }
     };
     let Output::Plain(out) = call.out else {
-        return Err(Error::argument("output", "e4m3", dtype));
+        return Err(Error::argument("out", "e4m3", problem.dtype));
     };
     let out_layout = *out.layout();
-    out_layout.expect("output", dtype, [query_tokens, heads, v])?;
-    unit_columns("output", &out_layout)?;
     let (lse, lse_head_stride) = match call.lse {
         None => (0, query_tokens),
         Some(lse) => {
-            let layout = lse.layout();
-            layout.expect("lse", heads, query_tokens)?;
-            (lse.into_bytes().address(), layout.row_stride)
+            let stride = lse.layout().row_stride;
+            (lse.into_bytes().address(), stride)
         }
     };
     let requests = call.query_starts.len().saturating_sub(1);
-    if call.key_starts.len() != call.query_starts.len() {
-        return Err(Error::argument(
-            "key starts",
-            call.key_starts.len(),
-            format!("{}, as many as query starts", call.query_starts.len()),
-        ));
-    }
     // Nothing to write, and the kernel's tensors must not be empty.
     if requests == 0 || query_tokens == 0 {
         return Ok(None);

@@ -184,6 +184,14 @@ impl Operand {
     }
 }
 
+/// Refuses a matrix that cuBLAS does not take as it lies.
+pub(super) fn check_operand(field: &'static str, layout: &Layout) -> Result<()> {
+    if layout.elements() == 0 || Operand::new(layout).is_some() {
+        return Ok(());
+    }
+    Err(strides_refused(field, layout))
+}
+
 fn is_contiguous(layout: &Layout, axis: usize) -> bool {
     layout.shape[axis] <= 1 || layout.strides[axis] == 1
 }

@@ -17,7 +17,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
-use super::{Cuda, Rotary, RotaryQuery, failed, head_product, machine, rotary};
+use super::{Cuda, Rotary, RotaryQuery, blas, failed, head_product, machine, rotary};
 use crate::{present_gpu, raw};
 
 impl Memory for Cuda {
@@ -125,6 +125,10 @@ impl Device for Cuda {
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
         unit_columns(field, layout)
+    }
+
+    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        blas::check_operand(field, layout)
     }
 
     fn gemm(

@@ -16,6 +16,7 @@ pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     shapes(&mut cases);
     strides(&mut cases);
+    alignments(&mut cases);
     weights(&mut cases);
     log_sum_exps(&mut cases);
     caches(&mut cases);
@@ -166,6 +167,73 @@ fn strides(cases: &mut Vec<Case>) {
     add(cases, "out: heads first in memory", Right, |setup| {
         setup.out.layout.strides = [16, TOKENS * 16, 1];
     });
+}
+
+// What a backend that reads 16 bytes at a time refuses: with f32, four elements.
+fn alignments(cases: &mut Vec<Case>) {
+    for (name, pick) in TENSORS {
+        // Latents go to the cache and to products alone, which take any.
+        let expected = if name == "latent" { Right } else { Refused };
+        add(
+            cases,
+            format!("{name}: an element off, for backends of 16 bytes"),
+            expected,
+            move |setup| {
+                setup.aligned = true;
+                pick(setup).offset = 4;
+            },
+        );
+        add(
+            cases,
+            format!("{name}: rows apart by 13 elements more, for backends of 16 bytes"),
+            expected,
+            move |setup| {
+                setup.aligned = true;
+                pick(setup).layout.strides[0] += 13;
+            },
+        );
+        add(
+            cases,
+            format!(
+                "{name}: 16 bytes off, rows apart by 12 elements more, for backends of 16 bytes"
+            ),
+            Right,
+            move |setup| {
+                setup.aligned = true;
+                pick(setup).offset = 16;
+                pick(setup).layout.strides[0] += 12;
+            },
+        );
+    }
+    add(
+        cases,
+        "weights: an element off, for backends of 16 bytes",
+        Right,
+        |setup| {
+            setup.aligned = true;
+            setup.weights.offset = 4;
+        },
+    );
+    add(
+        cases,
+        "cache: an element off, for backends of 16 bytes",
+        Refused,
+        |setup| {
+            setup.aligned = true;
+            setup.cache_offset = 4;
+        },
+    );
+    add(
+        cases,
+        "cache: rows apart by an element more, for backends of 16 bytes",
+        Refused,
+        |setup| {
+            setup.aligned = true;
+            setup.cache.row_stride += 4;
+            setup.cache.page_stride = PAGE * setup.cache.row_stride;
+            setup.cache_bytes = PAGES * setup.cache.page_stride;
+        },
+    );
 }
 
 fn weights(cases: &mut Vec<Case>) {

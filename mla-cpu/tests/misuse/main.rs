@@ -2,6 +2,7 @@
 //!
 //! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse` writes it anew.
 
+mod aligned;
 mod cases;
 mod setup;
 

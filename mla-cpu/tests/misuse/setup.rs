@@ -2,7 +2,7 @@
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
-use mla_runtime::backend::{LayerConfig, SlotLists, StepLimits};
+use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::dims::{HeadDims, MlaDims};
@@ -16,6 +16,8 @@ use mla_runtime::problem::Problem;
 use mla_runtime::rotary::RotaryTables;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+
+use crate::aligned::Aligned;
 
 pub(crate) const DIMS: MlaDims = MlaDims::new(32, HeadDims::new(16, 8, 16));
 pub(crate) const HEADS: usize = 2;
@@ -126,6 +128,10 @@ pub(crate) struct Setup {
     pub(crate) slot_lists: Option<(usize, usize)>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) prepared: Prepared,
+    /// Whether the backends read 16 bytes at a time.
+    pub(crate) aligned: bool,
+    /// Where the cache begins in its memory, in bytes.
+    pub(crate) cache_offset: usize,
 }
 
 impl Default for Setup {
@@ -157,6 +163,8 @@ impl Default for Setup {
             slot_lists: None,
             rotation: None,
             prepared: Prepared::Step,
+            aligned: false,
+            cache_offset: 0,
         }
     }
 }
@@ -169,13 +177,16 @@ fn bytes(numbers: &[f32]) -> &[u8] {
 impl Setup {
     /// The outputs, or why there are none; and whether anything was written.
     pub(crate) fn run(&self) -> (Result<Vec<f32>>, bool) {
-        let mut cache = vec![0.0f32; self.cache_bytes.div_ceil(4)];
+        let mut cache = vec![0.0f32; (self.cache_offset + self.cache_bytes).div_ceil(4)];
         for (at, value) in cache.iter_mut().enumerate() {
             *value = number(9, at, 0, 0);
         }
         let mut out = self.out.memory(8);
         let before = (cache.clone(), out.clone());
-        let result = self.forward(&mut cache, &mut out);
+        let result = match self.aligned {
+            false => self.forward::<CpuPrefill, CpuDecode>(&mut cache, &mut out),
+            true => self.forward::<Aligned<CpuPrefill>, Aligned<CpuDecode>>(&mut cache, &mut out),
+        };
         let same = |a: &[f32], b: &[f32]| bytes(a) == bytes(b);
         let touched = !(same(&cache, &before.0) && same(&out, &before.1));
         let outputs = result.map(|()| {
@@ -190,13 +201,17 @@ impl Setup {
         (outputs, touched)
     }
 
-    fn forward(&self, cache: &mut [f32], out: &mut [f32]) -> Result<()> {
+    fn forward<P, D>(&self, cache: &mut [f32], out: &mut [f32]) -> Result<()>
+    where
+        P: PrefillBackend<Device = Cpu>,
+        D: DecodeBackend<Device = Cpu>,
+    {
         let device = Cpu::new();
-        let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &self.config)?;
+        let layer = MlaLayer::<P, D>::of(&device, &self.config)?;
         let other = self
             .config
             .with_problem(self.config.problem.with_page_size(8));
-        let other = MlaLayer::<CpuPrefill, CpuDecode>::of(&device, &other)?;
+        let other = MlaLayer::<P, D>::of(&device, &other)?;
         let maker = match self.prepared {
             Prepared::OtherProblem => &other,
             _ => &layer,
@@ -257,7 +272,10 @@ impl Setup {
             None => None,
         };
         let cache: &mut [u8] = bytemuck::cast_slice_mut(cache);
-        let cache = CacheMut::new(&mut cache[..self.cache_bytes], self.cache)?;
+        let cache = CacheMut::new(
+            &mut cache[self.cache_offset..][..self.cache_bytes],
+            self.cache,
+        )?;
         let out: &mut [u8] = bytemuck::cast_slice_mut(out);
         let out = TensorMut::new(&mut out[part(&self.out)], self.out.layout)?;
         let weights = Weights::new(read(&weights, &self.weights)?, &self.config)?;

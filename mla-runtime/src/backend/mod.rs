@@ -14,6 +14,7 @@
 //! every backend has by them, and which a backend selected at run time has as well
 //! ([`SelectedPrefill`], [`SelectedDecode`]): so the layer is written once for both.
 
+mod check;
 mod decode;
 mod entry;
 pub(crate) mod list;
@@ -21,6 +22,7 @@ mod opaque;
 mod prefill;
 
 pub use crate::plan::limits::StepLimits;
+pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows};
 pub use decode::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
 };

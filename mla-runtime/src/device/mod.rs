@@ -143,13 +143,24 @@ pub trait Device: Memory {
         }
     }
 
-    /// Whether the operations take a tensor of a layer's call as it lies: the layer asks before it
+    /// Whether the operations on rows take a tensor of a layer's call as it lies: the layer asks before it
     /// enqueues anything. `field` is the tensor's name in the call.
     ///
     /// # Errors
     ///
     /// Where an operation would refuse the strides.
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        let _ = (field, layout);
+        Ok(())
+    }
+
+    /// Whether [`gemm`](Self::gemm) takes a factor, or writes a product, `[B, M, N]` that lies so: the layer asks
+    /// before it enqueues anything.
+    ///
+    /// # Errors
+    ///
+    /// Where it would refuse the strides.
+    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
         let _ = (field, layout);
         Ok(())
     }

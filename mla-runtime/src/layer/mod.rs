@@ -114,9 +114,10 @@ pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
 pub(crate) use self::arena::Arena;
+use self::step::Step as PreparedStep;
 use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
-    SelectedPrefill, SlotLists, StepLimits,
+    SelectedPrefill, SlotLists, StepLimits, check_cache, check_gaps, check_lists, check_rows,
 };
 use crate::cache::CacheMut;
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
@@ -126,7 +127,7 @@ use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
 use crate::rotary::{RotaryQuery, Rotation};
-use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
+use crate::spec::{BackendSpec, KeyLayout, Phase, QueryFormat, QueryLen};
 use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
 /// One layer's attention with its backends.
@@ -522,6 +523,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_lists(workspace.step.tokens(), call.slot_lists.as_ref())
     }
 
+    fn check_lists(&self, tokens: usize, lists: Option<&SlotLists<'_, P::Device>>) -> Result<()> {
+        check_lists("slot_lists", lists, tokens, &self.config.problem)
+    }
+
     fn check_tensors(
         &self,
         workspace: &Workspace<P, D>,
@@ -558,25 +563,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             lse.layout().expect("lse", heads, tokens)?;
         }
         let cache = call.cache.layout();
-        let row = (cache.dims.latent, cache.dims.head.rope);
-        if row != (dims.latent, dims.head.rope)
-            || cache.format != problem.kv_format
-            || cache.page_size != problem.page_size as usize
-        {
-            return Err(Error::argument(
-                "cache",
-                format!(
-                    "{} rows of {row:?} in pages of {}",
-                    cache.format, cache.page_size
-                ),
-                format!(
-                    "{} rows of {:?} in pages of {}",
-                    problem.kv_format,
-                    (dims.latent, dims.head.rope),
-                    problem.page_size
-                ),
-            ));
-        }
+        check_cache(cache, problem)?;
         if step.pages_end() > cache.pages {
             return Err(Error::argument(
                 "block_tables",
@@ -598,34 +585,54 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 ));
             }
         }
-        Ok(())
+        self.check_places(step, call)
     }
 
-    fn check_lists(&self, tokens: usize, lists: Option<&SlotLists<'_, P::Device>>) -> Result<()> {
-        match (lists, self.config.problem.sparse) {
-            (Some(lists), true) => {
-                let needed = lists.width.checked_mul(tokens);
-                if needed.is_none_or(|needed| lists.slots.len() < needed) {
-                    return Err(Error::argument(
-                        "slot_lists",
-                        format!("{} entries", lists.slots.len()),
-                        format!("{} for each of {tokens} tokens", lists.width),
-                    ));
-                }
-                Ok(())
+    /// Refuses tensors that a backend or a product of the step would not take as they lie.
+    fn check_places(&self, step: &PreparedStep, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
+        let head = self.config.problem.dims.head;
+        let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);
+        let first = step.absorbed_tokens();
+        let (absorbed, expanded) = (0..first, first..step.tokens());
+        let operand = |field, tensor: TensorRef<'_, P::Device>| {
+            self.device.check_operand(field, tensor.layout())
+        };
+        let (query, out) = (call.query.shorten(), call.out.as_ref());
+        check_rows(&call.cache.as_ref(), decode.alignment)?;
+        if !absorbed.is_empty() {
+            let query = query.narrow(0, absorbed.clone())?;
+            operand("query", query.narrow(2, 0..nope)?.transpose(0, 1))?;
+            operand("W_kv_b", call.weights.queries)?;
+            operand("W_kv_b", call.weights.values)?;
+            operand("out", out.narrow(0, absorbed)?.transpose(0, 1))?;
+            // Of other queries the device makes rotary parts of its own.
+            if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
+                let rope = query.narrow(2, nope..qk)?;
+                rope.expect_aligned("query", decode.alignment as usize)?;
             }
-            (None, false) => Ok(()),
-            (Some(_), false) => Err(Error::argument(
-                "slot_lists",
-                "present",
-                "absent, as the problem is not sparse",
-            )),
-            (None, true) => Err(Error::argument(
-                "slot_lists",
-                "absent",
-                "present, as the problem is sparse",
-            )),
         }
+        if !expanded.is_empty() {
+            let alignment = prefill.alignment as usize;
+            let query = query.narrow(0, expanded.clone())?;
+            query.expect_aligned("query", alignment)?;
+            let latent = call.latent.narrow(0, expanded.clone())?;
+            operand("latent", latent.transpose(0, 1))?;
+            operand("W_kv_b", call.weights.kv)?;
+            operand("W_kv_b", call.weights.keys)?;
+            operand("W_kv_b", call.weights.values)?;
+            if prefill.key_layout == KeyLayout::Split {
+                let rope = call.rope.narrow(0, expanded.clone())?;
+                rope.expect_aligned("rope", alignment)?;
+            }
+            // A padded output is the layer's own.
+            if !prefill.padded_values {
+                let out = out.narrow(0, expanded)?;
+                check_gaps(out.layout(), prefill)?;
+                out.expect_aligned("out", alignment)?;
+            }
+        }
+        Ok(())
     }
 
     fn packed_keys(&self) -> bool {

@@ -52,6 +52,9 @@ pub struct BackendSpec {
     pub key_layout: KeyLayout,
     /// Whether values and outputs are as wide as queries: then the layer pads and slices. Prefill only.
     pub padded_values: bool,
+    /// What addresses and distances between the rows of its tensors are multiples of, in bytes: 16 for a
+    /// kernel that reads 16 bytes at a time, 1 where an element's own will do.
+    pub alignment: u32,
     /// What can be captured into a CUDA graph.
     pub graphs: GraphSupport,
     /// The log-sum-exp its kernel produces.
@@ -95,6 +98,7 @@ impl BackendSpec {
             query_format: QueryFormat::Split,
             key_layout: KeyLayout::Packed,
             padded_values: false,
+            alignment: 1,
             graphs: GraphSupport::Never,
             lse: LseOutput::Ln,
             quant_output: false,
@@ -323,6 +327,10 @@ impl BackendSpec {
             }
             PageSizes::Any => {}
         }
+        assert!(
+            self.alignment.is_power_of_two(),
+            "alignment: given no power of two, accepted 1, 2, 4 and so on"
+        );
         match self.phase {
             Phase::Prefill => {
                 assert!(

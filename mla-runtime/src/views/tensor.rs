@@ -101,14 +101,26 @@ impl fmt::Display for Layout {
 
 /// Refuses memory whose first byte is not where an element may be. Memory without bytes is anywhere.
 pub(crate) fn check_alignment<D: Memory>(bytes: D::Bytes<'_>, element: usize) -> Result<()> {
+    check_address::<D>("address", bytes, element)
+}
+
+/// Refuses memory whose first byte is at no multiple of `alignment` bytes. Memory without bytes is anywhere.
+pub(crate) fn check_address<D: Memory>(
+    field: &'static str,
+    bytes: D::Bytes<'_>,
+    alignment: usize,
+) -> Result<()> {
     let address = D::address(bytes);
-    if D::byte_len(bytes) == 0 || address.is_multiple_of(element) {
+    if D::byte_len(bytes) == 0 || address.is_multiple_of(alignment) {
         return Ok(());
     }
     Err(Error::argument(
-        "address",
-        format!("{} bytes past a multiple of {element}", address % element),
-        format!("a multiple of {element}, the bytes of an element"),
+        field,
+        format!(
+            "an address {} bytes past a multiple of {alignment}",
+            address % alignment
+        ),
+        format!("an address of a multiple of {alignment} bytes"),
     ))
 }
 
@@ -184,6 +196,28 @@ impl<'a, D: Memory> TensorRef<'a, D> {
             bytes: D::shorten(self.bytes),
             layout: self.layout,
         }
+    }
+
+    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without gaps and begin
+    /// at multiples of them. An alignment of 1 asks for nothing, and a tensor without elements has no rows.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not hold; the error calls the tensor `field`.
+    pub fn expect_aligned(&self, field: &'static str, alignment: usize) -> Result<()> {
+        if alignment <= 1 || self.layout.elements() == 0 {
+            return Ok(());
+        }
+        let bytes = self.dtype().bytes();
+        let [tokens, heads, _] = self.layout.strides;
+        let apart = |stride: usize| (stride * bytes).is_multiple_of(alignment);
+        if !(self.layout.has_unit_columns() && apart(tokens) && apart(heads)) {
+            let accepted = format!(
+                "a last axis of stride 1, and rows apart by multiples of {alignment} bytes"
+            );
+            return Err(Error::argument(field, self.layout, accepted));
+        }
+        check_address::<D>(field, self.bytes, alignment)
     }
 
     /// The part with `range` along `axis`.

@@ -125,6 +125,13 @@ impl<const PROCESSOR: bool> Device for Bytes<PROCESSOR> {
         }
     }
 
+    fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
+        match layout.strides.contains(&1) {
+            true => Ok(()),
+            false => Err(Error::argument(field, layout, "an axis of stride 1")),
+        }
+    }
+
     fn gemm(
         &self,
         _: TensorRef<'_, Self>,

@@ -37,6 +37,7 @@ pub struct MmaAttn {
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,64,128)|(256,0,256)|(64,32,64)",
     key_layout = "split",
+    alignment = 16,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
@@ -82,7 +83,7 @@ impl PrefillBackend for MmaAttn {
         (): &mut (),
         (): &(),
     ) -> Result<()> {
-        let Some(params) = expanded::params(&self.config, call)? else {
+        let Some(params) = expanded::params(&self.config, &Self::SPEC, call)? else {
             return Ok(());
         };
         device.bind()?;

@@ -59,6 +59,7 @@ impl MmaMla {
     query_len = "ragged",
     // What the C interface takes: `query_len` in mla.h.
     max_query_len = 16,
+    alignment = 16,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "50"
@@ -107,7 +108,7 @@ impl DecodeBackend for MmaMla {
         state: &mut AbsorbedState,
         (): &(),
     ) -> Result<()> {
-        let Some(params) = absorbed::params(&self.config, call, state)? else {
+        let Some(params) = absorbed::params(&self.config, &Self::SPEC, call, state)? else {
             return Ok(());
         };
         device.bind()?;

@@ -43,6 +43,7 @@ pub struct FlashAttnState {
     dtypes = "f16,bf16",
     dims = "(128,64,128)|(192,64,256)|(64,32,64)",
     key_layout = "split",
+    alignment = 16,
     graphs = "always",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
@@ -95,7 +96,7 @@ impl PrefillBackend for FlashAttn {
         state: &mut FlashAttnState,
         (): &(),
     ) -> Result<()> {
-        let Some(mut params) = expanded::params(&self.config, call)? else {
+        let Some(mut params) = expanded::params(&self.config, &Self::SPEC, call)? else {
             return Ok(());
         };
         params.workspace = state.workspace.address() as *mut _;

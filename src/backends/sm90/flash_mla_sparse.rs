@@ -10,9 +10,8 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
 use {
-    crate::backends::absorbed::query_parts,
     crate::device::Cuda,
-    crate::device::argument::{dtype_code, format_code, narrow, unit_columns, wide},
+    crate::device::argument::{dtype_code, format_code, narrow, wide},
     crate::raw,
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, StepLimits},
     mla_runtime::error::{Error, Result},
@@ -47,6 +46,7 @@ pub struct FlashMlaSparse {
     heads = "1..=128",
     query_len = "ragged",
     graphs = "always",
+    alignment = 16,
     sparse = "required",
     features = "deterministic,nan_propagation,strided_outputs",
     priority = "100"
@@ -79,47 +79,24 @@ impl DecodeBackend for FlashMlaSparse {
         (): &mut (),
         (): &(),
     ) -> Result<()> {
+        call.check(&self.config, &Self::SPEC)?;
         let problem = &self.config.problem;
         let (heads, dtype) = (problem.heads as usize, problem.dtype);
         let (latent_dim, rope_dim) = (
             problem.dims.latent as usize,
             problem.dims.head.rope as usize,
         );
-        let (latent, rope) = query_parts(&call.query, latent_dim)?;
+        let [latent, rope] = call.query.parts(latent_dim)?;
         let tokens = latent.shape()[0];
-        for (field, part, width) in [
-            ("query latent", &latent, latent_dim),
-            ("query rope", &rope, rope_dim),
-        ] {
-            part.layout().expect(field, dtype, [tokens, heads, width])?;
-            unit_columns(field, part.layout())?;
-        }
         let Output::Plain(out) = call.out else {
             return Err(Error::argument("out", "e4m3", dtype));
         };
         let out_layout = *out.layout();
-        out_layout.expect("out", dtype, [tokens, heads, latent_dim])?;
-        unit_columns("out", &out_layout)?;
         let Some(lists) = call.slots else {
             let accepted = "present: this backend is sparse";
             return Err(Error::argument("slots", "absent", accepted));
         };
-        match tokens.checked_mul(lists.width) {
-            Some(entries) if entries <= lists.slots.len() => {}
-            _ => {
-                let accepted = format!("{tokens} tokens of {} slots", lists.width);
-                return Err(Error::argument("slots", lists.slots.len(), accepted));
-            }
-        }
         let cache = call.cache.layout();
-        // Selection lets no other format through, and a layer that was made by hand may bring another cache.
-        if cache.format != problem.kv_format {
-            return Err(Error::argument(
-                "kv format",
-                cache.format,
-                problem.kv_format,
-            ));
-        }
         if tokens == 0 {
             return Ok(());
         }
@@ -133,7 +110,6 @@ impl DecodeBackend for FlashMlaSparse {
         params.out = out.into_bytes().address() as *mut _;
         if let Some(lse) = call.lse {
             let layout = lse.layout();
-            layout.expect("lse", heads, tokens)?;
             params.lse_head_stride = wide("lse", layout.row_stride)?;
             params.lse = lse.into_bytes().address() as *mut _;
         }

@@ -9,6 +9,7 @@ mod batch;
 mod gathered;
 mod graphs;
 mod parts;
+mod places;
 mod products;
 mod rotation;
 mod sparse;

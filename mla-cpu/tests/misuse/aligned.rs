@@ -1,0 +1,98 @@
+//! The CPU's backends, as if they read 16 bytes at a time: what most kernels on GPUs ask for.
+
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
+    StepLimits,
+};
+use mla_runtime::spec::BackendSpec;
+
+/// A backend whose spec says 16 bytes.
+pub(crate) struct Aligned<B>(B);
+
+impl PrefillBackend for Aligned<CpuPrefill> {
+    type Device = Cpu;
+    type State = <CpuPrefill as PrefillBackend>::State;
+    type Metadata = ();
+
+    const SPEC: BackendSpec = BackendSpec {
+        alignment: 16,
+        ..CpuPrefill::SPEC
+    };
+
+    fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
+        CpuPrefill::new(device, config).map(Self)
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<Self::State> {
+        PrefillBackend::state(&self.0, device, limits)
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        device: &Cpu,
+        batch: &PrefillBatch<'_>,
+        state: &mut Self::State,
+        (): &mut (),
+    ) -> Result<()> {
+        PrefillBackend::prepare(&self.0, device, batch, state, &mut ())
+    }
+
+    fn prefill(
+        &self,
+        device: &Cpu,
+        call: PrefillCall<'_, Cpu>,
+        state: &mut Self::State,
+        (): &(),
+    ) -> Result<()> {
+        PrefillBackend::prefill(&self.0, device, call, state, &())
+    }
+}
+
+impl DecodeBackend for Aligned<CpuDecode> {
+    type Device = Cpu;
+    type State = <CpuDecode as DecodeBackend>::State;
+    type Metadata = ();
+
+    const SPEC: BackendSpec = BackendSpec {
+        alignment: 16,
+        ..CpuDecode::SPEC
+    };
+
+    fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
+        CpuDecode::new(device, config).map(Self)
+    }
+
+    fn state(&self, device: &Cpu, limits: &StepLimits) -> Result<Self::State> {
+        DecodeBackend::state(&self.0, device, limits)
+    }
+
+    fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        device: &Cpu,
+        batch: &DecodeBatch<'_, Cpu>,
+        state: &mut Self::State,
+        (): &mut (),
+    ) -> Result<()> {
+        DecodeBackend::prepare(&self.0, device, batch, state, &mut ())
+    }
+
+    fn decode(
+        &self,
+        device: &Cpu,
+        call: DecodeCall<'_, Cpu>,
+        state: &mut Self::State,
+        (): &(),
+    ) -> Result<()> {
+        DecodeBackend::decode(&self.0, device, call, state, &())
+    }
+}

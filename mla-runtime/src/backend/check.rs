@@ -1,0 +1,244 @@
+//! What holds of every call that a backend is given: checked here, for all of them.
+
+use super::{DecodeCall, Keys, LayerConfig, Output, PrefillCall, Query};
+use crate::cache::{CacheLayout, CacheRef};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::feature::Feature;
+use crate::problem::Problem;
+use crate::spec::BackendSpec;
+use crate::tensor::{Layout, Shape, TensorRef, check_address};
+
+/// What the tensors of a call have in common.
+#[derive(Clone, Copy)]
+struct Rule<'a> {
+    problem: &'a Problem,
+    spec: &'a BackendSpec,
+}
+
+impl Rule<'_> {
+    fn tensor<D: Device>(
+        &self,
+        field: &'static str,
+        tensor: &TensorRef<'_, D>,
+        shape: Shape,
+    ) -> Result<()> {
+        tensor.layout().expect(field, self.problem.dtype, shape)?;
+        tensor.expect_aligned(field, self.spec.alignment as usize)
+    }
+
+    fn output<D: Device>(&self, out: &Output<'_, D>, shape: Shape) -> Result<()> {
+        match out {
+            Output::Plain(out) => {
+                self.tensor("out", &out.as_ref(), shape)?;
+                check_gaps(out.layout(), self.spec)
+            }
+            Output::Fp8 { .. } if self.spec.quant_output => Ok(()),
+            Output::Fp8 { .. } => Err(Error::argument("out", "e4m3", self.problem.dtype)),
+        }
+    }
+}
+
+/// Refuses an output whose rows have gaps that the backend would not leave.
+pub(crate) fn check_gaps(out: &Layout, spec: &BackendSpec) -> Result<()> {
+    let without = Layout::contiguous(out.dtype, out.shape);
+    if *out == without || spec.features.contains(Feature::StridedOutputs) {
+        return Ok(());
+    }
+    Err(Error::argument("out", out, without))
+}
+
+fn check_len(field: &'static str, given: usize, accepted: usize, of: &str) -> Result<()> {
+    if given == accepted {
+        return Ok(());
+    }
+    Err(Error::argument(field, given, format!("{accepted}, {of}")))
+}
+
+/// Refuses a cache that is not the problem's.
+pub(crate) fn check_cache(layout: &CacheLayout, problem: &Problem) -> Result<()> {
+    let row = (layout.dims.latent, layout.dims.head.rope);
+    let own = (problem.dims.latent, problem.dims.head.rope);
+    if row == own
+        && layout.format == problem.kv_format
+        && layout.page_size == problem.page_size as usize
+    {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "cache",
+        format!(
+            "{} rows of {row:?} in pages of {}",
+            layout.format, layout.page_size
+        ),
+        format!(
+            "{} rows of {own:?} in pages of {}",
+            problem.kv_format, problem.page_size
+        ),
+    ))
+}
+
+/// Refuses a cache whose rows do not begin at multiples of `alignment` bytes.
+pub(crate) fn check_rows<D: Device>(cache: &CacheRef<'_, D>, alignment: u32) -> Result<()> {
+    let alignment = alignment as usize;
+    check_address::<D>("cache", cache.bytes(), alignment)?;
+    let layout = cache.layout();
+    let apart = [
+        (layout.pages, layout.page_stride),
+        (layout.page_size, layout.row_stride),
+    ];
+    if apart
+        .iter()
+        .all(|(count, stride)| *count < 2 || stride.is_multiple_of(alignment))
+    {
+        return Ok(());
+    }
+    let accepted = format!("strides of multiples of {alignment} bytes");
+    Err(Error::argument("cache", layout, accepted))
+}
+
+/// Refuses lists of slots where the problem is not sparse, none where it is, and too few entries.
+pub(crate) fn check_lists<D: Device>(
+    field: &'static str,
+    lists: Option<&super::SlotLists<'_, D>>,
+    tokens: usize,
+    problem: &Problem,
+) -> Result<()> {
+    let (given, accepted) = match (lists, problem.sparse) {
+        (Some(lists), true) => {
+            let needed = lists.width.checked_mul(tokens);
+            if needed.is_some_and(|needed| needed <= lists.slots.len()) {
+                return Ok(());
+            }
+            let given = format!("{} entries", lists.slots.len());
+            let accepted = format!("{} for each of {tokens} tokens", lists.width);
+            return Err(Error::argument(field, given, accepted));
+        }
+        (None, false) => return Ok(()),
+        (Some(_), false) => ("present", "absent, as the problem is not sparse"),
+        (None, true) => ("absent", "present, as the problem is sparse"),
+    };
+    Err(Error::argument(field, given, accepted))
+}
+
+impl<'a, D: Device> Query<'a, D> {
+    /// The query tokens.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Self::Concatenated(query) => query.shape()[0],
+            Self::Split { latent, .. } => latent.shape()[0],
+        }
+    }
+
+    /// The latent part, of `latent` columns, and the rotary one, which a concatenated query has side by side.
+    ///
+    /// # Errors
+    ///
+    /// If a concatenated query has fewer columns.
+    pub fn parts(&self, latent: usize) -> Result<[TensorRef<'a, D>; 2]> {
+        match self {
+            Self::Split { latent, rope } => Ok([*latent, *rope]),
+            Self::Concatenated(query) => {
+                let width = query.shape()[2];
+                Ok([query.narrow(2, 0..latent)?, query.narrow(2, latent..width)?])
+            }
+        }
+    }
+}
+
+impl<D: Device> DecodeCall<'_, D> {
+    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment, the cache, the
+    /// lengths of arrays, and lists of slots. What is left to a backend is what only it knows.
+    ///
+    /// # Errors
+    ///
+    /// The first field that does not fit, with what was given and what is accepted.
+    pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
+        let problem = &config.problem;
+        let rule = Rule { problem, spec };
+        let [heads, latent, rope] = [problem.heads, problem.dims.latent, problem.dims.head.rope]
+            .map(|extent| extent as usize);
+        let tokens = self.query.tokens();
+        match &self.query {
+            Query::Concatenated(query) => {
+                rule.tensor("query", query, [tokens, heads, latent + rope])?;
+            }
+            Query::Split {
+                latent: part,
+                rope: rotary,
+            } => {
+                rule.tensor("query (latent)", part, [tokens, heads, latent])?;
+                rule.tensor("query (rope)", rotary, [tokens, heads, rope])?;
+            }
+        }
+        rule.output(&self.out, [tokens, heads, latent])?;
+        if let Some(lse) = &self.lse {
+            lse.layout().expect("lse", heads, tokens)?;
+        }
+        check_cache(self.cache.layout(), problem)?;
+        check_rows(&self.cache, spec.alignment)?;
+        let batch = &self.batch;
+        let requests = batch.block_table.requests();
+        let one = "one per request of the block table";
+        check_len("seq_lens", batch.seq_lens.len(), requests, one)?;
+        let ends = "one per request of the block table and an end";
+        check_len("query_starts", batch.query_starts.len(), requests + 1, ends)?;
+        check_lists("slots", self.slots.as_ref(), tokens, problem)
+    }
+}
+
+impl<D: Device> PrefillCall<'_, D> {
+    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment, and the lengths
+    /// of arrays. What is left to a backend is what only it knows.
+    ///
+    /// # Errors
+    ///
+    /// The first field that does not fit, with what was given and what is accepted.
+    pub fn check(&self, config: &LayerConfig, spec: &BackendSpec) -> Result<()> {
+        let problem = &config.problem;
+        let rule = Rule { problem, spec };
+        let head = problem.dims.head;
+        let [heads, nope, rope, v] =
+            [problem.heads, head.nope, head.rope, head.v].map(|extent| extent as usize);
+        let width = match spec.padded_values {
+            true => v.max(nope + rope),
+            false => v,
+        };
+        let (tokens, keys) = (self.query.shape()[0], self.values.shape()[0]);
+        rule.tensor("query", &self.query, [tokens, heads, nope + rope])?;
+        match &self.keys {
+            Keys::Packed(packed) => rule.tensor("keys", packed, [keys, heads, nope + rope])?,
+            Keys::Split {
+                nope: own,
+                rope: shared,
+            } => {
+                rule.tensor("keys (nope)", own, [keys, heads, nope])?;
+                rule.tensor("keys (rope)", shared, [keys, 1, rope])?;
+            }
+        }
+        rule.tensor("values", &self.values, [keys, heads, width])?;
+        rule.output(&self.out, [tokens, heads, width])?;
+        if let Some(lse) = &self.lse {
+            lse.layout().expect("lse", heads, tokens)?;
+        }
+        let starts = self.query_starts.len();
+        check_len(
+            "key_starts",
+            self.key_starts.len(),
+            starts,
+            "as many as query_starts",
+        )?;
+        match &self.chunk {
+            None => Ok(()),
+            Some(chunk) => {
+                let requests = starts.saturating_sub(1);
+                check_len(
+                    "chunk.key_lens",
+                    chunk.key_lens.len(),
+                    requests,
+                    "one per request",
+                )
+            }
+        }
+    }
+}

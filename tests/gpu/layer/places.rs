@@ -1,0 +1,114 @@
+//! Tensors that no kernel takes as they lie: each is refused by its name before anything is enqueued.
+
+use std::ops::Range;
+
+use mla_kernels::Cuda;
+use mla_runtime::cache::CacheMut;
+use mla_runtime::device::Memory as _;
+use mla_runtime::layer::LayerCall;
+use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
+
+use super::batch::{Batch, Case, Engine, gpu_layer};
+use super::{MIXED, gpu};
+use crate::common::download;
+
+/// Room for every view here, and the bytes by which one is off.
+type Change = for<'a> fn(&mut LayerCall<'a, Cuda>, &'a mla_kernels::device::Buffer, Layout);
+
+fn view(room: &mla_kernels::device::Buffer, off: usize, layout: Layout) -> TensorRef<'_, Cuda> {
+    let all: Range<usize> = off..room.len();
+    TensorRef::new(Cuda::byte_range(Cuda::bytes(room), all), layout).unwrap()
+}
+
+/// The same with rows apart by some elements more.
+fn apart(layout: Layout, by: usize) -> Layout {
+    let [tokens, heads, columns] = layout.strides;
+    let strides: Shape = [tokens + by, heads, columns];
+    Layout { strides, ..layout }
+}
+
+/// The same with columns apart by two.
+fn scattered(layout: Layout) -> Layout {
+    let strides = layout.strides.map(|stride| 2 * stride);
+    Layout { strides, ..layout }
+}
+
+const CHANGES: &[(&str, Change)] = &[
+    ("query", |call, room, layout| {
+        call.query = view(room, 2, layout)
+    }),
+    ("query", |call, room, layout| {
+        call.query = view(room, 0, apart(layout, 4))
+    }),
+    ("query", |call, room, layout| {
+        call.query = view(room, 0, scattered(layout))
+    }),
+    ("rope", |call, room, _| {
+        call.rope = view(room, 2, *call.rope.layout())
+    }),
+    ("rope", |call, room, _| {
+        call.rope = view(room, 0, apart(*call.rope.layout(), 4))
+    }),
+    ("latent", |call, room, _| {
+        call.latent = view(room, 0, scattered(*call.latent.layout()))
+    }),
+];
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::places"]
+fn what_no_kernel_takes_is_refused_before_the_cache_is_written() {
+    let gpu = &*gpu();
+    let case = Case::new(16, MIXED);
+    let batch = Batch::new(&case);
+    let layer = gpu_layer(gpu, &case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &batch.step()).unwrap();
+    let mut engine = Engine::new(gpu, &batch).unwrap();
+    let before = engine.outcome(gpu).unwrap();
+    let room = gpu.allocate(4 * batch.query.len() + 4096).unwrap();
+    let mut out_room = gpu.allocate(2 * before.out.len()).unwrap();
+    let mut cache_room = gpu.allocate(before.cache.len() + 16).unwrap();
+
+    for (number, (field, change)) in CHANGES.iter().enumerate() {
+        let mut call = engine.call(batch.tokens()).unwrap();
+        let layout = *call.query.layout();
+        change(&mut call, &room, layout);
+        let refused = layer.forward(&mut workspace, call).unwrap_err().to_string();
+        let of_field = refused.starts_with(&format!("{field}: given "));
+        assert!(
+            of_field && refused.contains(", accepted "),
+            "{number}: {refused}"
+        );
+        assert_eq!(engine.outcome(gpu).unwrap(), before, "{number}: {refused}");
+    }
+
+    // Outputs and the cache, which are written: what they lie in stays as it is.
+    let mut call = engine.call(batch.tokens()).unwrap();
+    let layout = *call.out.layout();
+    let (_, bytes) = Cuda::split_mut(Cuda::bytes_mut(&mut out_room), 2);
+    call.out = TensorMut::new(bytes, layout).unwrap();
+    let refused = layer.forward(&mut workspace, call).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("out: given an address 2 bytes past"),
+        "{refused}"
+    );
+
+    let mut call = engine.call(batch.tokens()).unwrap();
+    let layout = *call.cache.layout();
+    let (_, bytes) = Cuda::split_mut(Cuda::bytes_mut(&mut cache_room), 2);
+    call.cache = CacheMut::new(bytes, layout).unwrap();
+    let refused = layer.forward(&mut workspace, call).unwrap_err().to_string();
+    assert!(
+        refused.starts_with("cache: given an address 2 bytes past"),
+        "{refused}"
+    );
+
+    gpu.synchronize().unwrap();
+    let zeros = |buffer| download(gpu, buffer).unwrap().iter().all(|byte| *byte == 0);
+    assert!(zeros(&out_room) && zeros(&cache_room));
+    // The same workspace runs a call that is right.
+    engine
+        .forward(&layer, &mut workspace, batch.tokens())
+        .unwrap();
+    assert_ne!(engine.outcome(gpu).unwrap(), before);
+}
