@@ -30,6 +30,10 @@ pub(crate) struct Arguments {
 /// The most that a bundle may hold: it travels with every run.
 const MOST: u64 = 60 << 20;
 
+/// Where all programs are if they hold more than that. Each carries the kernels of all families, so one archive that
+/// sees across programs is little larger than one of them; `run.sh` unpacks it.
+const ARCHIVE: &str = "programs.tar.xz";
+
 const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -133,6 +137,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             );
         }
     }
+    if total > MOST {
+        let programs = total;
+        total = archive(&output)?;
+        println!("{:>10}  {ARCHIVE}, for {}", size(total), size(programs));
+    }
     ensure!(
         total <= MOST,
         "the bundle holds {}, allowed: at most {}",
@@ -141,6 +150,27 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     );
     println!("{:>10}  in {}", size(total), output.display());
     Ok(())
+}
+
+/// Puts all programs into one archive, and returns its size.
+fn archive(output: &Path) -> anyhow::Result<u64> {
+    let path = output.join(ARCHIVE);
+    // A dictionary in which a program with every family fits finds the kernels of the one before.
+    let status = Command::new("tar")
+        .args(["--create", "--sort=name", "--owner=0", "--group=0"])
+        .arg("--use-compress-program=xz --threads=1 --lzma2=preset=6,dict=64MiB")
+        .arg("--file")
+        .arg(&path)
+        .arg("--directory")
+        .arg(output)
+        .args(FOLDERS)
+        .status()
+        .context("tar does not start")?;
+    ensure!(status.success(), "tar failed in {}", output.display());
+    for folder in FOLDERS {
+        fs::remove_dir_all(output.join(folder))?;
+    }
+    Ok(fs::metadata(path)?.len())
 }
 
 /// Builds in release mode, stripped, and returns what can be executed.
@@ -223,4 +253,54 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(from, to)
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program of a mebibyte that no packer makes smaller, the same in each but for its name.
+    fn program(name: &str) -> Vec<u8> {
+        let mut bytes = format!("#!/bin/sh\necho {name} ran\nexit\n").into_bytes();
+        let mut state = 1u64;
+        bytes.extend((0..1 << 20).map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 56) as u8
+        }));
+        bytes
+    }
+
+    #[test]
+    fn programs_that_are_alike_are_packed_once_and_run() -> anyhow::Result<()> {
+        let folder = tempfile::tempdir()?;
+        let output = folder.path();
+        fs::write(output.join("run.sh"), include_str!("run.sh"))?;
+        for name in FOLDERS {
+            fs::create_dir(output.join(name))?;
+            let path = output.join(name).join(format!("of-{name}"));
+            fs::write(&path, program(name))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        let packed = archive(output)?;
+        assert!((1 << 20..3 << 19).contains(&packed), "{packed} bytes");
+        for folder in FOLDERS {
+            assert!(!output.join(folder).exists(), "{folder} is still there");
+        }
+        for what in ["tests", "benches"] {
+            let run = Command::new("sh")
+                .arg(output.join("run.sh"))
+                .arg(what)
+                .output()?;
+            let said = String::from_utf8_lossy(&run.stdout).into_owned();
+            assert!(
+                run.status.success(),
+                "{said}{}",
+                String::from_utf8_lossy(&run.stderr)
+            );
+            assert_eq!(said, format!("== of-{what}\n{what} ran\n"));
+        }
+        Ok(())
+    }
 }
