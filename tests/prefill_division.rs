@@ -1,4 +1,5 @@
-//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by the kernel's own code.
+//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by the kernel's own
+//! code.
 #![cfg(feature = "sm90")]
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

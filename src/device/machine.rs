@@ -30,8 +30,8 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Gpu> {
     .ok()
 }
 
-/// FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets' rates over clocks and multiprocessors
-/// give them.
+/// FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets' rates over clocks and
+/// multiprocessors give them.
 const fn flop_per_cycle(capability: Capability) -> f64 {
     match (capability.major, capability.minor) {
         (8, 0) => 2048.0,

@@ -13,8 +13,8 @@
 //! | [`engine`] | requests in, tokens out |
 //! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
 //!
-//! What a step takes of the library stands in [`attention`], [`runner`] and [`operations`] between comments that say so: at
-//! most 25 lines for a step, which `tests/lines.rs` counts.
+//! What a step takes of the library stands in [`attention`], [`runner`] and [`operations`] between comments that say
+//! so: at most 25 lines for a step, which `tests/lines.rs` counts.
 
 pub mod attention;
 pub mod config;

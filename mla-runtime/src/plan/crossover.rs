@@ -35,14 +35,14 @@
 //! | | attention to it |
 //! | | merging both outputs |
 //!
-//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes longer. Arithmetic is that of
-//! whole tiles on whole multiprocessors, since a few tiles do not fill the GPU:
+//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes longer. Arithmetic is that
+//! of whole tiles on whole multiprocessors, since a few tiles do not fill the GPU:
 //!
 //! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are spread evenly over all
 //!   multiprocessors.
-//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many splits as end first, but no
-//!   more than 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of a
-//!   tile. So the time rises in steps.
+//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many splits as end first, but
+//!   no more than 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time
+//!   of a tile. So the time rises in steps.
 //!
 //! What part of the machine's arithmetic a step reaches was fitted on one H200 to the kernels for Hopper, with 8 to 128
 //! heads, 64 to 768 new tokens and 8k and 32k of context (docs/log/layer.md); other backends are held to the same.
