@@ -9,6 +9,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .declarations("cuda/include/mla.rs")
         .include("cuda")
         .cutlass()
+        // Machine code for four targets and PTX: a quarter of the bytes, for every driver since CUDA 12.4's.
+        .flag_for("cuda/sm80/**/*.cu", "--compress-mode=size")
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");

@@ -237,7 +237,7 @@ typedef struct MlaDeviceLimits {
 
 /* Leading bytes of a workspace of mla_decode_sm80 that must be zero before its first use; every
  * launch leaves them zero. */
-#define MLA_DECODE_SM80_COUNTER_BYTES 12288
+#define MLA_DECODE_SM80_COUNTER_BYTES 8192
 
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads heads,
  * query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has; the
@@ -248,7 +248,7 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
 
 /* The same as mla_decode_sm90 on every GPU since Ampere: one kernel on `stream`. It also takes rows
  * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
- * requests, and, with queries of bf16, a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
+ * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
  * bytes and scales any f32. */
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
@@ -264,7 +264,7 @@ MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* 
  * the cache (-1, or any other number below 0 or past the end) is skipped wherever it stands, and no
  * memory is read for it; a slot that stands twice counts twice. Rows that no list names are not
  * read. There is no causality beside what the lists say. It takes time in proportion to the valid
- * entries, and no workspace.
+ * entries.
  */
 typedef struct MlaSparseParams {
     /* [tokens, heads, 512] of q_dtype */
@@ -320,8 +320,20 @@ typedef struct MlaSparseParams {
     float cache_scale;
 } MlaSparseParams;
 
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
+/* Enqueues one kernel on `stream`, without a workspace; none where there are no tokens. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
+
+/* Bytes of workspace that mla_sparse_sm80 needs, for any number of tokens and any width. Reads heads,
+ * latent_dim, rope_dim, q_dtype and cache_format, and what the current device has. Loads the kernels,
+ * so that no launch has to. */
+MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDeviceLimits* limits,
+                                    size_t* bytes);
+
+/* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There are less than
+ * 2^31 tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
+ * bytes, aligned to 256; the rules of mla_decode_sm80's hold for it. */
+MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
+                          void* workspace, size_t workspace_bytes, void* stream);
 
 /* How mla_sparse_sm90 divides a batch: how many thread blocks share each list. Reads heads, tokens
  * and width. `clusters` is [5] in host memory: how many clusters of 1, 2, 4, 8 and 16 blocks the

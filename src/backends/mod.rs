@@ -14,6 +14,8 @@ mod absorbed;
 mod expanded;
 pub mod sm80;
 pub mod sm90;
+#[cfg(feature = "gpu")]
+mod sparse;
 
 /// Writes what each family adds to.
 macro_rules! families {
@@ -42,7 +44,7 @@ macro_rules! families {
 }
 
 families! {
-    "sm80", SM80, sm80 { prefill: [MmaAttn], decode: [MmaMla] }
+    "sm80", SM80, sm80 { prefill: [MmaAttn], decode: [MmaMla, MmaMlaDs, MmaMlaSparse] }
     "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla, FlashMlaSparse] }
     "sm100", SM100, sm100 { prefill: [], decode: [] }
 }

@@ -20,12 +20,13 @@ struct Room {
 constexpr Room kLarge = {232448, 233472};
 
 template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups, int kTokens>
-void check(const Case& c, unsigned seed, const Room& room = {101376, 102400}) {
+void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
+           int multiprocessors = 6) {
     using C = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, kTokens>;
     Problem<T> x(c, seed);
     const int rows = x.query_len * c.heads;
     const int pair = rows > C::kRows ? 2 : 1;
-    const Fit f = fit<C>(room.of_cta, room.of_sm, 1024, 6, c.rope, pair);
+    const Fit f = fit<C>(room.of_cta, room.of_sm, 1024, multiprocessors, c.rope, pair);
     std::vector<char> workspace(f.workspace_bytes, 0);
     std::memset(workspace.data() + kCounterBytes, 0xff, f.workspace_bytes - kCounterBytes);
 
@@ -38,7 +39,7 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400}) {
     p.block_table = x.table.data();
     p.kv_lens = x.kv_lens.data();
     p.cu_q_lens = x.cu_q_lens.data();
-    p.counters = reinterpret_cast<unsigned*>(workspace.data());
+    p.counters = reinterpret_cast<int32_t*>(workspace.data());
     p.partials = reinterpret_cast<float*>(workspace.data() + kCounterBytes);
     p.q_latent_head_stride = c.latent;
     p.q_latent_token_stride = int64_t(c.heads) * c.latent;
@@ -60,6 +61,7 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400}) {
     p.pitch = C::pitch(c.rope);
     p.stages = f.stages;
     p.pair = pair;
+    p.max_kv_len = INT32_MAX;
     p.causal = c.causal;
     p.sparse = c.sparse;
     p.tile_cost = 1;
@@ -69,9 +71,11 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400}) {
 
     std::vector<T> first;
     std::vector<float> first_lse;
-    for (unsigned run = 0; run < 2; ++run) {
+    // CTAs find each other, lose patience, and, at last, never meet.
+    for (unsigned run = 0; run < 3; ++run) {
+        p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
         mla::emulator::launch(decode_kernel<C>, f.ctas, C::kThreads, f.shared_bytes, p,
-                              seed * 31 + run);
+                              seed * 31 + run, run < 2);
         if (run == 0) {
             first = x.out;
             first_lse = x.lse;
@@ -117,9 +121,13 @@ int main(int argc, char** argv) {
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
     check<B, 512, grouped, 1, 1, 16>({"grouped", 16, {1, 1}, {50, 17}, 512, 64, 16, grouped}, seed);
+    check<H, 512, grouped, 1, 1, 32>({"grouped f16", 16, {1, 1}, {50, 17}, 512, 64, 16, grouped},
+                                     seed);
     check<B, 512, plain, 2, 1, 16>({"32 rows", 20, {1, 1}, {50, 17}}, seed);
     check<B, 512, plain, 2, 2, 16>({"64 rows", 61, {1, 1}, {80, 17}}, seed);
     check<H, 512, plain, 2, 2, 32>({"64 rows wide", 64, {1}, {130}}, seed, kLarge);
+    check<H, 512, plain, 1, 1, 16>({"many parts", 16, {1}, {900}, 512, 64, 64}, seed,
+                                   {101376, 102400}, 40);
     check<B, 512, plain, 2, 2, 16>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed);
     check<B, 512, e4m3, 2, 2, 16>({"64 rows e4m3", 64, {1}, {70}, 512, 64, 16, e4m3}, seed);
     check<B, 512, grouped, 2, 2, 16>({"64 rows grouped", 50, {1}, {70}, 512, 64, 16, grouped},

@@ -160,13 +160,13 @@ struct Problem {
 
     void write_row(char* row) {
         std::normal_distribution<float> normal;
-        const auto wide = [&](char* to, int n) {
+        const auto wide = [&](char* to, int n, auto type) {
             for (int i = 0; i < n; ++i) {
-                const T x = T(normal(random_));
+                const auto x = decltype(type)(normal(random_));
                 std::memcpy(to + 2 * i, &x, 2);
             }
         };
-        if (c.format == CacheFormat::plain) return wide(row, c.latent + c.rope);
+        if (c.format == CacheFormat::plain) return wide(row, c.latent + c.rope, T());
         const int bytes = c.format == CacheFormat::e4m3 ? c.latent + c.rope : c.latent;
         const float spread = c.format == CacheFormat::e4m3 ? 1 / cache_scale : 100.f;
         for (int i = 0; i < bytes; ++i) row[i] = char(e4m3_byte(normal(random_) * spread));
@@ -175,24 +175,25 @@ struct Problem {
             const float scale = 0.01f * (0.3f + std::fabs(normal(random_)));
             std::memcpy(row + c.latent + 4 * group, &scale, 4);
         }
-        wide(row + c.latent + c.latent / 32, c.rope);
+        wide(row + c.latent + c.latent / 32, c.rope, __nv_bfloat16());
     }
 
     double cached(int64_t row, int column) const {
         const char* at = cache.data() + row;
-        if (c.format == CacheFormat::plain) return wide_at(at + 2 * column);
+        if (c.format == CacheFormat::plain) return wide_at<T>(at + 2 * column);
         if (c.format == CacheFormat::e4m3)
             return double(e4m3_value(uint8_t(at[column]))) * cache_scale;
         if (column >= c.latent)
-            return wide_at(at + c.latent + c.latent / 32 + 2 * (column - c.latent));
+            return wide_at<__nv_bfloat16>(at + c.latent + c.latent / 32 + 2 * (column - c.latent));
         float scale;
         std::memcpy(&scale, at + c.latent + column / 128 * 4, 4);
         return double(e4m3_value(uint8_t(at[column]))) * scale;
     }
 
+    template <typename Wide>
     static double wide_at(const char* at) {
-        T x;
-        std::memcpy(&x, at, 2);
+        Wide x;
+        std::memcpy(static_cast<void*>(&x), at, 2);
         return double(float(x));
     }
 

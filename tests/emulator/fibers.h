@@ -1,4 +1,4 @@
-// A CUDA grid on the host: every thread of a block is a fiber, blocks run one after another.
+// A CUDA grid on the host: every thread of a block is a fiber, and all blocks run at the same time.
 //
 // Which fiber runs next is random, and a fiber may be interrupted at every instruction that
 // tests/emulator/ptx/sm80.cuh stands for, so that a missing barrier shows as a wrong result.
@@ -60,9 +60,9 @@ class Block {
         std::memset(shared_.data(), 0xff, shared_.size());
     }
 
-    void run(const std::function<void()>& kernel) {
-        current() = this;
+    void start(const std::function<void()>& kernel) {
         kernel_ = &kernel;
+        left_ = threads_.size();
         for (unsigned i = 0; i < threads_.size(); ++i) {
             Thread& t = threads_[i];
             t.index.x = i;
@@ -73,17 +73,19 @@ class Block {
             t.context.uc_link = &scheduler_;
             makecontext(&t.context, reinterpret_cast<void (*)()>(&Block::enter), 0);
         }
-        size_t left = threads_.size();
-        while (left > 0) {
-            // Every fiber once, in random order.
-            for (Thread* t : shuffled()) {
-                if (t->done) continue;
-                running_ = t;
-                swapcontext(&scheduler_, &t->context);
-                left -= t->done;
-            }
+    }
+
+    // Runs every fiber once, in random order. False if none is left.
+    bool step() {
+        current() = this;
+        for (Thread* t : shuffled()) {
+            if (t->done) continue;
+            running_ = t;
+            swapcontext(&scheduler_, &t->context);
+            left_ -= t->done;
         }
         current() = nullptr;
+        return left_ > 0;
     }
 
     Thread& thread() { return *running_; }
@@ -130,7 +132,7 @@ class Block {
     Index block_index, grid_dim;
 
   private:
-    static constexpr size_t kStack = 128 << 10;
+    static constexpr size_t kStack = 32 << 10;
 
     static void enter() {
         Block* block = current();
@@ -150,26 +152,37 @@ class Block {
     std::vector<char> shared_;
     std::minstd_rand random_;
     ucontext_t scheduler_;
+    size_t left_ = 0;
     Thread* running_ = nullptr;
     const std::function<void()>* kernel_ = nullptr;
     int barrier_arrived_ = 0;
     unsigned barrier_generation_ = 0;
 };
 
-// Runs all blocks of a grid, in random order.
+// Runs all blocks of a grid: at the same time, or one after another, in random order.
 template <typename Kernel, typename Params>
 void launch(Kernel kernel, unsigned grid, unsigned threads, size_t shared_bytes,
-            const Params& params, unsigned seed) {
+            const Params& params, unsigned seed, bool together = true) {
     std::vector<unsigned> order(grid);
     for (unsigned i = 0; i < grid; ++i) order[i] = i;
     std::minstd_rand random(seed);
     for (unsigned i = grid; i > 1; --i) std::swap(order[i - 1], order[random() % i]);
     const std::function<void()> body = [&] { kernel(params); };
+    std::vector<std::unique_ptr<Block>> running;
     for (unsigned i : order) {
         Index block, all;
         block.x = i;
         all.x = grid;
-        Block(threads, shared_bytes, seed + i, block, all).run(body);
+        running.emplace_back(new Block(threads, shared_bytes, seed + i, block, all));
+        running.back()->start(body);
+        if (!together) {
+            while (running.back()->step());
+            running.clear();
+        }
+    }
+    while (!running.empty()) {
+        const size_t i = random() % running.size();
+        if (!running[i]->step()) running.erase(running.begin() + i);
     }
 }
 

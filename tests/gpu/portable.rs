@@ -4,7 +4,7 @@
 
 mod smaller;
 
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla};
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
 use smaller::Smaller;
 
 /// Shared memory of a CTA on 8.0.
@@ -30,6 +30,12 @@ macro_rules! conformance {
 conformance!(mma_mla: decode_conformance of MmaMla);
 conformance!(mma_mla_with_99_kb: decode_conformance of Smaller<MmaMla, GEFORCE, 48>);
 conformance!(mma_mla_with_163_kb: decode_conformance of Smaller<MmaMla, A100, 72>);
+conformance!(mma_mla_ds: decode_conformance of MmaMlaDs);
+conformance!(mma_mla_ds_with_99_kb: decode_conformance of Smaller<MmaMlaDs, GEFORCE, 48>);
+conformance!(mma_mla_ds_with_163_kb: decode_conformance of Smaller<MmaMlaDs, A100, 72>);
+conformance!(mma_mla_sparse: decode_conformance of MmaMlaSparse);
+conformance!(mma_mla_sparse_with_99_kb: decode_conformance of Smaller<MmaMlaSparse, GEFORCE, 48>);
+conformance!(mma_mla_sparse_with_163_kb: decode_conformance of Smaller<MmaMlaSparse, A100, 72>);
 conformance!(mma_attn: prefill_conformance of MmaAttn);
 conformance!(mma_attn_with_99_kb: prefill_conformance of Smaller<MmaAttn, GEFORCE, 48>);
 conformance!(mma_attn_with_163_kb: prefill_conformance of Smaller<MmaAttn, A100, 72>);

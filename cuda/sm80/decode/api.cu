@@ -1,22 +1,19 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
-#include "launch.cuh"
+#include "variants.cuh"
 
 namespace mla::sm80::decode {
 namespace {
 
 static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES, "mla.h states the counters' length");
 
-// Of the cache: its format here, and the bytes of one element.
-struct Format {
-    CacheFormat format;
-    int element;
-};
+// Bytes of one element of the cache.
+int element_of(const MlaDecodeParams& p) {
+    return cache_format(p.cache_format) == CacheFormat::plain ? 2 : 1;
+}
 
-Format format_of(const MlaDecodeParams& p) {
-    if (p.cache_format == MLA_CACHE_FP8) return {CacheFormat::e4m3, 1};
-    if (p.cache_format == MLA_CACHE_FP8_DS_MLA) return {CacheFormat::e4m3_grouped, 1};
-    return {CacheFormat::plain, 2};
+Kind kind_of(const MlaDecodeParams& p) {
+    return {p.q_dtype == MLA_DTYPE_BF16, p.latent_dim, cache_format(p.cache_format)};
 }
 
 int64_t row_elements(const MlaDecodeParams& p) {
@@ -44,8 +41,7 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
         .that(plain || p.cache_format == MLA_CACHE_FP8 || grouped, "cache_format", p.cache_format,
               "that of q_dtype, MLA_CACHE_FP8 (3) or MLA_CACHE_FP8_DS_MLA (4)");
     if (grouped)
-        check.that(bf16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0), as the cache's rotary values")
-            .that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512, in four groups of 128")
+        check.that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512, in four groups of 128")
             .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64");
     return check.status();
 }
@@ -58,7 +54,7 @@ bool within_capacity(const MlaDecodeParams& p) {
 }
 
 MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
-    const int element = format_of(p).element;
+    const int element = element_of(p);
     const int64_t row = row_elements(p), cache_quantum = 16 / element;
     Check check;
     check
@@ -130,32 +126,8 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     return check.status();
 }
 
-template <typename T>
-Variant variant_for(const MlaDecodeParams& p, CacheFormat format, int rows) {
-    if (format == CacheFormat::plain)
-        return p.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(rows)
-                                   : variant_of<T, 256, CacheFormat::plain>(rows);
-    return p.latent_dim == 512 ? variant_of<T, 512, CacheFormat::e4m3>(rows)
-                               : variant_of<T, 256, CacheFormat::e4m3>(rows);
-}
-
-Variant variant_for(const MlaDecodeParams& p) {
-    const CacheFormat format = format_of(p).format;
-    const int rows = shape_of(p).rows;
-    if (format == CacheFormat::e4m3_grouped)
-        return variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(rows);
-    return p.q_dtype == MLA_DTYPE_BF16 ? variant_for<__nv_bfloat16>(p, format, rows)
-                                       : variant_for<__half>(p, format, rows);
-}
-
-int shift_of(int page_size) {
-    for (int shift = 4; shift < 31; ++shift)
-        if (page_size == 1 << shift) return shift;
-    return -1;
-}
-
 KernelParams kernel_params(const MlaDecodeParams& p) {
-    const int element = format_of(p).element;
+    const int element = element_of(p);
     KernelParams k = {};
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
@@ -165,8 +137,7 @@ KernelParams kernel_params(const MlaDecodeParams& p) {
     k.block_table = p.block_table;
     k.kv_lens = p.kv_lens;
     k.cu_q_lens = p.cu_q_lens;
-    k.counters = static_cast<unsigned*>(p.workspace);
-    k.partials = reinterpret_cast<float*>(static_cast<char*>(p.workspace) + kCounterBytes);
+    k.set_workspace(p.workspace);
     k.q_latent_token_stride = p.q_latent_token_stride;
     k.q_latent_head_stride = p.q_latent_head_stride;
     k.q_rope_token_stride = p.q_rope_token_stride;
@@ -181,13 +152,15 @@ KernelParams kernel_params(const MlaDecodeParams& p) {
     k.requests = p.requests;
     k.heads = p.heads;
     k.query_len = p.query_len;
+    k.max_kv_len = INT32_MAX;
     k.page_size = p.page_size;
     k.page_shift = shift_of(p.page_size);
     k.rope_dim = p.rope_dim;
     k.causal = p.causal != 0;
     const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
-    k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
+    k.scale_log2 = p.softmax_scale * cache_scale * kLog2E;
     k.out_scale = cache_scale;
+    k.patience = p.split_patience == 0 ? kDefaultPatience : p.split_patience;
     return k;
 }
 
@@ -213,7 +186,7 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
         MlaDecodeParams shorter = *params;
         shorter.query_len = query_len;
         Fit f;
-        s = variant_for(shorter).fit(device, shape_of(shorter), f);
+        s = variant_for(kind_of(shorter), shape_of(shorter).rows).fit(device, shape_of(shorter), f);
         if (s.code != MLA_OK) return s;
         *bytes = std::max(*bytes, f.workspace_bytes);
     }
@@ -230,7 +203,7 @@ extern "C" MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDev
     s = device_limits(limits, device);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
-    const Variant variant = variant_for(p);
+    const Variant variant = variant_for(kind_of(p), shape.rows);
     Fit f;
     s = variant.fit(device, shape, f);
     if (s.code != MLA_OK) return s;

@@ -5,10 +5,11 @@
 #include <cuda_fp16.h>
 
 #include "schedule.cuh"
+#include "sm80/split_combine.cuh"
 
 namespace mla::sm80::decode {
 
-// Where a warp's loader is. It lies in shared memory: where rows are many, registers are few.
+// Where a warp's loader is. It lies in shared memory where rows are many and registers few.
 struct LoaderState {
     // Of pages: where the next token lies.
     const char* from;
@@ -41,6 +42,8 @@ struct Config {
                                      : WarpTiles > 1 || Tokens > 16 ? 2
                                      : Latent > 256                 ? 3
                                                                     : 4;
+    // Whether a CTA computes one KV tile at a time.
+    static constexpr bool kOneStage = RowGroups == 1;
     // Latent columns of a warp, and their products' steps of 16.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
@@ -54,6 +57,8 @@ struct Config {
     // Rows by rows of 16, every warp does the softmax of all its rows and keeps P in registers. Of
     // more rows it does a quarter, and the quarters meet in shared memory.
     static constexpr bool kShared = WarpTiles > 1;
+    // Where a warp's loader is: by rows of 16 there are registers for it.
+    static constexpr bool kStateInRegisters = !kShared;
     static constexpr int kBlocks = Tokens / 8;
 
     using Plan = Schedule<kRows, Tokens>;
@@ -79,12 +84,9 @@ struct Config {
         uint32_t valid[kMaxStages];
     };
     struct Statistics {
-        // Of each row: what the output is to be rescaled by; maximum (base 2) and sum at the end.
-        float rescale[kRows], maximum[kRows], sum[kRows];
-        int last_arriver;
-        // Parts per group of the tile of rows that is being combined.
-        int fan;
-        int padding[2];
+        // What each row's output is to be rescaled by.
+        float rescale[kRows];
+        SplitShared<kRows> rows;
     };
     static constexpr int kScoreOffset = 0;
     static constexpr int kProbabilityOffset = kScoreOffset + kScoreBytes;

@@ -2,8 +2,9 @@
 //
 // Per KV tile: each warp multiplies its query rows and a quarter of the columns (scores), the
 // quarters meet in shared memory (softmax), and the warp multiplies P by the same columns (values).
-// The scores of the next tile are computed before the values of this one, so that warps come to the
-// barrier between them with long work behind and before them.
+// Where two or more CTAs share an SM, they take turns at what takes long. A CTA that has it for
+// itself computes the scores of the next tile before the values of this one, so that warps come to
+// the barrier between them with long work behind and before them.
 #pragma once
 
 #include <type_traits>
@@ -27,13 +28,13 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
 
     typename C::Plan plan(p, own.plan);
     plan.begin();
-    Loader<C> loader(p, plan, own.loader, own.valid, row_group, column_group);
+    Loader<C> loader(p, plan, own.loader, own.valid);
     if (!loader.has(0)) return;
-    for (int i = 0; i < p.stages; ++i) loader.next();
+    for (int i = C::kOneStage; i < p.stages; ++i) loader.next();
 
     Softmax softmax(shared, row_group, column_group);
     const Products<C> products(p.pitch, column_group, has_rope);
-    Output<C> output(p, statistics, row_group, column_group);
+    const Output<C> output(p, shared, row_group, column_group);
 
     int stage = 0;
     own.index = 0;
@@ -89,34 +90,9 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 softmax.put(unit, s);
             }
         };
-        // Copies that only this warp made it may read; others' after a barrier, too.
-        constexpr bool kOwnCopies = C::kRowGroups == 1;
-
         Accumulators<C> o = {};
         softmax.begin_item();
-        wait_for_copies(p.stages - 1);
-        __syncwarp();
-        if constexpr (!kOwnCopies) __syncthreads();
-        put_scores(stage);
-        __syncthreads();
-        softmax.apply(p, products, facts_of(item.tile_begin, stage), limit_of);
-        if constexpr (C::kShared) {
-            if constexpr (!kOwnCopies) wait_for_copies(p.stages - 2);
-            __syncthreads();
-        }
-#pragma unroll 1
-        for (int tile = item.tile_begin;; ++tile) {
-            const int end = ptx::ld_shared_s32(ptx::shared_address(&item.tile_end));
-            if (tile >= end) break;
-            const bool more = tile + 1 < end;
-            const int next = stage + 1 == p.stages ? 0 : stage + 1;
-            if (more) {
-                if constexpr (kOwnCopies) {
-                    wait_for_copies(p.stages - 2);
-                    __syncwarp();
-                }
-                put_scores(next);
-            }
+        const auto rescale_output = [&] {
 #pragma unroll
             for (int i = 0; i < C::kWarpTiles; ++i) {
                 const float2 factors = softmax.rescale(i);
@@ -129,35 +105,69 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                         o[i][j][3] *= factors.y;
                     }
             }
+        };
+        const auto add_values = [&](int tile) {
+            rescale_output();
             if (p.causal &&
                 (tile + 1) * C::kTokens > ptx::ld_shared_s32(ptx::shared_address(&item.unmasked)) &&
                 item.q_len > 1) {
                 products.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
                                          row_group);
                 // Row groups clear for each other.
-                if constexpr (!kOwnCopies && !C::kBytes) __syncthreads();
+                if constexpr (C::kRowGroups > 1 && !C::kBytes) __syncthreads();
             }
             products.values(softmax, address_of(stage), o);
-            if constexpr (kOwnCopies) loader.next();
+        };
+        const auto has_tile = [&](int tile) {
+            return tile < ptx::ld_shared_s32(ptx::shared_address(&item.tile_end));
+        };
+        const auto following = [&](int at) { return at + 1 == p.stages ? 0 : at + 1; };
+        if constexpr (C::kOneStage) {
+#pragma unroll 1
+            for (int tile = item.tile_begin; has_tile(tile); ++tile) {
+                wait_for_copies(p.stages - 2);
+                // This tile is there, and no warp needs the one before it.
+                __syncthreads();
+                loader.next();
+                put_scores(stage);
+                __syncthreads();
+                softmax.apply(p, products, facts_of(tile, stage), limit_of);
+                if constexpr (C::kShared) __syncthreads();
+                add_values(tile);
+                stage = following(stage);
+            }
+        } else {
+            wait_for_copies(p.stages - 1);
             __syncthreads();
-            if constexpr (!kOwnCopies) loader.next();
-            if (more) {
-                softmax.apply(p, products, facts_of(tile + 1, next), limit_of);
-                if constexpr (C::kShared) {
-                    if constexpr (!kOwnCopies) wait_for_copies(p.stages - 2);
+            put_scores(stage);
+            __syncthreads();
+            softmax.apply(p, products, facts_of(item.tile_begin, stage), limit_of);
+            wait_for_copies(p.stages - 2);
+            __syncthreads();
+#pragma unroll 1
+            for (int tile = item.tile_begin; has_tile(tile); ++tile) {
+                const bool more = has_tile(tile + 1);
+                const int next = following(stage);
+                if (more) put_scores(next);
+                add_values(tile);
+                __syncthreads();
+                loader.next();
+                if (more) {
+                    softmax.apply(p, products, facts_of(tile + 1, next), limit_of);
+                    wait_for_copies(p.stages - 2);
                     __syncthreads();
                 }
+                stage = next;
             }
-            stage = next;
         }
         softmax.finish(statistics);
         __syncthreads();
         output.write(item, o);
         // The last tile's copies were followed by a look at what comes next.
-        const int following = own.index + 1;
-        if (!loader.has(following)) return;
+        const int next_item = own.index + 1;
+        if (!loader.has(next_item)) return;
         __syncwarp();
-        own.index = following;
+        own.index = next_item;
     }
 }
 

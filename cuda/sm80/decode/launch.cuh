@@ -77,6 +77,7 @@ extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::plain>(int);
 extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::e4m3>(int);
 extern template Variant variant_of<__half, 512, CacheFormat::plain>(int);
 extern template Variant variant_of<__half, 512, CacheFormat::e4m3>(int);
+extern template Variant variant_of<__half, 512, CacheFormat::e4m3_grouped>(int);
 extern template Variant variant_of<__half, 256, CacheFormat::plain>(int);
 extern template Variant variant_of<__half, 256, CacheFormat::e4m3>(int);
 

@@ -1,9 +1,11 @@
 // Copies KV tiles to shared memory ahead of the computation.
 //
-// A warp copies what it reads: its quarter of the latent columns and of the rotary ones. Row groups
-// read the same, so each of their warps copies its share of the rows. What says where the next 16
-// tokens lie (a page number, or slots) is read while the 16 before them are copied.
+// Of 16 tokens each warp copies as many rows as every other warp: several lanes a row, one address
+// per lane. What says where the next 16 tokens lie (a page number, or slots) is read while the 16
+// before them are copied.
 #pragma once
+
+#include <type_traits>
 
 #include "config.cuh"
 #include "ptx/sm80.cuh"
@@ -34,15 +36,12 @@ template <class C>
 class Loader {
   public:
     __device__ Loader(const KernelParams& p, typename C::Plan& plan, LoaderState& state,
-                      uint32_t* valid, int row_group, int column_group)
+                      uint32_t* valid)
         : p_(p), plan_(plan), state_(state), valid_(valid) {
-        const int lane = threadIdx.x & 31;
-        row_ = row_group * kOwnRows + lane / kChunks;
-        byte_ = column_group * C::kColumns * C::kLatentBytes + lane % kChunks * 16;
-        rope_row_ = row_group * kOwnRows + lane / kRopeChunks;
-        rope_byte_ = C::kRopeOffset + (column_group * kRopeChunks + lane % kRopeChunks) * 16;
-        has_rope_ = 16 * column_group < p.rope_dim && lane < kOwnRows * kRopeChunks;
-        scale_byte_ = C::kScaleOffset + column_group * 4;
+        const int thread = threadIdx.x;
+        row_ = thread / kLanes;
+        byte_ = thread % kLanes * 16;
+        row_bytes_ = C::row_bytes(p.rope_dim);
         LoaderState s = {};
         s.more = plan_.next(0);
         if (s.more) begin_item(s);
@@ -80,16 +79,18 @@ class Loader {
     __device__ bool has(int index) const { return index < state_.index || state_.more; }
 
   private:
-    // Chunks of 16 bytes of a row's latent columns, and rows that the warp copies at once.
-    static constexpr int kChunks = C::kColumns * C::kLatentBytes / 16;
-    static constexpr int kRowsAtOnce = 32 / kChunks;
-    static constexpr int kOwnRows = 16 / C::kRowGroups;
-    static constexpr int kRopeChunks = C::kRopeBytes;
+    // Lanes that copy one row, 16 bytes each at a time.
+    static constexpr int kLanes = C::kThreads / 16;
+    static constexpr bool kInRegisters = C::kStateInRegisters;
 
     __device__ void put(const LoaderState& s) {
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) state_ = s;
-        __syncwarp();
+        if constexpr (kInRegisters) {
+            state_ = s;
+        } else {
+            __syncwarp();
+            if ((threadIdx.x & 31) == 0) state_ = s;
+            __syncwarp();
+        }
     }
 
     __device__ const int* table(const LoaderState& s) const {
@@ -119,13 +120,9 @@ class Loader {
 
     __device__ void copy_pages(LoaderState& s, uint32_t to) {
         const int left = plan_.item(s.index).kv_len - s.token;
-        const char* from = s.from;
-        const int stride = int(p_.cache_slot_stride);
-        const auto row_begin = [&](int row) { return from + int64_t(row) * stride; };
-        if (left >= 16)
-            copy_rows(to, row_begin, [](int) { return true; });
-        else
-            copy_rows(to, row_begin, [&](int row) { return row < left; });
+        // Of row 0 where there is none: no address behind the cache.
+        const bool exists = row_ < left;
+        copy_row(to, s.from + (exists ? row_ : 0) * p_.cache_slot_stride, exists);
         s.token += 16;
         s.from += 16 * p_.cache_slot_stride;
         if (s.token == s.page_end) begin_page(s, page_of(s.token));
@@ -133,19 +130,13 @@ class Loader {
 
     // Answers which of 16 slots there are.
     __device__ uint32_t copy_slots(LoaderState& s, uint32_t to) {
-        const bool own_exists = next_ >= 0 && next_ < p_.slots;
-        const uint32_t valid = __ballot_sync(~0u, own_exists) & 0xffff;
-        // Lanes l and l + 16 know where row l begins.
-        const char* own = p_.cache + (own_exists ? row_offset(next_) : 0);
+        const bool exists = next_ >= 0 && next_ < p_.slots;
+        const uint32_t valid = __ballot_sync(~0u, exists) & 0xffff;
+        // Lanes l and l + 16 know of slot l.
+        const int slot = __shfl_sync(~0u, exists ? next_ : 0, row_);
         s.token += 16;
         look_ahead_slots(s);
-        copy_rows(
-            to,
-            [&](int row) {
-                return reinterpret_cast<const char*>(
-                    __shfl_sync(~0u, reinterpret_cast<unsigned long long>(own), row));
-            },
-            [&](int row) { return (valid >> row & 1) != 0; });
+        copy_row(to, p_.cache + row_offset(slot), (valid >> row_ & 1) != 0);
         return valid;
     }
 
@@ -154,26 +145,16 @@ class Loader {
         next_ = token < plan_.item(s.index).kv_len ? table(s)[token] : -1;
     }
 
-    // `row_begin(row)` is called by the whole warp; `exists(row)` answers whether there is such a
-    // row.
-    template <typename RowBegin, typename Exists>
-    __device__ void copy_rows(uint32_t to, const RowBegin& row_begin, const Exists& exists) {
+    // This thread's share of its row, zeros if there is no such row.
+    __device__ void copy_row(uint32_t to, const char* row, bool exists) const {
+        to += row_ * p_.pitch + byte_;
+        row += byte_;
+        constexpr int kMost = C::row_bytes(64);
 #pragma unroll
-        for (int i = 0; i < kOwnRows / kRowsAtOnce; ++i) {
-            const int row = row_ + i * kRowsAtOnce;
-            ptx::cp_async_16(to + row * p_.pitch + byte_, row_begin(row) + byte_, exists(row));
-        }
-        const char* rope = row_begin(rope_row_ & 15);
-        if (has_rope_)
-            ptx::cp_async_16(to + rope_row_ * p_.pitch + rope_byte_, rope + rope_byte_,
-                             exists(rope_row_));
-        if constexpr (C::kGrouped) {
-            const int lane = threadIdx.x & 31, first = row_ - lane / kChunks;
-            const int row = first + lane % kOwnRows;
-            const char* scales = row_begin(row);
-            if (lane < kOwnRows)
-                ptx::cp_async_4(to + row * p_.pitch + scale_byte_, scales + scale_byte_,
-                                exists(row));
+        for (int at = 0; at < kMost; at += kLanes * 16) {
+            // The latent values of every row take as much.
+            const bool always = at + kLanes * 16 <= C::kRopeOffset;
+            if (always || at + byte_ < row_bytes_) ptx::cp_async_16(to + at, row + at, exists);
         }
     }
 
@@ -189,11 +170,10 @@ class Loader {
 
     const KernelParams& p_;
     typename C::Plan& plan_;
-    LoaderState& state_;
+    std::conditional_t<kInRegisters, LoaderState, LoaderState&> state_;
     uint32_t* valid_;
-    // What this lane copies of a row, and of which one first.
-    int row_, byte_, rope_row_, rope_byte_, scale_byte_;
-    bool has_rope_;
+    // The row of 16 that this thread copies, and its first byte of it; bytes of a row.
+    int row_, byte_, row_bytes_;
     // The page after the next token's, or this lane's next slot.
     int next_ = 0;
 };

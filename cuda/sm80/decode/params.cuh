@@ -10,11 +10,9 @@ namespace mla::sm80::decode {
 constexpr int kColumnGroups = 4;
 // Most KV tiles that a CTA holds or has in flight.
 constexpr int kMaxStages = 6;
-// Counters per CTA: see combine.cuh.
-constexpr int kCountersPerCta = 3;
-// Most CTAs of a launch, and the bytes that their counters take.
+// Most CTAs of a launch, and the bytes that their counters take: SplitCounters each.
 constexpr int kMaxCtas = 1024;
-constexpr size_t kCounterBytes = kMaxCtas * kCountersPerCta * sizeof(unsigned);
+constexpr size_t kCounterBytes = kMaxCtas * 2 * sizeof(int32_t);
 
 enum class CacheFormat {
     // L + R values of the queries' type
@@ -32,9 +30,10 @@ struct KernelParams {
     void* out;               // [tokens, heads, L]
     float* lse;              // [heads, tokens], or null
     const int* block_table;  // [requests, pages], or slots if `sparse`: [requests, tokens]
-    const int* kv_lens;      // [requests], or null: every request has `kv_len`
+    const int* kv_lens;      // [requests], or null: every request has `max_kv_len`
+    const float* sinks;      // [heads] scores without a value, or null
     const int* cu_q_lens;    // [requests + 1], or null: every request has `query_len`
-    unsigned* counters;      // [CTAs][kCountersPerCta], zero before and after
+    int32_t* counters;       // [CTAs] SplitCounters, zero before and after
     float* partials;         // [2 * CTAs][partial_floats]
     // In elements, but the cache's in bytes.
     int64_t q_latent_token_stride, q_latent_head_stride;
@@ -45,7 +44,8 @@ struct KernelParams {
     int64_t block_table_stride;
     // Slots of the cache: a slot list's entry outside of them is skipped.
     int64_t slots;
-    int requests, heads, query_len, kv_len;
+    // Lengths outside of 0 to max_kv_len are taken for the nearer of the two.
+    int requests, heads, query_len, max_kv_len;
     // page_size = 1 << page_shift if that is not negative.
     int page_size, page_shift;
     int rope_dim;
@@ -58,10 +58,18 @@ struct KernelParams {
     int sparse;
     // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA.
     int tile_cost, least_share;
+    // Cycles that a CTA waits for the other parts of a tile of rows.
+    int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
     // What the output is multiplied by: the cache's scale
     float out_scale;
+
+    // Counters first, then partial results.
+    void set_workspace(void* workspace) {
+        counters = static_cast<int32_t*>(workspace);
+        partials = reinterpret_cast<float*>(static_cast<char*>(workspace) + kCounterBytes);
+    }
 };
 
 }  // namespace mla::sm80::decode

@@ -120,6 +120,9 @@ class Products {
             } else {
                 uint32_t b[4];
                 ptx::ldmatrix_x4(b, from + rope_offset_);
+                // The cache's rotary values are bf16 whatever the queries are.
+                if constexpr (C::kGrouped && std::is_same_v<T, __half>)
+                    for (uint32_t& word : b) word = half_of_bf16(word);
                 multiply_pair(sums[0], q, C::kSteps, b);
             }
         }
@@ -151,8 +154,7 @@ class Products {
             constexpr int kChunks = C::kColumns / 8;
             constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
             const int lane = ptx::laneid();
-            for (int i = row_group * 32 + lane; i < C::kTokens * kChunks;
-                 i += 32 * C::kRowGroups) {
+            for (int i = row_group * 32 + lane; i < C::kTokens * kChunks; i += 32 * C::kRowGroups) {
                 char* at = stage + i / kChunks * pitch_ + column_bytes_ + i % kChunks * 16;
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
                 bool finite = true;
@@ -209,6 +211,11 @@ class Products {
     }
 
   private:
+    __device__ static uint32_t half_of_bf16(uint32_t pair) {
+        return ptx::cvt_rn_x2<__half>(__uint_as_float(pair << 16),
+                                      __uint_as_float(pair & 0xffff0000u));
+    }
+
     // Two blocks of eight tokens by one step of columns.
     __device__ static void multiply_pair(float (&sums)[C::kWarpTiles][2][4],
                                          const QueryFragments<C>& q, int step,

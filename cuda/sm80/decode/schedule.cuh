@@ -25,8 +25,9 @@ struct Item {
     // The tile's first row, of q_len * heads.
     int first_row;
     int tile_begin, tile_end;
-    // This is part `part` of `parts`; part i belongs to team first_team + i.
-    int part, parts, first_team;
+    // This is part `part` of `parts`; part i belongs to team first_team + i. The first `combiners`
+    // of these teams have no item after it.
+    int part, parts, combiners, first_team;
 };
 
 template <int kTileRows, int kTileTokens>
@@ -38,8 +39,8 @@ class Schedule {
 
     struct Shared {
         Item items[kItems];
-        // Of a team's range: all ranges are as long.
-        int share, end;
+        // Of a team's range: all ranges are as long. The line's length.
+        int share, end, total;
         // The line up to where items were made, the request there, and where it begins.
         int position, request, begins;
     };
@@ -71,6 +72,7 @@ class Schedule {
         const int begins = __shfl_sync(~0u, sum - units, owner);
         if (lane == 0) {
             shared_.share = share;
+            shared_.total = total;
             shared_.end = int(min(int64_t(position) + share, int64_t(total)));
             shared_.position = position;
             shared_.request = request;
@@ -106,6 +108,7 @@ class Schedule {
                 item.first_team = first_team;
                 item.parts = (group_begin + cost - 1) / share - first_team + 1;
                 item.part = team_ - first_team;
+                item.combiners = item.parts - (group_begin + cost < shared_.total);
             }
         }
         if ((threadIdx.x & 31) == 0) {
@@ -132,7 +135,7 @@ class Schedule {
         return p_.cu_q_lens ? p_.cu_q_lens[request + 1] - p_.cu_q_lens[request] : p_.query_len;
     }
     __device__ int kv_len(int request) const {
-        return p_.kv_lens ? p_.kv_lens[request] : p_.kv_len;
+        return p_.kv_lens ? min(max(p_.kv_lens[request], 0), p_.max_kv_len) : p_.max_kv_len;
     }
     __device__ int cost_of(int request) const {
         return max((kv_len(request) + kTileTokens - 1) / kTileTokens, 1) + p_.tile_cost;

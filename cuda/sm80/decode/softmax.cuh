@@ -143,8 +143,8 @@ class RegisterSoftmax {
         for (int half = 0; half < 2; ++half) {
             const float sum = quad_sum(rows_[half].sum);
             if (column_group_ == 0 && lane % 4 == 0) {
-                statistics.maximum[half * 8 + lane / 4] = rows_[half].maximum;
-                statistics.sum[half * 8 + lane / 4] = sum;
+                statistics.rows.maximum[half * 8 + lane / 4] = rows_[half].maximum;
+                statistics.rows.sum[half * 8 + lane / 4] = sum;
             }
         }
     }
@@ -249,8 +249,8 @@ class SharedSoftmax {
         const int lane = ptx::laneid(), row = first_row_ + column_group_ * 8 + lane / 4;
         const float sum = quad_sum(row_.sum);
         if (lane % 4 == 0) {
-            statistics.maximum[row] = row_.maximum;
-            statistics.sum[row] = sum;
+            statistics.rows.maximum[row] = row_.maximum;
+            statistics.rows.sum[row] = sum;
         }
     }
 

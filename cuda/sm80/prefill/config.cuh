@@ -12,6 +12,11 @@ namespace mla::sm80::prefill {
 
 // What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
 // Each of the three takes the place of a chunk.
+struct TileItem {
+    // The request's first query row among all, and how many it has; the CTA's first one.
+    int query_begin, query_count, first_row;
+    int head;
+};
 struct KeyItem {
     // The request's first key of the head.
     const char *nope, *rope;
@@ -20,11 +25,6 @@ struct ValueItem {
     const char* rows;
     // Keys that some row of the CTA sees, and those that its first row would if there were enough.
     int needed, seen;
-};
-struct QueryItem {
-    // The request's first query row among all, and how many it has; the CTA's first one.
-    int begin, count, first;
-    int head;
 };
 
 // A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
@@ -41,15 +41,16 @@ struct Config {
     // An odd number of 16-byte chunks: the same chunks of eight rows lie in different banks.
     static constexpr int kQkPitch = QkDim * 2 + 16;
     static constexpr int kVPitch = VDim * 2 + 16;
-    static constexpr int kKeyBytes = Keys * kQkPitch;
-    static constexpr int kValueBytes = Keys * kVPitch;
     static constexpr int kKeyOffset = kRows * kQkPitch;
-    static constexpr int kValueOffset = kKeyOffset + 2 * kKeyBytes;
-    static constexpr int kSharedBytes = kValueOffset + 2 * kValueBytes;
+    static constexpr int kValueOffset = kKeyOffset + Keys * kQkPitch;
+    static constexpr int kSharedBytes = kValueOffset + Keys * kVPitch;
     // Behind the first query rows: what makes the number of chunks odd is not used otherwise.
-    static constexpr int kKeyItemOffset = QkDim * 2;
+    static constexpr int kTileItemOffset = QkDim * 2;
+    static constexpr int kKeyItemOffset = kTileItemOffset + kQkPitch;
     static constexpr int kValueItemOffset = kKeyItemOffset + kQkPitch;
-    static constexpr int kQueryItemOffset = kValueItemOffset + kQkPitch;
+
+    // Columns of a key that the head has for itself; 0 where more than one number is possible.
+    static constexpr int kNopeDim = QkDim == 192 ? 128 : QkDim == 256 ? 0 : 64;
 };
 
 }  // namespace mla::sm80::prefill

@@ -1,8 +1,8 @@
 // Expanded attention on mma.sync: one CTA per tile of query rows and head.
 //
-// Queries stay in shared memory. Scores, softmax and output are the warp's own. The scores of the
-// next tile of keys are computed beside the softmax of this one, which does not depend on them: so
-// the matrix units have work while exponentials are taken.
+// Queries stay in shared memory. Scores, softmax and output are the warp's own. Values are copied
+// while scores are computed, and the next keys while values are multiplied: so one stage of each is
+// enough, and a second CTA has the matrix units while this one takes exponentials.
 #pragma once
 
 #include <cstring>
@@ -72,6 +72,8 @@ __device__ __forceinline__ bool multiply_values(
             ptx::ldmatrix_x4_trans(b, b_at + step * 16 * C::kVPitch + pair * 32);
             using T = typename C::Element;
             if constexpr (kFinite) {
+                // One after another: many at the same time take registers that there are not.
+                __syncwarp();
 #pragma unroll
                 for (uint32_t& word : b) {
                     const uint32_t bits = nonfinite<T>(word);
@@ -192,19 +194,17 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const int needed = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
 
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
-    // Two stages of each.
-    const auto key_stage = [&](int key_tile) {
-        return shared + C::kKeyOffset + (key_tile & 1) * C::kKeyBytes;
-    };
-    const auto value_stage = [&](int key_tile) {
-        return shared + C::kValueOffset + (key_tile & 1) * C::kValueBytes;
-    };
+    const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     // Volatile: what is read is not kept.
     char* const items = ptx::dynamic_shared();
+    auto& item = *reinterpret_cast<volatile TileItem*>(items + C::kTileItemOffset);
     auto& key_item = *reinterpret_cast<volatile KeyItem*>(items + C::kKeyItemOffset);
     auto& value_item = *reinterpret_cast<volatile ValueItem*>(items + C::kValueItemOffset);
-    auto& query_item = *reinterpret_cast<volatile QueryItem*>(items + C::kQueryItemOffset);
     if (threadIdx.x == 0) {
+        item.query_begin = query_begin;
+        item.query_count = queries;
+        item.first_row = first_row;
+        item.head = tile.head;
         key_item.nope =
             p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
         key_item.rope =
@@ -213,111 +213,75 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
             p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
         value_item.needed = needed;
         value_item.seen = p.causal ? keys - queries + first_row + 1 : keys;
-        query_item.begin = query_begin;
-        query_item.count = queries;
-        query_item.first = first_row;
-        query_item.head = tile.head;
     }
-    __syncthreads();
-    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < value_item.needed; };
-    const auto copy_keys = [&](int key_tile) {
-        if (exists(key_tile))
-            copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
-                key_stage(key_tile),
-                {key_item.nope, p.key_nope_token_stride, key_item.rope, p.key_rope_token_stride,
-                 p.nope_dim / 8},
-                key_tile * C::kKeys, value_item.needed);
-    };
-    const auto copy_values = [&](int key_tile) {
-        if (exists(key_tile)) {
-            const char* rows = value_item.rows;
-            copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
-                value_stage(key_tile),
-                {rows, p.value_token_stride, rows, p.value_token_stride, C::kVDim / 8},
-                key_tile * C::kKeys, value_item.needed);
-        }
-    };
-
     const char* query_rows =
         p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
     copy_rows<C::kRows, C::kQkDim, C::kQkPitch, C::kThreads>(
-        shared, {query_rows, p.query_token_stride, query_rows, p.query_token_stride, C::kQkDim / 8},
-        first_row, queries);
-    copy_keys(0);
-    ptx::cp_async_commit_group();
-    copy_values(0);
-    copy_keys(1);
-    ptx::cp_async_commit_group();
+        shared, {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, queries);
+    __syncthreads();
+    const auto copy_keys = [&](int key_tile) {
+        copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
+            key_stage,
+            {key_item.nope, p.key_nope_token_stride, key_item.rope, p.key_rope_token_stride,
+             C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim},
+            key_tile * C::kKeys, value_item.needed);
+        ptx::cp_async_commit_group();
+    };
+    const auto copy_values = [&](int key_tile) {
+        const char* rows = value_item.rows;
+        copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
+            value_stage, {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys,
+            value_item.needed);
+        ptx::cp_async_commit_group();
+    };
+    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < value_item.needed; };
+    if (exists(0)) copy_keys(0);
 
     // Keys from a tile's first that the warp's first row sees.
     const auto seen_of = [&](int key_tile) {
         return value_item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
     };
-    const auto own_queries = [&] { return shared + warp_row() * C::kQkPitch; };
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
-    float s[C::kWarpTiles][C::kKeys / 8][4];
     Softmax<C> softmax;
-    const auto masked = [&](int key_tile) {
-        return min(seen_of(key_tile), value_item.needed - key_tile * C::kKeys) < C::kKeys;
-    };
-    const auto mask = [&](int key_tile) {
-        if (masked(key_tile)) mask_keys<C>(s, seen_of(key_tile), p.causal);
-    };
-    const auto rescale_output = [&](const float (&rescale)[C::kWarpTiles][2]) {
-#pragma unroll
-        for (int i = 0; i < C::kWarpTiles; ++i)
-            if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
-#pragma unroll
-                for (int j = 0; j < C::kVDim / 8; ++j) {
-                    o[i][j][0] *= rescale[i][0];
-                    o[i][j][1] *= rescale[i][0];
-                    o[i][j][2] *= rescale[i][1];
-                    o[i][j][3] *= rescale[i][1];
-                }
-    };
-    float rescale[C::kWarpTiles][2];
-    uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
-    // Rows that do not see a key have P = 0 there, and 0 times NaN would be NaN.
-    const auto add_values = [&](int key_tile) {
-        const uint32_t values = value_stage(key_tile);
-        if (!masked(key_tile))
-            multiply_values<C, false>(o, probabilities, values);
-        else if (multiply_values<C, true>(o, probabilities, values))
-            add_nonfinite<C>(o, values, seen_of(key_tile), p.causal);
-    };
-    if (exists(0)) {
-        ptx::cp_async_wait_group<1>();
-        __syncthreads();
-        multiply_keys<C>(s, own_queries(), key_stage(0));
-        int key_tile = 0;
 #pragma unroll 1
-        for (; exists(key_tile + 1); ++key_tile) {
-            ptx::cp_async_wait_group<0>();
-            // The next keys and these values are there, and no warp needs what came before them.
-            __syncthreads();
-            copy_values(key_tile + 1);
-            copy_keys(key_tile + 2);
-            ptx::cp_async_commit_group();
-            mask(key_tile);
-            float next[C::kWarpTiles][C::kKeys / 8][4];
-            multiply_keys<C>(next, own_queries(), key_stage(key_tile + 1));
+    for (int key_tile = 0; exists(key_tile); ++key_tile) {
+        ptx::cp_async_wait_group<0>();
+        // These keys are there, and no warp needs the values before these.
+        __syncthreads();
+        copy_values(key_tile);
+        uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
+        const bool masked =
+            min(seen_of(key_tile), value_item.needed - key_tile * C::kKeys) < C::kKeys;
+        {
+            float s[C::kWarpTiles][C::kKeys / 8][4];
+            multiply_keys<C>(s, shared + warp_row() * C::kQkPitch, key_stage);
+            if (masked) mask_keys<C>(s, seen_of(key_tile), p.causal);
+            float rescale[C::kWarpTiles][2];
             softmax.apply(s, p.scale_log2, rescale, probabilities);
-            rescale_output(rescale);
-            add_values(key_tile);
 #pragma unroll
             for (int i = 0; i < C::kWarpTiles; ++i)
+                if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
 #pragma unroll
-                for (int j = 0; j < C::kKeys / 8; ++j)
-#pragma unroll
-                    for (int k = 0; k < 4; ++k) s[i][j][k] = next[i][j][k];
+                    for (int j = 0; j < C::kVDim / 8; ++j) {
+                        o[i][j][0] *= rescale[i][0];
+                        o[i][j][1] *= rescale[i][0];
+                        o[i][j][2] *= rescale[i][1];
+                        o[i][j][3] *= rescale[i][1];
+                    }
         }
         ptx::cp_async_wait_group<0>();
+        // These values are there, and no warp needs these keys.
         __syncthreads();
-        mask(key_tile);
-        softmax.apply(s, p.scale_log2, rescale, probabilities);
-        rescale_output(rescale);
-        add_values(key_tile);
+        if (exists(key_tile + 1)) copy_keys(key_tile + 1);
+        // Rows that do not see a key have P = 0 there, and 0 times NaN would be NaN.
+        if (!masked)
+            multiply_values<C, false>(o, probabilities, value_stage);
+        else if (multiply_values<C, true>(o, probabilities, value_stage))
+            add_nonfinite<C>(o, value_stage, seen_of(key_tile), p.causal);
     }
+    // Where there were no keys, the queries.
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
 
     const int lane = ptx::laneid(), own_row = warp_row() + lane / 4;
 #pragma unroll
@@ -325,9 +289,9 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const RowState state = softmax.row(i, half);
-            const int row = query_item.first + own_row + i * 16 + half * 8;
-            if (row >= query_item.count) continue;
-            const int head = query_item.head, token = query_item.begin + row;
+            const int row = item.first_row + own_row + i * 16 + half * 8;
+            if (row >= item.query_count) continue;
+            const int head = item.head, token = item.query_begin + row;
             const bool empty = state.sum == 0.f;
             const float scale = empty ? 0.f : 1.f / state.sum;
             char* to = static_cast<char*>(p.out) + token * p.out_token_stride +
@@ -340,7 +304,6 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
                 p.lse[head * p.lse_head_stride + token] = natural_lse(state.maximum, state.sum);
             }
         }
-    ptx::cp_async_wait_group<0>();
 }
 
 }  // namespace mla::sm80::prefill

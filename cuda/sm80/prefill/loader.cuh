@@ -7,40 +7,49 @@
 
 namespace mla::sm80::prefill {
 
-// Rows of one tensor, or of two side by side.
+// Rows of one tensor, or of two side by side. Strides in bytes.
 struct Rows {
     const char* first;
     int64_t first_stride;
-    // From column chunk `split` on.
+    // From column `split` on, a multiple of 64.
     const char* second;
     int64_t second_stride;
     int split;
 };
 
-// Rows first to first + kRows - 1 of those that end at `end`. Called by all threads.
-template <int kRows, int kColumns, int kPitch, int kThreads>
-__device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int first, int end) {
-    // Eight threads copy 128 bytes of a row, one row after another: the addresses of several take
-    // registers that the kernel has not got.
+// Rows `begin` to `begin` + kRows - 1 of those that end at `end`. Called by all threads. Eight of
+// them copy 128 bytes of a row, one row after another, so that two addresses are all they keep.
+template <int kRows, int kColumns, int kPitch, int kThreads, bool kWhole>
+__device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int begin, int end) {
     constexpr int kAtOnce = kThreads / 8, kChunks = kColumns / 8;
     static_assert(kRows % kAtOnce == 0);
-    const int thread = ptx::tid_x(), lane = thread % 8;
-#pragma unroll 1
+    const int own_row = ptx::tid_x() / 8, own_chunk = ptx::tid_x() % 8;
+    const char* first = rows.first + (begin + own_row) * rows.first_stride + own_chunk * 16;
+    const char* second = rows.second + (begin + own_row) * rows.second_stride + own_chunk * 16;
+    to += own_row * kPitch + own_chunk * 16;
+#pragma unroll
     for (int i = 0; i < kRows / kAtOnce; ++i) {
-        const int row = i * kAtOnce + thread / 8;
-        const bool exists = first + row < end;
-        const int64_t source = exists ? first + row : 0;
-        const char* left = rows.first + source * rows.first_stride;
-        const char* right = rows.second + source * rows.second_stride;
+        const bool exists = kWhole || begin + own_row + i * kAtOnce < end;
 #pragma unroll
         for (int j = 0; j < (kChunks + 7) / 8; ++j) {
-            const int chunk = j * 8 + lane;
             const char* from =
-                chunk < rows.split ? left + chunk * 16 : right + (chunk - rows.split) * 16;
-            if (kChunks % 8 == 0 || chunk < kChunks)
-                ptx::cp_async_16(to + row * kPitch + chunk * 16, from, exists);
+                j * 64 < rows.split ? first + j * 128 : second + j * 128 - rows.split * 2;
+            // An address behind the last row may be none.
+            if (!exists) from = rows.first;
+            if (kChunks % 8 == 0 || j * 8 + own_chunk < kChunks)
+                ptx::cp_async_16(to + i * kAtOnce * kPitch + j * 128, from, exists);
         }
+        first += kAtOnce * rows.first_stride;
+        second += kAtOnce * rows.second_stride;
     }
+}
+
+template <int kRows, int kColumns, int kPitch, int kThreads>
+__device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int begin, int end) {
+    if (begin + kRows <= end)
+        copy_rows<kRows, kColumns, kPitch, kThreads, true>(to, rows, begin, end);
+    else
+        copy_rows<kRows, kColumns, kPitch, kThreads, false>(to, rows, begin, end);
 }
 
 }  // namespace mla::sm80::prefill

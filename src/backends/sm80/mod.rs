@@ -3,13 +3,17 @@
 // With the feature off only the types are left, and what they hold is never used.
 #![cfg_attr(not(feature = "sm80"), allow(dead_code))]
 
+#[cfg(feature = "sm80")]
+mod dense;
 mod mma_attn;
 mod mma_mla;
+mod mma_mla_sparse;
 
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 pub use mma_attn::MmaAttn;
-pub use mma_mla::MmaMla;
+pub use mma_mla::{MmaMla, MmaMlaDs};
+pub use mma_mla_sparse::MmaMlaSparse;
 
 /// Where the backends' conformance passed as machine code for 9.0, and the kernels' own checks as PTX that the
 /// driver compiled.

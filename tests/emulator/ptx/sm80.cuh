@@ -37,10 +37,10 @@ template <typename T>
 T __ldcg(const T* from) {
     return *from;
 }
-inline unsigned atomicAdd(unsigned* at, unsigned x) {
-    const unsigned before = *at;
-    *at += x;
-    return before;
+// Every look at the clock takes so long.
+inline int64_t clock64() {
+    static int64_t clock = 0;
+    return clock += 1000;
 }
 
 // Each lane takes the words of the lane that `source` names for it.
@@ -94,6 +94,26 @@ inline unsigned __ballot_sync(unsigned, bool x) {
 }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline void __syncwarp() { __ballot_sync(~0u, true); }
+
+namespace mla {
+
+// What split_protocol.cuh has for the device: one thread at a time runs, until it yields.
+struct DeviceMemory {
+    static int add_acq_rel(int32_t* at, int n) { return (*at += n) - n; }
+    static void add_release(int32_t* at, int n) { *at += n; }
+    static int increment(int32_t* at) { return (*at)++; }
+    static int load_acquire(const int32_t* at) {
+        emulated().yield();
+        return *at;
+    }
+    static bool exchange(int32_t* at, int from, int to) {
+        if (*at != from) return false;
+        *at = to;
+        return true;
+    }
+};
+
+}  // namespace mla
 
 namespace mla::ptx {
 

@@ -1,7 +1,7 @@
 //! A portable backend on a GPU of which it may use no more than a smaller one has.
 
 use mla_kernels::Cuda;
-use mla_kernels::backends::sm80::{MmaAttn, MmaMla};
+use mla_kernels::backends::sm80::{MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse};
 use mla_kernels::raw::MlaDeviceLimits;
 use mla_runtime::Result;
 use mla_runtime::backend::{
@@ -20,16 +20,35 @@ const fn limits(shared_memory_bytes: i32, multiprocessors: i32) -> MlaDeviceLimi
     }
 }
 
-impl<const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<MmaMla, SHARED, SMS> {
-    type Device = Cuda;
-    type State = <MmaMla as DecodeBackend>::State;
-    type Metadata = ();
+/// A backend that can be told to use less of a GPU than there is.
+pub(super) trait Limited {
+    fn with(self, limits: MlaDeviceLimits) -> Self;
+}
 
-    const SPEC: BackendSpec = <MmaMla as DecodeBackend>::SPEC;
+macro_rules! limited {
+    ($($backend:ident),*) => {$(
+        impl Limited for $backend {
+            fn with(self, limits: MlaDeviceLimits) -> Self {
+                self.limited_to(limits)
+            }
+        }
+    )*};
+}
+
+limited!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse);
+
+impl<B, const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<B, SHARED, SMS>
+where
+    B: DecodeBackend<Device = Cuda> + Limited,
+{
+    type Device = Cuda;
+    type State = B::State;
+    type Metadata = B::Metadata;
+
+    const SPEC: BackendSpec = B::SPEC;
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        let backend = MmaMla::new(device, config)?;
-        Ok(Self(backend.limited_to(limits(SHARED, SMS))))
+        Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
     }
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
@@ -40,7 +59,7 @@ impl<const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<MmaMla, SHARED
         self.0.state(device, limits)
     }
 
-    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
         self.0.metadata(device, limits)
     }
 
@@ -49,7 +68,7 @@ impl<const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<MmaMla, SHARED
         device: &Cuda,
         batch: &DecodeBatch<'_, Cuda>,
         state: &mut Self::State,
-        metadata: &mut (),
+        metadata: &mut Self::Metadata,
     ) -> Result<()> {
         self.0.prepare(device, batch, state, metadata)
     }
@@ -59,29 +78,35 @@ impl<const SHARED: i32, const SMS: i32> DecodeBackend for Smaller<MmaMla, SHARED
         device: &Cuda,
         call: DecodeCall<'_, Cuda>,
         state: &mut Self::State,
-        metadata: &(),
+        metadata: &Self::Metadata,
     ) -> Result<()> {
         self.0.decode(device, call, state, metadata)
     }
 }
 
-impl<const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<MmaAttn, SHARED, SMS> {
+impl<B, const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<B, SHARED, SMS>
+where
+    B: PrefillBackend<Device = Cuda> + Limited,
+{
     type Device = Cuda;
-    type State = ();
-    type Metadata = ();
+    type State = B::State;
+    type Metadata = B::Metadata;
 
-    const SPEC: BackendSpec = <MmaAttn as PrefillBackend>::SPEC;
+    const SPEC: BackendSpec = B::SPEC;
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
-        let backend = MmaAttn::new(device, config)?;
-        Ok(Self(backend.limited_to(limits(SHARED, SMS))))
+        Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
     }
 
-    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        self.0.workspace_bytes(device, limits)
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::State> {
         self.0.state(device, limits)
     }
 
-    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<()> {
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<Self::Metadata> {
         self.0.metadata(device, limits)
     }
 
@@ -89,8 +114,8 @@ impl<const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<MmaAttn, SHAR
         &self,
         device: &Cuda,
         batch: &PrefillBatch<'_>,
-        state: &mut (),
-        metadata: &mut (),
+        state: &mut Self::State,
+        metadata: &mut Self::Metadata,
     ) -> Result<()> {
         self.0.prepare(device, batch, state, metadata)
     }
@@ -99,8 +124,8 @@ impl<const SHARED: i32, const SMS: i32> PrefillBackend for Smaller<MmaAttn, SHAR
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
-        state: &mut (),
-        metadata: &(),
+        state: &mut Self::State,
+        metadata: &Self::Metadata,
     ) -> Result<()> {
         self.0.prefill(device, call, state, metadata)
     }

@@ -1,0 +1,46 @@
+// The instantiation for a batch, by what the host knows of it.
+#pragma once
+
+#include "launch.cuh"
+
+namespace mla::sm80::decode {
+
+// What an instantiation depends on beside the rows of a request.
+struct Kind {
+    bool bf16;
+    int latent_dim;
+    CacheFormat format;
+};
+
+template <typename T>
+Variant variant_for(const Kind& k, int rows) {
+    if (k.format == CacheFormat::e4m3_grouped)
+        return variant_of<T, 512, CacheFormat::e4m3_grouped>(rows);
+    if (k.format == CacheFormat::plain)
+        return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(rows)
+                                   : variant_of<T, 256, CacheFormat::plain>(rows);
+    return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::e4m3>(rows)
+                               : variant_of<T, 256, CacheFormat::e4m3>(rows);
+}
+
+inline Variant variant_for(const Kind& k, int rows) {
+    return k.bf16 ? variant_for<__nv_bfloat16>(k, rows) : variant_for<__half>(k, rows);
+}
+
+// How the kernels name a format that they take.
+inline CacheFormat cache_format(int format) {
+    if (format == MLA_CACHE_FP8) return CacheFormat::e4m3;
+    if (format == MLA_CACHE_FP8_DS_MLA) return CacheFormat::e4m3_grouped;
+    return CacheFormat::plain;
+}
+
+// A page size's logarithm to the base of 2, or -1.
+inline int shift_of(int page_size) {
+    for (int shift = 0; shift < 31; ++shift)
+        if (page_size == 1 << shift) return shift;
+    return -1;
+}
+
+constexpr float kLog2E = 1.44269504088896340736f;
+
+}  // namespace mla::sm80::decode

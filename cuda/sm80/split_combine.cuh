@@ -1,0 +1,228 @@
+// Combines the partial results of a tile of rows whose keys several CTAs divide: each leaves its
+// part in the workspace, and those that have nothing else to do combine a slice of the output each
+// (common/split_protocol.cuh).
+//
+// The output is counted in units: what one warp has in an accumulator register quadruple, 16 rows
+// by 8 columns. Sums are made in an order that depends on the number of parts alone, whoever makes
+// them.
+#pragma once
+
+#include "common/softmax.cuh"
+#include "common/split_protocol.cuh"
+
+namespace mla::sm80 {
+
+// Cycles that a CTA waits for others unless the caller says how many.
+constexpr int64_t kDefaultPatience = 100000;
+
+// Layout: how a CTA's threads hold a tile.
+//   kThreads, kRows             of the CTA
+//   kRowsUnits                  units of the same 16 rows, which follow one another
+//   vector_of(rows, unit)       which of the CTA's quadruples lane 0 has of such a unit
+//   sync()                      a barrier of the CTA
+template <int kRows>
+struct SplitShared {
+    // Of each row: maximum (base 2) and sum.
+    float maximum[kRows], sum[kRows];
+    // A SplitRole.
+    int role;
+    int padding[3];
+};
+
+// Of a partial result: the quadruples of all threads, then the rows' maxima and sums.
+template <class Layout>
+constexpr int kPartialRowsAt = Layout::kRows / 16 * Layout::kRowsUnits * 32 * 4;
+template <class Layout>
+constexpr int kPartialFloats = kPartialRowsAt<Layout> + 2 * Layout::kRows;
+
+// This CTA's part of a tile, of `parts`, of which the first `combiners` belong to CTAs that have
+// nothing else to do.
+struct SplitPart {
+    SplitCounters* counters;
+    int part, parts, combiners;
+    // Cycles that a CTA waits for the others.
+    int64_t patience;
+};
+
+// Of the CTA's tile, the first of this lane's two rows in a unit.
+template <class Layout>
+__device__ __forceinline__ int first_row_of(int unit) {
+    return unit / Layout::kRowsUnits * 16 + (threadIdx.x & 31) / 4;
+}
+
+template <class Layout, class PartialOf, class Write>
+class SplitCombine {
+    using State = SoftmaxState<Base2>;
+    using Shared = SplitShared<Layout::kRows>;
+    static constexpr int kWarps = Layout::kThreads / 32;
+    static constexpr int kUnits = Layout::kRows / 16 * Layout::kRowsUnits;
+    // Units that a warp sums at the same time where a slice has one or more for each warp.
+    static constexpr int kAtOnce = 8;
+    static constexpr int kFewParts = kUnits / kWarps;
+    // Threads that share the parts of a row's maximum and sum.
+    static constexpr int kSharers = Layout::kThreads / Layout::kRows;
+    static constexpr int kRowsAt = kPartialRowsAt<Layout>;
+
+  public:
+    // `partial_of(part)` answers where a part lies; `write(unit, x)` writes x, of rows
+    // `first_row_of(unit)` and eight rows on, of which the statistics have maxima and sums.
+    __device__ SplitCombine(const SplitPart& split, Shared& shared, float4* exchanged,
+                            const PartialOf& partial_of, const Write& write)
+        : split_(split),
+          shared_(shared),
+          exchanged_(exchanged),
+          partial_of_(partial_of),
+          write_(write) {}
+
+    // After all threads have written this CTA's part.
+    __device__ void run() const {
+        const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.parts,
+                                                      split_.combiners};
+        Layout::sync();
+        if (threadIdx.x == 0) shared_.role = int(take_role(protocol));
+        Layout::sync();
+        const auto role = static_cast<SplitRole>(shared_.role);
+        if (role == SplitRole::slice)
+            combine(slice_begin(split_.part), slice_begin(split_.part + 1));
+        else if (role == SplitRole::everything)
+            combine(0, kUnits);
+        Layout::sync();
+        if (threadIdx.x == 0 && protocol.leave() == split_.parts) protocol.reset();
+    }
+
+  private:
+    __device__ int slice_begin(int combiner) const { return combiner * kUnits / split_.combiners; }
+
+    // Counts this part in, and waits for the others if the CTA has nothing else to do.
+    __device__ SplitRole take_role(const SplitProtocol<DeviceMemory>& protocol) const {
+        if (split_.part >= split_.combiners) return protocol.arrive();
+        protocol.arrive_combiner();
+        const int64_t start = clock64();
+        while (true) {
+            const int seen = protocol.seen();
+            const SplitRole role = protocol.role_of(seen);
+            if (role == SplitRole::slice) return role;
+            // All of its part is in the workspace already.
+            if (role == SplitRole::yield) return protocol.yield();
+            if (clock64() - start > split_.patience) protocol.fall_back(seen);
+        }
+    }
+
+    // Units `begin` to `end` - 1 of all parts.
+    __device__ void combine(int begin, int end) const {
+        combine_statistics();
+        const int warp = threadIdx.x / 32;
+        if (split_.parts > kFewParts) {
+            for (int unit = begin; unit < end; ++unit) combine_unit(unit);
+            return;
+        }
+        while (begin < end) {
+            // Of the same 16 rows.
+            const int last = min(end, (begin / Layout::kRowsUnits + 1) * Layout::kRowsUnits);
+            const int each = min((last - begin + kWarps - 1) / kWarps, kAtOnce);
+            for (int unit = begin + warp * each; unit < last; unit += kWarps * each) {
+                const int count = min(each, last - unit);
+                float4 sums[kAtOnce] = {};
+                add_parts<kAtOnce, 2>(unit, count, 0, split_.parts, sums);
+#pragma unroll
+                for (int k = 0; k < kAtOnce; ++k)
+                    if (k < count) write_(unit + k, sums[k]);
+            }
+            begin = last;
+        }
+    }
+
+    // Every row's maximum, and its sum under it.
+    __device__ void combine_statistics() const {
+        State* states = reinterpret_cast<State*>(exchanged_);
+        const int row = threadIdx.x % Layout::kRows;
+        State own;
+#pragma unroll 4
+        for (int part = threadIdx.x / Layout::kRows; part < split_.parts; part += kSharers) {
+            const float* rows = partial_of_(part) + kRowsAt + row;
+            merge(own, {load(rows), load(rows + Layout::kRows)});
+        }
+        states[threadIdx.x] = own;
+        Layout::sync();
+        if (threadIdx.x < Layout::kRows) {
+            for (int i = 1; i < kSharers; ++i) merge(own, states[i * Layout::kRows + row]);
+            shared_.maximum[row] = own.maximum;
+            shared_.sum[row] = own.sum;
+        }
+        Layout::sync();
+    }
+
+    __device__ static void merge(State& state, const State& other) {
+        const float maximum = fmaxf(state.maximum, other.maximum);
+        state.raise(maximum);
+        state.add(other, other.factor(maximum));
+    }
+
+    // Adds parts `part` to `last` - 1 of `count` units of the same 16 rows.
+    template <int kCount, int kUnroll>
+    __device__ void add_parts(int unit, int count, int part, int last,
+                              float4 (&sums)[kCount]) const {
+        const int row = first_row_of<Layout>(unit), rows = unit / Layout::kRowsUnits;
+        const float maxima[2] = {shared_.maximum[row], shared_.maximum[row + 8]};
+#pragma unroll kUnroll
+        for (; part < last; ++part) {
+            const float* from = partial_of_(part);
+            const float4* vectors = reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
+            float weights[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                weights[half] =
+                    State{load(from + kRowsAt + row + half * 8), 0.f}.factor(maxima[half]);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k) {
+                // Behind the last one that one again: a branch would keep loads from each other.
+                const int of_rows = (unit + min(k, count - 1)) % Layout::kRowsUnits;
+                const float4 x = __ldcg(vectors + Layout::vector_of(rows, of_rows));
+                sums[k].x = fmaf(x.x, weights[0], sums[k].x);
+                sums[k].y = fmaf(x.y, weights[0], sums[k].y);
+                sums[k].z = fmaf(x.z, weights[1], sums[k].z);
+                sums[k].w = fmaf(x.w, weights[1], sums[k].w);
+            }
+        }
+    }
+
+    // Each warp sums a range of the parts, and the ranges are added in their order.
+    __device__ void combine_unit(int unit) const {
+        const int warp = threadIdx.x / 32;
+        float4 own[1] = {};
+        add_parts<1, 8>(unit, 1, warp * split_.parts / kWarps, (warp + 1) * split_.parts / kWarps,
+                        own);
+        exchanged_[threadIdx.x] = own[0];
+        Layout::sync();
+        if (warp == 0) {
+            float4 sum = own[0];
+            for (int i = 1; i < kWarps; ++i) {
+                const float4 other = exchanged_[i * 32 + threadIdx.x];
+                sum.x += other.x;
+                sum.y += other.y;
+                sum.z += other.z;
+                sum.w += other.w;
+            }
+            write_(unit, sum);
+        }
+        Layout::sync();
+    }
+
+    // Others wrote it: the first-level cache may hold what was there before.
+    __device__ static float load(const float* from) { return __ldcg(from); }
+
+    const SplitPart& split_;
+    Shared& shared_;
+    // Of each thread, in shared memory: what they tell each other.
+    float4* exchanged_;
+    const PartialOf& partial_of_;
+    const Write& write_;
+};
+
+template <class Layout, class PartialOf, class Write>
+__device__ void split_combine(const SplitPart& split, SplitShared<Layout::kRows>& shared,
+                              float4* exchanged, const PartialOf& partial_of, const Write& write) {
+    SplitCombine<Layout, PartialOf, Write>(split, shared, exchanged, partial_of, write).run();
+}
+
+}  // namespace mla::sm80

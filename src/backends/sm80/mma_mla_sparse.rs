@@ -1,0 +1,126 @@
+//! MMA_MLA_SPARSE: sparse absorbed attention on every GPU since Ampere, one launch per step.
+//!
+//! The kernel of dense decode with another loader: `docs/kernels/portable.md`. Nothing is prepared: a captured
+//! step can be replayed with other lists in the same arrays.
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "sm80")]
+use {
+    crate::backends::sparse,
+    crate::device::{Buffer, Cuda},
+    crate::raw,
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
+    mla_runtime::device::Memory as _,
+    mla_runtime::error::Result,
+};
+
+/// Attention to the cache rows that each query token's list of slots names, on every GPU since Ampere: 1 to
+/// 128 heads, lists of up to 8192 slots of which any may be invalid, pages of any size; caches of the
+/// queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
+#[derive(Debug)]
+pub struct MmaMlaSparse {
+    config: LayerConfig,
+    #[cfg(feature = "sm80")]
+    limits: raw::MlaDeviceLimits,
+}
+
+#[cfg(feature = "sm80")]
+impl MmaMlaSparse {
+    /// Uses no more of the device than `limits` say, as if it were a smaller one.
+    #[must_use]
+    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    fn workspace(&self, device: &Cuda) -> Result<usize> {
+        let params = sparse::shape(&self.config)?;
+        let mut bytes = 0;
+        device.bind()?;
+        // SAFETY: the addresses are those of values that outlive the call.
+        let status = unsafe { raw::mla_sparse_sm80_workspace(&params, &self.limits, &mut bytes) };
+        raw::check("sparse workspace", status)?;
+        Ok(bytes)
+    }
+}
+
+#[mla_backend(
+    name = "MMA_MLA_SPARSE",
+    provider = "native",
+    feature = "sm80",
+    sm = "80+",
+    compiled = raw::compiled::SM80,
+    run_on = super::RUN_ON,
+    dtypes = "f16,bf16",
+    kv = "f16,bf16,fp8,fp8_ds_mla",
+    cache_dims = "(512,64)",
+    heads = "1..=128",
+    query_len = "ragged",
+    alignment = 16,
+    graphs = "always",
+    sparse = "required",
+    features = "deterministic,nan_propagation,strided_outputs",
+    priority = "50"
+)]
+impl DecodeBackend for MmaMlaSparse {
+    type Device = Cuda;
+    type State = Buffer;
+    type Metadata = ();
+
+    fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
+        Ok(Self {
+            config: *config,
+            limits: raw::MlaDeviceLimits::default(),
+        })
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> u64 {
+        // What keeps the size from being known keeps `state` from allocating it, and says so there.
+        self.workspace(device).map_or(0, |bytes| bytes as u64)
+    }
+
+    fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
+        // Zeros are how the kernels' counters have to begin.
+        device.allocate(self.workspace(device)?)
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cuda,
+        _: &DecodeBatch<'_, Cuda>,
+        _: &mut Buffer,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        workspace: &mut Buffer,
+        (): &(),
+    ) -> Result<()> {
+        let Some(params) = sparse::params(&self.config, &Self::SPEC, call)? else {
+            return Ok(());
+        };
+        device.bind()?;
+        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts to
+        // agree; the kernel itself skips slots that the cache does not have. The workspace was allocated
+        // zeroed and is borrowed mutably, so no other launch of this stream's order uses it at the same time.
+        raw::check("sparse attention", unsafe {
+            raw::mla_sparse_sm80(
+                &params,
+                &self.limits,
+                workspace.address() as *mut _,
+                workspace.len(),
+                device.raw_stream(),
+            )
+        })
+    }
+}
