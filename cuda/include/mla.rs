@@ -1,5 +1,5 @@
 pub const MLA_DECODE_COUNTER_BYTES: u32 = 4096;
-pub const MLA_DECODE_SM80_COUNTER_BYTES: u32 = 12288;
+pub const MLA_DECODE_SM80_COUNTER_BYTES: u32 = 8192;
 pub const MLA_PREFILL_COUNTER_BYTES: u32 = 4096;
 pub const MLA_OK: _bindgen_ty_1 = 0;
 pub const MLA_BAD_ARGUMENT: _bindgen_ty_1 = 1;
@@ -509,6 +509,24 @@ unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_sparse_sm90"]
     pub fn mla_sparse_sm90(
         params: *const MlaSparseParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_sparse_sm80_workspace"]
+    pub fn mla_sparse_sm80_workspace(
+        params: *const MlaSparseParams,
+        limits: *const MlaDeviceLimits,
+        bytes: *mut usize,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_sparse_sm80"]
+    pub fn mla_sparse_sm80(
+        params: *const MlaSparseParams,
+        limits: *const MlaDeviceLimits,
+        workspace: *mut ::core::ffi::c_void,
+        workspace_bytes: usize,
         stream: *mut ::core::ffi::c_void,
     ) -> MlaStatus;
 }

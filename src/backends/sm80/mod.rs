@@ -23,3 +23,6 @@ const RUN_ON: &[Run] = &[Run {
     date: "2026-11-22",
     commit: "7c721a7",
 }];
+
+/// Of a backend whose conformance has not run on a GPU yet.
+const NOWHERE: &[Run] = &[];
