@@ -198,15 +198,17 @@ mod gpu {
                             if heads.is_none() {
                                 return gpu.write_cache(latent, rope, slots, cache);
                             }
-                            let rotary = Rotary {
-                                positions: ArrayRef::new(positions.bytes(), tokens)?,
-                                cos: tensor(&table, angles)?,
-                                sin: TensorRef::new(
-                                    Cuda::byte_range(table.bytes(), 128..table.len()),
-                                    angles,
-                                )?,
-                                style: RotaryStyle::Interleaved,
-                            };
+                            let rotary = Rotary::new(
+                                ArrayRef::new(positions.bytes(), tokens)?,
+                                [
+                                    tensor(&table, angles)?,
+                                    TensorRef::new(
+                                        Cuda::byte_range(table.bytes(), 128..table.len()),
+                                        angles,
+                                    )?,
+                                ],
+                                RotaryStyle::Interleaved,
+                            );
                             let query = RotaryQuery::InPlace(output(&mut query, query_layout)?);
                             gpu.write_cache_rotated(
                                 latent,

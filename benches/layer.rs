@@ -259,10 +259,7 @@ mod gpu {
             let block_tables = BlockTables::new(&tables, max_pages, PAGE as u32)?;
             workspace.prepare(
                 &layer,
-                &StepBatch {
-                    threshold: Some(1),
-                    ..StepBatch::new(requests, block_tables)
-                },
+                &StepBatch::new(requests, block_tables).with_threshold(Some(1)),
             )?;
             let weights = random(&gpu, heads * (NOPE + V) * LATENT, 0.05)?;
             let query = random(&gpu, tokens * heads * (NOPE + ROPE), 1.7)?;
@@ -275,17 +272,16 @@ mod gpu {
                 let kv_b = view(&weights, [1, heads * (NOPE + V), LATENT])?;
                 layer.forward(
                     &mut workspace,
-                    LayerCall {
-                        weights: Weights::new(kv_b.transpose(1, 2), &config)?,
-                        query: view(&query, [tokens, heads, NOPE + ROPE])?,
-                        latent: view(&latent, [tokens, 1, LATENT])?,
-                        rope: view(&rope, [tokens, 1, ROPE])?,
-                        cache: CacheMut::new(cache.bytes_mut(), layout)?,
-                        out: view_mut(&mut out, [tokens, heads, V])?,
-                        lse: None,
-                        slot_lists: None,
-                        rotary: None,
-                    },
+                    LayerCall::new(
+                        Weights::new(kv_b.transpose(1, 2), &config)?,
+                        view(&query, [tokens, heads, NOPE + ROPE])?,
+                        [
+                            view(&latent, [tokens, 1, LATENT])?,
+                            view(&rope, [tokens, 1, ROPE])?,
+                        ],
+                        CacheMut::new(cache.bytes_mut(), layout)?,
+                        view_mut(&mut out, [tokens, heads, V])?,
+                    ),
                 )
             })
         }

@@ -96,17 +96,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             let kv_b = TensorRef::new(weights.bytes(), layout([1, HEADS * 256, 512]))?;
             layer.forward(
                 workspace,
-                LayerCall {
-                    weights: Weights::new(kv_b.transpose(1, 2), &config)?,
-                    query: TensorRef::new(query.bytes(), layout([tokens, HEADS, 192]))?,
-                    latent: TensorRef::new(latent.bytes(), layout([tokens, 1, 512]))?,
-                    rope: TensorRef::new(rope.bytes(), layout([tokens, 1, 64]))?,
-                    cache: CacheMut::new(cache.bytes_mut(), cache_layout)?,
-                    out: TensorMut::new(out.bytes_mut(), layout([tokens, HEADS, 128]))?,
-                    lse: None,
-                    slot_lists: None,
-                    rotary: None,
-                },
+                LayerCall::new(
+                    Weights::new(kv_b.transpose(1, 2), &config)?,
+                    TensorRef::new(query.bytes(), layout([tokens, HEADS, 192]))?,
+                    [
+                        TensorRef::new(latent.bytes(), layout([tokens, 1, 512]))?,
+                        TensorRef::new(rope.bytes(), layout([tokens, 1, 64]))?,
+                    ],
+                    CacheMut::new(cache.bytes_mut(), cache_layout)?,
+                    TensorMut::new(out.bytes_mut(), layout([tokens, HEADS, 128]))?,
+                ),
             )
         },
     )?;

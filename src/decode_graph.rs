@@ -289,13 +289,13 @@ impl Padded {
     {
         workspace.prepare(
             layer,
-            &StepBatch {
-                requests: &self.requests,
-                block_tables: BlockTables::new(&self.tables, self.max_pages, self.page_size)?,
-                slots: self.has_slots.then_some(&self.slots[..]),
-                threshold: Some(self.shape.query_len),
-                max_len: Some(self.shape.max_len),
-            },
+            &StepBatch::new(
+                &self.requests,
+                BlockTables::new(&self.tables, self.max_pages, self.page_size)?,
+            )
+            .with_slots(self.has_slots.then_some(&self.slots[..]))
+            .with_threshold(Some(self.shape.query_len))
+            .with_max_len(Some(self.shape.max_len)),
         )?;
         let (given, accepted) = (workspace.absorbed_tokens(), self.shape.tokens());
         if given == accepted {

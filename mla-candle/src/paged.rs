@@ -125,17 +125,16 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
         let kv_b = view(inputs.kv_b, [1, heads * kv_b, latent])?.transpose(1, 2);
         self.layer.forward(
             &mut self.workspace,
-            LayerCall {
-                weights: Weights::new(kv_b, &config)?,
-                query: view(inputs.query, [tokens, heads, qk])?,
-                latent: view(inputs.latent, [tokens, 1, latent])?,
-                rope: view(inputs.rope, [tokens, 1, rope])?,
-                cache: CacheMut::new(P::Device::bytes_mut(&mut self.cache), self.cache_layout)?,
-                out: TensorMut::new(P::Device::reborrow(&mut out), layout([tokens, heads, v]))?,
-                lse: None,
-                slot_lists: None,
-                rotary: None,
-            },
+            LayerCall::new(
+                Weights::new(kv_b, &config)?,
+                view(inputs.query, [tokens, heads, qk])?,
+                [
+                    view(inputs.latent, [tokens, 1, latent])?,
+                    view(inputs.rope, [tokens, 1, rope])?,
+                ],
+                CacheMut::new(P::Device::bytes_mut(&mut self.cache), self.cache_layout)?,
+                TensorMut::new(P::Device::reborrow(&mut out), layout([tokens, heads, v]))?,
+            ),
         )
     }
 }

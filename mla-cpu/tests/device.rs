@@ -477,12 +477,8 @@ fn a_cache_write_rotates_keys_and_queries() {
             [5.0, -6.0, 7.0, -8.0],
         ),
     ] {
-        let rotary = Rotary::<Cpu> {
-            positions: ArrayRef::from_slice(&[1, 2]),
-            cos: TensorRef::from_slice(&cos, [1, 3, 2]).unwrap(),
-            sin: TensorRef::from_slice(&sin, [1, 3, 2]).unwrap(),
-            style,
-        };
+        let tables = [&cos, &sin].map(|table| TensorRef::from_slice(table, [1, 3, 2]).unwrap());
+        let rotary = Rotary::<Cpu>::new(ArrayRef::from_slice(&[1, 2]), tables, style);
         let mut cache = cpu.allocate(layout.page_stride).unwrap();
         let mut query = rope;
         let in_place = TensorMut::from_slice(&mut query, [2, 1, 4]).unwrap();
@@ -499,10 +495,11 @@ fn a_cache_write_rotates_keys_and_queries() {
         };
         write(Some(query), &rotary, &mut cache).unwrap();
         assert_eq!(elsewhere, [first, second].concat()[..], "{style:?}");
-        let outside = Rotary {
-            positions: ArrayRef::from_slice(&[1, 3]),
-            ..rotary
-        };
+        let outside = Rotary::new(
+            ArrayRef::from_slice(&[1, 3]),
+            [rotary.cos, rotary.sin],
+            rotary.style,
+        );
         assert_eq!(
             write(None, &outside, &mut cache).unwrap_err().to_string(),
             "positions: given 3, accepted 0 and up below the tables' 3"
@@ -527,10 +524,7 @@ fn bad_arguments_are_named() {
         "gemm b: given f32 [1, 3, 4] strides [12, 4, 1], accepted f32 [1, 4, 4]"
     );
 
-    let layout = CacheLayout {
-        row_stride: 4,
-        ..CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 2, 64)
-    };
+    let layout = CacheLayout::contiguous(MlaDims::R1, KvFormat::BF16, 2, 64).with_row_stride(4);
     let error = CacheRef::<Cpu>::new(&[0; 64], layout).err().unwrap();
     assert_eq!(
         error.to_string(),

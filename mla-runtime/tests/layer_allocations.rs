@@ -199,24 +199,24 @@ fn a_call_allocates_nothing() {
         layer
             .forward(
                 &mut workspace,
-                LayerCall {
-                    weights: Weights::new(weights, &config).unwrap(),
-                    query: view(&query, [tokens, HEADS, 192]),
-                    latent: view(&latent, [tokens, 1, 512]),
-                    rope: view(&rope, [tokens, 1, 64]),
-                    cache: CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
-                    out: TensorMut::new(
+                LayerCall::new(
+                    Weights::new(weights, &config).unwrap(),
+                    view(&query, [tokens, HEADS, 192]),
+                    [
+                        view(&latent, [tokens, 1, 512]),
+                        view(&rope, [tokens, 1, 64]),
+                    ],
+                    CacheMut::new(Inert::bytes_mut(&mut cache), cache_layout).unwrap(),
+                    TensorMut::new(
                         Inert::bytes_mut(&mut out),
                         Layout::contiguous(DType::BF16, [tokens, HEADS, 128]),
                     )
                     .unwrap(),
-                    lse: with_lse.then(|| {
-                        let layout = LseLayout::heads_first(HEADS, tokens);
-                        LseMut::new(Inert::bytes_mut(&mut lse), layout).unwrap()
-                    }),
-                    slot_lists: None,
-                    rotary: None,
-                },
+                )
+                .with_lse(with_lse.then(|| {
+                    let layout = LseLayout::heads_first(HEADS, tokens);
+                    LseMut::new(Inert::bytes_mut(&mut lse), layout).unwrap()
+                })),
             )
             .unwrap();
         assert_eq!(ALLOCATIONS.get() - before, 0);

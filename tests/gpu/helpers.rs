@@ -57,19 +57,14 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
     let gap = |rng: &mut StdRng| pick(rng, &[0, 0, 16, 48, element, 3 * element]);
     let page_size = pick(rng, &[1, 5, 16, 64]);
     let row_stride = (format.row_bytes(dims) + gap(rng)).next_multiple_of(element);
-    CacheLayout {
-        dims,
-        format,
-        pages,
-        page_size,
-        page_stride: page_size * row_stride + gap(rng),
-        row_stride,
-        scale: if format == KvFormat::Fp8 {
+    CacheLayout::contiguous(dims, format, pages, page_size)
+        .with_page_stride(page_size * row_stride + gap(rng))
+        .with_row_stride(row_stride)
+        .with_scale(if format == KvFormat::Fp8 {
             pick(rng, &[1.0, 0.25, 0.013, 3.7])
         } else {
             1.0
-        },
-    }
+        })
 }
 
 fn cache_bytes(layout: &CacheLayout) -> usize {
@@ -289,12 +284,11 @@ fn a_fused_rotation_is_one_beforehand() {
             let mut elsewhere = On::new(gpu, &Tensor::poison(layout, 0))?;
             let slots = upload(gpu, bytemuck::cast_slice(&case.slots))?;
             let positions = upload(gpu, bytemuck::cast_slice(&positions))?;
-            let rotary = Rotary {
-                positions: indices::<Cuda, i64>(&positions, tokens)?,
-                cos: cos.read()?,
-                sin: sin.read()?,
+            let rotary = Rotary::new(
+                indices::<Cuda, i64>(&positions, tokens)?,
+                [cos.read()?, sin.read()?],
                 style,
-            };
+            );
             let mut caches = Vec::new();
             for in_place in [true, false] {
                 let mut cache = upload(gpu, &case.cache)?;
@@ -386,10 +380,8 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
         .map(|(start, len)| (start + len).div_ceil(page_size))
         .sum();
     let pages = needed + rng.random_range(1..5);
-    let layout = CacheLayout {
-        pages,
-        ..page_size_hint
-    };
+    let mut layout = page_size_hint;
+    layout.pages = pages;
     let mut free: Vec<i32> = (0..pages as i32).collect();
     free.shuffle(rng);
     let mut table = Vec::new();

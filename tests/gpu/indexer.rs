@@ -132,12 +132,14 @@ impl World {
         [cos, sin]: [&'a D::Buffer; 2],
     ) -> Result<Rotary<'a, D>> {
         let layout = Layout::contiguous(DType::F32, [1, self.columns, 32]);
-        Ok(Rotary {
-            positions: ArrayRef::new(D::bytes(positions), len)?,
-            cos: TensorRef::new(D::bytes(cos), layout)?,
-            sin: TensorRef::new(D::bytes(sin), layout)?,
-            style: self.config.rotary,
-        })
+        Ok(Rotary::new(
+            ArrayRef::new(D::bytes(positions), len)?,
+            [
+                TensorRef::new(D::bytes(cos), layout)?,
+                TensorRef::new(D::bytes(sin), layout)?,
+            ],
+            self.config.rotary,
+        ))
     }
 
     /// The index cache, all of it 0xff before.

@@ -109,17 +109,15 @@ impl<D: Operations> Attention<D> {
         let weights = self.kv_b.view([1, heads * kv_b, latent])?.transpose(1, 2);
         let unrotated = latent..latent + rope;
         let keys = s.kv_a.view_mut(rows(latent + rope))?.narrow(2, unrotated)?;
-        let call = UnrotatedCall {
-            weights: Weights::new(weights, layer.config())?,
-            query: s.query.view_mut([tokens, heads, qk])?,
-            latent: s.latent.view(rows(latent))?,
-            rope: keys,
-            rotary: rotary.rotation()?,
-            cache: cache.reborrow(),
-            out: s.attended.view_mut([tokens, heads, v])?,
-            lse: None,
-            slot_lists: None,
-        };
+        let call = UnrotatedCall::new(
+            Weights::new(weights, layer.config())?,
+            s.query.view_mut([tokens, heads, qk])?,
+            s.latent.view(rows(latent))?,
+            keys,
+            rotary.rotation()?,
+            cache.reborrow(),
+            s.attended.view_mut([tokens, heads, v])?,
+        );
         layer.forward_unrotated(shared, call)?;
         // End of the library.
         let out = self.out.view([1, heads * v, hidden])?;

@@ -302,14 +302,12 @@ impl<'a, D: Device> Decode<'a, D> {
             table.resize(table.len().next_multiple_of(max_pages), -1);
         }
 
-        let cache_layout = CacheLayout {
-            // Few numbers are more than four standard deviations away; those saturate.
-            scale: match problem.kv_format {
-                KvFormat::Fp8 => 4.0 * what.deviation / 448.0,
-                _ => 1.0,
-            },
-            ..CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-        };
+        let cache_layout =
+            CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+                .with_scale(match problem.kv_format {
+                    KvFormat::Fp8 => 4.0 * what.deviation / 448.0,
+                    _ => 1.0,
+                });
         let caches = (0..what.layers)
             .map(|layer| fill(what, device, cache_layout, layer))
             .collect::<Result<_>>()?;

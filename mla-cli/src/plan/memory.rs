@@ -123,14 +123,12 @@ fn needs(
     )
     .with_decode_query_len(args.decode_query_len as usize)
     .with_context_rows(rows as usize);
-    Ok(MemoryNeeds {
-        pages: args.tokens.unwrap_or(0).div_ceil(args.page).into(),
-        layers,
-        parallel: args.parallel.read()?.unwrap_or(ContextParallel::SINGLE),
-        packed_keys: args.packed_keys,
-        padded_values: args.padded_values,
-        ..MemoryNeeds::of_steps(&problem, &limits)?
-    })
+    Ok(MemoryNeeds::of_steps(&problem, &limits)?
+        .with_pages(args.tokens.unwrap_or(0).div_ceil(args.page).into())
+        .with_layers(layers)
+        .with_parallel(args.parallel.read()?.unwrap_or(ContextParallel::SINGLE))
+        .with_packed_keys(args.packed_keys)
+        .with_padded_values(args.padded_values))
 }
 
 // With what is left open filled in from the memory there is.
@@ -146,7 +144,7 @@ fn fitted(
         (None, _) => {
             let first = needs(rows)?;
             let pages = max_pages(&first, bytes)?;
-            Ok(MemoryNeeds { pages, ..first })
+            Ok(first.with_pages(pages))
         }
         (Some(_), None) => {
             // With fewer rows a step has more chunks, and its arrays are longer: down from the most.

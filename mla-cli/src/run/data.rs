@@ -188,14 +188,12 @@ impl<D: Device> Data<D> {
             given: format!("{} pages", workload.pages),
             accepted: "as many as memory can address".to_owned(),
         })?;
-        let cache_layout = CacheLayout {
-            // The largest value that is stored becomes the largest of e4m3.
-            scale: match problem.kv_format {
-                KvFormat::Fp8 => UNIT / 448.0,
-                _ => 1.0,
-            },
-            ..CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-        };
+        let cache_layout =
+            CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
+                .with_scale(match problem.kv_format {
+                    KvFormat::Fp8 => UNIT / 448.0,
+                    _ => 1.0,
+                });
         let mut cache = device.allocate(pages * cache_layout.page_stride)?;
         let tables = workload.tables()?;
         for (index, request) in workload.requests.iter().enumerate() {
@@ -241,16 +239,12 @@ impl<D: Device> Data<D> {
 
     /// The layer's call on these tensors.
     pub(crate) fn call(&mut self, config: &LayerConfig) -> Result<LayerCall<'_, D>> {
-        Ok(LayerCall {
-            weights: Weights::new(self.weights.view()?.transpose(1, 2), config)?,
-            query: self.query.view()?,
-            latent: self.latent.view()?,
-            rope: self.rope.view()?,
-            cache: CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
-            out: TensorMut::new(D::bytes_mut(&mut self.out.buffer), self.out.layout)?,
-            lse: None,
-            slot_lists: None,
-            rotary: None,
-        })
+        Ok(LayerCall::new(
+            Weights::new(self.weights.view()?.transpose(1, 2), config)?,
+            self.query.view()?,
+            [self.latent.view()?, self.rope.view()?],
+            CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            TensorMut::new(D::bytes_mut(&mut self.out.buffer), self.out.layout)?,
+        ))
     }
 }

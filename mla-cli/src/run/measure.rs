@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, PrefillStage};
 use mla_runtime::device::Memory;
-use mla_runtime::layer::{LayerCall, MlaLayer, Workspace};
+use mla_runtime::layer::{MlaLayer, Workspace};
 
 use super::data::{Data, HostLists};
 use super::progress::Progress;
@@ -52,10 +52,8 @@ where
             Ok(start.elapsed())
         };
         let selection = timed(&mut || lists.select(workspace))?;
-        let mut call = LayerCall {
-            slot_lists: lists.lists(workspace)?,
-            ..data.call(layer.config())?
-        };
+        let lists = lists.lists(workspace)?;
+        let mut call = data.call(layer.config())?.with_slot_lists(lists);
         let write = timed(&mut || layer.write_cache(workspace, &mut call))?;
         let absorbed = timed(&mut || layer.attend_absorbed(workspace, &mut call))?;
         let expanded = timed(&mut || layer.attend_expanded(workspace, &mut call))?;

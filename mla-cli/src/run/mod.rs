@@ -14,7 +14,7 @@ use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, crossover_threshold};
-use mla_runtime::plan::memory::{self, MemoryNeeds};
+use mla_runtime::plan::memory;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::{Selection, SelectionRequest};
@@ -160,10 +160,11 @@ fn run<D: Device, L: Lists<D>>(
 
     let progress = Progress::new();
     let limits = workload.limits(args.rows)?;
-    let memory = memory::plan(&MemoryNeeds {
-        indexer: L::needs(&model.config, &limits, problem.page_size)?,
-        ..layer.memory_needs(&limits, 1, workload.pages)?
-    })?;
+    let memory = memory::plan(
+        &layer
+            .memory_needs(&limits, 1, workload.pages)?
+            .with_indexer(L::needs(&model.config, &limits, problem.page_size)?),
+    )?;
     about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
     let mut workspace = layer.workspace(&limits)?;

@@ -302,12 +302,11 @@ impl<D: IndexDevice> Indexed<D> {
                 let rotary = match &self.tables {
                     Some(tables) => {
                         let tables = tables.rotation()?;
-                        Some(Rotary {
-                            positions: ArrayRef::new(D::bytes(&positions), block.len())?,
-                            cos: tables.cos,
-                            sin: tables.sin,
-                            style: self.indexer.config().rotary,
-                        })
+                        Some(Rotary::new(
+                            ArrayRef::new(D::bytes(&positions), block.len())?,
+                            [tables.cos, tables.sin],
+                            self.indexer.config().rotary,
+                        ))
                     }
                     None => None,
                 };

@@ -123,13 +123,9 @@ impl Workload {
     }
 
     pub(crate) fn batch(&self) -> Result<StepBatch<'_>, PlanError> {
-        Ok(StepBatch {
-            requests: &self.requests,
-            block_tables: self.tables()?,
-            slots: Some(&self.slots),
-            threshold: Some(self.threshold),
-            max_len: None,
-        })
+        Ok(StepBatch::new(&self.requests, self.tables()?)
+            .with_slots(Some(&self.slots))
+            .with_threshold(Some(self.threshold)))
     }
 
     pub(crate) fn tokens(&self) -> usize {

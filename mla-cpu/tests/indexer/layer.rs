@@ -141,10 +141,7 @@ impl World {
 
     fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
         let tables = BlockTables::new(&self.tables, 8, PAGE as u32).unwrap();
-        let batch = StepBatch {
-            threshold: Some(80),
-            ..StepBatch::new(&step.requests, tables)
-        };
+        let batch = StepBatch::new(&step.requests, tables).with_threshold(Some(80));
         workspace.prepare(layer, &batch).unwrap();
     }
 
@@ -212,10 +209,9 @@ impl World {
         let mut out = vec![f32::NAN; step.tokens() * HEADS * 16];
         let mut cache = std::mem::take(&mut self.cache);
         let slot_lists = lists.map(|own| own.lists(workspace).unwrap());
-        let call = LayerCall {
-            slot_lists,
-            ..self.layer_call(layer, step, &mut cache, &mut out)
-        };
+        let call = self
+            .layer_call(layer, step, &mut cache, &mut out)
+            .with_slot_lists(slot_lists);
         layer.forward(workspace, call).unwrap();
         self.cache = cache;
         out

@@ -125,12 +125,14 @@ impl Tables {
 
     fn view(&self) -> Rotary<'_, Cpu> {
         let shape = [1, self.rows, self.pairs];
-        Rotary {
-            positions: ArrayRef::from_slice(&self.positions),
-            cos: TensorRef::from_slice(&self.cos, shape).unwrap(),
-            sin: TensorRef::from_slice(&self.sin, shape).unwrap(),
-            style: self.style,
-        }
+        Rotary::new(
+            ArrayRef::from_slice(&self.positions),
+            [
+                TensorRef::from_slice(&self.cos, shape).unwrap(),
+                TensorRef::from_slice(&self.sin, shape).unwrap(),
+            ],
+            self.style,
+        )
     }
 
     fn turn(&self, token: usize) -> Turn {

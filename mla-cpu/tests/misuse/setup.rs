@@ -218,11 +218,9 @@ impl Setup {
         };
         let mut workspace = maker.workspace(&self.limits)?;
         let tables = BlockTables::new(&self.tables, self.max_pages, self.table_page)?;
-        let batch = StepBatch {
-            slots: self.slots.as_deref(),
-            threshold: self.threshold,
-            ..StepBatch::new(&self.requests, tables)
-        };
+        let batch = StepBatch::new(&self.requests, tables)
+            .with_slots(self.slots.as_deref())
+            .with_threshold(self.threshold);
         match self.prepared {
             Prepared::Nothing => {}
             Prepared::Another => {
@@ -288,32 +286,23 @@ impl Setup {
                 let rope = TensorMut::new(&mut rope[part(&self.rope)], self.rope.layout)?;
                 layer.forward_unrotated(
                     &mut workspace,
-                    UnrotatedCall {
-                        weights,
-                        query,
-                        latent,
-                        rope,
-                        rotary,
-                        cache,
-                        out,
-                        lse,
-                        slot_lists,
-                    },
+                    UnrotatedCall::new(weights, query, latent, rope, rotary, cache, out)
+                        .with_lse(lse)
+                        .with_slot_lists(slot_lists),
                 )
             }
             (_, rotary) => layer.forward(
                 &mut workspace,
-                LayerCall {
+                LayerCall::new(
                     weights,
-                    query: read(&query, &self.query)?,
-                    latent,
-                    rope: read(&rope, &self.rope)?,
+                    read(&query, &self.query)?,
+                    [latent, read(&rope, &self.rope)?],
                     cache,
                     out,
-                    lse,
-                    slot_lists,
-                    rotary,
-                },
+                )
+                .with_lse(lse)
+                .with_slot_lists(slot_lists)
+                .with_rotary(rotary),
             ),
         }
     }

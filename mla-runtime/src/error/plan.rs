@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum PlanError {
     /// A field, or one element of it, has a value that is not accepted.
-    #[error("{field}: {given} is not accepted; accepted: {accepted}")]
+    #[error("{field}: given {given}, accepted {accepted}")]
     Invalid {
         /// The field, with an index where it is a list: `context_lens[3]`.
         field: String,
@@ -15,7 +15,7 @@ pub enum PlanError {
         accepted: String,
     },
     /// A derived quantity exceeds the integers it is counted in.
-    #[error("{quantity} exceeds {limit}")]
+    #[error("{quantity}: given more than fits, accepted at most {limit}")]
     Overflow {
         /// What was computed.
         quantity: &'static str,
@@ -23,7 +23,7 @@ pub enum PlanError {
         limit: u64,
     },
     /// Not even the smallest plan fits into the memory given.
-    #[error("bytes: {given} is too little; accepted: at least {needed}, for {smallest}")]
+    #[error("bytes: given {given}, accepted at least {needed}, for {smallest}")]
     DoesNotFit {
         /// The bytes given.
         given: u64,

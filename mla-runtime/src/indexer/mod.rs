@@ -41,6 +41,7 @@
 
 mod cache;
 mod device;
+mod layer;
 mod select;
 mod workspace;
 

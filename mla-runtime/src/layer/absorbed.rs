@@ -9,7 +9,7 @@ use crate::spec::QueryFormat;
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// With `writes`, the cache write of all tokens goes with it.
-    pub(super) fn enqueue_absorbed(
+    pub(crate) fn enqueue_absorbed(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,

@@ -98,7 +98,6 @@
 mod absorbed;
 mod arena;
 mod expanded;
-mod indexed;
 mod plan;
 mod rotation;
 mod selected;
@@ -139,6 +138,7 @@ pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
 }
 
 /// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
+#[non_exhaustive]
 pub struct LayerCall<'a, D: Device> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
@@ -183,6 +183,27 @@ impl<'a, D: Device> LayerCall<'a, D> {
             slot_lists: None,
             rotary: None,
         }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same with the slots that each token attends to.
+    #[must_use]
+    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
+        self.slot_lists = lists.into();
+        self
+    }
+
+    /// The same with the rotation that the cache write is to do.
+    #[must_use]
+    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
+        self.rotary = rotary.into();
+        self
     }
 }
 
@@ -486,7 +507,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
     /// Calls `write` with the rows of the step's tokens, with the rotation of their queries if rows are
     /// rotated, and with their positions.
-    fn with_rows(
+    pub(crate) fn with_rows(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,
@@ -523,11 +544,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_lists(workspace.step.tokens(), call.slot_lists.as_ref())
     }
 
-    fn check_lists(&self, tokens: usize, lists: Option<&SlotLists<'_, P::Device>>) -> Result<()> {
+    pub(crate) fn check_lists(
+        &self,
+        tokens: usize,
+        lists: Option<&SlotLists<'_, P::Device>>,
+    ) -> Result<()> {
         check_lists("slot_lists", lists, tokens, &self.config.problem)
     }
 
-    fn check_tensors(
+    pub(crate) fn check_tensors(
         &self,
         workspace: &Workspace<P, D>,
         call: &LayerCall<'_, P::Device>,

@@ -14,6 +14,7 @@ use crate::tensor::{TensorMut, TensorRef};
 ///
 /// What is rotated in place, and what on the way, depends on the step: afterwards `query` and `rope` hold
 /// either.
+#[non_exhaustive]
 pub struct UnrotatedCall<'a, D: Device> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
@@ -33,6 +34,45 @@ pub struct UnrotatedCall<'a, D: Device> {
     pub lse: Option<LseMut<'a, D>>,
     /// The slots that each token attends to: present where the problem is sparse, and only there.
     pub slot_lists: Option<SlotLists<'a, D>>,
+}
+
+impl<'a, D: Device> UnrotatedCall<'a, D> {
+    /// A call without a log-sum-exp and slot lists: the shapes are those of the fields.
+    pub fn new(
+        weights: Weights<'a, D>,
+        query: TensorMut<'a, D>,
+        latent: TensorRef<'a, D>,
+        rope: TensorMut<'a, D>,
+        rotary: Rotation<'a, D>,
+        cache: CacheMut<'a, D>,
+        out: TensorMut<'a, D>,
+    ) -> Self {
+        Self {
+            weights,
+            query,
+            latent,
+            rope,
+            rotary,
+            cache,
+            out,
+            lse: None,
+            slot_lists: None,
+        }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same with the slots that each token attends to.
+    #[must_use]
+    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
+        self.slot_lists = lists.into();
+        self
+    }
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {

@@ -13,6 +13,7 @@ use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::{BlockTables, SKIPPED};
 use crate::problem::Problem;
+use crate::setters::setters;
 use crate::spec::QueryLen;
 use crate::tensor::ArrayRef;
 
@@ -23,6 +24,7 @@ use crate::tensor::ArrayRef;
 /// of new tokens take the absorbed path, all from the first longer one on the expanded path. A
 /// request behind that one which belongs before it is refused.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct StepBatch<'a> {
     /// The requests. One with q new tokens and a kv of 0 is padding: its tokens attend to nothing,
     /// and their outputs are 0. One with a q of 0 is skipped.
@@ -51,6 +53,12 @@ impl<'a> StepBatch<'a> {
             threshold: None,
             max_len: None,
         }
+    }
+
+    setters! {
+        with_slots(slots: Option<&'a [i64]>);
+        with_threshold(threshold: Option<u32>);
+        with_max_len(max_len: Option<u32>);
     }
 }
 

@@ -546,15 +546,15 @@ mod tests {
         let message = |lens: &[u32], limits| plan_chunks(lens, &limits).unwrap_err().to_string();
         assert_eq!(
             message(&[5], limits(15, 16)),
-            "rows: 15 is not accepted; accepted: at least the alignment, 16"
+            "rows: given 15, accepted at least the alignment, 16"
         );
         assert_eq!(
             message(&[5], limits(0, 1)),
-            "rows: 0 is not accepted; accepted: at least the alignment, 1"
+            "rows: given 0, accepted at least the alignment, 1"
         );
         assert_eq!(
             message(&[5], limits(16, 0)),
-            "align: 0 is not accepted; accepted: at least 1"
+            "align: given 0, accepted at least 1"
         );
         let capped = ChunkLimits {
             max_chunk: Some(8),
@@ -562,7 +562,7 @@ mod tests {
         };
         assert_eq!(
             message(&[5], capped),
-            "max_chunk: 8 is not accepted; accepted: at least the alignment, 16"
+            "max_chunk: given 8, accepted at least the alignment, 16"
         );
         let dealt = ChunkLimits {
             parallel: Some(ContextParallel::new(2, 48).unwrap()),
@@ -570,11 +570,11 @@ mod tests {
         };
         assert_eq!(
             message(&[5], dealt),
-            "rows: 128 is not accepted; accepted: at least the alignment, 192"
+            "rows: given 128, accepted at least the alignment, 192"
         );
         assert_eq!(
             message(&[u32::MAX], limits(1, 1)),
-            "rows: 1 is not accepted; accepted: so many that at most 1048576 chunks are needed"
+            "rows: given 1, accepted so many that at most 1048576 chunks are needed"
         );
     }
 

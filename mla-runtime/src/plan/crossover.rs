@@ -530,7 +530,7 @@ mod tests {
         }
         assert_eq!(
             Gpu::new(1, 1e12, 0.0).unwrap_err().to_string(),
-            "bytes_per_second: 0 is not accepted; accepted: a finite number above 0"
+            "bytes_per_second: given 0, accepted a finite number above 0"
         );
         assert!(Gpu::H200.with_launch_seconds(-1.0).is_err());
     }

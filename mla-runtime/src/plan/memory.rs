@@ -66,6 +66,7 @@ use super::limits::{ArrayLayout, StepLimits};
 use super::parallel::ContextParallel;
 use crate::dims::MlaDims;
 use crate::problem::Problem;
+use crate::setters::setters;
 
 /// Bytes of an f32, in which every log-sum-exp is kept.
 const LSE_BYTES: u32 = 4;
@@ -75,6 +76,7 @@ pub const MAX_PAGES: u64 = i32::MAX as u64;
 
 /// What the memory is needed for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MemoryNeeds {
     /// L and (P, R, V).
     pub dims: MlaDims,
@@ -116,8 +118,25 @@ pub struct MemoryNeeds {
 }
 
 impl MemoryNeeds {
+    setters! {
+        with_heads(heads: u32);
+        with_pages(pages: u64);
+        with_layers(layers: u32);
+        with_absorbed_tokens(absorbed_tokens: u32);
+        with_expanded_tokens(expanded_tokens: u32);
+        with_rows(rows: u32);
+        with_parallel(parallel: ContextParallel);
+        with_packed_keys(packed_keys: bool);
+        with_padded_values(padded_values: bool);
+        with_step_bytes(step_bytes: u64);
+        with_decode_workspace(decode_workspace: u64);
+        with_prefill_workspace(prefill_workspace: u64);
+        with_indexer(indexer: Option<IndexNeeds>);
+        with_alignment(alignment: u64);
+    }
+
     /// The widths of a problem, for one layer, an empty cache and steps without tokens, with
-    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with `..`.
+    /// regions at multiples of 256 bytes, as CUDA allocates. To be completed with the methods `with_…`.
     ///
     /// # Errors
     ///
@@ -716,7 +735,7 @@ mod tests {
         assert_eq!(of(narrow, KvFormat::Fp8).unwrap().row_bytes, 264);
         assert_eq!(
             of(narrow, KvFormat::Fp8DsMla).unwrap_err().to_string(),
-            "kv_lora_rank: 200 is not accepted; accepted: what a cache row of format fp8_ds_mla \
+            "kv_lora_rank: given 200, accepted what a cache row of format fp8_ds_mla \
              can hold, whole groups of 128"
         );
     }
@@ -761,11 +780,11 @@ mod tests {
         // Up to as many rows as there are new tokens, rows cost only their gathering.
         assert_eq!(
             max_rows(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 4531822592, for a row budget of 64"
+            "bytes: given 1000, accepted at least 4531822592, for a row budget of 64"
         );
         assert_eq!(
             max_pages(&needs(), 1000).unwrap_err().to_string(),
-            "bytes: 1000 is too little; accepted: at least 634429440, for a cache of 1 page per \
+            "bytes: given 1000, accepted at least 634429440, for a cache of 1 page per \
              layer"
         );
     }
@@ -776,21 +795,21 @@ mod tests {
         let base = needs();
         assert_eq!(
             message(MemoryNeeds { heads: 0, ..base }),
-            "heads: 0 is not accepted; accepted: at least 1"
+            "heads: given 0, accepted at least 1"
         );
         assert_eq!(
             message(MemoryNeeds {
                 alignment: 48,
                 ..base
             }),
-            "alignment: 48 is not accepted; accepted: a power of two"
+            "alignment: given 48, accepted a power of two"
         );
         assert_eq!(
             message(MemoryNeeds {
                 pages: 1 << 31,
                 ..base
             }),
-            "pages: 2147483648 is not accepted; accepted: at most 2147483647"
+            "pages: given 2147483648, accepted at most 2147483647"
         );
         let wide = MemoryNeeds {
             dims: MlaDims::new(512, HeadDims::new(64, 64, 129)),
@@ -799,7 +818,7 @@ mod tests {
         };
         assert_eq!(
             message(wide),
-            "v_head_dim: 129 is not accepted; accepted: at most the key's width, 128, where \
+            "v_head_dim: given 129, accepted at most the key's width, 128, where \
              values are padded to it"
         );
         let huge = MemoryNeeds {
@@ -807,7 +826,10 @@ mod tests {
             rows: u32::MAX,
             ..base
         };
-        assert_eq!(message(huge), "expanded_kv exceeds 18446744073709551615");
+        assert_eq!(
+            message(huge),
+            "expanded_kv: given more than fits, accepted at most 18446744073709551615"
+        );
     }
 
     fn any_needs() -> impl Strategy<Value = MemoryNeeds> {

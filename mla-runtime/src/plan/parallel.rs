@@ -190,13 +190,13 @@ mod tests {
         assert_eq!(
             messages,
             [
-                "world: 0 is not accepted; accepted: 1 to 1024",
-                "world: 1025 is not accepted; accepted: 1 to 1024",
-                "interleave: 0 is not accepted; accepted: at least 1",
-                "rank: 2 is not accepted; accepted: 0 to 1",
-                "rank: 2 is not accepted; accepted: 0 to 1",
-                "the global position exceeds 18446744073709551615",
-                "align: 0 is not accepted; accepted: at least 1",
+                "world: given 0, accepted 1 to 1024",
+                "world: given 1025, accepted 1 to 1024",
+                "interleave: given 0, accepted at least 1",
+                "rank: given 2, accepted 0 to 1",
+                "rank: given 2, accepted 0 to 1",
+                "the global position: given more than fits, accepted at most 18446744073709551615",
+                "align: given 0, accepted at least 1",
             ]
         );
     }

@@ -265,24 +265,20 @@ mod tests {
             tables.local_slot(0, 0, parallel, 2).unwrap_err(),
             tables.new_token_slots(&short).unwrap_err(),
         ]
-        .map(|error| {
-            error
-                .to_string()
-                .replacen(" is not accepted; accepted:", " /", 1)
-        });
+        .map(|error| error.to_string().replacen(", accepted", " /", 1));
         assert_eq!(
             messages,
             [
-                "max_pages: 0 / at least 1",
-                "page_size: 0 / at least 1",
-                "block_table: 3 entries / rows of max_pages = 2 entries",
-                "request: 1 / less than the 1 rows of the block table",
-                "the position of a token of request 0: 32 / within its 2 pages of 16 tokens",
-                "the position of a token of request 0: 18446744073709551615 / within its 2 pages \
+                "max_pages: given 0 / at least 1",
+                "page_size: given 0 / at least 1",
+                "block_table: given 3 entries / rows of max_pages = 2 entries",
+                "request: given 1 / less than the 1 rows of the block table",
+                "the position of a token of request 0: given 32 / within its 2 pages of 16 tokens",
+                "the position of a token of request 0: given 18446744073709551615 / within its 2 pages \
                  of 16 tokens",
-                "block_table[0][1]: -2 / a page, 0 or above",
-                "rank: 2 / 0 to 1",
-                "requests[0].kv: 2 / at least its 3 new tokens",
+                "block_table[0][1]: given -2 / a page, 0 or above",
+                "rank: given 2 / 0 to 1",
+                "requests[0].kv: given 2 / at least its 3 new tokens",
             ]
         );
     }

@@ -254,12 +254,12 @@ mod tests {
         let error = split(&requests(&[(1, 9), (5, 4)]), 1, false).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "requests[1].kv: 4 is not accepted; accepted: at least its 5 new tokens"
+            "requests[1].kv: given 4, accepted at least its 5 new tokens"
         );
         let error = split(&requests(&[(2, 9), (2, 8), (1, 0)]), 4, true).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "requests[2].q: 1 is not accepted; accepted: 2 for padding, as long as the others are"
+            "requests[2].q: given 1, accepted 2 for padding, as long as the others are"
         );
     }
 

@@ -88,19 +88,19 @@ mod tests {
         let message = |a, b, c, parallel| row_budget(a, b, c, parallel).unwrap_err().to_string();
         assert_eq!(
             message(0, 1, 1, single),
-            "max_len: 0 is not accepted; accepted: at least 1"
+            "max_len: given 0, accepted at least 1"
         );
         assert_eq!(
             message(1, 0, 1, single),
-            "max_requests: 0 is not accepted; accepted: at least 1"
+            "max_requests: given 0, accepted at least 1"
         );
         assert_eq!(
             message(1, 1, 0, single),
-            "page: 0 is not accepted; accepted: at least 1"
+            "page: given 0, accepted at least 1"
         );
         assert_eq!(
             message(1, 1, 65537, ContextParallel::new(2, 65536).unwrap()),
-            "the row budget exceeds 4294967295"
+            "the row budget: given more than fits, accepted at most 4294967295"
         );
     }
 }

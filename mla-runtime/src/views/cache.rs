@@ -5,12 +5,14 @@ use std::fmt;
 use crate::dims::MlaDims;
 use crate::error::{Error, Result};
 use crate::kv_format::KvFormat;
+use crate::setters::setters;
 use crate::tensor::ArrayRef;
 use crate::views::memory::Memory;
 
 /// Where a token's row lies in the cache: slot `page · page_size + offset` begins at
 /// `page · page_stride + offset · row_stride` bytes.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct CacheLayout {
     /// The model's dimensions, of which L and R matter here.
     pub dims: MlaDims,
@@ -46,6 +48,12 @@ impl CacheLayout {
             row_stride,
             scale: 1.0,
         }
+    }
+
+    setters! {
+        with_page_stride(page_stride: usize);
+        with_row_stride(row_stride: usize);
+        with_scale(scale: f32);
     }
 
     /// The number of slots.

@@ -437,10 +437,7 @@ fn slots_are_those_of_the_block_tables() {
     let layer = cpu_layer(&case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
     let [given, derived] = [Some(&world.slots[..]), None].map(|slots| {
-        let batch = StepBatch {
-            slots,
-            ..world.batch()
-        };
+        let batch = world.batch().with_slots(slots);
         workspace.prepare(&layer, &batch).unwrap();
         world.forward(&layer, &mut workspace, true).unwrap()
     });

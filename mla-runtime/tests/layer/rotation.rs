@@ -79,20 +79,19 @@ fn run(world: &World, tables: &RotaryTables<Cpu>) -> Result<(Vec<f32>, Vec<f32>,
         .upload(&world.cache, Cpu::bytes_mut(&mut cache))?;
     layer.forward_unrotated(
         &mut workspace,
-        UnrotatedCall {
-            weights: Weights::new(world.kv_b(), layer.config())?,
-            query: TensorMut::from_slice(&mut query, [tokens, heads, qk])?,
-            latent: world.latent.view(),
-            rope: TensorMut::from_slice(&mut keys, [tokens, 1, rope])?,
-            rotary: tables.rotation()?,
-            cache: CacheMut::new(Cpu::bytes_mut(&mut cache), world.cache_layout)?,
-            out: TensorMut::from_slice(&mut out, [tokens, heads, v])?,
-            lse: Some(LseMut::new(
-                bytemuck::cast_slice_mut(&mut lse),
-                LseLayout::heads_first(heads, tokens),
-            )?),
-            slot_lists: None,
-        },
+        UnrotatedCall::new(
+            Weights::new(world.kv_b(), layer.config())?,
+            TensorMut::from_slice(&mut query, [tokens, heads, qk])?,
+            world.latent.view(),
+            TensorMut::from_slice(&mut keys, [tokens, 1, rope])?,
+            tables.rotation()?,
+            CacheMut::new(Cpu::bytes_mut(&mut cache), world.cache_layout)?,
+            TensorMut::from_slice(&mut out, [tokens, heads, v])?,
+        )
+        .with_lse(LseMut::new(
+            bytemuck::cast_slice_mut(&mut lse),
+            LseLayout::heads_first(heads, tokens),
+        )?),
     )?;
     Ok((out, lse, Cpu::bytes(&cache).to_vec()))
 }

@@ -273,14 +273,12 @@ impl World {
         let context_latent = random([context, 1, latent], 1.7);
         let context_rope = random([context, 1, rope], 1.7);
 
-        let cache_layout = CacheLayout {
-            scale: if case.kv_format == KvFormat::Fp8 {
+        let cache_layout = CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
+            .with_scale(if case.kv_format == KvFormat::Fp8 {
                 0.01
             } else {
                 1.0
-            },
-            ..CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
-        };
+            });
         // In every format a row of ones is a row of NaN.
         let bytes = cache_layout.slots() * cache_layout.row_stride;
         let mut buffer = device.allocate(bytes).unwrap();
@@ -392,14 +390,12 @@ impl World {
     }
 
     pub(crate) fn batch(&self) -> StepBatch<'_> {
-        StepBatch {
-            requests: &self.requests,
-            block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
-                .unwrap(),
-            slots: Some(&self.slots),
-            threshold: Some(self.case.threshold),
-            max_len: None,
-        }
+        StepBatch::new(
+            &self.requests,
+            BlockTables::new(&self.tables, self.max_pages, self.case.page_size).unwrap(),
+        )
+        .with_slots(Some(&self.slots))
+        .with_threshold(Some(self.case.threshold))
     }
 
     /// `W_kv_b` as `[1, L, H·(P+V)]`.
@@ -452,29 +448,27 @@ impl World {
         let lists = self.lists();
         layer.forward(
             workspace,
-            LayerCall {
-                weights: Weights::new(self.kv_b(), layer.config())?,
-                query: self.query.view(),
-                latent: self.latent.view(),
-                rope: self.rope.view(),
-                cache: CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,
-                out: TensorMut::new(Cpu::bytes_mut(&mut out), layout)?,
-                lse: match with_lse {
-                    true => Some(LseMut::new(
-                        Cpu::bytes_mut(&mut lse),
-                        LseLayout::heads_first(heads, tokens),
-                    )?),
-                    false => None,
-                },
-                slot_lists: match self.case.sparse {
-                    true => Some(SlotLists::new(
-                        ArrayRef::from_slice(&lists),
-                        self.list_width(),
-                    )),
-                    false => None,
-                },
-                rotary: None,
-            },
+            LayerCall::new(
+                Weights::new(self.kv_b(), layer.config())?,
+                self.query.view(),
+                [self.latent.view(), self.rope.view()],
+                CacheMut::new(Cpu::bytes_mut(&mut cache), self.cache_layout)?,
+                TensorMut::new(Cpu::bytes_mut(&mut out), layout)?,
+            )
+            .with_lse(match with_lse {
+                true => Some(LseMut::new(
+                    Cpu::bytes_mut(&mut lse),
+                    LseLayout::heads_first(heads, tokens),
+                )?),
+                false => None,
+            })
+            .with_slot_lists(match self.case.sparse {
+                true => Some(SlotLists::new(
+                    ArrayRef::from_slice(&lists),
+                    self.list_width(),
+                )),
+                false => None,
+            }),
         )?;
         let download = |buffer: &Buffer| {
             let mut bytes = vec![0; Cpu::byte_len(Cpu::bytes(buffer))];

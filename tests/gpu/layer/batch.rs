@@ -161,13 +161,11 @@ impl Batch {
         let dtype = case.dtype;
         let unit = 3f32.sqrt();
         let mut random = |elements, most| random(&mut rng, dtype, elements, most);
-        let cache_layout = CacheLayout {
-            scale: match case.kv_format {
+        let cache_layout = CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
+            .with_scale(match case.kv_format {
                 KvFormat::Fp8 => unit / 448.0,
                 _ => 1.0,
-            },
-            ..CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
-        };
+            });
         let cpu = Cpu::new();
         // In every format a row of ones is a row of NaN.
         let bytes = pages * cache_layout.page_stride;
@@ -204,14 +202,12 @@ impl Batch {
     }
 
     pub(crate) fn step(&self) -> StepBatch<'_> {
-        StepBatch {
-            requests: &self.requests,
-            block_tables: BlockTables::new(&self.tables, self.max_pages, self.case.page_size)
-                .unwrap(),
-            slots: Some(&self.slots),
-            threshold: Some(self.case.threshold),
-            max_len: None,
-        }
+        StepBatch::new(
+            &self.requests,
+            BlockTables::new(&self.tables, self.max_pages, self.case.page_size).unwrap(),
+        )
+        .with_slots(Some(&self.slots))
+        .with_threshold(Some(self.case.threshold))
     }
 
     /// What the CPU device makes of it.
@@ -294,20 +290,20 @@ impl<D: Device> Engine<D> {
         .map(|extent| extent as usize);
         let layout = |shape: Shape| Layout::contiguous(problem.dtype, shape);
         let weights = TensorRef::new(D::bytes(&self.weights), layout([1, heads * kv_b, latent]))?;
-        Ok(LayerCall {
-            weights: Weights::new(weights.transpose(1, 2), &self.config)?,
-            query: TensorRef::new(D::bytes(&self.query), layout([tokens, heads, qk]))?,
-            latent: TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,
-            rope: TensorRef::new(D::bytes(&self.rope), layout([tokens, 1, rope]))?,
-            cache: CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
-            out: TensorMut::new(D::bytes_mut(&mut self.out), layout([tokens, heads, v]))?,
-            lse: Some(LseMut::new(
-                D::bytes_mut(&mut self.lse),
-                LseLayout::heads_first(heads, tokens),
-            )?),
-            slot_lists: None,
-            rotary: None,
-        })
+        Ok(LayerCall::new(
+            Weights::new(weights.transpose(1, 2), &self.config)?,
+            TensorRef::new(D::bytes(&self.query), layout([tokens, heads, qk]))?,
+            [
+                TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, latent]))?,
+                TensorRef::new(D::bytes(&self.rope), layout([tokens, 1, rope]))?,
+            ],
+            CacheMut::new(D::bytes_mut(&mut self.cache), self.cache_layout)?,
+            TensorMut::new(D::bytes_mut(&mut self.out), layout([tokens, heads, v]))?,
+        )
+        .with_lse(LseMut::new(
+            D::bytes_mut(&mut self.lse),
+            LseLayout::heads_first(heads, tokens),
+        )?))
     }
 
     pub(crate) fn forward<P, B>(

@@ -82,12 +82,16 @@ impl Tables {
         workspace.prepare(layer, &batch.step()).unwrap();
         let mut engine = Engine::<P::Device>::new(device, batch).unwrap();
         let mut call = engine.call(batch.tokens()).unwrap();
-        call.rotary = Some(Rotation {
-            positions: Some(ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap()),
-            cos: TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
-            sin: TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
-            style: self.style,
-        });
+        call.rotary = Some(
+            Rotation::new(
+                [
+                    TensorRef::new(P::Device::bytes(&cos), table).unwrap(),
+                    TensorRef::new(P::Device::bytes(&sin), table).unwrap(),
+                ],
+                self.style,
+            )
+            .with_positions(ArrayRef::new(P::Device::bytes(&positions), batch.tokens()).unwrap()),
+        );
         layer.forward(&mut workspace, call).unwrap();
         engine.outcome(device).unwrap()
     }
@@ -109,23 +113,22 @@ impl Tables {
         let mut engine = Engine::new(device, batch).unwrap();
         let call = engine.call(tokens).unwrap();
         let view = |shape| Layout::contiguous(case.dtype, shape);
-        let call = UnrotatedCall {
-            weights: call.weights,
-            query: TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize]))
-                .unwrap(),
-            latent: call.latent,
-            rope: TensorMut::new(rope.bytes_mut(), view([tokens, 1, head.rope as usize])).unwrap(),
-            rotary: Rotation {
-                positions: None,
-                cos: TensorRef::new(cos.bytes(), table).unwrap(),
-                sin: TensorRef::new(sin.bytes(), table).unwrap(),
-                style: self.style,
-            },
-            cache: call.cache,
-            out: call.out,
-            lse: call.lse,
-            slot_lists: None,
-        };
+        let call = UnrotatedCall::new(
+            call.weights,
+            TensorMut::new(query.bytes_mut(), view([tokens, heads, head.qk() as usize])).unwrap(),
+            call.latent,
+            TensorMut::new(rope.bytes_mut(), view([tokens, 1, head.rope as usize])).unwrap(),
+            Rotation::new(
+                [
+                    TensorRef::new(cos.bytes(), table).unwrap(),
+                    TensorRef::new(sin.bytes(), table).unwrap(),
+                ],
+                self.style,
+            ),
+            call.cache,
+            call.out,
+        )
+        .with_lse(call.lse);
         layer.forward_unrotated(&mut workspace, call).unwrap();
         engine.outcome(device).unwrap()
     }
@@ -214,12 +217,10 @@ fn a_rotation_with_prefills_is_refused() {
     let view = TensorRef::new(table.bytes(), Layout::contiguous(DType::F32, [1, 1, 32])).unwrap();
     let positions = gpu.allocate(8 * batch.tokens()).unwrap();
     let mut call = engine.call(batch.tokens()).unwrap();
-    call.rotary = Some(Rotation {
-        positions: Some(ArrayRef::new(positions.bytes(), batch.tokens()).unwrap()),
-        cos: view,
-        sin: view,
-        style: RotaryStyle::Halves,
-    });
+    call.rotary = Some(
+        Rotation::new([view, view], RotaryStyle::Halves)
+            .with_positions(ArrayRef::new(positions.bytes(), batch.tokens()).unwrap()),
+    );
     let error = layer.forward(&mut workspace, call).unwrap_err().to_string();
     assert!(
         error.starts_with("rotary: given with 30 tokens on the expanded path, accepted none"),

@@ -15,7 +15,7 @@ use mla_runtime::indexer::{
     Indexer, IndexerConfig, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Workspace};
+use mla_runtime::layer::{MlaLayer, Workspace};
 use mla_runtime::plan::slots::SKIPPED;
 use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
@@ -135,12 +135,14 @@ impl IndexBatch {
         let mut engine = IndexEngine::new(&cpu, self)?;
         {
             let layout = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
-            let rotary = Rotary {
-                positions: ArrayRef::from_slice(&positions),
-                cos: TensorRef::new(Cpu::bytes(&engine.tables[0]), layout)?,
-                sin: TensorRef::new(Cpu::bytes(&engine.tables[1]), layout)?,
-                style: self.config.rotary,
-            };
+            let rotary = Rotary::new(
+                ArrayRef::from_slice(&positions),
+                [
+                    TensorRef::new(Cpu::bytes(&engine.tables[0]), layout)?,
+                    TensorRef::new(Cpu::bytes(&engine.tables[1]), layout)?,
+                ],
+                self.config.rotary,
+            );
             cpu.write_index_keys(
                 &self.config,
                 IndexKeys {
@@ -224,12 +226,13 @@ impl<D: IndexDevice> IndexEngine<D> {
                 D::bytes(&self.head_weights),
                 layout([tokens, 1, self.heads]),
             )?,
-            rotary: Some(Rotation {
-                positions: None,
-                cos: TensorRef::new(D::bytes(&self.tables[0]), table)?,
-                sin: TensorRef::new(D::bytes(&self.tables[1]), table)?,
-                style: RotaryStyle::Interleaved,
-            }),
+            rotary: Some(Rotation::new(
+                [
+                    TensorRef::new(D::bytes(&self.tables[0]), table)?,
+                    TensorRef::new(D::bytes(&self.tables[1]), table)?,
+                ],
+                RotaryStyle::Interleaved,
+            )),
             cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
         })
     }
@@ -274,10 +277,7 @@ impl<D: IndexDevice> Layers<D> {
         )?;
         // The lists' borrow is the workspace's, whose step they are for.
         let made = lists.lists(workspace)?;
-        let call = LayerCall {
-            slot_lists: Some(made),
-            ..self.shared.call(tokens)?
-        };
+        let call = self.shared.call(tokens)?.with_slot_lists(made);
         layer.forward(workspace, call)
     }
 
@@ -533,13 +533,7 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
             inputs.weights.clone_from(&index.weights);
             inputs.norm.clone_from(&index.norm);
             let mut eager = Layers::new(gpu, [&own, &shared], &inputs)?;
-            eager_workspace.prepare(
-                &layer,
-                &StepBatch {
-                    max_len: Some(MAX_LEN),
-                    ..own.step()
-                },
-            )?;
+            eager_workspace.prepare(&layer, &own.step().with_max_len(Some(MAX_LEN)))?;
             eager.forward(
                 &layer,
                 &mut eager_workspace,

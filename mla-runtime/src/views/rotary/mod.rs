@@ -12,6 +12,7 @@ pub use crate::facts::rotary_style::RotaryStyle;
 
 /// A rotation by position: pair `i` of a token at position `p` turns by the angle whose cosine and
 /// sine are at `[0, p, i]` of the tables.
+#[non_exhaustive]
 pub struct Rotary<'a, D: Memory> {
     /// The position of each token: `[T]`. One outside the tables gives NaN, or an error on a device
     /// whose memory the host sees.
@@ -33,6 +34,20 @@ impl<D: Memory> Clone for Rotary<'_, D> {
 impl<D: Memory> Copy for Rotary<'_, D> {}
 
 impl<'a, D: Memory> Rotary<'a, D> {
+    /// Tokens at these positions, by these tables.
+    pub const fn new(
+        positions: ArrayRef<'a, D, i64>,
+        [cos, sin]: [TensorRef<'a, D>; 2],
+        style: RotaryStyle,
+    ) -> Self {
+        Self {
+            positions,
+            cos,
+            sin,
+            style,
+        }
+    }
+
     /// The same views for a shorter time.
     pub fn shorten<'short>(&self) -> Rotary<'short, D>
     where
@@ -97,6 +112,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
 }
 
 /// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
+#[non_exhaustive]
 pub struct Rotation<'a, D: Memory> {
     /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the tokens
     /// from kv − q on.
@@ -118,6 +134,23 @@ impl<D: Memory> Clone for Rotation<'_, D> {
 impl<D: Memory> Copy for Rotation<'_, D> {}
 
 impl<'a, D: Memory> Rotation<'a, D> {
+    /// The step's tokens at their own positions, by these tables.
+    pub const fn new([cos, sin]: [TensorRef<'a, D>; 2], style: RotaryStyle) -> Self {
+        Self {
+            positions: None,
+            cos,
+            sin,
+            style,
+        }
+    }
+
+    /// The same at positions of the caller's own.
+    #[must_use]
+    pub fn with_positions(mut self, positions: ArrayRef<'a, D, i64>) -> Self {
+        self.positions = Some(positions);
+        self
+    }
+
     /// The same views for a shorter time.
     pub fn shorten<'short>(&self) -> Rotation<'short, D>
     where

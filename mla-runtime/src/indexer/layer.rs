@@ -1,10 +1,12 @@
 //! A sparse layer that has an indexer: from both caches' new rows to the output.
 
-use super::{LayerCall, MlaLayer, Workspace};
+use super::device::IndexDevice;
+use super::select::{IndexCall, Indexer};
+use super::workspace::IndexerWorkspace;
 use crate::backend::{DecodeStage, PrefillStage, SlotLists};
 use crate::device::Device;
 use crate::error::Result;
-use crate::indexer::{IndexCall, IndexDevice, Indexer, IndexerWorkspace};
+use crate::layer::{LayerCall, MlaLayer, Workspace};
 use crate::lse::LseMut;
 
 impl<P, D> MlaLayer<P, D>
@@ -35,21 +37,21 @@ where
         self.check_tensors(workspace, &call)?;
         indexer.check(workspace, lists, &index)?;
         if workspace.tokens() > 0 {
-            self.device.range(c"mla: write caches", || {
+            self.device().range(c"mla: write caches", || {
                 self.with_rows(workspace, &mut call, |rows, query, positions| {
                     let slots = rows.slots.shorten();
                     let keys = indexer.keys(&mut index, slots, positions.shorten())?;
-                    self.device
+                    self.device()
                         .write_cache_and_index_keys(indexer.config(), rows, query, keys)
                 })
             })?;
         }
-        self.device.range(c"mla: select slots", || {
+        self.device().range(c"mla: select slots", || {
             indexer.select_written(workspace, lists, &index)
         })?;
         let mut call = call.with_lists(lists.lists(workspace)?);
         self.check_lists(workspace.tokens(), call.slot_lists.as_ref())?;
-        self.device.range(c"mla: attend absorbed", || {
+        self.device().range(c"mla: attend absorbed", || {
             self.enqueue_absorbed(workspace, &mut call, false)
         })
     }
