@@ -232,10 +232,9 @@ typename CacheGather<Format>::Kernel CacheGather<Format>::kernel(int dtype, bool
     }
 }
 
-extern template struct CacheGather<MLA_CACHE_F32>;
-extern template struct CacheGather<MLA_CACHE_F16>;
-extern template struct CacheGather<MLA_CACHE_BF16>;
-extern template struct CacheGather<MLA_CACHE_FP8>;
-extern template struct CacheGather<MLA_CACHE_FP8_DS_MLA>;
+// Compiled by instantiations/cache_<format>.cu: without it nothing links.
+#define MLA_COMPILED_ELSEWHERE(Format) extern template struct CacheGather<Format>;
+MLA_CACHE_FORMATS(MLA_COMPILED_ELSEWHERE)
+#undef MLA_COMPILED_ELSEWHERE
 
 }  // namespace mla

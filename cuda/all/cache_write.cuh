@@ -167,10 +167,9 @@ typename CacheWrite<Format>::Kernel CacheWrite<Format>::kernel(int dtype, bool w
     }
 }
 
-extern template struct CacheWrite<MLA_CACHE_F32>;
-extern template struct CacheWrite<MLA_CACHE_F16>;
-extern template struct CacheWrite<MLA_CACHE_BF16>;
-extern template struct CacheWrite<MLA_CACHE_FP8>;
-extern template struct CacheWrite<MLA_CACHE_FP8_DS_MLA>;
+// Compiled by instantiations/cache_<format>.cu: without it nothing links.
+#define MLA_COMPILED_ELSEWHERE(Format) extern template struct CacheWrite<Format>;
+MLA_CACHE_FORMATS(MLA_COMPILED_ELSEWHERE)
+#undef MLA_COMPILED_ELSEWHERE
 
 }  // namespace mla

@@ -1,4 +1,4 @@
-// All cache formats. A new one adds its file, a line here in each list, and its name to the enum of
+// All cache formats. A new one adds its file, a line here in both lists, and its name to the enum of
 // mla.h; what else has to handle it does not compile before it does (CONTRIBUTING.md lists it).
 #pragma once
 
@@ -13,22 +13,29 @@
 
 namespace mla {
 
+#define MLA_CACHE_FORMATS(each) \
+    each(MLA_CACHE_F32)         \
+    each(MLA_CACHE_F16)         \
+    each(MLA_CACHE_BF16)        \
+    each(MLA_CACHE_FP8)         \
+    each(MLA_CACHE_FP8_DS_MLA)
+
 // For refusals.
 constexpr const char* kCacheFormats = "a value of MlaCacheFormat (0..=4)";
+
+#define MLA_ONE_MORE(Format) +1
+static_assert(0 MLA_CACHE_FORMATS(MLA_ONE_MORE) == 5, "kCacheFormats says which values there are");
+#undef MLA_ONE_MORE
 
 // Calls f(std::integral_constant<MlaCacheFormat, ...>) for a format of the C interface, and returns
 // what it returns; `other` if there is no such format. The switch has no default: a format that is
 // missing here is an error of the compiler.
 template <typename F, typename R>
 R with_format(int32_t format, R other, F f) {
-    switch (static_cast<MlaCacheFormat>(format)) {
-        case MLA_CACHE_F32: return f(std::integral_constant<MlaCacheFormat, MLA_CACHE_F32>());
-        case MLA_CACHE_F16: return f(std::integral_constant<MlaCacheFormat, MLA_CACHE_F16>());
-        case MLA_CACHE_BF16: return f(std::integral_constant<MlaCacheFormat, MLA_CACHE_BF16>());
-        case MLA_CACHE_FP8: return f(std::integral_constant<MlaCacheFormat, MLA_CACHE_FP8>());
-        case MLA_CACHE_FP8_DS_MLA:
-            return f(std::integral_constant<MlaCacheFormat, MLA_CACHE_FP8_DS_MLA>());
-    }
+#define MLA_CALL(Format) \
+    case Format: return f(std::integral_constant<MlaCacheFormat, Format>());
+    switch (static_cast<MlaCacheFormat>(format)) { MLA_CACHE_FORMATS(MLA_CALL) }
+#undef MLA_CALL
     return other;
 }
 

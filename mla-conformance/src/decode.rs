@@ -11,7 +11,6 @@ use mla_runtime::backend::{
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::device::Memory;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryFormat;
 
@@ -128,7 +127,7 @@ impl Step {
             order.swap(i, random.below(i + 1));
         }
         let mut layout = CacheLayout::contiguous(dims, format, pages, page_size);
-        if format == KvFormat::Fp8 {
+        if format.has_tensor_scale() {
             layout.scale = 0.037;
         }
         let mut cache = vec![POISON; pages * layout.page_stride];

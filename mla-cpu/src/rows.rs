@@ -1,7 +1,6 @@
 //! Rows of the cache one at a time, dequantised: for backends that are to be simple, and for tests.
 
 use mla_runtime::cache::CacheRef;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::{Error, Result};
 
 use crate::Cpu;
@@ -33,7 +32,7 @@ impl ReadRow for CacheRef<'_, Cpu> {
         }
         let from = &self.bytes()[row_offset(layout, slot)..];
         decode_row(layout, &from[..layout.format.row_bytes(layout.dims)], row);
-        if layout.format == KvFormat::Fp8 {
+        if layout.format.has_tensor_scale() {
             row.iter_mut().for_each(|value| *value *= layout.scale);
         }
         Ok(())
@@ -45,6 +44,7 @@ mod tests {
     use mla_runtime::cache::{CacheLayout, CacheMut};
     use mla_runtime::device::Device as _;
     use mla_runtime::dims::MlaDims;
+    use mla_runtime::kv_format::KvFormat;
     use mla_runtime::tensor::{ArrayRef, TensorRef};
 
     use super::*;

@@ -1,6 +1,7 @@
 //! The attribute's keys: the one table behind parsing, error messages, suggestions and `keys.md`.
 
 use crate::place::Phase;
+use crate::vocabulary;
 
 /// What kind of literal a key's value is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -331,6 +332,33 @@ pub(crate) const KEYS: &[Key] = &[
     CRATE,
 ];
 
+const _: () = assert!(
+    lists(KV.accepted, vocabulary::KV_FORMATS),
+    "KV.accepted has other names than vocabulary::KV_FORMATS"
+);
+
+// Whether a text says `a list of` these names.
+const fn lists(text: &str, names: &[vocabulary::Name]) -> bool {
+    let text = text.as_bytes();
+    let mut at = "a list of ".len();
+    let mut n = 0;
+    while n < names.len() {
+        let (name, mut i) = (names[n].text.as_bytes(), 0);
+        while i < name.len() {
+            if at >= text.len() || text[at] != name[i] {
+                return false;
+            }
+            (at, i) = (at + 1, i + 1);
+        }
+        n += 1;
+        // Behind a comma and a space comes the next.
+        if n < names.len() {
+            at += 2;
+        }
+    }
+    at == text.len()
+}
+
 /// The table in the attribute's documentation.
 #[cfg(test)]
 pub(crate) fn markdown() -> String {
@@ -366,7 +394,6 @@ mod tests {
 
     #[test]
     fn lists_of_names_are_those_of_the_vocabulary() {
-        use crate::vocabulary;
         for (key, names) in [
             (DTYPES, vocabulary::DTYPES),
             (KV, vocabulary::KV_FORMATS),

@@ -50,3 +50,11 @@ pub fn mla_backend(
 ) -> proc_macro::TokenStream {
     expansion::expand(arguments.into(), item.into()).into()
 }
+
+/// The names of cache formats that the attribute knows, which the runtime compares with its own.
+#[doc(hidden)]
+#[proc_macro]
+pub fn kv_formats(_: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let names = vocabulary::KV_FORMATS.iter().map(|name| name.text);
+    quote::quote!(&[#(#names),*]).into()
+}

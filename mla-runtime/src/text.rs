@@ -69,6 +69,22 @@ impl<'a> Text<'a> {
     }
 }
 
+/// Whether two texts are the same; `==` is not for constants.
+pub(crate) const fn is_equal(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    if one.len() != other.len() {
+        return false;
+    }
+    let mut i = 0;
+    while i < one.len() {
+        if one[i] != other[i] {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
 /// Shows what `write` writes, whatever its length.
 pub(crate) fn show(f: &mut fmt::Formatter<'_>, write: impl Fn(&mut Text<'_>)) -> fmt::Result {
     let mut short = [0; 256];

@@ -1,11 +1,5 @@
 //! Calls of absorbed decode as the kernels' C interface takes them, whichever family the kernel is of.
 
-// No family, no backend, and nobody calls what is here.
-#![cfg_attr(
-    not(any(feature = "sm80", feature = "sm90")),
-    allow(dead_code, unreachable_pub)
-)]
-
 use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output};
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};

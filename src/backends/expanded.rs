@@ -1,8 +1,5 @@
 //! Calls of expanded prefill as the kernels' C interface takes them, whichever family the kernel is of.
 
-// No family, no backend, and nobody calls what is here.
-#![cfg_attr(not(any(feature = "sm80", feature = "sm90")), allow(dead_code))]
-
 use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;

@@ -8,9 +8,10 @@
 
 use mla_runtime::kernels::Family;
 
-#[cfg(feature = "gpu")]
+// What backends of these families share.
+#[cfg(any(feature = "sm80", feature = "sm90"))]
 mod absorbed;
-#[cfg(feature = "gpu")]
+#[cfg(any(feature = "sm80", feature = "sm90"))]
 mod expanded;
 pub mod sm80;
 pub mod sm90;

@@ -9,7 +9,6 @@ use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
 use mla_runtime::plan::crossover::{Gpu, Machine};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
@@ -547,7 +546,7 @@ fn is_registered(bytes: &[u8]) -> bool {
 // The C interface checks it as well, but its status has no room for such a number.
 fn check_scale(layout: &CacheLayout) -> Result<()> {
     const LIMIT: f32 = (1u64 << 60) as f32;
-    if layout.format == KvFormat::Fp8 && !(1.0 / LIMIT..=LIMIT).contains(&layout.scale) {
+    if layout.format.has_tensor_scale() && !(1.0 / LIMIT..=LIMIT).contains(&layout.scale) {
         let given = format!("{:?}", layout.scale);
         return Err(Error::argument("cache scale", given, "2^-60 to 2^60"));
     }

@@ -304,9 +304,10 @@ impl<'a, D: Device> Decode<'a, D> {
 
         let cache_layout =
             CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-                .with_scale(match problem.kv_format {
-                    KvFormat::Fp8 => 4.0 * what.deviation / 448.0,
-                    _ => 1.0,
+                // Few numbers are more than four standard deviations away; those saturate.
+                .with_scale(match problem.kv_format.has_tensor_scale() {
+                    true => 4.0 * what.deviation / 448.0,
+                    false => 1.0,
                 });
         let caches = (0..what.layers)
             .map(|layer| fill(what, device, cache_layout, layer))

@@ -7,7 +7,6 @@ use mla_runtime::backend::{LayerConfig, SlotLists};
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, Weights};
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
@@ -190,9 +189,10 @@ impl<D: Device> Data<D> {
         })?;
         let cache_layout =
             CacheLayout::contiguous(dims, problem.kv_format, pages, problem.page_size as usize)
-                .with_scale(match problem.kv_format {
-                    KvFormat::Fp8 => UNIT / 448.0,
-                    _ => 1.0,
+                // The largest value that is stored becomes the largest of e4m3.
+                .with_scale(match problem.kv_format.has_tensor_scale() {
+                    true => UNIT / 448.0,
+                    false => 1.0,
                 });
         let mut cache = device.allocate(pages * cache_layout.page_stride)?;
         let tables = workload.tables()?;

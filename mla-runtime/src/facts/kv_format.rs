@@ -5,39 +5,46 @@ use std::fmt;
 use crate::dims::MlaDims;
 use crate::dtype::DType;
 
-/// The layout of a cache row: the latent (L values), then the rotary key (R values).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum KvFormat {
+/// Writes the formats and all that lists them.
+macro_rules! formats {
+    ($($(#[doc = $doc:literal])* $format:ident = $name:literal,)*) => {
+        /// The layout of a cache row: the latent (L values), then the rotary key (R values).
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        pub enum KvFormat {
+            $($(#[doc = $doc])* $format,)*
+        }
+
+        impl KvFormat {
+            /// Every format, in declaration order.
+            pub const ALL: &'static [Self] = &[$(Self::$format),*];
+
+            /// The name used in attributes, on the command line and in JSON.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$format => $name,)*
+                }
+            }
+        }
+    };
+}
+
+formats! {
     /// L + R values of f32.
-    F32,
+    F32 = "f32",
     /// L + R values of f16.
-    F16,
+    F16 = "f16",
     /// L + R values of bf16.
-    BF16,
+    BF16 = "bf16",
     /// L + R bytes of e4m3 with one scale for the whole tensor: stored = value / scale.
-    Fp8,
+    Fp8 = "fp8",
     /// L bytes of e4m3, then L/128 f32 scales (one per 128 values: readers take any, our writers
     /// round up to a power of two), then R values of bf16: 656 bytes at L = 512, R = 64.
-    Fp8DsMla,
+    Fp8DsMla = "fp8_ds_mla",
 }
 
 impl KvFormat {
-    /// Every format, in declaration order.
-    pub const ALL: &'static [Self] = &[Self::F32, Self::F16, Self::BF16, Self::Fp8, Self::Fp8DsMla];
-
     /// Latent values that share one scale in [`KvFormat::Fp8DsMla`].
     pub const DS_MLA_GROUP: u32 = 128;
-
-    /// The name used in attributes, on the command line and in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::Fp8 => "fp8",
-            Self::Fp8DsMla => "fp8_ds_mla",
-        }
-    }
 
     /// The unquantised format that holds values of `dtype`.
     pub const fn of(dtype: DType) -> Self {
@@ -58,12 +65,20 @@ impl KvFormat {
         }
     }
 
+    /// Whether a cache has one scale, [`CacheLayout::scale`](crate::cache::CacheLayout::scale): value = stored · scale.
+    pub const fn has_tensor_scale(self) -> bool {
+        match self {
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla => false,
+            Self::Fp8 => true,
+        }
+    }
+
     /// Whether rows of these dimensions can be laid out in this format: `Fp8DsMla` needs a latent
     /// of whole groups of 128.
     pub const fn holds(self, dims: MlaDims) -> bool {
         match self {
+            Self::F32 | Self::F16 | Self::BF16 | Self::Fp8 => true,
             Self::Fp8DsMla => dims.latent.is_multiple_of(Self::DS_MLA_GROUP),
-            _ => true,
         }
     }
 
@@ -83,6 +98,19 @@ impl KvFormat {
         self as u8 == other as u8
     }
 }
+
+const _: () = {
+    const KNOWN: &[&str] = mla_macros::kv_formats!();
+    let (mut i, mut same) = (0, KNOWN.len() == KvFormat::ALL.len());
+    while same && i < KNOWN.len() {
+        same = crate::text::is_equal(KNOWN[i], KvFormat::ALL[i].name());
+        i += 1;
+    }
+    assert!(
+        same,
+        "the attribute knows other cache formats: see mla-macros/src/vocabulary.rs"
+    );
+};
 
 impl fmt::Display for KvFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

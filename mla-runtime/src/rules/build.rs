@@ -5,6 +5,7 @@
 
 use super::family::{Code, Family};
 use super::kernels::Fault;
+use crate::text::is_equal;
 
 /// The families that a backend's kernels can be of: those that its key `feature` names, or else all.
 #[derive(Clone, Copy)]
@@ -226,21 +227,6 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
         i += 1;
     }
     false
-}
-
-const fn is_equal(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    if one.len() != other.len() {
-        return false;
-    }
-    let mut i = 0;
-    while i < one.len() {
-        if one[i] != other[i] {
-            return false;
-        }
-        i += 1;
-    }
-    true
 }
 
 #[cfg(test)]

@@ -1,0 +1,144 @@
+//! A made-up family, `sm89`: folders of its own, and a row in each table.
+
+use std::collections::BTreeSet;
+
+use crate::tree::{Tree, contributing};
+
+const MODULE: &str = r#"//! Kernels for Ada, made up.
+
+mod made_up;
+
+pub use made_up::MadeUp;
+"#;
+
+const BACKEND: &str = r#"//! MADE_UP: refuses every call.
+
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "sm89")]
+use {
+    crate::{device::Cuda, raw},
+    mla_runtime::{
+        Error, Result,
+        backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    },
+};
+
+/// Refuses every call.
+#[derive(Debug)]
+pub struct MadeUp;
+
+#[mla_backend(feature = "sm89", sm = "89", compiled = raw::compiled::SM89, dtypes = "bf16", priority = 99)]
+impl DecodeBackend for MadeUp {
+    type Device = Cuda;
+    type State = ();
+    type Metadata = ();
+
+    fn new(_: &Cuda, _: &LayerConfig) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn state(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, _: &mut (), _: &mut ()) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
+        Err(Error::argument("call", "any", "none"))
+    }
+}
+"#;
+
+/// What the family consists of in folders of its own.
+const FOLDERS: [(&str, &str); 3] = [
+    (
+        "cuda/sm89/decode/made_up.cu",
+        "extern \"C\" __global__ void made_up() {}\n",
+    ),
+    ("src/backends/sm89/mod.rs", MODULE),
+    ("src/backends/sm89/made_up.rs", BACKEND),
+];
+
+/// What it adds to a file that is there: before this text.
+const ROWS: [(&str, &str, &str); 4] = [
+    ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n"),
+    (
+        "build.rs",
+        "        .cutlass()\n",
+        "        .family(mla_build::Family::new(\"sm89\", [\"sm_89\"]))\n",
+    ),
+    ("src/backends/mod.rs", "pub mod sm90;\n", "pub mod sm89;\n"),
+    (
+        "src/backends/mod.rs",
+        "    \"sm90\", SM90,",
+        "    \"sm89\", SM89, sm89 { prefill: [], decode: [MadeUp] }\n",
+    ),
+];
+
+/// Holds, if it compiles, where the family is `on` or not.
+fn example(on: bool) -> String {
+    let families = match on {
+        true => "matches!(FAMILIES, [Family { name: \"sm89\", targets: [\"sm_89\"] }])",
+        false => "FAMILIES.is_empty()",
+    };
+    format!(
+        "use mla_kernels::{{DecodeBackends, FAMILIES, runtime}};\n\
+         use runtime::{{capability::{{Capability, Target}}, dims::MlaDims, dtype::DType, kernels::Family}};\n\
+         use runtime::problem::Problem;\n\n\
+         const ADA: Target = Target::dry_run(Capability::new(8, 9));\n\
+         const PROBLEM: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);\n\
+         const _: () = assert!({families});\n\n\
+         fn main() {{\n    \
+         println!(\"{{}}\", std::any::type_name::<runtime::best_decode!(DecodeBackends, ADA, PROBLEM)>());\n}}\n"
+    )
+}
+
+#[test]
+#[ignore = "checks a copy of the workspace: cargo test -p xtask --test additions -- --ignored"]
+fn a_made_up_family_is_its_folders_and_a_row_in_each_listed_table() {
+    let tree = Tree::new();
+    for (file, text) in FOLDERS {
+        tree.write(file, text);
+    }
+    let mut tables = BTreeSet::new();
+    for (file, before, row) in ROWS {
+        tree.edit(file, before, &format!("{row}{before}"));
+        tables.insert(file.to_owned());
+    }
+    assert_eq!(tables, contributing("Add a family of kernels", "sm89"));
+    let check = |features: &[&str]| {
+        let features = format!("--features={}", features.join(","));
+        tree.check(&[
+            "--package=mla-kernels",
+            "--lib",
+            "--example=made_up",
+            &features,
+        ])
+    };
+    // It is compiled and chosen: by the compiler, so that a check tells.
+    tree.write("examples/made_up.rs", &example(true));
+    let errors = check(&["sm89"]);
+    assert!(errors.is_empty(), "{errors:#?}");
+    // With its feature off it is known, and no backend takes its place in silence.
+    tree.write("examples/made_up.rs", &example(false));
+    let errors = check(&["gpu"]);
+    let refused = errors
+        .iter()
+        .any(|error| error.message.contains("MADE_UP: feature `sm89` is off"));
+    assert!(refused, "{errors:#?}");
+    // Beside the others, and with everything else that may name a family.
+    tree.write("examples/made_up.rs", "fn main() {}\n");
+    let errors = tree.check(&[
+        "--workspace",
+        "--all-targets",
+        "--features=mla-kernels/sm80,mla-kernels/sm89,mla-kernels/sm90,mla-kernels/sm100",
+    ]);
+    assert!(errors.is_empty(), "{errors:#?}");
+}

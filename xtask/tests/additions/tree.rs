@@ -1,0 +1,143 @@
+//! A copy of the workspace to change and to check.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use cargo_metadata::{
+    CompilerMessage, Message,
+    diagnostic::{Diagnostic, DiagnosticLevel},
+};
+
+/// A copy of all that belongs to the repository, below the target folder.
+pub(crate) struct Tree {
+    pub(crate) root: PathBuf,
+    // One test at a time: Cargo takes two copies that build in one folder for the same packages, and what they
+    // depend on takes a minute to check.
+    _alone: MutexGuard<'static, ()>,
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl Tree {
+    /// Copies what differs, so that a second run compiles little.
+    pub(crate) fn new() -> Self {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let program = std::env::current_exe().unwrap();
+        let target = program.ancestors().nth(3).unwrap();
+        let tree = Self {
+            root: target.join("additions/tree"),
+            _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
+        };
+        let listed = Command::new("git")
+            .args([
+                "ls-files",
+                "-z",
+                "--cached",
+                "--others",
+                "--exclude-standard",
+            ])
+            .current_dir(workspace)
+            .output()
+            .unwrap();
+        assert!(listed.status.success(), "git ls-files: {}", listed.status);
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        let files: BTreeSet<_> = listed.split_terminator('\0').collect();
+        let here = files.iter().filter(|file| workspace.join(file).is_file());
+        for file in here {
+            let bytes = fs::read(workspace.join(file)).unwrap();
+            tree.write_bytes(file, &bytes);
+        }
+        // What an earlier run added.
+        for entry in walk(&tree.root) {
+            let relative = entry.strip_prefix(&tree.root).unwrap();
+            if !files.contains(relative.to_str().unwrap()) {
+                fs::remove_file(&entry).unwrap();
+            }
+        }
+        tree
+    }
+
+    pub(crate) fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+    }
+
+    pub(crate) fn write(&self, file: &str, text: &str) {
+        self.write_bytes(file, text.as_bytes());
+    }
+
+    // An equal file keeps its time.
+    fn write_bytes(&self, file: &str, bytes: &[u8]) {
+        let path = self.root.join(file);
+        if fs::read(&path).is_ok_and(|known| known == bytes) {
+            return;
+        }
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    /// Replaces `from`, which is there once.
+    pub(crate) fn edit(&self, file: &str, from: &str, to: &str) {
+        let text = self.read(file);
+        assert_eq!(text.matches(from).count(), 1, "{file} has {from:?} once");
+        self.write(file, &text.replace(from, to));
+    }
+
+    /// Checks the Rust code, kernels aside, and returns the compilers' errors, each with the folder of its package.
+    pub(crate) fn check(&self, arguments: &[&str]) -> Vec<Diagnostic> {
+        let output = Command::new(env!("CARGO"))
+            .args(["check", "--quiet", "--keep-going", "--message-format=json"])
+            .args(arguments)
+            .current_dir(&self.root)
+            .env("CARGO_TARGET_DIR", self.root.with_file_name("target"))
+            .env("MLA_BUILD_ONLY", "bindings")
+            .env_remove("RUSTFLAGS")
+            .output()
+            .unwrap();
+        let messages = Message::parse_stream(output.stdout.as_slice());
+        let errors: Vec<_> = messages
+            .filter_map(|message| match message.unwrap() {
+                Message::CompilerMessage(CompilerMessage { message, .. }) => Some(message),
+                _ => None,
+            })
+            // The compiler counts its errors in one more, which has no place.
+            .filter(|message| message.level == DiagnosticLevel::Error && !message.spans.is_empty())
+            .collect();
+        assert!(
+            output.status.success() || !errors.is_empty(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        errors
+    }
+}
+
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            // Of a build in the copy.
+            true if path.ends_with("target") => {}
+            true => files.extend(walk(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}
+
+/// The files that the table in a section of CONTRIBUTING.md names, with `name` for `<format>` and `<family>`.
+pub(crate) fn contributing(section: &str, name: &str) -> BTreeSet<String> {
+    let text = include_str!("../../../CONTRIBUTING.md");
+    let text = text.split("\n## ").find(|it| it.starts_with(section));
+    let text = text.unwrap_or_else(|| panic!("CONTRIBUTING.md has a section {section}"));
+    let rows = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    rows.map(|(file, _)| file.replace("<format>", name).replace("<family>", name))
+        .collect()
+}
