@@ -6,9 +6,6 @@
 //! or the file that the environment variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is
 //! none. The CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
 
-// With the feature off only the type is left, and what it holds is never used.
-#![cfg_attr(not(feature = "cudnn"), allow(dead_code))]
-
 mod library;
 mod prefill;
 #[cfg(feature = "cudnn")]

@@ -4,7 +4,6 @@
 //! occurs. Requests without queries or keys are left out of what it is given, and query tokens that see no key are
 //! filled here: versions below 9.25 give NaN for them.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "cudnn")]
@@ -16,7 +15,9 @@ use {
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::availability::Availability,
-    mla_runtime::backend::{Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
+    mla_runtime::backend::{
+        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
     mla_runtime::device::{Device, Memory},
     mla_runtime::dtype::DType,
     mla_runtime::error::{Error, Result},
@@ -27,6 +28,7 @@ use {
 /// Expanded attention by the machine's own cuDNN. Addresses, and strides in bytes, are multiples of 16.
 #[derive(Debug)]
 pub struct Cudnn {
+    #[cfg(feature = "cudnn")]
     config: LayerConfig,
 }
 

@@ -5,9 +5,6 @@
 //! there if both are on. The kernels are FlashInfer's own, compiled from the headers of its pinned wheel; what is
 //! written here is the C interface in `kernels`, and what bridges its conventions to those of `mla-runtime`.
 
-// With every feature off only the types are left, and what they hold is never used.
-#![cfg_attr(not(feature = "gpu"), allow(dead_code))]
-
 mod mla;
 mod ragged;
 #[cfg(feature = "gpu")]

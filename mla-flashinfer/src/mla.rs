@@ -5,7 +5,6 @@
 //! replayed once the next one is prepared, as long as its batch has the requests and query tokens of the captured
 //! one.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
@@ -15,7 +14,9 @@ use {
     crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, Output, Query, StepLimits},
+    mla_runtime::backend::{
+        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
+    },
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::kernels::Kernels,
@@ -25,6 +26,7 @@ use {
 /// page size, query lengths that differ; rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
+    #[cfg(feature = "gpu")]
     config: LayerConfig,
     #[cfg(feature = "gpu")]
     launch: Launch,

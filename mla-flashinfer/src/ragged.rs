@@ -6,7 +6,6 @@
 //! turns it into `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see no
 //! key.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
@@ -16,7 +15,9 @@ use {
     crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{Keys, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
+    mla_runtime::backend::{
+        Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
+    },
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
 };
@@ -25,6 +26,7 @@ use {
 /// no gaps. Rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInfer {
+    #[cfg(feature = "gpu")]
     config: LayerConfig,
     #[cfg(feature = "gpu")]
     version: Version,

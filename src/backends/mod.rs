@@ -15,7 +15,7 @@ mod absorbed;
 mod expanded;
 pub mod sm80;
 pub mod sm90;
-#[cfg(feature = "gpu")]
+#[cfg(any(feature = "sm80", feature = "sm90"))]
 mod sparse;
 
 /// Writes what each family adds to.

@@ -1,9 +1,6 @@
 //! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the kernel is
 //! of.
 
-// No family, no backend, and nobody calls what is here.
-#![cfg_attr(not(any(feature = "sm80", feature = "sm90")), allow(dead_code))]
-
 use mla_runtime::backend::{DecodeCall, LayerConfig, Output};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;

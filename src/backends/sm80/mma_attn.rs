@@ -3,7 +3,6 @@
 //! `docs/kernels/portable.md` tells how the kernel works. It finds its tiles from the lengths on the device,
 //! so [`prepare`](PrefillBackend::prepare) has nothing to do.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm80")]
@@ -11,7 +10,7 @@ use {
     crate::backends::expanded,
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
+    mla_runtime::backend::{LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -22,6 +21,7 @@ use {
 /// used. Pointers, and strides in bytes, are multiples of 16.
 #[derive(Debug)]
 pub struct MmaAttn {
+    #[cfg(feature = "sm80")]
     config: LayerConfig,
     #[cfg(feature = "sm80")]
     limits: raw::MlaDeviceLimits,

@@ -4,7 +4,6 @@
 //! there, so [`prepare`](DecodeBackend::prepare) has nothing to do and a captured step can be replayed with
 //! other lengths and pages in the same arrays.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm80")]
@@ -13,7 +12,7 @@ use {
     crate::backends::absorbed::AbsorbedState,
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -25,8 +24,6 @@ macro_rules! dense_backend {
         pub struct $backend {
             #[cfg(feature = "sm80")]
             dense: Dense,
-            #[cfg(not(feature = "sm80"))]
-            config: LayerConfig,
         }
 
         #[cfg(feature = "sm80")]

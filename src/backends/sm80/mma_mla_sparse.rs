@@ -3,7 +3,6 @@
 //! The kernel of dense decode with another loader: `docs/kernels/portable.md`. Nothing is prepared: a captured
 //! step can be replayed with other lists in the same arrays.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm80")]
@@ -11,7 +10,7 @@ use {
     crate::backends::sparse,
     crate::device::{Buffer, Cuda},
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
@@ -21,6 +20,7 @@ use {
 /// queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
 #[derive(Debug)]
 pub struct MmaMlaSparse {
+    #[cfg(feature = "sm80")]
     config: LayerConfig,
     #[cfg(feature = "sm80")]
     limits: raw::MlaDeviceLimits,

@@ -1,8 +1,5 @@
 //! Kernels for every GPU since Ampere, on `mma.sync`, `ldmatrix` and `cp.async`.
 
-// With the feature off only the types are left, and what they hold is never used.
-#![cfg_attr(not(feature = "sm80"), allow(dead_code))]
-
 #[cfg(feature = "sm80")]
 mod dense;
 mod mma_attn;

@@ -3,7 +3,6 @@
 //! `docs/kernels/prefill.md` tells how the kernel works. It makes its schedule from the lengths on the
 //! device, so [`prepare`](mla_runtime::backend::PrefillBackend::prepare) has nothing to do.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
@@ -11,7 +10,7 @@ use {
     crate::backends::expanded,
     crate::device::{Buffer, Cuda},
     crate::raw,
-    mla_runtime::backend::{PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
+    mla_runtime::backend::{LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
@@ -23,6 +22,7 @@ use {
 /// it in memory is never used. Pointers, and strides in bytes, are multiples of 16.
 #[derive(Debug)]
 pub struct FlashAttn {
+    #[cfg(feature = "sm90")]
     config: LayerConfig,
 }
 

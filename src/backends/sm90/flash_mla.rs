@@ -4,7 +4,6 @@
 //! device from the lengths there, so [`prepare`](mla_runtime::backend::DecodeBackend::prepare) has nothing to do and a captured
 //! step can be replayed with other lengths and pages in the same arrays.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
@@ -12,7 +11,7 @@ use {
     crate::backends::absorbed::{self, AbsorbedState},
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -21,6 +20,7 @@ use {
 /// of e4m3 with one scale.
 #[derive(Debug)]
 pub struct FlashMla {
+    #[cfg(feature = "sm90")]
     config: LayerConfig,
 }
 

@@ -3,7 +3,6 @@
 //! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared: a
 //! captured step can be replayed with other lists in the same arrays.
 
-use mla_runtime::backend::LayerConfig;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 use mla_runtime::mla_backend;
@@ -13,7 +12,7 @@ use {
     crate::backends::sparse,
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -30,6 +29,7 @@ const RUN_ON: &[Run] = &[Run {
 /// caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
 #[derive(Debug)]
 pub struct FlashMlaSparse {
+    #[cfg(feature = "sm90")]
     config: LayerConfig,
 }
 

@@ -1,8 +1,5 @@
 //! Kernels for Hopper, by its own instructions (`sm_90a`).
 
-// With the feature off only the types are left, and what they hold is never used.
-#![cfg_attr(not(feature = "sm90"), allow(dead_code))]
-
 mod flash_attn;
 mod flash_mla;
 mod flash_mla_sparse;
