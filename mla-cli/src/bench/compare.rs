@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement};
 use serde::Serialize;
 
-use super::report::{Report, Row, SCHEMA};
+use super::report::{Report, SCHEMA};
+use super::row::Row;
 use crate::args::Format;
 use crate::error::CliError;
 use crate::figures::{counted, number};

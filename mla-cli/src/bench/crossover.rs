@@ -7,8 +7,8 @@ use mla_runtime::plan::crossover::{Attention, ExpansionTraffic, Machine, crossov
 use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
-use super::plan::Job;
-use super::report::Row;
+use super::job::Job;
+use super::row::Row;
 use super::settings::Route;
 use crate::figures::number;
 

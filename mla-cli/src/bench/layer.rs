@@ -6,8 +6,8 @@ use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
 
 use super::check::Errors;
-use super::measure::{Measured, Sampling};
-use super::plan::Site;
+use super::sampling::{Measured, Sampling};
+use super::site::Site;
 use crate::cost::Cost;
 use crate::error::CliError;
 use crate::run::data::Data;

@@ -3,72 +3,11 @@
 use mla_runtime::registry::Registry;
 
 use super::attention::Attention;
-use super::check::Errors;
-use super::plan::{Job, Subject};
+use super::job::{Job, Subject};
+use super::sampling::{Measured, Sampling};
 use super::statistics::Summary;
 use crate::error::CliError;
-use crate::stopwatch::{Conditions, Memory, Protocol, Stopwatch};
-
-/// What was found out about one row. Times are of all its layers together.
-pub(super) struct Measured {
-    /// Seconds with everything that a step has to enqueue when only queries, cache, block table and
-    /// lengths are on the device.
-    pub(super) sampled: Sampled,
-    /// Seconds where the schedule exists already; absent where there is none to be made.
-    pub(super) planned: Option<Summary>,
-    pub(super) errors: Errors,
-}
-
-/// How samples are taken, in how many rounds, and what is done after each with as many samples.
-pub(super) struct Sampling<'a> {
-    pub(super) protocol: &'a Protocol,
-    pub(super) rounds: usize,
-    pub(super) after_round: &'a mut dyn FnMut(usize) -> Result<(), CliError>,
-}
-
-/// What was seen while samples were taken.
-pub(super) struct Sampled {
-    pub(super) samples: Vec<f64>,
-    /// Of the first round.
-    pub(super) conditions: Conditions,
-    /// Of the first round: what is done after it may need memory of its own.
-    pub(super) peak_bytes: Option<u64>,
-}
-
-impl Sampling<'_> {
-    /// Takes samples of `work`.
-    pub(super) fn time<D: Stopwatch>(
-        &mut self,
-        device: &D,
-        flush: &mut D::Buffer,
-        watch: Memory,
-        work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
-    ) -> Result<Sampled, CliError> {
-        let mut samples = Vec::with_capacity(self.protocol.samples);
-        let mut first = None;
-        for round in 0..self.rounds {
-            let protocol = Protocol {
-                samples: share(self.protocol.samples, self.rounds, round),
-                ..*self.protocol
-            };
-            let (more, conditions) = device.time(&protocol, flush, work)?;
-            samples.extend(more);
-            first.get_or_insert_with(|| (conditions, device.peak_memory(watch)));
-            (self.after_round)(protocol.samples)?;
-        }
-        let (conditions, peak_bytes) = first.unwrap_or_default();
-        Ok(Sampled {
-            samples,
-            conditions,
-            peak_bytes,
-        })
-    }
-}
-
-/// The samples of one of `rounds` rounds, as even as they can be.
-const fn share(samples: usize, rounds: usize, round: usize) -> usize {
-    samples * (round + 1) / rounds - samples * round / rounds
-}
+use crate::stopwatch::Stopwatch;
 
 /// Measures, and compares `rows` rows of the output with the reference.
 pub(super) fn measure<D: Stopwatch>(
@@ -112,21 +51,4 @@ fn attention<D: Stopwatch>(
         planned,
         errors: work.check(device, rows)?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::share;
-
-    #[test]
-    fn rounds_share_all_samples() {
-        for samples in [1, 2, 29, 30, 31] {
-            for rounds in 1..=samples {
-                let shares: Vec<usize> = (0..rounds).map(|r| share(samples, rounds, r)).collect();
-                assert_eq!(shares.iter().sum::<usize>(), samples);
-                let (least, most) = (shares.iter().min(), shares.iter().max());
-                assert!(most.unwrap() - least.unwrap() <= 1, "{shares:?}");
-            }
-        }
-    }
 }

@@ -13,17 +13,16 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::crossover_threshold;
 use mla_runtime::model::ModelConfig;
 use mla_runtime::problem::Problem;
-use mla_runtime::registry::Registry;
 use mla_runtime::selection::{self, SelectionError};
 use mla_runtime::spec::{GraphSupport, Phase, QueryLen};
 
 use super::attention::{Attention, Kind};
 use super::cases::{Case, CaseKind};
+use super::job::{Job, Subject};
 use super::layer::Layer;
 use super::settings::{Key, Measure, Route, Settings, Switch};
+use super::site::Site;
 use crate::args::read_config;
-use crate::cost::Cost;
-use crate::device::About;
 use crate::error::CliError;
 use crate::run::workload;
 use crate::stopwatch::{Protocol, Stopwatch};
@@ -33,68 +32,6 @@ const MAX_ROWS: usize = 10_000;
 
 /// The name that stands for every backend that fits.
 pub(super) const ALL: &str = "all";
-
-/// One row to be measured.
-#[derive(Clone, Debug)]
-pub(super) struct Job {
-    /// What rows that compete with each other have in common.
-    pub(super) case: String,
-    /// Who competes: backends, and the path where that is chosen.
-    pub(super) contender: String,
-    /// The batch in words.
-    pub(super) label: String,
-    /// The value of each axis.
-    pub(super) parameters: BTreeMap<&'static str, String>,
-    pub(super) subject: Subject,
-}
-
-/// What is timed.
-#[derive(Clone, Debug)]
-pub(super) enum Subject {
-    Attention(Attention),
-    Layer(Layer),
-}
-
-impl Subject {
-    pub(super) const fn config(&self) -> &LayerConfig {
-        match self {
-            Self::Attention(attention) => &attention.config,
-            Self::Layer(layer) => &layer.config,
-        }
-    }
-
-    pub(super) const fn layers(&self) -> usize {
-        match self {
-            Self::Attention(attention) => attention.layers,
-            Self::Layer(layer) => layer.layers,
-        }
-    }
-
-    pub(super) fn requests(&self) -> &[Request] {
-        match self {
-            Self::Attention(attention) => &attention.requests,
-            Self::Layer(layer) => layer.spec.requests(),
-        }
-    }
-
-    /// Of one layer.
-    pub(super) fn cost(&self) -> Result<Cost, CliError> {
-        match self {
-            Self::Attention(attention) => Ok(attention.cost()),
-            Self::Layer(layer) => layer.cost(),
-        }
-    }
-
-    pub(super) const fn kind(&self) -> &'static str {
-        match self {
-            Self::Attention(Attention { kind, .. }) => match kind {
-                Kind::Decode => "decode",
-                Kind::Prefill { .. } => "prefill",
-            },
-            Self::Layer(_) => "layer",
-        }
-    }
-}
 
 fn refused(
     argument: &'static str,
@@ -127,14 +64,6 @@ pub(super) fn protocol<D: Stopwatch>(settings: &Settings) -> Result<Protocol, Cl
         cold_cache: settings.cold_cache != Some(Switch::Off),
         graphs,
     })
-}
-
-/// Where rows are planned for.
-pub(super) struct Site<'a, D> {
-    pub(super) registry: &'a Registry,
-    pub(super) device: &'a D,
-    pub(super) about: &'a About,
-    pub(super) graphs: bool,
 }
 
 /// The rows of a sweep.

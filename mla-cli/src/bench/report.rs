@@ -7,14 +7,9 @@ use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use serde::{Deserialize, Serialize};
 
 use super::ceilings::Ceilings;
-use super::check::Errors;
 use super::crossover::Crossover;
 use super::environment::Environment;
-use super::measure::Measured;
-use super::plan::Job;
-use super::statistics::Summary;
-use crate::cost::Cost;
-use crate::error::CliError;
+use super::row::Row;
 use crate::figures::{amount, counted, number, size};
 use crate::stopwatch::{Conditions, Protocol};
 use crate::table::table;
@@ -38,91 +33,6 @@ pub(crate) struct Report {
     pub(super) rows: Vec<Row>,
     #[serde(default)]
     pub(super) crossovers: Vec<Crossover>,
-}
-
-/// One contender on one case.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Row {
-    /// What rows that compete with each other have in common.
-    pub(super) id: String,
-    /// `decode` or `prefill` for attention alone, or `layer`.
-    pub(super) kind: String,
-    /// Who competes.
-    #[serde(rename = "impl")]
-    pub(super) contender: String,
-    /// The batch in words.
-    pub(super) batch: String,
-    pub(super) parameters: BTreeMap<String, String>,
-    pub(super) requests: usize,
-    pub(super) tokens: usize,
-    pub(super) max_query_len: u32,
-    pub(super) max_kv_len: u32,
-    /// The median, in microseconds and per layer, with everything that a step has to enqueue.
-    pub(super) e2e_us: f64,
-    /// The same where the schedule exists already.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) planned_us: Option<f64>,
-    /// All figures of `e2e_us`.
-    pub(super) us: Summary,
-    pub(super) tokens_per_second: f64,
-    pub(super) tflops: f64,
-    pub(super) gbps: f64,
-    /// The time at the ceilings, relative to the median; absent without ceilings.
-    pub(super) of_limit: Option<f64>,
-    pub(super) peak_bytes: Option<u64>,
-    pub(super) errors: Errors,
-    pub(super) conditions: Conditions,
-    pub(super) cost: Cost,
-    pub(super) samples_us: Vec<f64>,
-}
-
-impl Row {
-    pub(super) fn new(
-        job: &Job,
-        measured: Measured,
-        ceilings: Option<&Ceilings>,
-    ) -> Result<Self, CliError> {
-        let subject = &job.subject;
-        let per_layer = 1e6 / subject.layers() as f64;
-        let samples_us: Vec<f64> = measured
-            .sampled
-            .samples
-            .iter()
-            .map(|s| s * per_layer)
-            .collect();
-        let us = Summary::of(&samples_us);
-        let (cost, seconds) = (subject.cost()?, us.median / 1e6);
-        let requests = subject.requests();
-        let tokens = requests.iter().map(|r| r.q as usize).sum();
-        let dtype = subject.config().problem.dtype;
-        let ceilings = ceilings.filter(|ceilings| ceilings.hold_for(dtype));
-        let parameters = job.parameters.iter();
-        Ok(Self {
-            id: job.case.clone(),
-            kind: subject.kind().to_owned(),
-            contender: job.contender.clone(),
-            batch: job.label.clone(),
-            parameters: parameters
-                .map(|(name, value)| ((*name).to_owned(), value.clone()))
-                .collect(),
-            requests: requests.len(),
-            tokens,
-            max_query_len: requests.iter().map(|r| r.q).max().unwrap_or(0),
-            max_kv_len: requests.iter().map(|r| r.kv).max().unwrap_or(0),
-            e2e_us: us.median,
-            planned_us: measured.planned.map(|planned| planned.median * per_layer),
-            us,
-            tokens_per_second: tokens as f64 / seconds,
-            tflops: cost.flop / seconds / 1e12,
-            gbps: cost.bytes / seconds / 1e9,
-            of_limit: ceilings.map(|ceilings| ceilings.seconds(cost) / seconds),
-            peak_bytes: measured.sampled.peak_bytes,
-            errors: measured.errors,
-            conditions: measured.sampled.conditions,
-            cost,
-            samples_us,
-        })
-    }
 }
 
 impl Report {

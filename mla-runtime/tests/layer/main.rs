@@ -15,7 +15,7 @@ use mla_runtime::batch::Request;
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{MlaLayer, StepBatch};
+use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
 use mla_runtime::spec::QueryLen;
 use proptest::prelude::*;

@@ -265,7 +265,7 @@ enum Metric {
 const METRICS: [(Metric, &str); 2] = [(Metric::Everything, "e2e"), (Metric::Planned, "planned")];
 
 impl Metric {
-    const fn ours(self, row: &super::report::Row) -> Option<f64> {
+    const fn ours(self, row: &super::row::Row) -> Option<f64> {
         match self {
             Self::Everything => Some(row.e2e_us),
             Self::Planned => row.planned_us,

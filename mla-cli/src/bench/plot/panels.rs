@@ -7,7 +7,8 @@ use super::axis::{Axis, time_unit};
 use super::chart::{Chart, Curve, Form};
 use crate::bench::ceilings::Ceilings;
 use crate::bench::crossover::Crossover;
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
+use crate::bench::row::Row;
 use crate::figures::{counted, number};
 
 /// More names than that would cover the points.

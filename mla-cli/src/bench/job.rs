@@ -1,0 +1,73 @@
+//! One row of a benchmark: what is timed, and what it is called.
+
+use std::collections::BTreeMap;
+
+use mla_runtime::backend::LayerConfig;
+use mla_runtime::batch::Request;
+
+use super::attention::{Attention, Kind};
+use super::layer::Layer;
+use crate::cost::Cost;
+use crate::error::CliError;
+
+/// One row to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    /// What rows that compete with each other have in common.
+    pub(super) case: String,
+    /// Who competes: backends, and the path where that is chosen.
+    pub(super) contender: String,
+    /// The batch in words.
+    pub(super) label: String,
+    /// The value of each axis.
+    pub(super) parameters: BTreeMap<&'static str, String>,
+    pub(super) subject: Subject,
+}
+
+/// What is timed.
+#[derive(Clone, Debug)]
+pub(super) enum Subject {
+    Attention(Attention),
+    Layer(Layer),
+}
+
+impl Subject {
+    pub(super) const fn config(&self) -> &LayerConfig {
+        match self {
+            Self::Attention(attention) => &attention.config,
+            Self::Layer(layer) => &layer.config,
+        }
+    }
+
+    pub(super) const fn layers(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.layers,
+            Self::Layer(layer) => layer.layers,
+        }
+    }
+
+    pub(super) fn requests(&self) -> &[Request] {
+        match self {
+            Self::Attention(attention) => &attention.requests,
+            Self::Layer(layer) => layer.spec.requests(),
+        }
+    }
+
+    /// Of one layer.
+    pub(super) fn cost(&self) -> Result<Cost, CliError> {
+        match self {
+            Self::Attention(attention) => Ok(attention.cost()),
+            Self::Layer(layer) => layer.cost(),
+        }
+    }
+
+    pub(super) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Attention(Attention { kind, .. }) => match kind {
+                Kind::Decode => "decode",
+                Kind::Prefill { .. } => "prefill",
+            },
+            Self::Layer(_) => "layer",
+        }
+    }
+}
