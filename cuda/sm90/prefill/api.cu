@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "../../common/device.cuh"
+#include "division.cuh"
 #include "launch.cuh"
 
 namespace mla::sm90::prefill {
@@ -174,6 +175,31 @@ struct Workspace {
     }
 };
 
+// Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
+// lengths takes it some time. If a graph is replayed they may be shorter than said here, which costs
+// time at most.
+template <typename Tile>
+bool may_divide(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
+    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
+    // have no room.
+    if (p.max_key_len <= 5 * Tile::kKeys ||
+        int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
+        return false;
+    const bool alike = int64_t(p.requests) * p.max_query_len == p.query_tokens &&
+                       int64_t(p.requests) * p.max_key_len == p.key_tokens;
+    if (!alike) return true;
+    if (int64_t(p.requests) * p.heads > k.slots) return false;
+    // As many heads of one request come to the same.
+    const int query[2] = {0, p.max_query_len}, keys[2] = {0, p.max_key_len};
+    Lengths one(k);
+    one.cu_q = query;
+    one.cu_k = keys;
+    one.requests = 1;
+    one.heads = p.heads * p.requests;
+    Division<Tile::kKeys> division(one, ctas, k.slots);
+    return division.count() && division.may_gain();
+}
+
 template <typename Tile>
 MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t stream) {
     KernelParams k = {};
@@ -198,10 +224,6 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
         return refuse("workspace_bytes", int64_t(p.workspace_bytes),
                       "at least what mla_prefill_sm90_workspace says");
     workspace.place(p.workspace, k);
-    // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
-    // have no room. The query rows may be fewer than this if a graph is replayed.
-    const bool may_divide = p.max_key_len > 5 * Tile::kKeys &&
-                            int64_t(p.query_tokens / kQueries) * p.heads <= workspace.slots;
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
@@ -214,6 +236,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;
+    const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
 
     EncodeTiled encode;
@@ -258,7 +281,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     const int64_t items = tiles * ceil_div(k.max_key_len, Tile::kKeys);
     const Launch l{int(items < facts.multiprocessors ? items : facts.multiprocessors), stream};
     const cudaError_t e =
-        may_divide ? launch<Tile>(l, k, maps) : launch<typename Tile::Whole>(l, k, maps);
+        divides ? launch<Tile>(l, k, maps) : launch<typename Tile::Whole>(l, k, maps);
     return cuda_status("launch of mla_prefill_sm90", e);
 }
 

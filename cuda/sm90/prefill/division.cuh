@@ -27,8 +27,10 @@
 namespace mla::sm90::prefill {
 
 // What the prediction counts with, in KV tiles: what an item takes beside its own, and what
-// combining takes at the end, for any number of splits and for each of them.
-constexpr float kItemCost = 2.f, kCombineCost = 7.f, kCombineCostOfSplit = 0.0625f;
+// combining takes at the end, for any number of splits, for all rows of a query tile, and for each
+// split.
+constexpr float kItemCost = 2.f, kCombineCost = 5.f, kCombineCostOfRows = 2.f,
+                kCombineCostOfSplit = 0.0625f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.88f;
 
@@ -40,8 +42,8 @@ __host__ __device__ inline int ceil_of(int a, int b) {
 struct Lengths {
     const int *cu_q, *cu_k;  // [requests + 1]
     int requests, heads;
-    // Query tiles of the longest request, at most.
-    int levels;
+    // Query tiles of the longest request, at most, and rows of a query tile.
+    int levels, rows;
     int causal;
 
     __host__ __device__ explicit Lengths(const KernelParams& p)
@@ -50,6 +52,7 @@ struct Lengths {
           requests(p.requests),
           heads(p.heads),
           levels(p.levels),
+          rows(p.max_query_len < kQueries ? p.max_query_len : kQueries),
           causal(p.causal) {}
 };
 
@@ -93,7 +96,7 @@ class Division {
 
     // Whether an even division would end earlier. Most launches have their answer here.
     __host__ __device__ bool may_gain() const {
-        const float even = total_ / float(ctas_) + kItemCost + kCombineCost;
+        const float even = total_ / float(ctas_) + kItemCost + combine_cost();
         return whole() * kWorthwhile > even;
     }
 
@@ -224,6 +227,11 @@ class Division {
         return fmaxf(alone, fmaxf(even, waves));
     }
 
+    // Of any number of splits.
+    __host__ __device__ float combine_cost() const {
+        return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows);
+    }
+
     // By when the last one is combined if none of them has splits of more than `length`.
     __host__ __device__ float predicted(int length) const {
         const float factor = 1.f / float(length);
@@ -242,7 +250,7 @@ class Division {
         slots *= times;
         items *= times;
         if (slots > float(room_)) return 1e30f;
-        return ceilf(items / float(ctas_)) * (float(length) + kItemCost) + kCombineCost +
+        return ceilf(items / float(ctas_)) * (float(length) + kItemCost) + combine_cost() +
                kCombineCostOfSplit * float(longest_) * factor;
     }
 

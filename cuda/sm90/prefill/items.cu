@@ -49,6 +49,7 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     k.requests = p.requests;
     k.heads = p.heads;
     k.levels = ceil_of(p.max_query_len, kQueries);
+    k.max_query_len = p.max_query_len;
     k.causal = p.causal;
     if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
         return refuse("value_dim", p.value_dim, "64, 128 or 256");
