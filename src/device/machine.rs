@@ -5,11 +5,13 @@ use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use mla_runtime::capability::Capability;
 use mla_runtime::plan::crossover::Gpu;
 
-/// What large products and copies reach on an H200 of what its clocks allow: 795 of 1070 TFLOP/s, and 4.2 of 4.92 TB/s.
+/// What large products and copies reach on an H200 of what its clocks allow: 795 of 1070 TFLOP/s,
+/// and 4.2 of 4.92 TB/s.
 const FLOP_REACHED: f64 = 0.743;
 const BYTES_REACHED: f64 = 0.854;
 
-/// The figures of the GPU, as the model of a layer's times takes them; none if the driver does not say.
+/// The figures of the GPU, as the model of a layer's times takes them; none if the driver does not
+/// say.
 pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Gpu> {
     let figure = |attribute| context.attribute(attribute).ok().map(f64::from);
     let multiprocessors = context
@@ -30,8 +32,8 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Gpu> {
     .ok()
 }
 
-/// FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets' rates over clocks and
-/// multiprocessors give them.
+/// FLOP of one multiprocessor's tensor cores in a cycle, in bf16, as the data sheets' rates over
+/// clocks and multiprocessors give them.
 const fn flop_per_cycle(capability: Capability) -> f64 {
     match (capability.major, capability.minor) {
         (8, 0) => 2048.0,

@@ -176,8 +176,8 @@ struct Workspace {
 };
 
 // Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
-// lengths takes it some time. If a graph is replayed they may be shorter than said here, which costs
-// time at most.
+// lengths takes it some time. If a graph is replayed they may be shorter than said here, which
+// costs time at most.
 template <typename Tile>
 bool may_divide(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles

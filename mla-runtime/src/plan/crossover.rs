@@ -9,8 +9,8 @@
 //! | once per cached token | | L·d (expansion by `W_kv_b`) |
 //! | per pair of them | 2L + R (scores L + R, values L) | d + R (scores P + R, values V) |
 //!
-//! By multiply-adds alone the absorbed form is the cheaper one while T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that
-//! is while
+//! By multiply-adds alone the absorbed form is the cheaper one while
+//! T·(L·d + C·(2L + R)) ≤ C·(L·d + T·(d + R)), that is while
 //!
 //! ```text
 //!           L·d
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! For DeepSeek-V3 and a long context that is 131072/768, about 171. Where d ≥ 2L + L·d/C the
-//! absorbed form is always cheaper. So a processor is modelled, which keeps what it expands in its caches
-//! ([`Machine::Arithmetic`]).
+//! absorbed form is always cheaper. So a processor is modelled, which keeps what it expands in its
+//! caches ([`Machine::Arithmetic`]).
 //!
 //! # On a GPU
 //!
@@ -35,17 +35,19 @@
 //! | | attention to it |
 //! | | merging both outputs |
 //!
-//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes longer. Arithmetic is that
-//! of whole tiles on whole multiprocessors, since a few tiles do not fill the GPU:
+//! A step takes what its launch takes, and then its arithmetic or its bytes, whichever takes
+//! longer. Arithmetic is that of whole tiles on whole multiprocessors, since a few tiles do not
+//! fill the GPU:
 //!
-//! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are spread evenly over all
-//!   multiprocessors.
-//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many splits as end first, but
-//!   no more than 64: `s` splits of `n` tiles of 128 keys take ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time
-//!   of a tile. So the time rises in steps.
+//! - Absorbed, the H·T rows are in tiles of 64, and the cached tokens in tiles of 64, which are
+//!   spread evenly over all multiprocessors.
+//! - Expanded, each head has T/128 tiles of queries. The keys of each are divided into as many
+//!   splits as end first, but no more than 64: `s` splits of `n` tiles of 128 keys take
+//!   ⌈H·⌈T/128⌉·s / multiprocessors⌉ · ⌈n/s⌉ times the time of a tile. So the time rises in steps.
 //!
-//! What part of the machine's arithmetic a step reaches was fitted on one H200 to the kernels for Hopper, with 8 to 128
-//! heads, 64 to 768 new tokens and 8k and 32k of context (docs/log/layer.md); other backends are held to the same.
+//! What part of the machine's arithmetic a step reaches was fitted on one H200 to the kernels for
+//! Hopper, with 8 to 128 heads, 64 to 768 new tokens and 8k and 32k of context (docs/log/layer.md);
+//! other backends are held to the same.
 
 use super::PlanError;
 use crate::dims::MlaDims;
@@ -62,7 +64,8 @@ pub struct Cost {
 /// What the times of the two forms follow from.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Machine {
-    /// Multiply-adds count and nothing else: a processor, which keeps what it expands in its caches.
+    /// Multiply-adds count and nothing else: a processor, which keeps what it expands in its
+    /// caches.
     Arithmetic,
     /// A GPU, with its launches, its memory and its multiprocessors.
     Gpu(Gpu),
@@ -89,8 +92,8 @@ impl Gpu {
     /// From one launch of a matrix product to the next beside their work, in a graph on Hopper.
     const LAUNCH: f64 = 5e-6;
 
-    /// From its number of multiprocessors, and from floating-point operations (two per multiply-add) and bytes per
-    /// second, as large products and large copies reach them.
+    /// From its number of multiprocessors, and from floating-point operations (two per
+    /// multiply-add) and bytes per second, as large products and large copies reach them.
     ///
     /// # Errors
     ///
@@ -353,7 +356,8 @@ struct Numbers {
 }
 
 /// The number of query tokens of a request up to which the absorbed form is the faster one, as the
-/// [module](self) says; infinite where it always is. By multiply-adds alone the number of heads plays no part.
+/// [module](self) says; infinite where it always is. By multiply-adds alone the number of heads
+/// plays no part.
 pub fn crossover(attention: &Attention, machine: &Machine) -> f64 {
     let gpu = match machine {
         Machine::Gpu(gpu) => gpu,

@@ -5,9 +5,6 @@
 
 namespace mla::sm90::decode {
 
-// A cache whose KV tiles in this batch have no more bytes than this is read as evict-first.
-constexpr int kEvictFirstBytes = 192 << 20;
-
 // Waits until few enough copies are in flight for one to the stage at hand.
 template <class L, class Control, class Ring>
 __device__ __forceinline__ void wait_for_copies_in_flight(const Control& s, const Ring& next) {
@@ -44,7 +41,7 @@ struct PageWalk {
                 s.loading = {item.request, item.kv_tile_begin, item.kv_tile_end, item.kv_len};
             __syncwarp();
         };
-        if (lane == 0) s.evict_first = schedule.kv_tiles() <= kEvictFirstBytes / L::kKvTileBytes;
+        if (lane == 0) s.evict_first = schedule.kv_tiles() <= p.evict_first_kv_tiles;
         keep(first_item);
         ItemQueue queue;
         const Loading& item = s.loading;

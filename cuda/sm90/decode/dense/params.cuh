@@ -65,6 +65,8 @@ struct KernelParams {
     float scale_log2;
     // What the output is multiplied by: the cache's scale
     float out_scale;
+    // A batch of no more KV tiles than this reads its cache as evict-first.
+    int evict_first_kv_tiles;
 };
 
 struct TensorMaps {

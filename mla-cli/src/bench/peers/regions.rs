@@ -1,4 +1,5 @@
-//! How far ahead of the best peer, by region: how many query tiles there are, and how much context they attend to.
+//! How far ahead of the best peer, by region: how many query tiles there are, and how much context
+//! they attend to.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -141,7 +142,8 @@ pub(super) fn markdown(points: &[Point]) -> String {
     text
 }
 
-/// A drawing for each kind of attention: ratios over query tiles, a colour for each region of context.
+/// A drawing for each kind of attention: ratios over query tiles, a colour for each region of
+/// context.
 pub(super) fn scatters(points: &[Point]) -> Vec<Scatter> {
     let names = context_regions();
     let of_kind = |kind: &str| {
