@@ -49,12 +49,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
-// Arrives when this thread's copies of cp.async so far are done: one of the arrivals that the
-// barrier was initialised with.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-}
-
 // Orders ordinary shared-memory accesses of this thread before later ones by TMA and
 // the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {

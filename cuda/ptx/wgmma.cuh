@@ -142,39 +142,12 @@ MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 16, 8, "%8, %9, %10, %11", "%12"
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
 
-// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. a[0..3] of
-// lane 4 g + q are four values from column 4 q of row 16 w + g, those of row 16 w + g + 8, and both
-// rows' from column 4 q + 16. B is K-major; an instruction's 32 columns are 32 bytes.
-template <int N>
-struct WgmmaE4m3FromRegisters;
-
-#define MLA_WGMMA_E4M3(n, count, names_a, name_b, name_accumulate)                             \
-    template <>                                                                                \
-    struct WgmmaE4m3FromRegisters<n> {                                                         \
-        __device__ static __forceinline__ void run(float (&d)[count], const uint32_t (&a)[4],  \
-                                                   uint64_t b, int accumulate) {               \
-            asm volatile(                                                                      \
-                "{\n"                                                                          \
-                ".reg .pred p;\n"                                                              \
-                "setp.ne.b32 p, " name_accumulate                                              \
-                ", 0;\n"                                                                       \
-                "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" MLA_NAMES_##count \
-                "}, {" names_a "}, " name_b                                                    \
-                ", p, 1, 1;\n"                                                                 \
-                "}\n"                                                                          \
-                : MLA_SUMS_##count(d, 0)                                                       \
-                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));        \
-        }                                                                                      \
-    };
-
-MLA_WGMMA_E4M3(32, 16, "%16, %17, %18, %19", "%20", "%21")
-MLA_WGMMA_E4M3(64, 32, "%32, %33, %34, %35", "%36", "%37")
-
-// The same with A in shared memory: 64 rows of it, as B's lie.
+// d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. Both are
+// K-major; an instruction's 32 columns are 32 bytes.
 template <int N>
 struct WgmmaE4m3;
 
-#define MLA_WGMMA_E4M3_SHARED(n, count, name_a, name_b, name_accumulate)                       \
+#define MLA_WGMMA_E4M3(n, count, name_a, name_b, name_accumulate)                              \
     template <>                                                                                \
     struct WgmmaE4m3<n> {                                                                      \
         __device__ static __forceinline__ void run(float (&d)[count], uint64_t a, uint64_t b,  \
@@ -193,11 +166,10 @@ struct WgmmaE4m3;
         }                                                                                      \
     };
 
-MLA_WGMMA_E4M3_SHARED(32, 16, "%16", "%17", "%18")
-MLA_WGMMA_E4M3_SHARED(64, 32, "%32", "%33", "%34")
-MLA_WGMMA_E4M3_SHARED(128, 64, "%64", "%65", "%66")
+MLA_WGMMA_E4M3(32, 16, "%16", "%17", "%18")
+MLA_WGMMA_E4M3(64, 32, "%32", "%33", "%34")
+MLA_WGMMA_E4M3(128, 64, "%64", "%65", "%66")
 
-#undef MLA_WGMMA_E4M3_SHARED
 #undef MLA_WGMMA_E4M3
 #undef MLA_WGMMA_FROM_REGISTERS
 #undef MLA_WGMMA_PANELS

@@ -13,7 +13,7 @@ MlaStatus check(const MlaIndexLogitsParams& p) {
         .that(p.max_pages >= 1, "max_pages", p.max_pages, "at least 1")
         .that(p.page_size >= 1 && p.page_size <= 1 << 20, "page_size", p.page_size, "1..=1048576")
         .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647")
-        .pointer(p.queries, 4, "queries")
+        .pointer(p.queries, 16, "queries")
         .pointer(p.weights, 4, "weights")
         .pointer(p.cache, 16, "cache")
         .pointer(p.query_starts, 4, "query_starts")
@@ -25,9 +25,6 @@ MlaStatus check(const MlaIndexLogitsParams& p) {
     if (p.pages > 1)
         check.that(p.page_stride % 16 == 0, "page_stride", p.page_stride, "a multiple of 16 bytes")
             .stride(p.page_stride, "page_stride", int64_t(p.page_size) * (kWidth + 4));
-    // Otherwise a launch would have more CTAs than a grid.
-    check.that(int64_t(p.rows) * ceil_div(p.columns, kLeastKeys) <= INT32_MAX, "rows", p.rows,
-               "so many that rows * columns is less than 2^39");
     return check.status();
 }
 
@@ -44,12 +41,15 @@ KernelParams kernel_params(const MlaIndexLogitsParams& p) {
     k.rows.page_size = p.page_size;
     k.rows.page_shift = indexer::shift_of(p.page_size);
     k.rows.slots = int(std::min(p.pages * p.page_size, int64_t(INT32_MAX)));
-    k.queries = static_cast<const uint8_t*>(p.queries);
     k.weights = p.weights;
     k.cache = static_cast<const uint8_t*>(p.cache);
     k.logits = p.logits;
     k.page_stride = p.page_stride;
     k.logits_stride = p.logits_stride;
+    k.count = p.rows;
+    k.pages = int(p.pages);
+    // Of one page the stride is never used, but has to be one.
+    if (p.pages == 1) k.page_stride = ceil_div(int64_t(p.page_size) * (kWidth + 4), 16) * 16;
     return k;
 }
 
@@ -71,6 +71,5 @@ extern "C" MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, v
     if (p.rows == 0) return ok();
     s = check(p);
     if (s.code != MLA_OK) return s;
-    const int keys = choose_keys(p.rows, p.columns, facts.multiprocessors);
-    return launch(kernel_params(p), p.rows, p.heads, keys, stream);
+    return launch(kernel_params(p), p.queries, p.heads, facts.multiprocessors, stream);
 }

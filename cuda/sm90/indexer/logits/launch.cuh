@@ -1,34 +1,99 @@
-// How rows are divided, and the launch.
+// How rows and columns are divided, and the launch.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
 
 namespace mla::sm90::logits {
 
-// CTAs that an SM runs at a time, about; several times as many leave no SM without work for long.
-constexpr int kCtasPerSm = 5;
-constexpr int kWaves = 4;
-constexpr int kLeastKeys = 256, kMostKeys = 4096;
+// One token for each request: memory is the limit, and several CTAs of an SM hide waits.
+template <int heads>
+using OneToken = Config<heads, 1, false, 2, 1, 3>;
+// Two tokens share a request's keys.
+using TwoTokens = Config<64, 2, false, 2, 1, 1>;
+// Many tokens: each warpgroup has 128 columns of its own.
+template <int heads>
+using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
 
-// The keys of a CTA.
-inline int choose_keys(int64_t rows, int columns, int multiprocessors) {
-    const int64_t ctas = int64_t(multiprocessors) * kCtasPerSm * kWaves;
-    const int64_t even = ceil_div(rows * columns, ctas);
-    const int64_t keys = std::clamp<int64_t>(even, kLeastKeys, kMostKeys);
-    return int(ceil_div(keys, kTileKeys)) * kTileKeys;
+// What beginning an item costs, in keys.
+constexpr int kItemKeys = 192;
+
+// The number of parts that keeps all CTAs busy for the shortest time.
+inline int choose_parts(int64_t blocks, int columns, int64_t ctas) {
+    int best = 1;
+    int64_t least = INT64_MAX;
+    const int most = int(std::min<int64_t>(ceil_div(columns, kTileKeys), 512));
+    for (int parts = 1; parts <= most; ++parts) {
+        const int64_t keys = ceil_div(ceil_div(columns, parts), kTileKeys) * kTileKeys;
+        const int64_t cost = ceil_div(blocks * ceil_div(columns, keys), ctas) * (keys + kItemKeys);
+        if (cost < least) least = cost, best = parts;
+    }
+    return best;
 }
 
-inline MlaStatus launch(KernelParams p, int rows, int heads, int keys, void* stream) {
-    p.keys = keys;
-    p.parts = int(ceil_div(p.rows.columns, keys));
-    const dim3 grid = {unsigned(rows) * unsigned(p.parts), 1, 1};
-    const auto kernel = heads == 32 ? &logits_kernel<32> : &logits_kernel<64>;
-    return mla::launch("index logits", kernel, grid, {kThreads, 1, 1}, stream, p);
+inline MlaStatus describe(CUtensorMap& map, const void* base, const cuuint64_t (&sizes)[3],
+                          const cuuint64_t (&strides)[2], cuuint32_t box) {
+    EncodeTiled encode;
+    const MlaStatus s = encode_tiled(encode);
+    if (s.code != MLA_OK) return s;
+    const cuuint32_t boxes[3] = {kWidth, box, 1}, steps[3] = {1, 1, 1};
+    const CUresult r =
+        encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(base), sizes, strides,
+               boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        return {MLA_CUDA_ERROR, int32_t(r), "cuTensorMapEncodeTiled", int64_t(r), "success"};
+    return ok();
+}
+
+template <typename C>
+MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void* stream) {
+    p.blocks = int(ceil_div(p.count, C::kBlock));
+    const int ctas = C::kCtas * multiprocessors;
+    if (p.parts == 0) p.parts = choose_parts(p.blocks, p.rows.columns, ctas);
+    const int64_t keys = ceil_div(p.rows.columns, p.parts);
+    p.keys_of_part = int(ceil_div(keys, kTileKeys)) * kTileKeys;
+    p.parts = int(ceil_div(p.rows.columns, p.keys_of_part));
+    p.box = std::gcd(p.rows.page_size, kTileKeys);
+    p.stream_once = p.blocks <= p.rows.requests;
+
+    const cuuint64_t rows = cuuint64_t(p.rows.page_size), stride = cuuint64_t(p.page_stride);
+    MlaStatus s = describe(p.keys, p.cache, {kWidth, rows, cuuint64_t(p.pages)}, {kWidth, stride},
+                           cuuint32_t(p.box));
+    if (s.code != MLA_OK) return s;
+    const cuuint64_t heads = cuuint64_t(p.count) * C::kHeads;
+    s = describe(p.queries, queries, {kWidth, heads, 1}, {kWidth, heads * kWidth}, C::kColumns);
+    if (s.code != MLA_OK) return s;
+
+    const auto kernel = &logits_kernel<C>;
+    s = cuda_status(
+        "cudaFuncSetAttribute",
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<C>));
+    if (s.code != MLA_OK) return s;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(unsigned(std::min<int64_t>(ctas, int64_t(p.blocks) * p.parts)));
+    config.blockDim = dim3(C::kThreads);
+    config.dynamicSmemBytes = kSharedBytes<C>;
+    config.stream = static_cast<cudaStream_t>(stream);
+    return cuda_status("index logits", cudaLaunchKernelEx(&config, kernel, p));
+}
+
+// By how many tokens a request has.
+inline MlaStatus launch(const KernelParams& p, const void* queries, int heads, int multiprocessors,
+                        void* stream) {
+    const int64_t rows = p.count, requests = p.rows.requests;
+    if (2 * rows <= 3 * requests)
+        return heads == 32 ? launch<OneToken<32>>(p, queries, multiprocessors, stream)
+                           : launch<OneToken<64>>(p, queries, multiprocessors, stream);
+    if (heads == 64 && rows <= 2 * requests)
+        return launch<TwoTokens>(p, queries, multiprocessors, stream);
+    return heads == 32 ? launch<ManyTokens<32>>(p, queries, multiprocessors, stream)
+                       : launch<ManyTokens<64>>(p, queries, multiprocessors, stream);
 }
 
 }  // namespace mla::sm90::logits

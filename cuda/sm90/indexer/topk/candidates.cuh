@@ -90,8 +90,8 @@ __device__ __forceinline__ void collect(Shared& s, Candidate* candidates, uint32
 
 // Brings what the other CTAs of the cluster have found to the first one, and says how many there
 // are in all; more than `room` if any had no room.
-__device__ __forceinline__ uint32_t gather(const Cluster& cluster, Shared& s,
-                                           Candidate* candidates, uint32_t room) {
+__device__ __forceinline__ uint32_t gather(const Cluster& cluster, Shared& s, Candidate* candidates,
+                                           uint32_t room) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t own = 0;
     if (lane < int(cluster.ctas))

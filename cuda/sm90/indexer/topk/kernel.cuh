@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 
     const float* logits = p.logits + number * p.logits_stride;
     const bool sparing = row.seen > p.candidates;
-    const float least =
-        sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : logit_of(0);
+    const float least = sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : logit_of(0);
     // Parts begin at multiples of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
@@ -68,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     if (found < topk || found > p.candidates || !choose_candidates(s, buffers, found, topk))
         choose_row(s, buffers, logits, row.seen, topk);
     const bool fits = p.topk <= 2 * p.candidates;
-    write_list(s, p.rows, row, buffers.chosen, words, p.topk,
-               fits ? buffers.positions() : nullptr, list);
+    write_list(s, p.rows, row, buffers.chosen, words, p.topk, fits ? buffers.positions() : nullptr,
+               list);
 }
 
 }  // namespace mla::sm90::topk

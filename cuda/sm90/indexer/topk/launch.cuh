@@ -22,8 +22,8 @@ inline int room_for(int columns, int topk) {
     const double each = double(columns) / kSamples;
     const double expected = topk / each, wanted = expected + 4 * std::sqrt(expected) + 8;
     const double room = std::min(double(columns), (wanted + 5 * std::sqrt(wanted)) * each);
-    const int most = (kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4) /
-                     int(sizeof(Candidate));
+    const int most =
+        (kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4) / int(sizeof(Candidate));
     return int(std::min(double(most), std::max(room, 4096.))) / 32 * 32;
 }
 
@@ -55,9 +55,7 @@ inline cudaLaunchConfig_t configuration(int rows, int ctas, int bytes, cudaStrea
 using Kernel = void (*)(KernelParams);
 
 // Many rows hide each other's waits; of few, each has more loads in flight.
-inline Kernel kernel_for(bool many) {
-    return many ? &topk_kernel<2, 3> : &topk_kernel<8, 1>;
-}
+inline Kernel kernel_for(bool many) { return many ? &topk_kernel<2, 3> : &topk_kernel<8, 1>; }
 
 // Readies the kernels on a device; the most CTAs that a cluster of them may have there.
 inline cudaError_t ready(int device, int& most) {
@@ -86,12 +84,11 @@ inline cudaError_t ready(int device, int& most) {
     return cudaSuccess;
 }
 
-inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel,
-                          cudaStream_t stream) {
+inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cudaStream_t stream) {
     p.candidates = room_for(p.rows.columns, p.topk);
     cudaLaunchAttribute cluster = {};
-    const cudaLaunchConfig_t config = configuration(
-        rows, ctas, shared_bytes(p.rows.columns, p.candidates), stream, cluster);
+    const cudaLaunchConfig_t config =
+        configuration(rows, ctas, shared_bytes(p.rows.columns, p.candidates), stream, cluster);
     return cudaLaunchKernelEx(&config, kernel, p);
 }
 

@@ -1,0 +1,148 @@
+// The warp that loads: queries of a job once, then its keys and their scales, tile by tile.
+#pragma once
+
+#include "params.cuh"
+
+namespace mla::sm90::logits {
+
+template <typename C>
+struct Producer {
+    const KernelParams& p;
+    Shared<C>& s;
+    const int lane;
+    const ptx::CachePolicy policy;
+    Ring<C::kStages> ring;
+    Ring<2> jobs;
+
+    __device__ __forceinline__ Producer(const KernelParams& p, Shared<C>& s)
+        : p(p),
+          s(s),
+          lane(threadIdx.x % 32),
+          policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
+
+    __device__ __forceinline__ void run() {
+        const int items = p.blocks * p.parts;
+        for (int item = blockIdx.x; item < items; item += gridDim.x) {
+            // Later parts, which short requests have not, come last for all blocks.
+            const int block = item % p.blocks, part = item / p.blocks;
+            const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
+            for (int row = first; row < last;) {
+                const indexer::Row of = indexer::find_row(p.rows, row, lane);
+                const int rows = min(last - row, of.behind + 1);
+                const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
+                const int begin = part * p.keys_of_part;
+                const int end = min(seen, begin + p.keys_of_part);
+                if (begin < end) {
+                    announce({first, row, row + rows, of.length, of.behind, begin, end - begin});
+                    load_keys(of.table, begin, end);
+                }
+                row += rows;
+            }
+        }
+        announce({});
+    }
+
+    // The job's queries; none if it is the end.
+    __device__ __forceinline__ void announce(const Job& job) {
+        s.queries_empty[jobs.slot].wait(jobs.phase ^ 1);
+        if (lane == 0) {
+            s.jobs[jobs.slot] = job;
+            if (job.keys > 0) {
+                s.queries_full[jobs.slot].expect(C::kQueryBytes);
+                for (int row = 0; row < C::kBlock * C::kHeads; row += C::kColumns)
+                    ptx::cp_async_bulk_tensor(
+                        &p.queries, ptx::shared_address(s.queries[jobs.slot]) + row * kWidth,
+                        s.queries_full[jobs.slot].address(), ptx::CachePolicy{}, 0,
+                        job.first * C::kHeads + row, 0);
+            } else {
+                s.queries_full[jobs.slot].arrive();
+            }
+        }
+        __syncwarp();
+        jobs.advance(1);
+    }
+
+    __device__ __forceinline__ int column_of(int position) const {
+        return p.rows.page_shift >= 0 ? position >> p.rows.page_shift : position / p.rows.page_size;
+    }
+
+    // Where keys lie: their page, -1 if the block table has none of the cache there, and the first
+    // one's place in it.
+    struct Place {
+        int page, offset;
+    };
+    __device__ __forceinline__ Place find(const int32_t* table, int position, int end) const {
+        const int column = column_of(position);
+        if (position >= end || column >= p.rows.max_pages) return {-1, 0};
+        const int page = table[column];
+        return {page < p.pages ? page : -1, position - column * p.rows.page_size};
+    }
+    __device__ __forceinline__ const uint8_t* scales_at(const Place& place) const {
+        return p.cache + place.page * p.page_stride + int64_t(p.rows.page_size) * kWidth +
+               place.offset * 4;
+    }
+
+    __device__ __forceinline__ void load_keys(const int32_t* table, int begin, int end) {
+        if (p.box == kTileKeys)
+            load_whole_tiles(table, begin, end);
+        else
+            for (int position = begin; position < end; position += kTileKeys)
+                load_boxes(table, position, end);
+    }
+
+    // Each tile is in one page. A lane looks up one of 32 tiles, while those before are loaded.
+    __device__ __forceinline__ void load_whole_tiles(const int32_t* table, int begin, int end) {
+        Place next = find(table, begin + lane * kTileKeys, end);
+        for (int base = begin; base < end; base += 32 * kTileKeys) {
+            const Place own = next;
+            next = find(table, base + (32 + lane) * kTileKeys, end);
+            const int count = min((end - base + kTileKeys - 1) / kTileKeys, 32);
+            for (int i = 0; i < count; ++i) {
+                const Place place = {__shfl_sync(~0u, own.page, i),
+                                     __shfl_sync(~0u, own.offset, i)};
+                if (lane == 0) load_whole_tile(place);
+                ring.advance(1);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_whole_tile(const Place& place) {
+        const auto& full = s.keys_full[ring.slot];
+        s.keys_empty[ring.slot].wait(ring.phase ^ 1);
+        float* scales = s.scales[ring.slot];
+        if (place.page >= 0) {
+            full.expect(kTileBytes + kTileKeys * 4);
+            ptx::cp_async_bulk(ptx::shared_address(scales), scales_at(place), kTileKeys * 4,
+                               full.address());
+        } else {
+            for (int i = 0; i < kTileKeys; ++i) scales[i] = 0;
+            full.expect(kTileBytes);
+        }
+        load_box(ptx::shared_address(s.keys[ring.slot]), place);
+    }
+
+    // What lies outside of the tensor becomes zeros.
+    __device__ __forceinline__ void load_box(uint32_t to, const Place& place) {
+        ptx::cp_async_bulk_tensor(&p.keys, to, s.keys_full[ring.slot].address(), policy, 0,
+                                  place.offset, place.page >= 0 ? place.page : p.pages);
+    }
+
+    // Tiles have keys of several pages, or parts of them.
+    __device__ __forceinline__ void load_boxes(const int32_t* table, int position, int end) {
+        s.keys_empty[ring.slot].wait(ring.phase ^ 1);
+        for (int key = lane; key < kTileKeys; key += 32) {
+            const Place place = find(table, position + key, end);
+            s.scales[ring.slot][key] =
+                place.page >= 0 ? *reinterpret_cast<const float*>(scales_at(place)) : 0.f;
+        }
+        __syncwarp();
+        if (lane == 0) s.keys_full[ring.slot].expect(kTileBytes);
+        __syncwarp();
+        const uint32_t to = ptx::shared_address(s.keys[ring.slot]);
+        for (int key = lane * p.box; key < kTileKeys; key += 32 * p.box)
+            load_box(to + key * kWidth, find(table, position + key, end));
+        ring.advance(1);
+    }
+};
+
+}  // namespace mla::sm90::logits
