@@ -1,7 +1,8 @@
 //! Headers of a Python wheel, pinned by the package that includes them.
 
 use std::{
-    env,
+    collections::BTreeMap,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -29,6 +30,7 @@ pub struct Wheel {
     name: String,
     version: String,
     roots: Vec<Root>,
+    contents: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +46,16 @@ impl Wheel {
             name: name.into(),
             version: version.into(),
             roots: Vec::new(),
+            contents: None,
         }
+    }
+
+    /// Pins what the include roots hold, by a hash that the refusal of another one tells. pip checks the wheel when
+    /// it installs it; this checks what is there when it is compiled.
+    #[must_use]
+    pub fn contents(mut self, hash: impl Into<String>) -> Self {
+        self.contents = Some(hash.into());
+        self
     }
 
     /// Adds an include root (`-I`), relative to site-packages. Roots are searched in the order of the
@@ -77,10 +88,9 @@ impl Wheel {
         let variable = self.variable();
         if let Some(given) = search.variable(&variable) {
             let site = PathBuf::from(&given);
-            return self
-                .at(&site)
-                .map(|()| self.found(site, &variable))
-                .map_err(|lacks| super::unusable(&variable, &given, &lacks));
+            self.at(&site)
+                .map_err(|lacks| super::unusable(&variable, &given, &lacks))?;
+            return self.found(site, &variable);
         }
         let mut looked = vec![format!("{variable}: not set")];
         let mut sites = search.site_packages(&mut looked);
@@ -93,7 +103,7 @@ impl Wheel {
         }
         for (place, site) in sites {
             match self.at(&site) {
-                Ok(()) => return Ok(self.found(site, &place)),
+                Ok(()) => return self.found(site, &place),
                 Err(lacks) => looked.push(format!("{place}: {} lacks {lacks}", site.display())),
             }
         }
@@ -149,13 +159,23 @@ impl Wheel {
         }
     }
 
-    fn found(&self, site: PathBuf, place: &str) -> FoundWheel {
+    fn found(&self, site: PathBuf, place: &str) -> Result<FoundWheel, Error> {
+        if let Some(pinned) = &self.contents {
+            let given = self.hash(&site)?;
+            if given != *pinned {
+                return Err(Error::Setting {
+                    field: format!("the contents of the wheel {} {}", self.name, self.version),
+                    given: format!("{given} in {}", site.display()),
+                    accepted: format!("{pinned}: install the wheel anew, or pin another"),
+                });
+            }
+        }
         let includes = self.roots.iter().map(|root| Include {
             role: format!("{}/{}", self.role(), root.folder),
             folder: site.join(&root.folder),
             is_system: root.is_system,
         });
-        FoundWheel {
+        Ok(FoundWheel {
             includes: includes.collect(),
             role: (self.role(), site.clone()),
             found: Found {
@@ -164,7 +184,36 @@ impl Wheel {
                 version: Some(self.version.clone()),
                 place: place.to_owned(),
             },
+        })
+    }
+
+    /// Of the paths and contents of all files in the include roots.
+    fn hash(&self, site: &Path) -> Result<String, Error> {
+        let mut files = BTreeMap::new();
+        for root in &self.roots {
+            for entry in walkdir::WalkDir::new(site.join(&root.folder)) {
+                let entry = entry.map_err(|error| {
+                    let path = error.path().unwrap_or(site).to_owned();
+                    Error::file("read", &path)(error.into())
+                })?;
+                let Ok(relative) = entry.path().strip_prefix(site) else {
+                    continue;
+                };
+                if !entry.file_type().is_dir() && !files.contains_key(relative) {
+                    let bytes =
+                        fs::read(entry.path()).map_err(Error::file("read", entry.path()))?;
+                    files.insert(relative.to_owned(), blake3::hash(&bytes));
+                }
+            }
         }
+        let mut all = blake3::Hasher::new();
+        for (path, hash) in files {
+            let path = path.to_string_lossy();
+            all.update(&(path.len() as u64).to_le_bytes());
+            all.update(path.as_bytes());
+            all.update(hash.as_bytes());
+        }
+        Ok(all.finalize().to_hex().to_string())
     }
 
     fn role(&self) -> String {
@@ -228,6 +277,36 @@ mod tests {
             lacking.at(right.path()).unwrap_err(),
             "flash/other, a folder of Flash-Infer.py 0.7.2.post1"
         );
+    }
+
+    #[test]
+    fn pinned_contents_are_taken_and_others_are_refused_wherever_they_lie() {
+        let header = |site: &tempfile::TempDir, text: &str| {
+            fs::write(site.path().join("flash/include/a.h"), text).unwrap();
+        };
+        let find = |site: &tempfile::TempDir, pinned: &str| {
+            let place = ("MLA_WHEEL_FLASH_INFER_PY", site.path().as_os_str());
+            let search = Search::for_test(&[place], &[], None, None);
+            wheel().contents(pinned).find(&search).map(drop)
+        };
+        let here = site(&[("flash_infer_py", "0.7.2.post1")]);
+        header(&here, "one");
+        let refused = find(&here, "0123").unwrap_err().to_string();
+        let told = "the contents of the wheel Flash-Infer.py 0.7.2.post1: given \"";
+        let hash = refused.strip_prefix(told).and_then(|rest| rest.get(..64));
+        let hash = hash.unwrap_or_else(|| panic!("{refused}"));
+        assert!(refused.contains("accepted: 0123: install the wheel anew"));
+        assert!(find(&here, hash).is_ok());
+        let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
+        header(&elsewhere, "one");
+        // What lies beside the include roots does not count.
+        fs::write(elsewhere.path().join("flash/module.py"), "pass").unwrap();
+        assert!(find(&elsewhere, hash).is_ok());
+        header(&elsewhere, "two");
+        assert!(find(&elsewhere, hash).is_err());
+        header(&elsewhere, "one");
+        fs::write(elsewhere.path().join("flash/include/b.h"), "").unwrap();
+        assert!(find(&elsewhere, hash).is_err());
     }
 
     #[test]
