@@ -27,10 +27,16 @@ inline Variant variant_for(const Kind& k, int rows) {
     return k.bf16 ? variant_for<__nv_bfloat16>(k, rows) : variant_for<__half>(k, rows);
 }
 
-// How the kernels name a format that they take.
+// How the kernels name a format that they take. A check refuses what they do not.
 inline CacheFormat cache_format(int format) {
-    if (format == MLA_CACHE_FP8) return CacheFormat::e4m3;
-    if (format == MLA_CACHE_FP8_DS_MLA) return CacheFormat::e4m3_grouped;
+    // Without a default: a new format is an error of the compiler here, too.
+    switch (static_cast<MlaCacheFormat>(format)) {
+        case MLA_CACHE_FP8: return CacheFormat::e4m3;
+        case MLA_CACHE_FP8_DS_MLA: return CacheFormat::e4m3_grouped;
+        case MLA_CACHE_F32:
+        case MLA_CACHE_F16:
+        case MLA_CACHE_BF16: break;
+    }
     return CacheFormat::plain;
 }
 

@@ -137,8 +137,9 @@ fn a_made_up_family_is_its_folders_and_a_row_in_each_listed_table() {
     tree.write("examples/made_up.rs", "fn main() {}\n");
     let errors = tree.check(&[
         "--workspace",
-        "--all-targets",
-        "--features=mla-kernels/sm80,mla-kernels/sm89,mla-kernels/sm90,mla-kernels/sm100",
+        "--lib",
+        "--bins",
+        "--features=mla-kernels/sm80,mla-kernels/sm89,mla-kernels/sm90,mla-cli/sm90",
     ]);
     assert!(errors.is_empty(), "{errors:#?}");
 }
