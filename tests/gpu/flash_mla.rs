@@ -690,7 +690,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
         ("heads", |p| p.heads = 0),
         ("heads", |p| p.heads = 129),
         ("query_len", |p| p.query_len = 0),
-        ("query_len", |p| p.query_len = 9),
+        ("query_len", |p| p.query_len = 17),
         ("requests", |p| p.requests = 0),
         ("requests", |p| p.requests = 1025),
         ("latent_dim", |p| p.latent_dim = 256),
