@@ -5,6 +5,7 @@ use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::known;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
@@ -44,5 +45,14 @@ fn a_library_that_is_not_there_is_a_cause() {
             assert_eq!((name, cfg!(feature = "cudnn")), ("cudnn", false));
         }
         Err(other) => assert!(matches!(other, Cause::LibraryVersion { .. }), "{other}"),
+    }
+}
+
+/// mla-runtime knows them where no program links this crate: by the same constraints.
+#[test]
+fn the_known_specs_are_those_of_the_attributes() {
+    let registry = Registry::linked().unwrap();
+    for (phase, known) in [(Phase::Prefill, known::CUDNN)] {
+        assert_eq!(registry.get(phase, known.name).unwrap().spec, known);
     }
 }

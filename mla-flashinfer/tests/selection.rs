@@ -4,6 +4,7 @@ use mla_flashinfer as _;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
+use mla_runtime::known;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
@@ -106,4 +107,16 @@ fn what_it_does_not_take_is_refused_by_field() {
     refused("cache_dims", &|request| {
         request.problem.dims = MlaDims::new(256, MlaDims::R1.head);
     });
+}
+
+/// mla-runtime knows them where no program links this crate: by the same constraints.
+#[test]
+fn the_known_specs_are_those_of_the_attributes() {
+    let registry = Registry::linked().unwrap();
+    for (phase, known) in [
+        (Phase::Prefill, known::FLASHINFER),
+        (Phase::Decode, known::FLASHINFER_MLA),
+    ] {
+        assert_eq!(registry.get(phase, known.name).unwrap().spec, known);
+    }
 }

@@ -25,11 +25,11 @@ const PREFILL: &[[&str; 4]] = &[
         "(128,64,128) (192,64,256) (64,64,128) (256,0,256)",
         "ln",
     ],
-    ["FLASHINFER", "10.x", "(128,64,128)", "log2"],
+    ["FLASHINFER", "any", "(128,64,128)", "ln"],
     ["TRTLLM_RAGGED", "10.x", "(128,64,128) (192,64,256)", "log2"],
     ["TOKENSPEED_MLA", "10.x", "(128,64,128)", "ln"],
     ["ROCM_AITER_FA", "AMD", "any", "ln"],
-    ["CUDNN", "9.0 10.x", "(128,64,128)", "ln"],
+    ["CUDNN", "8.x 9.0 10.x 12.x", "(128,64,128)", "ln"],
     ["CUSTOM", "any", "any", "ln"],
 ];
 
@@ -59,13 +59,13 @@ const DECODE: &[[&str; 8]] = &[
     ],
     [
         "FLASHINFER_MLA",
-        "10.x",
-        "f16 bf16 fp8",
-        "32 64",
+        "any",
+        "f16 bf16",
+        "any",
         "ln",
-        "always",
+        "uniform_batch",
         "ragged",
-        "",
+        "row",
     ],
     [
         "TOKENSPEED_MLA",
@@ -397,6 +397,7 @@ fn the_first_that_the_tables_allow_is_selected() {
             "FLASHMLA_SPARSE",
             "FLASH_ATTN_MLA",
             "FLASH_ATTN_MLA_SPARSE",
+            "TOKENSPEED_MLA",
             "TRITON_MLA",
         ]
     );
@@ -489,7 +490,7 @@ fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
     assert_eq!(fields(&ragged, "TRITON_MLA"), ["query_len"]);
     assert_eq!(fields(&ragged, "CUTLASS_MLA"), ["page_size", "query_len"]);
     let captured = SelectionRequest::new(sm100, plain.with_graphs(GraphSupport::Always));
-    assert_eq!(fields(&captured, "FLASHINFER_MLA"), Vec::<&str>::new());
+    assert_eq!(fields(&captured, "FLASHINFER_MLA"), ["graphs"]);
     assert_eq!(fields(&captured, "TRITON_MLA"), ["graphs"]);
 }
 

@@ -25,6 +25,7 @@ use crate::spec::{
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
+const AMPERE_ON: CapabilityMatch = CapabilityMatch::Floor(Capability::new(8, 0));
 const BLACKWELL: CapabilityMatch = CapabilityMatch::Family(10);
 
 // Head dimensions beside R1's that one or the other prefill kernel is built for.
@@ -60,11 +61,11 @@ pub const FLASH_ATTN: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// FlashInfer's ragged prefill.
+/// FlashInfer's ragged prefill, as mla-flashinfer has it.
 pub const FLASHINFER: BackendSpec = BackendSpec {
-    capabilities: &[BLACKWELL],
+    capabilities: &[AMPERE_ON],
     dims: Some(&[HeadDims::R1]),
-    lse: LseOutput::Log2,
+    alignment: 16,
     priority: Priority {
         by_capability: &[(BLACKWELL, 80)],
         otherwise: 90,
@@ -103,10 +104,17 @@ pub const ROCM_AITER_FA: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// cuDNN's attention.
+/// cuDNN's attention, as mla-cudnn has it.
 pub const CUDNN: BackendSpec = BackendSpec {
-    capabilities: &[HOPPER, BLACKWELL],
+    capabilities: &[
+        CapabilityMatch::Family(8),
+        HOPPER,
+        BLACKWELL,
+        CapabilityMatch::Family(12),
+    ],
     dims: Some(&[HeadDims::R1]),
+    alignment: 16,
+    features: FeatureSet::of(&[Feature::StridedOutputs]),
     priority: Priority::everywhere(50),
     ..prefill("CUDNN", "cudnn")
 }
@@ -148,13 +156,14 @@ pub const FLASH_ATTN_MLA: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// FlashInfer's batch decode.
+/// FlashInfer's batch decode, as mla-flashinfer has it.
 pub const FLASHINFER_MLA: BackendSpec = BackendSpec {
-    capabilities: &[BLACKWELL],
-    kv_formats: F16_BF16_FP8,
-    page_sizes: PageSizes::List(&[32, 64]),
+    capabilities: &[AMPERE_ON],
+    cache_dims: Some(&[CacheDims::R1]),
     query_len: QueryLen::Ragged,
-    graphs: GraphSupport::Always,
+    alignment: 16,
+    graphs: GraphSupport::UniformBatch,
+    features: FeatureSet::of(&[Feature::StridedOutputs]),
     priority: Priority::everywhere(80),
     ..decode("FLASHINFER_MLA", "flashinfer")
 }
