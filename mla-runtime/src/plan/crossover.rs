@@ -271,7 +271,7 @@ impl Attention {
         let tile = gpu.tile(2.0 * 64.0 * 64.0 * (2.0 * n.latent + n.rope), 0.84);
         let cache = tokens * (n.latent + n.rope) * n.element;
         let arithmetic = tiles / f64::from(gpu.multiprocessors) * tile;
-        product(n.nope) + gpu.step(2.8, arithmetic, cache) + product(n.v)
+        product(n.nope) + gpu.step(3.5, arithmetic, cache) + product(n.v)
     }
 
     /// What the expanded form takes for `query_len` new tokens.
@@ -305,7 +305,7 @@ impl Attention {
         let cached = n.context * (n.latent + n.rope) * n.element;
         let merged = 3.0 * n.queries * n.heads * n.v * n.element;
         // A cache write, a gather and a merge are shorter than a product.
-        let light = |bytes: f64| gpu.step(0.7, 0.0, bytes);
+        let light = |bytes: f64| gpu.step(0.5, 0.0, bytes);
         light(0.0)
             + expansion(n.queries)
             + attention(2.2, n.queries, of_new)
@@ -439,34 +439,37 @@ mod tests {
     }
 
     #[test]
-    fn times_are_those_that_were_measured_on_an_h200() {
-        // Heads, context, new tokens, µs absorbed and expanded (docs/log/layer.md).
-        for (heads, context, queries, absorbed, expanded) in [
-            (8, 8192, 64, 41.2, 87.9),
-            (8, 8192, 320, 102.7, 103.0),
-            (8, 32768, 192, 200.0, 221.1),
-            (16, 8192, 128, 83.7, 124.2),
-            (16, 8192, 256, 143.0, 135.6),
-            (16, 32768, 192, 348.2, 375.8),
-            (16, 32768, 512, 906.7, 486.9),
-            (32, 8192, 192, 200.4, 214.4),
-            (128, 8192, 128, 485.7, 597.3),
-            (128, 8192, 192, 735.7, 687.1),
+    fn times_and_crossovers_are_those_that_were_measured_on_an_h200() {
+        // The layer's by `mla bench --config mla-cli/sweeps/crossover.yaml`: heads, tokens in all,
+        // the crossover, and new tokens with the µs absorbed and expanded (docs/log/layer.md).
+        for (heads, kv, crossover, times) in [
+            (8, 8192, 317.0, [(256, 85.3, 96.7), (384, 115.1, 106.3)]),
+            (8, 32768, 227.0, [(192, 204.9, 227.8), (256, 249.0, 231.2)]),
+            (16, 8192, 243.0, [(192, 115.7, 136.6), (256, 144.0, 138.8)]),
+            (16, 32768, 210.0, [(192, 353.8, 382.1), (256, 457.8, 385.5)]),
+            (128, 8192, 192.0, [(128, 473.2, 588.0), (256, 896.5, 691.3)]),
+            (
+                128,
+                32768,
+                188.0,
+                [(128, 1762.3, 2214.2), (256, 3501.7, 2620.9)],
+            ),
         ] {
-            let attention = r1(heads, context);
-            for (seconds, measured) in [
-                (attention.absorbed_seconds(queries, &Gpu::H200), absorbed),
-                // Measured without the cache write and the merge.
-                (
-                    attention.expanded_seconds(queries, &Gpu::H200) - 7e-6,
-                    expanded,
-                ),
-            ] {
-                let ratio = seconds * 1e6 / measured;
-                assert!(
-                    (0.9..1.1).contains(&ratio),
-                    "{attention:?} {queries}: {ratio}"
-                );
+            let predicted = super::crossover(&r1(heads, kv - crossover as u32), &H200);
+            let ratio = predicted / crossover;
+            assert!((0.85..1.15).contains(&ratio), "{heads} {kv}: {predicted}");
+            for (queries, absorbed, expanded) in times {
+                let attention = r1(heads, kv - queries);
+                for (seconds, measured) in [
+                    (attention.absorbed_seconds(queries, &Gpu::H200), absorbed),
+                    (attention.expanded_seconds(queries, &Gpu::H200), expanded),
+                ] {
+                    let ratio = seconds * 1e6 / measured;
+                    assert!(
+                        (0.9..1.1).contains(&ratio),
+                        "{heads} {kv} {queries}: {ratio}"
+                    );
+                }
             }
         }
     }
