@@ -65,8 +65,10 @@ fn serve(arguments: &Arguments) -> Result<()> {
     let mut status = Status::new("making the model");
     let json = match &arguments.config {
         None => SMALL.to_owned(),
-        Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| Error::refused("--config", path.display(), error))?,
+        Some(path) => std::fs::read_to_string(path).map_err(|error| {
+            let given = format!("{} ({error})", path.display());
+            Error::refused("--config", given, "a file that can be read")
+        })?,
     };
     let config = Config::new(&json)?;
     let size = Size {
