@@ -631,8 +631,15 @@ MlaStatus mla_load_prefill_sm90(void);
  * the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
 MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params);
 
-/* The same as mla_prefill_sm90 on every GPU since Ampere, without a workspace: one kernel on
- * `stream`. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may be null. */
+/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles that are few. Reads
+ * nope_dim, rope_dim, value_dim and dtype, and what the current device has; the result depends on no
+ * number of tokens, requests or heads. */
+MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
+                                     size_t* bytes);
+
+/* The same as mla_prefill_sm90 on every GPU since Ampere: one kernel on `stream`. With a workspace of
+ * null it divides no keys. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may be
+ * null. */
 MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
                            void* stream);
 

@@ -1186,6 +1186,14 @@ unsafe extern "C" {
     pub fn mla_load_prefill_sm80(params: *const MlaPrefillParams) -> MlaStatus;
 }
 unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm80_workspace"]
+    pub fn mla_prefill_sm80_workspace(
+        params: *const MlaPrefillParams,
+        limits: *const MlaDeviceLimits,
+        bytes: *mut usize,
+    ) -> MlaStatus;
+}
+unsafe extern "C" {
     #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_prefill_sm80"]
     pub fn mla_prefill_sm80(
         params: *const MlaPrefillParams,

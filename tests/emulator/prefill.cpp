@@ -13,7 +13,7 @@ using mla::test::PrefillProblem;
 int failures = 0;
 
 template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
-void check(const PrefillCase& c, unsigned seed) {
+void check(const PrefillCase& c, unsigned seed, int splits = 1) {
     using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
     PrefillProblem<T> x(c, seed);
     KernelParams p = {};
@@ -41,12 +41,28 @@ void check(const PrefillCase& c, unsigned seed) {
     p.head_group = 2;
     p.causal = c.causal;
     p.scale_log2 = x.softmax_scale * 1.44269504088896340736f;
-    mla::emulator::launch(prefill_kernel<C>, p.tiles * c.heads, C::kThreads, C::kSharedBytes, p,
-                          seed, false);
+    p.splits = splits;
+    const int tiles = p.tiles * c.heads;
+    constexpr int kFloats = mla::sm80::kPartialFloats<SplitLayout<C>>;
+    std::vector<float> partials(size_t(tiles) * splits * kFloats, NAN);
+    std::vector<int32_t> counters(tiles * 2);
+    p.partials = partials.data();
+    p.counters = counters.data();
+    std::vector<T> first;
+    bool same = true;
+    // CTAs find each other, lose patience, and, at last, never meet.
+    for (int run = 0; run < (splits > 1 ? 3 : 1); ++run) {
+        p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
+        mla::emulator::launch(prefill_kernel<C>, tiles * splits, C::kThreads, C::kSharedBytes, p,
+                              seed + run, splits > 1 && run < 2);
+        if (run == 0) first = x.out;
+        same = same && !std::memcmp(first.data(), x.out.data(), first.size() * sizeof(T));
+        for (int32_t n : counters) same = same && n == 0;
+    }
     double of_out, of_lse;
     x.deviations(of_out, of_lse);
     const double allowed = std::is_same_v<T, __half> ? 2e-3 : 1.2e-2;
-    const bool good = of_out < allowed && of_lse < 2e-5 * (1 + c.spread);
+    const bool good = of_out < allowed && of_lse < 2e-5 * (1 + c.spread) && same;
     failures += !good;
     std::printf("%s %-28s out %.1e lse %.1e\n", good ? "ok  " : "FAIL", c.name.c_str(), of_out,
                 of_lse);
@@ -81,6 +97,10 @@ int main(int argc, char** argv) {
     bad = {"NaN keys", 2, {150}, {150}, 128, 64, 128};
     bad.bad_keys = {{30, 0, 3}, {70, 0, 1}, {149, 1, 64}};
     check<B, 192, 128, 2, 4, 64>(bad, seed);
+    check<B, 192, 128, 2, 4, 64>({"splits", 2, {70}, {400}, 128, 64, 128, true, 4.f}, seed, 3);
+    check<H, 192, 128, 2, 4, 64>(
+        {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
+    check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
     std::printf("%d failures\n", failures);
     return failures != 0;
 }

@@ -32,8 +32,13 @@ MlaStatus check_kernel(const MlaPrefillParams& p) {
     return check.status();
 }
 
-MlaStatus check(const MlaPrefillParams& p) {
+MlaStatus check(const MlaPrefillParams& p, size_t workspace) {
     Check check;
+    check
+        .that(is_aligned(p.workspace, 256), "workspace", address(p.workspace),
+              "null, or a device pointer aligned to 256 bytes")
+        .that(!p.workspace || p.workspace_bytes >= workspace, "workspace_bytes",
+              int64_t(p.workspace_bytes), "at least what mla_prefill_sm80_workspace says");
     check.that(p.heads >= 1, "heads", p.heads, "at least 1")
         .that(p.requests >= 1, "requests", p.requests, "at least 1")
         .that(p.query_tokens >= 0, "query_tokens", p.query_tokens, "0 or more")
@@ -102,6 +107,12 @@ KernelParams kernel_params(const MlaPrefillParams& p) {
     k.out_token_stride = p.out_token_stride * 2;
     k.out_head_stride = p.out_head_stride * 2;
     k.lse_head_stride = p.lse_head_stride;
+    if (p.workspace) {
+        k.counters = static_cast<int32_t*>(p.workspace);
+        k.partials =
+            reinterpret_cast<float*>(static_cast<char*>(p.workspace) + MLA_PREFILL_COUNTER_BYTES);
+    }
+    k.patience = kDefaultPatience;
     k.requests = p.requests;
     k.heads = p.heads;
     k.nope_dim = p.nope_dim;
@@ -136,16 +147,30 @@ extern "C" MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaD
     if (!params) return refuse("params", 0, "a pointer");
     const MlaPrefillParams& p = *params;
     MlaStatus s = check_kernel(p);
-    if (s.code == MLA_OK) s = check(p);
     if (s.code != MLA_OK) return s;
     Limits device;
     s = device_limits(limits, device);
     if (s.code != MLA_OK) return s;
+    const Variant variant = variant_for(p, p.dtype == MLA_DTYPE_BF16);
+    s = check(p, variant.workspace_bytes(device));
+    if (s.code != MLA_OK) return s;
     if (p.query_tokens == 0) return ok();
     KernelParams k = kernel_params(p);
-    return variant_for(p, p.dtype == MLA_DTYPE_BF16)
-        .launch(device, {p.query_tokens, p.requests, p.heads}, k,
-                static_cast<cudaStream_t>(stream));
+    return variant.launch(device, {p.query_tokens, p.requests, p.heads, p.max_key_len}, k,
+                          static_cast<cudaStream_t>(stream));
+}
+
+extern "C" MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params,
+                                                const MlaDeviceLimits* limits, size_t* bytes) {
+    if (!params) return refuse("params", 0, "a pointer");
+    if (!bytes) return refuse("bytes", 0, "a pointer");
+    MlaStatus s = check_kernel(*params);
+    if (s.code != MLA_OK) return s;
+    Limits device;
+    s = device_limits(limits, device);
+    if (s.code == MLA_OK)
+        *bytes = variant_for(*params, params->dtype == MLA_DTYPE_BF16).workspace_bytes(device);
+    return s;
 }
 
 extern "C" MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params) {

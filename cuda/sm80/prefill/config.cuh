@@ -7,11 +7,12 @@
 #include <cstddef>
 
 #include "params.cuh"
+#include "sm80/split_combine.cuh"
 
 namespace mla::sm80::prefill {
 
 // What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
-// Each of the three takes the place of a chunk.
+// Each of the four takes the place of a chunk.
 struct TileItem {
     // The request's first query row among all, and how many it has; the CTA's first one.
     int query_begin, query_count, first_row;
@@ -25,6 +26,11 @@ struct ValueItem {
     const char* rows;
     // Keys that some row of the CTA sees, and those that its first row would if there were enough.
     int needed, seen;
+};
+
+struct SplitItem {
+    // Among all tiles; among the CTAs that divide its keys.
+    int tile, split;
 };
 
 // A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
@@ -48,6 +54,13 @@ struct Config {
     static constexpr int kTileItemOffset = QkDim * 2;
     static constexpr int kKeyItemOffset = kTileItemOffset + kQkPitch;
     static constexpr int kValueItemOffset = kKeyItemOffset + kQkPitch;
+    static constexpr int kSplitItemOffset = kValueItemOffset + kQkPitch;
+
+    // Where the keys were, once there are none.
+    static constexpr int kStatisticsOffset = kKeyOffset;
+    static constexpr int kExchangeOffset = kStatisticsOffset + int(sizeof(SplitShared<kRows>));
+    static_assert(kStatisticsOffset % 16 == 0 && sizeof(SplitShared<kRows>) % 16 == 0);
+    static_assert(kExchangeOffset + kThreads * 16 <= kSharedBytes);
 
     // Columns of a key that the head has for itself; 0 where more than one number is possible.
     static constexpr int kNopeDim = QkDim == 192 ? 128 : QkDim == 256 ? 0 : 64;

@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "loader.cuh"
+#include "output.cuh"
 #include "schedule.cuh"
-#include "sm80/row_state.cuh"
 
 namespace mla::sm80::prefill {
 
@@ -139,50 +139,12 @@ __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8
             }
 }
 
-// The softmax of a warp's rows: lane l has rows l / 4 and 8 + l / 4 of each 16.
-template <class C>
-class Softmax {
-  public:
-    // Makes P of scores.
-    __device__ void apply(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
-                          float (&rescale)[C::kWarpTiles][2],
-                          uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4]) {
-#pragma unroll
-        for (int tile = 0; tile < C::kWarpTiles; ++tile)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                float top = -INFINITY;
-#pragma unroll
-                for (int block = 0; block < C::kKeys / 8; ++block)
-                    top = fmaxf(top, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
-                RowState& state = rows_[tile][half];
-                rescale[tile][half] = state.raise(quad_maximum(top) * scale);
-#pragma unroll
-                for (int block = 0; block < C::kKeys / 8; ++block) {
-                    const float* x = &s[tile][block][half * 2];
-                    const float low = state.probability(x[0], scale);
-                    const float high = state.probability(x[1], scale);
-                    p[tile][block / 2][block % 2 * 2 + half] =
-                        ptx::cvt_rn_x2<typename C::Element>(low, high);
-                }
-            }
-    }
-
-    __device__ RowState row(int tile, int half) const {
-        RowState state = rows_[tile][half];
-        state.sum = quad_sum(state.sum);
-        return state;
-    }
-
-  private:
-    RowState rows_[C::kWarpTiles][2];
-};
-
 template <class C>
 __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const __grid_constant__ KernelParams p) {
     Tile tile;
-    if (!Schedule<C::kRows>(p).find(tile)) return;
+    const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits;
+    if (!Schedule<C::kRows>(p).find(block, tile)) return;
     const int query_begin = p.cu_query_lens[tile.request];
     const int queries = p.cu_query_lens[tile.request + 1] - query_begin;
     const int key_begin = p.cu_key_lens[tile.request];
@@ -191,7 +153,11 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const auto warp_row = [] { return ptx::tid_x() / 32 * 16 * C::kWarpTiles; };
     // Keys that some row of the tile sees.
     const int last_row = min(first_row + C::kRows, queries) - 1;
-    const int needed = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
+    const int seen = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
+    // Of these the CTA has some tiles, up to `needed`.
+    const int tiles = (seen + C::kKeys - 1) / C::kKeys;
+    const int first_tile = split * tiles / p.splits;
+    const int needed = min((split + 1) * tiles / p.splits * C::kKeys, seen);
 
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
@@ -200,11 +166,14 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     auto& item = *reinterpret_cast<volatile TileItem*>(items + C::kTileItemOffset);
     auto& key_item = *reinterpret_cast<volatile KeyItem*>(items + C::kKeyItemOffset);
     auto& value_item = *reinterpret_cast<volatile ValueItem*>(items + C::kValueItemOffset);
+    auto& split_item = *reinterpret_cast<volatile SplitItem*>(items + C::kSplitItemOffset);
     if (threadIdx.x == 0) {
         item.query_begin = query_begin;
         item.query_count = queries;
         item.first_row = first_row;
         item.head = tile.head;
+        split_item.tile = block;
+        split_item.split = split;
         key_item.nope =
             p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
         key_item.rope =
@@ -235,7 +204,7 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         ptx::cp_async_commit_group();
     };
     const auto exists = [&](int key_tile) { return key_tile * C::kKeys < value_item.needed; };
-    if (exists(0)) copy_keys(0);
+    if (exists(first_tile)) copy_keys(first_tile);
 
     // Keys from a tile's first that the warp's first row sees.
     const auto seen_of = [&](int key_tile) {
@@ -244,7 +213,7 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     Softmax<C> softmax;
 #pragma unroll 1
-    for (int key_tile = 0; exists(key_tile); ++key_tile) {
+    for (int key_tile = first_tile; exists(key_tile); ++key_tile) {
         ptx::cp_async_wait_group<0>();
         // These keys are there, and no warp needs the values before these.
         __syncthreads();
@@ -283,27 +252,14 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     ptx::cp_async_wait_group<0>();
     __syncthreads();
 
-    const int lane = ptx::laneid(), own_row = warp_row() + lane / 4;
-#pragma unroll
-    for (int i = 0; i < C::kWarpTiles; ++i)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const RowState state = softmax.row(i, half);
-            const int row = item.first_row + own_row + i * 16 + half * 8;
-            if (row >= item.query_count) continue;
-            const int head = item.head, token = item.query_begin + row;
-            const bool empty = state.sum == 0.f;
-            const float scale = empty ? 0.f : 1.f / state.sum;
-            char* to = static_cast<char*>(p.out) + token * p.out_token_stride +
-                       head * p.out_head_stride + lane % 4 * 4;
-#pragma unroll
-            for (int j = 0; j < C::kVDim / 8; ++j)
-                *reinterpret_cast<uint32_t*>(to + j * 16) = ptx::cvt_rn_x2<typename C::Element>(
-                    o[i][j][half * 2] * scale, o[i][j][half * 2 + 1] * scale);
-            if (p.lse && lane % 4 == 0) {
-                p.lse[head * p.lse_head_stride + token] = natural_lse(state.maximum, state.sum);
-            }
-        }
+    Output<C> output(p, item.query_begin, item.query_count - item.first_row, item.first_row,
+                     item.head);
+    if (p.splits == 1)
+        output.write(o, softmax);
+    else
+        output.combine(o, softmax,
+                       {reinterpret_cast<SplitCounters*>(p.counters) + split_item.tile,
+                        split_item.split, p.splits, p.splits, p.patience});
 }
 
 }  // namespace mla::sm80::prefill

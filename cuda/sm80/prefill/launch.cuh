@@ -1,6 +1,8 @@
 // Launches one instantiation.
 #pragma once
 
+#include <algorithm>
+
 #include "kernel.cuh"
 #include "sm80/limits.cuh"
 
@@ -8,8 +10,34 @@ namespace mla::sm80::prefill {
 
 // Requests' lengths are on the device: what the host knows is how many tiles there are at most.
 struct Shape {
-    int query_tokens, requests, heads;
+    int query_tokens, requests, heads, max_key_len;
 };
+
+// CTAs that the device runs at the same time, as far as registers go, and so many counters.
+constexpr int kResident = 2, kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
+// The fewest keys that are worth a CTA.
+constexpr int kLeastKeys = 256;
+
+template <class C>
+int slots_of(const Limits& l) {
+    const int fitting = l.shared_of_sm / (C::kSharedBytes + kReserved);
+    return l.multiprocessors * std::clamp(fitting, 1, kResident);
+}
+
+// Counters first, then partial results.
+template <class C>
+size_t workspace_bytes(const Limits& l) {
+    return MLA_PREFILL_COUNTER_BYTES +
+           sizeof(float) * kPartialFloats<SplitLayout<C>> * slots_of<C>(l);
+}
+
+// CTAs that divide the keys of every tile: where tiles are few, as many as run at the same time.
+template <class C>
+int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
+    if (tiles > kMostCounters) return 1;
+    const int64_t most = std::min<int64_t>(slots_of<C>(l) / tiles, s.max_key_len / kLeastKeys);
+    return int(std::max<int64_t>(most, 1));
+}
 
 // Loads a kernel into the current context and allows it its shared memory.
 template <class C>
@@ -25,15 +53,16 @@ template <class C>
 MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
     const MlaStatus loaded = load<C>(l);
     if (loaded.code != MLA_OK) return loaded;
-    const int64_t tiles = s.query_tokens / C::kRows + s.requests;
+    const int64_t tiles = (s.query_tokens + int64_t(s.requests) * (C::kRows - 1)) / C::kRows;
     if (tiles * s.heads > INT32_MAX)
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
+    p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
     // All heads' tiles of the same number side by side: shared out evenly, they matter more than
     // what the L2 cache might hold of fewer heads.
     p.head_group = s.heads;
     cudaLaunchConfig_t config = {};
-    config.gridDim = {unsigned(tiles * s.heads), 1, 1};
+    config.gridDim = {unsigned(tiles * s.heads * p.splits), 1, 1};
     config.blockDim = {unsigned(C::kThreads), 1, 1};
     config.dynamicSmemBytes = C::kSharedBytes;
     config.stream = stream;
@@ -43,6 +72,7 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
 // Of one instantiation, as functions that do not depend on it.
 struct Variant {
     MlaStatus (*load)(const Limits&);
+    size_t (*workspace_bytes)(const Limits&);
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
 };
 
@@ -52,7 +82,7 @@ Variant variant_of() {
     // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
     // output there are registers for 16.
     using C = Config<T, kQkDim, kVDim, kVDim == 256 ? 1 : 2, 4, 64>;
-    return {&load<C>, &launch<C>};
+    return {&load<C>, &workspace_bytes<C>, &launch<C>};
 }
 
 #define MLA_PREFILL_DIMS(prefix, T)                    \

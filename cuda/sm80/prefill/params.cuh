@@ -27,6 +27,11 @@ struct KernelParams {
     // Tiles of query rows that there may be, and heads whose tiles are done side by side.
     int tiles, head_group;
     int causal;
+    // CTAs that divide the keys of a tile, what they leave each other, and how long they wait.
+    int splits;
+    int32_t* counters;  // [tiles] SplitCounters, zero before and after
+    float* partials;    // [CTAs][kPartialFloats]
+    int64_t patience;
     // softmax_scale * log2(e)
     float scale_log2;
 };

@@ -20,9 +20,9 @@ class Schedule {
   public:
     __device__ explicit Schedule(const KernelParams& p) : p_(p) {}
 
-    // Called by whole warps; false if the CTA has nothing to do.
-    __device__ bool find(Tile& tile) const {
-        const int block = blockIdx.x, of_group = p_.tiles * p_.head_group;
+    // The tile of that number in order; false if there is none. Called by whole warps.
+    __device__ bool find(int block, Tile& tile) const {
+        const int of_group = p_.tiles * p_.head_group;
         const int group = block / of_group, first_head = group * p_.head_group;
         const int heads = min(p_.head_group, p_.heads - first_head);
         const int within = block - group * of_group;

@@ -8,9 +8,10 @@ use mla_runtime::mla_backend;
 #[cfg(feature = "sm80")]
 use {
     crate::backends::expanded,
-    crate::device::Cuda,
+    crate::device::{Buffer, Cuda},
     crate::raw,
     mla_runtime::backend::{LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits},
+    mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
 
@@ -44,7 +45,7 @@ pub struct MmaAttn {
 )]
 impl PrefillBackend for MmaAttn {
     type Device = Cuda;
-    type State = ();
+    type State = Buffer;
     type Metadata = ();
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
@@ -60,19 +61,21 @@ impl PrefillBackend for MmaAttn {
         })
     }
 
-    fn workspace_bytes(&self, _: &Cuda, _: &StepLimits) -> u64 {
-        0
+    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> u64 {
+        // What keeps the size from being known keeps `state` from allocating it, and says so there.
+        self.workspace(device).map_or(0, |bytes| bytes as u64)
     }
 
-    fn state(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
+    fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
+        // Zeros are how the kernel's counters have to begin.
+        device.allocate(self.workspace(device)?)
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
         Ok(())
     }
 
-    fn prepare(&self, _: &Cuda, _: &PrefillBatch<'_>, (): &mut (), (): &mut ()) -> Result<()> {
+    fn prepare(&self, _: &Cuda, _: &PrefillBatch<'_>, _: &mut Buffer, (): &mut ()) -> Result<()> {
         Ok(())
     }
 
@@ -80,15 +83,17 @@ impl PrefillBackend for MmaAttn {
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
-        (): &mut (),
+        workspace: &mut Buffer,
         (): &(),
     ) -> Result<()> {
-        let Some(params) = expanded::params(&self.config, &Self::SPEC, call)? else {
+        let Some(mut params) = expanded::params(&self.config, &Self::SPEC, call)? else {
             return Ok(());
         };
+        params.workspace = workspace.address() as *mut _;
+        params.workspace_bytes = workspace.len();
         device.bind()?;
         // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree, the
-        // output is borrowed mutably, and the call states the bounds of the lengths, which the kernel relies
+        // output and the workspace are borrowed mutably, the latter was made for the same limits, and the call states the bounds of the lengths, which the kernel relies
         // on.
         raw::check("prefill", unsafe {
             raw::mla_prefill_sm80(&params, &self.limits, device.raw_stream())
@@ -102,5 +107,16 @@ impl MmaAttn {
     #[must_use]
     pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// Bytes of the workspace, which depend on the dimensions and on the device.
+    fn workspace(&self, device: &Cuda) -> Result<usize> {
+        let params = expanded::shape(&self.config)?;
+        let mut bytes = 0;
+        device.bind()?;
+        // SAFETY: the addresses are those of values that outlive the call.
+        let status = unsafe { raw::mla_prefill_sm80_workspace(&params, &self.limits, &mut bytes) };
+        raw::check("prefill workspace", status)?;
+        Ok(bytes)
     }
 }

@@ -1,0 +1,116 @@
+// Output of a tile of query rows: written at once if one CTA saw all of its keys, otherwise combined
+// from the parts of all that saw some.
+#pragma once
+
+#include "softmax.cuh"
+
+namespace mla::sm80::prefill {
+
+// How split_combine.cuh finds its way in the accumulators.
+template <class C>
+struct SplitLayout {
+    static constexpr int kThreads = C::kThreads, kRows = C::kRows;
+    static constexpr int kRowsUnits = C::kVDim / 8;
+    __device__ static int vector_of(int rows, int unit) {
+        const int warp = rows / C::kWarpTiles, tile = rows % C::kWarpTiles;
+        return (tile * kRowsUnits + unit) * C::kThreads + warp * 32;
+    }
+    __device__ static void sync() { __syncthreads(); }
+};
+
+template <class C>
+class Output {
+    using T = typename C::Element;
+    using Layout = SplitLayout<C>;
+
+  public:
+    // The CTA's first row among the request's, which begin at `query_begin`, and how many there are
+    // from it on.
+    __device__ Output(const KernelParams& p, int query_begin, int rows, int first_row, int head)
+        : p_(p), first_token_(query_begin + first_row), rows_(rows), head_(head) {}
+
+    __device__ void write(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+                          const Softmax<C>& softmax) const {
+        const int lane = ptx::laneid(), own_row = ptx::tid_x() / 32 * 16 * C::kWarpTiles + lane / 4;
+#pragma unroll
+        for (int i = 0; i < C::kWarpTiles; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const RowState state = softmax.row(i, half);
+                const int row = own_row + i * 16 + half * 8;
+                if (row >= rows_) continue;
+                const float scale = scale_of(state.sum);
+#pragma unroll
+                for (int j = 0; j < C::kVDim / 8; ++j)
+                    put(row, j, o[i][j][half * 2] * scale, o[i][j][half * 2 + 1] * scale);
+                if (lane % 4 == 0) put_lse(row, state.maximum, state.sum);
+            }
+    }
+
+    // By all threads, when nobody uses the keys' place any more.
+    __device__ void combine(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+                            const Softmax<C>& softmax, const SplitPart& split) const {
+        char* const shared = ptx::dynamic_shared();
+        auto& statistics = *reinterpret_cast<SplitShared<C::kRows>*>(shared + C::kStatisticsOffset);
+        const auto partial_of = [&](int part) {
+            const int64_t cta = blockIdx.x / p_.splits * p_.splits + part;
+            return p_.partials + cta * kPartialFloats<Layout>;
+        };
+        store(partial_of(split.part), o, softmax);
+        split_combine<Layout>(
+            split, statistics, reinterpret_cast<float4*>(shared + C::kExchangeOffset), partial_of,
+            [&](int unit, const float4& x) {
+                const int of_rows = unit % Layout::kRowsUnits, row = first_row_of<Layout>(unit);
+                const float sums[2] = {statistics.sum[row], statistics.sum[row + 8]};
+                const float scales[2] = {scale_of(sums[0]), scale_of(sums[1])};
+                if (row < rows_) put(row, of_rows, x.x * scales[0], x.y * scales[0]);
+                if (row + 8 < rows_) put(row + 8, of_rows, x.z * scales[1], x.w * scales[1]);
+                if (of_rows > 0 || ptx::laneid() % 4 > 0) return;
+                if (row < rows_) put_lse(row, statistics.maximum[row], sums[0]);
+                if (row + 8 < rows_) put_lse(row + 8, statistics.maximum[row + 8], sums[1]);
+            });
+    }
+
+  private:
+    __device__ void store(float* to, const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+                          const Softmax<C>& softmax) const {
+        float* rows = to + kPartialRowsAt<Layout>;
+        const int lane = ptx::laneid(), own_row = ptx::tid_x() / 32 * 16 * C::kWarpTiles + lane / 4;
+#pragma unroll
+        for (int i = 0; i < C::kWarpTiles; ++i) {
+#pragma unroll
+            for (int j = 0; j < C::kVDim / 8; ++j) {
+                const float* x = o[i][j];
+                const int vector = (i * (C::kVDim / 8) + j) * C::kThreads + ptx::tid_x();
+                reinterpret_cast<float4*>(to)[vector] = make_float4(x[0], x[1], x[2], x[3]);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const RowState state = softmax.row(i, half);
+                const int row = own_row + i * 16 + half * 8;
+                if (lane % 4 > 0) continue;
+                rows[row] = state.maximum;
+                rows[C::kRows + row] = state.sum;
+            }
+        }
+    }
+
+    __device__ static float scale_of(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
+
+    // Two of the eight columns of block `j`.
+    __device__ void put(int row, int j, float low, float high) const {
+        char* to = static_cast<char*>(p_.out) + (first_token_ + row) * p_.out_token_stride +
+                   head_ * p_.out_head_stride + ptx::laneid() % 4 * 4 + j * 16;
+        *reinterpret_cast<uint32_t*>(to) = ptx::cvt_rn_x2<T>(low, high);
+    }
+
+    __device__ void put_lse(int row, float maximum, float sum) const {
+        if (p_.lse)
+            p_.lse[head_ * p_.lse_head_stride + first_token_ + row] = natural_lse(maximum, sum);
+    }
+
+    const KernelParams& p_;
+    int first_token_, rows_, head_;
+};
+
+}  // namespace mla::sm80::prefill
