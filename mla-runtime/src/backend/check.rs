@@ -213,7 +213,10 @@ impl<D: Device> PrefillCall<'_, D> {
                 rope: shared,
             } => {
                 rule.tensor("keys (nope)", own, [keys, heads, nope])?;
-                rule.tensor("keys (rope)", shared, [keys, 1, rope])?;
+                let layout = shared.layout();
+                layout.expect("keys (rope)", problem.dtype, [keys, 1, rope])?;
+                // It has one head, from which no other is apart.
+                rule.tensor("keys (rope)", &shared.broadcast(1, 1)?, [keys, 1, rope])?;
             }
         }
         rule.tensor("values", &self.values, [keys, heads, width])?;

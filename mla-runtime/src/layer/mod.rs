@@ -647,7 +647,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             operand("W_kv_b", call.weights.keys)?;
             operand("W_kv_b", call.weights.values)?;
             if prefill.key_layout == KeyLayout::Split {
-                let rope = call.rope.narrow(0, expanded.clone())?;
+                // It has one head, from which no other is apart.
+                let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
                 rope.expect_aligned("rope", alignment)?;
             }
             // A padded output is the layer's own.

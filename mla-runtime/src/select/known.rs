@@ -239,29 +239,30 @@ pub const FLASHINFER_MLA_SPARSE: BackendSpec = BackendSpec {
 
 /// FlashAttention-3 with pages of one slot, so that the list is the block table.
 pub const FLASH_ATTN_MLA_SPARSE: BackendSpec = BackendSpec {
-    capabilities: &[HOPPER],
-    cache_dims: Some(&[CacheDims::R1]),
-    query_len: QueryLen::Ragged,
-    graphs: GraphSupport::UniformBatch,
-    lse: LseOutput::None,
-    sparse: SparseSupport::Required,
     priority: Priority::everywhere(25),
-    ..decode("FLASH_ATTN_MLA_SPARSE", "flash-attention")
+    ..sparse_on_hopper("FLASH_ATTN_MLA_SPARSE", "flash-attention")
 }
 .checked();
 
-/// FlashInfer's sparse decode on Hopper, which returns no log-sum-exp.
+/// FlashInfer's sparse decode on Hopper.
 pub const FLASHINFER_MLA_SPARSE_SM90: BackendSpec = BackendSpec {
-    capabilities: &[HOPPER],
-    cache_dims: Some(&[CacheDims::R1]),
-    query_len: QueryLen::Ragged,
-    graphs: GraphSupport::UniformBatch,
-    lse: LseOutput::None,
-    sparse: SparseSupport::Required,
     priority: Priority::everywhere(20),
-    ..decode("FLASHINFER_MLA_SPARSE_SM90", "flashinfer")
+    ..sparse_on_hopper("FLASHINFER_MLA_SPARSE_SM90", "flashinfer")
 }
 .checked();
+
+// Neither returns a log-sum-exp.
+const fn sparse_on_hopper(name: &'static str, provider: &'static str) -> BackendSpec {
+    BackendSpec {
+        capabilities: &[HOPPER],
+        cache_dims: Some(&[CacheDims::R1]),
+        query_len: QueryLen::Ragged,
+        graphs: GraphSupport::UniformBatch,
+        lse: LseOutput::None,
+        sparse: SparseSupport::Required,
+        ..decode(name, provider)
+    }
+}
 
 const fn unbuilt(spec: BackendSpec) -> Entry {
     Entry::known(spec, not_built)
