@@ -13,7 +13,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::reason::{Given, Reason};
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::{GraphSupport, QueryLen};
+use mla_runtime::spec::{BackendSpec, GraphSupport, QueryLen};
 
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
 use crate::error::CliError;
@@ -157,7 +157,10 @@ fn candidates(phase: &PhaseExplanation) -> String {
             let lines: Vec<_> = candidate.reasons.iter().map(line).collect();
             lines.join("\n")
         };
-        for fact in facts(&candidate.kernels) {
+        for fact in lse(&candidate.spec)
+            .into_iter()
+            .chain(facts(&candidate.kernels))
+        {
             why += "\n";
             why += &fact;
         }
@@ -173,6 +176,18 @@ fn candidates(phase: &PhaseExplanation) -> String {
     }
     numbers(&mut table, [1]);
     table.trim_fmt()
+}
+
+// What a log-sum-exp is off by where that is more than what f32 makes of it.
+fn lse(spec: &BackendSpec) -> Option<String> {
+    let errors: Vec<_> = spec
+        .dtypes
+        .iter()
+        .map(|dtype| (dtype, spec.lse_precision.error(*dtype)))
+        .filter(|(_, error)| *error > 0.0)
+        .map(|(dtype, error)| format!("{error:.1e} in {dtype}"))
+        .collect();
+    (!errors.is_empty()).then(|| format!("its log-sum-exp is off by up to {}", errors.join(", ")))
 }
 
 // What the backend's kernels are compiled for, and where they have run, as far as anybody says.

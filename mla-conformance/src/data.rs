@@ -51,9 +51,14 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// By how much a log-sum-exp may differ, relative to its magnitude where that is above 1. It is
-/// computed in f32 whatever the dtype.
-pub(super) const LSE_TOLERANCE: f64 = 5e-5;
+/// By how much a log-sum-exp in f32 may differ, relative to its magnitude where that is above 1. That holds
+/// whatever the dtype, unless the spec says that weights are rounded to it.
+const LSE_TOLERANCE: f64 = 5e-5;
+
+/// By how much the log-sum-exp of a backend may differ from `want`.
+fn lse_tolerance(spec: &BackendSpec, dtype: DType, want: f64) -> f64 {
+    LSE_TOLERANCE * want.abs().max(1.0) + spec.lse_precision.error(dtype)
+}
 
 /// The bits of a result, to be compared with those of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -295,13 +300,13 @@ impl Written {
     /// Compares the row of one token and head with the reference's.
     pub(super) fn check_row(
         &self,
-        name: &'static str,
+        spec: &BackendSpec,
         token: usize,
         head: usize,
         want: &[f64],
         want_lse: f64,
     ) -> std::result::Result<(), Failure> {
-        let [tokens, heads, _] = self.out.layout.shape;
+        let (name, [tokens, heads, _]) = (spec.name, self.out.layout.shape);
         for (k, want) in want.iter().enumerate().take(self.width) {
             let mut tolerance = tolerance(self.problem.dtype) * want.abs().max(1.0);
             let got = if self.problem.quant_output {
@@ -317,7 +322,7 @@ impl Written {
         }
         if let Some(lse) = &self.lse {
             let got = read(DType::F32, lse, 4 * (head * tokens + token));
-            let tolerance = LSE_TOLERANCE * want_lse.abs().max(1.0);
+            let tolerance = lse_tolerance(spec, self.problem.dtype, want_lse);
             let what = || format!("lse[{head}, {token}]");
             self.compare(name, what, got, want_lse, tolerance)?;
         }
@@ -356,6 +361,54 @@ impl Written {
                 byte,
             }),
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mla_runtime::capability::Platform;
+    use mla_runtime::dims::MlaDims;
+    use mla_runtime::spec::{LsePrecision, Phase};
+
+    /// Whether a log-sum-exp of `got` passes for one of `want`.
+    fn passes(precision: LsePrecision, dtype: DType, got: f32, want: f64) -> bool {
+        let spec = BackendSpec {
+            lse_precision: precision,
+            ..BackendSpec::new("ROUNDED", Phase::Decode, Platform::Cpu)
+        };
+        let written = Written {
+            problem: Problem::new(MlaDims::R1, 1, dtype),
+            width: 0,
+            out: Tensor::poison(dtype, [1, 1, 0], 0),
+            lse: Some(got.to_le_bytes().to_vec()),
+        };
+        written.check_row(&spec, 0, 0, &[], want).is_ok()
+    }
+
+    #[test]
+    fn a_log_sum_exp_is_held_to_the_precision_that_the_spec_declares() {
+        for (dtype, rounding) in [(DType::F16, 4.8e-4), (DType::BF16, 3.9e-3)] {
+            for want in [-3.0, 0.5, 1.5] {
+                let off = |error: f64| (want + error) as f32;
+                assert!(passes(LsePrecision::DType, dtype, off(rounding), want));
+                assert!(passes(LsePrecision::DType, dtype, off(-rounding), want));
+                assert!(!passes(LsePrecision::F32, dtype, off(rounding), want));
+                // What no rounding explains is wrong all the same.
+                assert!(!passes(
+                    LsePrecision::DType,
+                    dtype,
+                    off(2.0 * rounding),
+                    want
+                ));
+                let base_2 = want * std::f64::consts::LOG2_E;
+                assert!(!passes(LsePrecision::DType, dtype, base_2 as f32, want));
+                assert!(!passes(LsePrecision::DType, dtype, f32::NAN, want));
+            }
+            let empty = f64::NEG_INFINITY;
+            assert!(passes(LsePrecision::DType, dtype, f32::NEG_INFINITY, empty));
+            assert!(!passes(LsePrecision::DType, dtype, -1e30, empty));
         }
     }
 }

@@ -12,7 +12,7 @@ use mla_runtime::backend::{
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::device::Memory;
 use mla_runtime::problem::Problem;
-use mla_runtime::spec::QueryFormat;
+use mla_runtime::spec::{BackendSpec, QueryFormat};
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -92,9 +92,9 @@ impl DecodeCase {
     ) -> std::result::Result<Bits, Failure> {
         let step = Step::new(self);
         let written = step.run(self, stage, device)?;
-        let name = stage.spec().name;
-        step.compare(self, name, &written)?;
-        written.check_gaps(name)?;
+        let spec = stage.spec();
+        step.compare(self, spec, &written)?;
+        written.check_gaps(spec.name)?;
         Ok(written.bits())
     }
 }
@@ -296,7 +296,7 @@ impl Step {
     fn compare(
         &self,
         case: &DecodeCase,
-        name: &'static str,
+        spec: &BackendSpec,
         written: &Written,
     ) -> std::result::Result<(), Failure> {
         let [_, heads, row] = self.query.layout.shape;
@@ -325,7 +325,7 @@ impl Step {
                         Some(listed) => (listed.out.row(0, h), listed.lse[0][h]),
                         None => (dense.out.row(t, h), dense.lse[t][h]),
                     };
-                    written.check_row(name, first + t, h, want, want_lse)?;
+                    written.check_row(spec, first + t, h, want, want_lse)?;
                 }
             }
         }

@@ -8,7 +8,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::plan::context::ContextChunk;
 use mla_runtime::problem::Problem;
-use mla_runtime::spec::KeyLayout;
+use mla_runtime::spec::{BackendSpec, KeyLayout};
 
 /// A prefill call of random numbers.
 #[derive(Clone, Debug)]
@@ -89,9 +89,9 @@ impl PrefillCase {
     ) -> std::result::Result<Bits, Failure> {
         let numbers = Numbers::new(self);
         let written = numbers.run(self, stage, device)?;
-        let name = stage.spec().name;
-        numbers.compare(self, name, &written)?;
-        written.check_gaps(name)?;
+        let spec = stage.spec();
+        numbers.compare(self, spec, &written)?;
+        written.check_gaps(spec.name)?;
         Ok(written.bits())
     }
 }
@@ -221,7 +221,7 @@ impl Numbers {
                 (array(&key_starts, requests + 1)?, max_key_len),
             )
             .with_lse(lse)
-            .with_chunk((!case.causal).then_some(Chunk::new(0, &key_lens)));
+            .with_chunk((!case.causal).then_some(Chunk::new(0, &query_lens, &key_lens)));
             stage
                 .prefill(device, call, &mut state, &metadata)
                 .map_err(refused("prefill"))?;
@@ -232,7 +232,7 @@ impl Numbers {
     fn compare(
         &self,
         case: &PrefillCase,
-        name: &'static str,
+        spec: &BackendSpec,
         written: &Written,
     ) -> std::result::Result<(), Failure> {
         let [_, heads, qk] = self.query.layout.shape;
@@ -253,7 +253,7 @@ impl Numbers {
             );
             for t in 0..*n {
                 for h in 0..heads {
-                    written.check_row(name, q0 + t, h, want.out.row(t, h), want.lse[t][h])?;
+                    written.check_row(spec, q0 + t, h, want.out.row(t, h), want.lse[t][h])?;
                 }
             }
         }

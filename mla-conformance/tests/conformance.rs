@@ -111,7 +111,7 @@ mistaken! {
 }
 
 mistaken! {
-    NoLse, [sm = "any", dtypes = "bf16"],
+    NoLse, [sm = "any", dtypes = "bf16", lse_precision = "dtype"],
     new: Ok,
     call: |mut call| {
         call.lse = None;

@@ -17,7 +17,7 @@
 | sparse | optional |
 | alignment | 16 bytes |
 | CUDA graphs | always |
-| log-sum-exp | log2 |
+| log-sum-exp | log2, as exact as the dtype |
 | quantised output | yes |
 | features | sinks, deterministic |
 | priority | 100 on 9.0, -50 on 10.x, 7 elsewhere |
@@ -68,6 +68,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         alignment: 16,
         graphs: crate::engine::mla_runtime::spec::GraphSupport::Always,
         lse: crate::engine::mla_runtime::spec::LseOutput::Log2,
+        lse_precision: crate::engine::mla_runtime::spec::LsePrecision::DType,
         quant_output: true,
         sparse: crate::engine::mla_runtime::spec::SparseSupport::Optional,
         features: crate::engine::mla_runtime::feature::FeatureSet::of(

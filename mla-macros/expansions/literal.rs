@@ -47,6 +47,7 @@ impl PrefillBackend for FlashAttn {
         alignment: 1,
         graphs: ::mla_runtime::spec::GraphSupport::Never,
         lse: ::mla_runtime::spec::LseOutput::Ln,
+        lse_precision: ::mla_runtime::spec::LsePrecision::F32,
         quant_output: false,
         sparse: ::mla_runtime::spec::SparseSupport::Never,
         features: ::mla_runtime::feature::FeatureSet::of(&[]),

@@ -372,6 +372,7 @@ impl Runtime {
         let alignment = Literal::u32_unsuffixed(spec.alignment);
         let graphs = variant(spec.graphs.variant);
         let lse = variant(spec.lse.variant);
+        let lse_precision = variant(spec.lse_precision.variant);
         let sparse = variant(spec.sparse.variant);
         let features = self.variants(&quote!(feature::Feature), &spec.features);
         let by_capability = spec.priority.by_capability.iter().map(|(set, priority)| {
@@ -401,6 +402,7 @@ impl Runtime {
                 alignment: #alignment,
                 graphs: #path::spec::GraphSupport::#graphs,
                 lse: #path::spec::LseOutput::#lse,
+                lse_precision: #path::spec::LsePrecision::#lse_precision,
                 quant_output: #quant_output,
                 sparse: #path::spec::SparseSupport::#sparse,
                 features: #path::feature::FeatureSet::of(#features),
@@ -552,6 +554,7 @@ mod tests {
                 alignment = 16,
                 graphs = "always",
                 lse = "log2",
+                lse_precision = "dtype",
                 quant_output = true,
                 sparse = "optional",
                 features = "sinks,deterministic",

@@ -229,6 +229,17 @@ pub(crate) const LSE: Key = Key {
     meaning: "The base of the log-sum-exp that the kernel writes; prefill has to write one.",
 };
 
+pub(crate) const LSE_PRECISION: Key = Key {
+    name: "lse_precision",
+    form: Form::Text,
+    only: None,
+    default: Some("f32"),
+    accepted: "f32 or dtype",
+    example: "\"dtype\"",
+    meaning: "How exact the log-sum-exp is: `dtype` if the kernel sums weights that it rounded to the \
+              dtype, which moves it by up to 2^-11 in f16 and 2^-8 in bf16.",
+};
+
 pub(crate) const QUANT_OUTPUT: Key = Key {
     name: "quant_output",
     form: Form::Flag,
@@ -323,6 +334,7 @@ pub(crate) const KEYS: &[Key] = &[
     ALIGNMENT,
     GRAPHS,
     LSE,
+    LSE_PRECISION,
     QUANT_OUTPUT,
     SPARSE,
     FEATURES,
@@ -402,6 +414,7 @@ mod tests {
             (KEY_LAYOUT, vocabulary::KEY_LAYOUTS),
             (GRAPHS, vocabulary::GRAPHS),
             (LSE, vocabulary::LSES),
+            (LSE_PRECISION, vocabulary::LSE_PRECISIONS),
             (SPARSE, vocabulary::SPARSE),
             (FEATURES, vocabulary::FEATURES),
         ] {

@@ -45,6 +45,7 @@ pub(crate) struct Spec {
     pub(crate) alignment: u32,
     pub(crate) graphs: Name,
     pub(crate) lse: Name,
+    pub(crate) lse_precision: Name,
     pub(crate) quant_output: bool,
     pub(crate) sparse: Name,
     pub(crate) features: Vec<Name>,
@@ -205,6 +206,7 @@ impl Reader<'_> {
             padded_values: self.arguments.flag(&key::PADDED_VALUES).unwrap_or(false),
             graphs: self.name(&key::GRAPHS, vocabulary::GRAPHS),
             lse: self.name(&key::LSE, vocabulary::LSES),
+            lse_precision: self.name(&key::LSE_PRECISION, vocabulary::LSE_PRECISIONS),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
             sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
             features: match self.arguments.text(&key::FEATURES) {
@@ -329,6 +331,12 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
         key::KEY_LAYOUT => drop(list::only(text, vocabulary::KEY_LAYOUTS, "", &mut faults)),
         key::GRAPHS => drop(list::only(text, vocabulary::GRAPHS, "", &mut faults)),
         key::LSE => drop(list::only(text, vocabulary::LSES, "", &mut faults)),
+        key::LSE_PRECISION => drop(list::only(
+            text,
+            vocabulary::LSE_PRECISIONS,
+            "",
+            &mut faults,
+        )),
         key::SPARSE => drop(list::only(text, vocabulary::SPARSE, "", &mut faults)),
         key::FEATURES => names(vocabulary::FEATURES, &mut faults),
         key::FEATURE => drop(feature(text, &mut faults)),

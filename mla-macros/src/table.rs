@@ -46,7 +46,7 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     rows.extend([
         ("alignment", alignment(spec)),
         ("CUDA graphs", spec.graphs.text.to_owned()),
-        ("log-sum-exp", spec.lse.text.to_owned()),
+        ("log-sum-exp", lse(spec)),
         (
             "quantised output",
             if spec.quant_output { "yes" } else { "no" }.to_owned(),
@@ -118,6 +118,14 @@ fn query_lens(spec: &Spec) -> String {
     match spec.max_query_len {
         None => differ.to_owned(),
         Some(most) => format!("{differ}, at most {most}"),
+    }
+}
+
+fn lse(spec: &Spec) -> String {
+    let base = spec.lse.text;
+    match spec.lse_precision.text {
+        "dtype" => format!("{base}, as exact as the dtype"),
+        _ => base.to_owned(),
     }
 }
 

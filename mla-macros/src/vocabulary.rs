@@ -51,6 +51,9 @@ pub(crate) const GRAPHS: &[Name] = &[
 /// `spec::LseOutput`.
 pub(crate) const LSES: &[Name] = &[name("none", "None"), name("ln", "Ln"), name("log2", "Log2")];
 
+/// `spec::LsePrecision`.
+pub(crate) const LSE_PRECISIONS: &[Name] = &[name("f32", "F32"), name("dtype", "DType")];
+
 /// `spec::SparseSupport`.
 pub(crate) const SPARSE: &[Name] = &[
     name("never", "Never"),

@@ -13,8 +13,8 @@ use mla_runtime::kernels::{Family, Kernels, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase,
-    Priority, QueryFormat, QueryLen, SparseSupport,
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision,
+    PageSizes, Phase, Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
 struct FlashAttn;
@@ -49,6 +49,7 @@ fn the_literal_form_gives_the_spec_it_says() {
         alignment: 1,
         graphs: GraphSupport::Never,
         lse: LseOutput::Ln,
+        lse_precision: LsePrecision::F32,
         quant_output: false,
         sparse: SparseSupport::Never,
         features: FeatureSet::NONE,
@@ -89,6 +90,7 @@ struct EveryKey;
     alignment = 16,
     graphs = "always",
     lse = "log2",
+    lse_precision = "dtype",
     quant_output = true,
     sparse = "optional",
     features = "sinks,deterministic",
@@ -132,6 +134,7 @@ fn every_key_reaches_its_field() {
         alignment: 16,
         graphs: GraphSupport::Always,
         lse: LseOutput::Log2,
+        lse_precision: LsePrecision::DType,
         quant_output: true,
         sparse: SparseSupport::Optional,
         features: FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]),

@@ -9,7 +9,9 @@ use std::fmt::Debug;
 use mla_runtime::dtype::DType;
 use mla_runtime::feature::Feature;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::spec::{GraphSupport, KeyLayout, LseOutput, QueryFormat, QueryLen, SparseSupport};
+use mla_runtime::spec::{
+    GraphSupport, KeyLayout, LseOutput, LsePrecision, QueryFormat, QueryLen, SparseSupport,
+};
 use vocabulary::Name;
 
 fn check<T: Copy + Debug>(names: &[Name], all: &[T], name: fn(T) -> &'static str) {
@@ -37,6 +39,11 @@ fn names_are_those_of_the_enums() {
     check(vocabulary::KEY_LAYOUTS, KeyLayout::ALL, KeyLayout::name);
     check(vocabulary::GRAPHS, GraphSupport::ALL, GraphSupport::name);
     check(vocabulary::LSES, LseOutput::ALL, LseOutput::name);
+    check(
+        vocabulary::LSE_PRECISIONS,
+        LsePrecision::ALL,
+        LsePrecision::name,
+    );
     check(vocabulary::SPARSE, SparseSupport::ALL, SparseSupport::name);
     check(vocabulary::FEATURES, Feature::ALL, Feature::name);
     // The caches of a backend that names none have the names and variants of its dtypes.

@@ -287,6 +287,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
 
     fn enqueue(&mut self) -> Result<(), Error> {
         let (case, inputs) = (self.case, self.inputs);
+        let query_lens: Vec<u32> = case.lens.iter().map(|len| len.0 as u32).collect();
         let key_lens: Vec<u32> = case.lens.iter().map(|len| len.1 as u32).collect();
         let [query, nope, rope, packed, values] = &self.buffers;
         let keys = if case.split {
@@ -317,7 +318,7 @@ impl<'a, B: PrefillBackend> Bench<'a, B> {
             LseLayout::heads_first(case.heads, tokens),
         )?);
         let (state, metadata) = (&mut self.state, &self.metadata);
-        let chunk = (!case.causal).then_some(Chunk::new(0, &key_lens));
+        let chunk = (!case.causal).then_some(Chunk::new(0, &query_lens, &key_lens));
         self.backend
             .prefill(self.device, call.with_chunk(chunk), state, metadata)
     }

@@ -496,6 +496,7 @@ pub(super) struct Prefill<'a, D: Device> {
     backend: SelectedPrefill<D>,
     state: <SelectedPrefill<D> as PrefillStage>::State,
     metadata: <SelectedPrefill<D> as PrefillStage>::Metadata,
+    query_lens: Vec<u32>,
     key_lens: Vec<u32>,
     query_numbers: Normal,
     query: D::Buffer,
@@ -559,6 +560,7 @@ impl<'a, D: Device> Prefill<'a, D> {
                 upload(device, &bytes_of(&what.starts(|r| r.kv)))?,
             ],
             outcome: Outcome::new(device, problem.dtype, [tokens, heads, head.v as usize])?,
+            query_lens,
             key_lens,
             what,
             causal,
@@ -604,7 +606,7 @@ impl<'a, D: Device> Prefill<'a, D> {
             )
             .with_lse(lse);
             let (state, metadata) = (&mut self.state, &self.metadata);
-            let chunk = (!self.causal).then_some(Chunk::new(0, &self.key_lens));
+            let chunk = (!self.causal).then_some(Chunk::new(0, &self.query_lens, &self.key_lens));
             self.backend
                 .prefill(device, call.with_chunk(chunk), state, metadata)?;
         }

@@ -65,14 +65,20 @@ impl<'a> PrefillBatch<'a> {
 pub struct Chunk<'a> {
     /// Its index in [`PrefillBatch::chunks`].
     pub index: usize,
-    /// The keys of each request in the chunk.
+    /// The query tokens of each request in the chunk. The call has no others.
+    pub query_lens: &'a [u32],
+    /// The keys of each request in the chunk, in the same order.
     pub key_lens: &'a [u32],
 }
 
 impl<'a> Chunk<'a> {
-    /// Chunk number `index` of the batch, with the keys of each request in it.
-    pub const fn new(index: usize, key_lens: &'a [u32]) -> Self {
-        Self { index, key_lens }
+    /// Chunk number `index` of the batch, with the query tokens and the keys of each request in it.
+    pub const fn new(index: usize, query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
+        Self {
+            index,
+            query_lens,
+            key_lens,
+        }
     }
 }
 

@@ -574,6 +574,7 @@ impl Step {
         Ok(StepChunk {
             chunk: Chunk {
                 index,
+                query_lens: lens,
                 key_lens: &chunk.seq_lens,
             },
             tokens: self.expanded_starts[requests.start]..self.expanded_starts[requests.end],

@@ -11,8 +11,8 @@ use crate::reason::{Accepted, Field, Given, Reason, Reasons};
 
 use super::support::contains;
 pub use super::support::{
-    CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase, Priority,
-    QueryFormat, QueryLen, SparseSupport,
+    CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision, PageSizes, Phase,
+    Priority, QueryFormat, QueryLen, SparseSupport,
 };
 
 /// What a backend supports. The attribute writes it as a constant of the backend's `impl` block.
@@ -59,6 +59,8 @@ pub struct BackendSpec {
     pub graphs: GraphSupport,
     /// The log-sum-exp its kernel produces.
     pub lse: LseOutput,
+    /// How exact that log-sum-exp is.
+    pub lse_precision: LsePrecision,
     /// Whether it can write a quantised output.
     pub quant_output: bool,
     /// Whether it attends to lists of slots. Decode only.
@@ -101,6 +103,7 @@ impl BackendSpec {
             alignment: 1,
             graphs: GraphSupport::Never,
             lse: LseOutput::Ln,
+            lse_precision: LsePrecision::F32,
             quant_output: false,
             sparse: SparseSupport::Never,
             features: FeatureSet::NONE,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::capability::{CapabilityMatch, Target};
+use crate::dtype::DType;
 use crate::text::{self, Text};
 
 /// Which of the two computations a backend does.
@@ -246,6 +247,39 @@ impl LseOutput {
             Self::None => "none",
             Self::Ln => "ln",
             Self::Log2 => "log2",
+        }
+    }
+}
+
+/// How exact a backend's log-sum-exp is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum LsePrecision {
+    /// It sums weights in f32.
+    F32,
+    /// It sums weights that it rounded to the dtype of queries and outputs.
+    DType,
+}
+
+impl LsePrecision {
+    /// Every kind, in declaration order.
+    pub const ALL: &'static [Self] = &[Self::F32, Self::DType];
+
+    /// The name used in attributes and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::DType => "dtype",
+        }
+    }
+
+    /// By how much the rounding of weights moves the log-sum-exp at most, beside what f32 itself does: a sum of
+    /// weights that are each wrong by a factor of 1 ± u is, too, and its logarithm by u. That u is half the
+    /// distance from 1 to the next number of `dtype`.
+    pub const fn error(self, dtype: DType) -> f64 {
+        match (self, dtype) {
+            (Self::F32, _) | (Self::DType, DType::F32) => 0.0,
+            (Self::DType, DType::F16) => 1.0 / 2048.0,
+            (Self::DType, DType::BF16) => 1.0 / 256.0,
         }
     }
 }

@@ -182,12 +182,11 @@ pub const TOKENSPEED_MLA_DECODE: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// CUTLASS's MLA example kernel, which pads queries to 128 heads.
+/// CUTLASS's kernel for Blackwell, which computes 128 heads whatever a model has.
 pub const CUTLASS_MLA: BackendSpec = BackendSpec {
     capabilities: &[BLACKWELL],
     heads: HeadCounts::Range(1, 128),
-    kv_formats: F16_BF16_FP8,
-    page_sizes: PageSizes::List(&[128]),
+    page_sizes: PageSizes::List(&[16, 32, 64, 128]),
     query_len: QueryLen::Single,
     graphs: GraphSupport::SingleToken,
     priority: Priority::everywhere(60),
@@ -363,7 +362,7 @@ pub static KNOWN: &[Entry] = &[
     unbuilt(FLASH_ATTN_MLA),
     in_mla_flashinfer(FLASHINFER_MLA),
     with_python(TOKENSPEED_MLA_DECODE),
-    unbuilt(CUTLASS_MLA),
+    in_mla_flashinfer(CUTLASS_MLA),
     unbuilt(TRITON_MLA),
     unbuilt(FLASHMLA_SPARSE),
     unbuilt(FLASHINFER_MLA_SPARSE),

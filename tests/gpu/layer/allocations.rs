@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use mla_runtime::device::Memory;
 
-use super::batch::{Batch, Case, Engine, gpu_layer};
+use super::batch::{Batch, Case, Engine};
+use super::gpu_layer;
 use crate::common::gpu;
 
 thread_local! {

@@ -1,7 +1,6 @@
 //! A batch in host memory, and an engine's tensors for it on any device.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
-use mla_kernels::Cuda;
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, StepLimits};
 use mla_runtime::batch::Request;
@@ -355,6 +354,28 @@ pub(crate) struct Distance {
     pub(crate) lse: f64,
 }
 
+impl Distance {
+    /// How far two right results may be apart.
+    pub(crate) fn accepted(case: &Case, chunks: usize) -> Self {
+        // Both round queries, weights, values and outputs, each on its own, to u: a row is about u apart, and
+        // the worst of thousands two to three times as much. Every chunk's merge adds a rounding.
+        let u = match case.dtype {
+            DType::F16 => 2f64.powi(-12),
+            _ => 2f64.powi(-9),
+        };
+        let merges = (chunks as f64).sqrt();
+        Self {
+            worst: (5.0 + merges) * u,
+            mean: (2.0 + merges / 2.0) * u,
+            lse: 4.0 * u,
+        }
+    }
+
+    pub(crate) fn is_within(&self, accepted: &Self) -> bool {
+        self.worst <= accepted.worst && self.mean <= accepted.mean && self.lse <= accepted.lse
+    }
+}
+
 impl Outcome {
     /// What is no number, or zero in one result alone, is infinitely far away.
     pub(crate) fn distance(&self, expected: &Self, case: &Case) -> Distance {
@@ -392,12 +413,4 @@ impl Outcome {
         }
         distance
     }
-}
-
-/// A layer on the GPU with this build's own backends.
-pub(crate) type GpuLayer =
-    MlaLayer<mla_kernels::backends::sm90::FlashAttn, mla_kernels::backends::sm90::FlashMla>;
-
-pub(crate) fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
-    MlaLayer::of(device, &case.config()).unwrap()
 }

@@ -11,6 +11,7 @@ mod graphs;
 mod parts;
 mod places;
 mod products;
+mod replays;
 mod rotation;
 mod sparse;
 #[cfg(feature = "nccl")]
@@ -29,7 +30,7 @@ use mla_runtime::layer::MlaLayer;
 use mla_runtime::registry::Registry;
 use rand::RngExt as _;
 
-use self::batch::{Batch, Case, Distance, Engine, GpuLayer, gpu_layer};
+use self::batch::{Batch, Case, Distance, Engine};
 use crate::common::{gpu, pick, rng};
 
 /// Decodes, speculative decodes, extends and prefills, some of them ragged, and padding.
@@ -47,6 +48,13 @@ const MIXED: &[(u32, u32)] = &[
     (0, 40),
 ];
 
+/// A layer on the GPU with this build's own backends.
+type GpuLayer = MlaLayer<FlashAttn, FlashMla>;
+
+fn gpu_layer(device: &Cuda, case: &Case) -> GpuLayer {
+    MlaLayer::of(device, &case.config()).unwrap()
+}
+
 /// Runs a case on both devices and refuses a result that is too far from the other.
 fn check(gpu: &Cuda, case: &Case) -> Distance {
     let batch = Batch::new(case);
@@ -58,22 +66,9 @@ fn check(gpu: &Cuda, case: &Case) -> Distance {
     );
     assert!(given.cache == expected.cache, "the caches differ: {case:?}");
     let distance = given.distance(&expected, case);
-    // Both round queries, weights, values and outputs, each on its own, to u: a row is about u apart, and
-    // the worst of thousands two to three times as much. Every chunk's merge adds a rounding.
-    let u = match case.dtype {
-        DType::F16 => 2f64.powi(-12),
-        _ => 2f64.powi(-9),
-    };
-    let merges = (given.chunks as f64).sqrt();
-    let accepted = Distance {
-        worst: (5.0 + merges) * u,
-        mean: (2.0 + merges / 2.0) * u,
-        lse: 4.0 * u,
-    };
+    let accepted = Distance::accepted(case, given.chunks);
     assert!(
-        distance.worst <= accepted.worst
-            && distance.mean <= accepted.mean
-            && distance.lse <= accepted.lse,
+        distance.is_within(&accepted),
         "{distance:?}, accepted {accepted:?}, in {case:?}"
     );
     distance

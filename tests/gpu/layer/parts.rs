@@ -4,7 +4,8 @@ use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 
-use super::batch::{Batch, Case, Engine, gpu_layer};
+use super::batch::{Batch, Case, Engine};
+use super::gpu_layer;
 use super::{MIXED, check};
 use crate::common::gpu;
 

@@ -9,7 +9,8 @@ use mla_runtime::layer::{MlaLayer, UnrotatedCall};
 use mla_runtime::rotary::{RotaryStyle, Rotation};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
-use super::batch::{Batch, Case, Engine, GpuLayer, Outcome, gpu_layer};
+use super::batch::{Batch, Case, Engine, Outcome};
+use super::{GpuLayer, gpu_layer};
 use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;

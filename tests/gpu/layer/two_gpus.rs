@@ -14,7 +14,8 @@ use mla_runtime::device::Memory;
 use mla_runtime::plan::parallel::ContextParallel;
 use mla_runtime::plan::slots::BlockTables;
 
-use super::batch::{Batch, Case, Distance, Engine, Outcome, gpu_layer};
+use super::batch::{Batch, Case, Distance, Engine, Outcome};
+use super::gpu_layer;
 use crate::common::{download, gpu};
 
 const RANKS: usize = 2;
