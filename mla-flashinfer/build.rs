@@ -22,6 +22,7 @@ fn main() -> Result<(), mla_build::Error> {
         .flag("--expt-relaxed-constexpr")
         .flag("--use_fast_math")
         .memory_for("kernels/sm90/*.cu", 4 << 30)
+        .memory_for("kernels/sm100/*.cu", 5 << 30)
         .compile("flashinfer")
         .map(drop)
 }

@@ -32,21 +32,23 @@ pub struct Cudnn {
     config: LayerConfig,
 }
 
-/// The session with cuDNN, and the lengths and offsets of the call at hand.
+/// The session with cuDNN, and the lengths and offsets of the step's calls.
 #[cfg(feature = "cudnn")]
 pub struct CudnnState {
     session: Session,
     query_lens: Vec<u32>,
     key_lens: Vec<u32>,
-    /// On the device: two lists of lengths and five of offsets, each with room for all requests and one more.
-    lists: Buffer,
-    written: Vec<i32>,
+    lists: Lists,
     unseen: Vec<Range<usize>>,
 }
 
 /// How many lists a call has.
 #[cfg(feature = "cudnn")]
 const LISTS: usize = 7;
+
+/// For how many calls of a step lists are kept: those of its new tokens and of its first context chunks.
+#[cfg(feature = "cudnn")]
+const KEPT_CALLS: usize = 9;
 
 /// The tokens of one request that cuDNN is given.
 #[cfg(feature = "cudnn")]
@@ -107,17 +109,15 @@ impl PrefillBackend for Cudnn {
 
     fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> u64 {
         // Without what plans ask for once they are built.
-        (LISTS * (limits.requests + 1) * size_of::<i32>()) as u64
+        (KEPT_CALLS * LISTS * (limits.requests + 1) * size_of::<i32>()) as u64
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
-        let entries = LISTS * (limits.requests + 1);
         Ok(CudnnState {
             session: Session::new(device)?,
             query_lens: Vec::with_capacity(limits.requests),
             key_lens: Vec::with_capacity(limits.requests),
-            lists: device.allocate(entries * size_of::<i32>())?,
-            written: Vec::with_capacity(entries),
+            lists: Lists::new(device, limits.requests)?,
             unseen: Vec::new(),
         })
     }
@@ -140,6 +140,7 @@ impl PrefillBackend for Cudnn {
             to.clear();
             to.extend_from_slice(from);
         }
+        state.lists.kept = 0;
         Ok(())
     }
 
@@ -150,13 +151,15 @@ impl PrefillBackend for Cudnn {
         state: &mut CudnnState,
         (): &(),
     ) -> Result<()> {
-        let Some(chunk) = call.chunk else {
-            let key_lens = std::mem::take(&mut state.key_lens);
-            let done = self.attend(device, call, state, &key_lens, true);
-            state.key_lens = key_lens;
-            return done;
-        };
-        self.attend(device, call, state, chunk.key_lens, false)
+        if let Some(chunk) = call.chunk {
+            let lens = (chunk.query_lens, chunk.key_lens);
+            return self.attend(device, call, state, lens, false);
+        }
+        let query_lens = std::mem::take(&mut state.query_lens);
+        let key_lens = std::mem::take(&mut state.key_lens);
+        let done = self.attend(device, call, state, (&query_lens, &key_lens), true);
+        (state.query_lens, state.key_lens) = (query_lens, key_lens);
+        done
     }
 }
 
@@ -167,25 +170,17 @@ impl Cudnn {
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut CudnnState,
-        key_lens: &[u32],
+        (query_lens, key_lens): (&[u32], &[u32]),
         causal: bool,
     ) -> Result<()> {
-        let tensors = self.tensors(call, &state.query_lens, key_lens)?;
-        let seen = split(&state.query_lens, key_lens, causal, &mut state.unseen)?;
+        let tensors = self.tensors(call, query_lens, key_lens)?;
+        let seen = split(query_lens, key_lens, causal, &mut state.unseen)?;
         if !seen.is_empty() {
             let strides = tensors.layouts.map(|layout| layout.strides[0]);
-            let room = state.lists.len() / size_of::<i32>() / LISTS;
-            if seen.len() >= room {
-                let accepted = format!("at most {}", room.saturating_sub(1));
-                return Err(Error::argument("requests", seen.len(), accepted));
-            }
-            write_lists(&seen, strides, room, &mut state.written)?;
-            let bytes: Vec<u8> = state.written.iter().flat_map(|n| n.to_ne_bytes()).collect();
-            device.upload(&bytes, state.lists.bytes_mut())?;
             let key = self.key(&tensors, &seen, causal)?;
-            let list = |index: usize| {
-                (state.lists.address() + (index * room * size_of::<i32>()) as u64) as *const i32
-            };
+            let (lists, room) = (state.lists.of(device, &seen, strides)?, state.lists.room);
+            let list =
+                |index: usize| (lists + (index * room * size_of::<i32>()) as u64) as *const i32;
             let [query, keys, values, out] = tensors.addresses;
             let run = ffi::McRun {
                 query: query as *const _,
@@ -295,6 +290,55 @@ impl Cudnn {
             causal: causal.into(),
             softmax_scale: self.config.softmax_scale,
         })
+    }
+}
+
+/// Lengths and offsets on the device. All layers of a step have the same, so each call's are copied once per step.
+#[cfg(feature = "cudnn")]
+struct Lists {
+    /// `[KEPT_CALLS, LISTS, room]`: of each call two lists of lengths and five of offsets.
+    device: Buffer,
+    /// What each call's lists hold, of which only the first so many are this step's.
+    written: Vec<Vec<i32>>,
+    kept: usize,
+    /// Entries of a list: one for each request and one more.
+    room: usize,
+    scratch: Vec<i32>,
+}
+
+#[cfg(feature = "cudnn")]
+impl Lists {
+    fn new(device: &Cuda, requests: usize) -> Result<Self> {
+        let room = requests + 1;
+        Ok(Self {
+            device: device.allocate(KEPT_CALLS * LISTS * room * size_of::<i32>())?,
+            written: vec![Vec::new(); KEPT_CALLS],
+            kept: 0,
+            room,
+            scratch: Vec::with_capacity(LISTS * room),
+        })
+    }
+
+    /// The address of a call's lists. Past the calls for which they are kept, each call takes the last place.
+    fn of(&mut self, device: &Cuda, seen: &[Seen], strides: [usize; 4]) -> Result<u64> {
+        if seen.len() >= self.room {
+            let accepted = format!("at most {}", self.room.saturating_sub(1));
+            return Err(Error::argument("requests", seen.len(), accepted));
+        }
+        write_lists(seen, strides, self.room, &mut self.scratch)?;
+        let bytes = LISTS * self.room * size_of::<i32>();
+        let kept = &self.written[..self.kept];
+        let known = kept.iter().position(|lists| *lists == self.scratch);
+        let place = known.unwrap_or(self.kept.min(KEPT_CALLS - 1));
+        if known.is_none() {
+            self.kept = place + 1;
+            let copied: Vec<u8> = self.scratch.iter().flat_map(|n| n.to_ne_bytes()).collect();
+            let (_, behind) = Cuda::split_mut(self.device.bytes_mut(), place * bytes);
+            let (to, _) = Cuda::split_mut(behind, bytes);
+            device.upload(&copied, to)?;
+            self.written[place].clone_from(&self.scratch);
+        }
+        Ok(self.device.address() + (place * bytes) as u64)
     }
 }
 

@@ -6,6 +6,7 @@
 #ifndef MLA_FLASHINFER_H
 #define MLA_FLASHINFER_H
 
+#include "cutlass_mla.h"
 #include "finish.h"
 #include "mla.h"
 #include "ragged.h"

@@ -8,7 +8,11 @@
 extern "C" {
 #endif
 
-/* fa: 2 or 3, the version of FlashInfer's kernel. */
+/* fa: 2 or 3, the version of FlashInfer's kernel; or this, for CUTLASS's. */
+#define FI_CUTLASS 10
+
+/* The query tokens of a tile of CUTLASS's kernel. */
+#define FI_CUTLASS_QUERY_TILE 256
 
 typedef struct FiRaggedSizes {
     int64_t lists;      /* bytes of a plan's lists, on the host and on the device */
@@ -42,7 +46,7 @@ typedef struct FiRaggedRun {
     const int64_t *numbers;       /* of the plan, on the host */
     const void *lists;            /* of the plan, on the device */
     void *workspace;
-    void *out;                    /* [query_tokens, heads, 128]; fa2: without gaps */
+    void *out;                    /* [query_tokens, heads, 128]; without gaps, but for fa3 */
     float *lse;                   /* [query_tokens, heads] without gaps, base 2; may be null */
     int64_t query_token_stride, query_head_stride, key_token_stride, key_head_stride;
     int64_t value_token_stride, value_head_stride, out_token_stride, out_head_stride;
@@ -52,6 +56,7 @@ typedef struct FiRaggedRun {
 
 int32_t fi_ragged_fa2(const FiRaggedRun *run, void *stream);
 int32_t fi_ragged_fa3(const FiRaggedRun *run, void *stream);
+int32_t fi_ragged_cutlass(const FiRaggedRun *run, void *stream);
 
 #ifdef __cplusplus
 }

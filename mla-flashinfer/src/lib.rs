@@ -1,10 +1,20 @@
-//! FlashInfer's attention kernels as backends of `mla-runtime`: FLASHINFER_MLA for decode, FLASHINFER for prefill.
+//! FlashInfer's attention kernels as backends of `mla-runtime`: FLASHINFER_MLA and CUTLASS_MLA for decode, FLASHINFER for
+//! prefill.
 //!
-//! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has both in every registry. The
+//! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has all of them in every registry. The
 //! feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere, `sm90` its fa3 for Hopper, which is taken
-//! there if both are on. The kernels are FlashInfer's own, compiled from the headers of its pinned wheel; what is
-//! written here is the C interface in `kernels`, and what bridges its conventions to those of `mla-runtime`.
+//! there if both are on, and `sm100` CUTLASS's for Blackwell. The kernels are FlashInfer's own, compiled from the headers of
+//! its pinned wheel; what is written here is the C interface in `kernels`, and what bridges its conventions to those of
+//! `mla-runtime`.
 
+#[cfg(feature = "gpu")]
+mod absorbed;
+mod cutlass_mla;
+// FLASHINFER_MLA is absent if only Blackwell's kernels are compiled.
+#[cfg_attr(
+    not(any(feature = "sm80", feature = "sm90")),
+    allow(dead_code, unused_imports)
+)]
 mod mla;
 mod ragged;
 #[cfg(feature = "gpu")]
@@ -13,6 +23,7 @@ mod status;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 
+pub use cutlass_mla::CutlassMla;
 pub use mla::FlashInferMla;
 pub use ragged::FlashInfer;
 
@@ -46,3 +57,6 @@ const RUN_ON: &[Run] = if cfg!(feature = "sm90") {
 } else {
     &[]
 };
+
+/// Nowhere yet: it needs a Blackwell.
+const CUTLASS_RUN_ON: &[Run] = &[];

@@ -9,14 +9,13 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "gpu")]
 use {
+    crate::absorbed::{Absorbed, Place},
     crate::compiled,
     crate::ffi,
     crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_runtime::backend::{
-        DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
-    },
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::kernels::Kernels,
@@ -103,6 +102,7 @@ impl FlashInferMla {
     compiled = "compiled::SM90|compiled::SM80",
     run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
+    lse_precision = "dtype",
     cache_dims = "(512,64)",
     alignment = 16,
     query_len = "ragged",
@@ -197,50 +197,52 @@ impl DecodeBackend for FlashInferMla {
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
         let (problem, heads) = (&self.config.problem, self.heads());
-        let (Query::Split { latent, rope }, Output::Plain(out)) = (call.query, call.out) else {
-            let given = "a query in one, or an output in e4m3";
-            return Err(Error::argument("call", given, "split and plain"));
-        };
-        let (tokens, out_layout) = (latent.shape()[0], *out.layout());
-        let out_address = out.into_bytes().address();
+        let (batch, cache) = (call.batch, call.cache);
+        let Absorbed {
+            latent,
+            rope,
+            out,
+            lse,
+            tokens,
+        } = Absorbed::of(call)?;
         if tokens != plan.tokens {
             let accepted = format!("{}, for which it was prepared", plan.tokens);
             return Err(Error::argument("query tokens", tokens, accepted));
         }
-        if tokens == 0 || call.batch.block_table.requests() == 0 {
+        if tokens == 0 || batch.block_table.requests() == 0 {
             return Ok(());
         }
-        let cache = call.cache.layout();
+        let rows = cache.layout();
         let element = problem.dtype.bytes();
-        let query_stride = |field, layout: &mla_runtime::tensor::Layout, axis: usize| {
-            stride(field, layout.strides[axis], layout.shape[axis])
+        let stride_of = |field, place: &Place, axis: usize| {
+            stride(field, place.layout.strides[axis], place.layout.shape[axis])
         };
         if state.lse.len() < tokens * heads * size_of::<f32>() {
             let accepted = "no more than the limits that the state was made for";
             return Err(Error::argument("query tokens", tokens, accepted));
         }
-        let lse = call.lse.as_ref().map_or(0, |_| state.lse.address());
+        let lse_address = lse.as_ref().map_or(0, |_| state.lse.address());
         let run = ffi::FiMlaRun {
-            query_latent: latent.bytes().address() as *const _,
-            query_rope: rope.bytes().address() as *const _,
-            cache: call.cache.bytes().address() as *const _,
-            block_table: call.batch.block_table.entries().bytes().address() as *const _,
+            query_latent: latent.address as *const _,
+            query_rope: rope.address as *const _,
+            cache: cache.bytes().address() as *const _,
+            block_table: batch.block_table.entries().bytes().address() as *const _,
             lists: plan.lists.address() as *const _,
             workspace: state.partial.address() as *mut _,
-            out: out_address as *mut _,
-            lse: lse as *mut _,
+            out: out.address as *mut _,
+            lse: lse_address as *mut _,
             workspace_bytes: state.partial.len() as i64,
-            query_latent_token_stride: query_stride("query latent", latent.layout(), 0)?,
-            query_latent_head_stride: query_stride("query latent", latent.layout(), 1)?,
-            query_rope_token_stride: query_stride("query rope", rope.layout(), 0)?,
-            query_rope_head_stride: query_stride("query rope", rope.layout(), 1)?,
+            query_latent_token_stride: stride_of("query latent", &latent, 0)?,
+            query_latent_head_stride: stride_of("query latent", &latent, 1)?,
+            query_rope_token_stride: stride_of("query rope", &rope, 0)?,
+            query_rope_head_stride: stride_of("query rope", &rope, 1)?,
             // The kernels multiply these two in 64 bits.
-            page_stride: stride("page stride", cache.page_stride / element, 1)?,
-            row_stride: stride("row stride", cache.row_stride / element, cache.page_size)?,
-            out_token_stride: query_stride("out", &out_layout, 0)?,
-            out_head_stride: query_stride("out", &out_layout, 1)?,
+            page_stride: stride("page stride", rows.page_stride / element, 1)?,
+            row_stride: stride("row stride", rows.row_stride / element, rows.page_size)?,
+            out_token_stride: stride_of("out", &out, 0)?,
+            out_head_stride: stride_of("out", &out, 1)?,
             heads: int("heads", heads)?,
-            page_size: int("page size", cache.page_size)?,
+            page_size: int("page size", rows.page_size)?,
             capacity: int("capacity", plan.capacity())?,
             grid_x: plan.grid[0],
             grid_y: plan.grid[1],
@@ -252,16 +254,16 @@ impl DecodeBackend for FlashInferMla {
         // those of a plan for this batch, and the workspace is as large as the plan assumes.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
-        let Some(target) = call.lse else {
+        let Some(target) = lse else {
             return Ok(());
         };
-        let layout = target.layout();
+        let head_stride = target.layout().row_stride as i64;
         // SAFETY: the source holds tokens × heads, as checked above; the target what its layout says.
         let status = unsafe {
             ffi::fi_transpose_lse(
                 state.lse.address() as *const _,
                 target.into_bytes().address() as *mut _,
-                layout.row_stride as i64,
+                head_stride,
                 int("query tokens", tokens)?,
                 run.heads,
                 1.0,

@@ -1,8 +1,8 @@
 //! FLASHINFER: expanded prefill over ragged batches.
 //!
-//! FlashInfer plans on the host. The plan of the new tokens is made once per step, in
-//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare); that of a context chunk with each call, since nothing
-//! bounds how many chunks a step has. The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own
+//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are made once per step, in
+//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all layers; that of a further chunk with each call,
+//! since nothing bounds how many chunks a step has. The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own
 //! turns it into `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see no
 //! key.
 
@@ -22,8 +22,8 @@ use {
     mla_runtime::error::{Error, Result},
 };
 
-/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2, whose outputs have
-/// no gaps. Rows begin at multiples of 16 bytes.
+/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on Blackwell if `sm100` is,
+/// otherwise fa2. Outputs of the last two have no gaps. Rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInfer {
     #[cfg(feature = "gpu")]
@@ -32,7 +32,7 @@ pub struct FlashInfer {
     version: Version,
 }
 
-/// A version of FlashInfer's kernel.
+/// A version of FlashInfer's kernel: 2, 3, or CUTLASS's.
 #[cfg(feature = "gpu")]
 #[derive(Clone, Copy, Debug)]
 struct Version {
@@ -40,13 +40,24 @@ struct Version {
     launch: Launch,
 }
 
-/// One of the two functions of the C interface that attend.
+/// One of the functions of the C interface that attend.
 #[cfg(feature = "gpu")]
 type Launch = unsafe extern "C" fn(*const ffi::FiRaggedRun, *mut std::ffi::c_void) -> i32;
 
-/// The division of a batch's work among the SMs.
+/// The context chunks of a step whose plans are made once for all layers.
 #[cfg(feature = "gpu")]
-pub struct FlashInferPlan {
+const PLANNED_CHUNKS: usize = 8;
+
+/// The plans of a step: those of its new tokens, and of its first context chunks.
+#[cfg(feature = "gpu")]
+pub struct FlashInferPlans {
+    new_tokens: Plan,
+    chunks: Vec<Plan>,
+}
+
+/// The division of a call's work among the SMs.
+#[cfg(feature = "gpu")]
+struct Plan {
     /// On the device.
     lists: Buffer,
     /// What FlashInfer plans in: of 16 bytes each, since its lists begin at multiples of that.
@@ -59,11 +70,11 @@ pub struct FlashInferPlan {
     causal: bool,
 }
 
-/// The plan of the context chunk at hand, partial results, and the log-sum-exp in FlashInfer's order.
+/// The plan of a context chunk that has none in the step's plans, partial results, and the log-sum-exp in
+/// FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
-    chunk: FlashInferPlan,
-    query_lens: Vec<u32>,
+    chunk: Plan,
     workspace: Buffer,
     lse: Buffer,
 }
@@ -98,9 +109,18 @@ impl FlashInfer {
         limits.tokens * self.heads() * size_of::<f32>()
     }
 
-    fn plan(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlan> {
+    /// How many chunks' plans steps within the limits have room for.
+    fn planned_chunks(limits: &StepLimits) -> usize {
+        if limits.context_rows > 0 {
+            PLANNED_CHUNKS
+        } else {
+            0
+        }
+    }
+
+    fn plan(&self, device: &Cuda, limits: &StepLimits) -> Result<Plan> {
         let bytes = self.sizes(device, limits)?.lists as usize;
-        Ok(FlashInferPlan {
+        Ok(Plan {
             lists: device.allocate(bytes)?,
             staging: vec![0; bytes.div_ceil(size_of::<u128>())],
             query_starts: Vec::with_capacity(limits.requests + 1),
@@ -118,7 +138,7 @@ impl FlashInfer {
         (query_lens, key_lens): (&[u32], &[u32]),
         causal: bool,
         workspace: usize,
-        plan: &mut FlashInferPlan,
+        plan: &mut Plan,
     ) -> Result<()> {
         plan.read(query_lens, key_lens)?;
         plan.causal = causal;
@@ -139,7 +159,7 @@ impl FlashInfer {
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
-        plan: &FlashInferPlan,
+        plan: &Plan,
         (workspace, lse): (&mut Buffer, &mut Buffer),
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
@@ -165,7 +185,7 @@ impl FlashInfer {
             *out.layout(),
         );
         let out = out.into_bytes().address();
-        if self.version.number == 2 {
+        if self.version.number != 3 {
             for (field, layout) in [
                 ("query", query),
                 ("keys", key),
@@ -268,11 +288,12 @@ impl FlashInfer {
 #[mla_backend(
     name = "FLASHINFER",
     provider = "flashinfer",
-    feature = "sm80|sm90",
+    feature = "sm80|sm90|sm100",
     sm = "80+",
-    compiled = "compiled::SM90|compiled::SM80",
+    compiled = "compiled::SM100|compiled::SM90|compiled::SM80",
     run_on = crate::RUN_ON,
     dtypes = "f16,bf16",
+    lse_precision = "dtype",
     requires_r1 = true,
     alignment = 16,
     priority = "10x:80,*:90"
@@ -280,7 +301,7 @@ impl FlashInfer {
 impl PrefillBackend for FlashInfer {
     type Device = Cuda;
     type State = FlashInferState;
-    type Metadata = FlashInferPlan;
+    type Metadata = FlashInferPlans;
 
     fn new(device: &Cuda, config: &LayerConfig) -> Result<Self> {
         let capability = device.gpu().capability;
@@ -290,6 +311,8 @@ impl PrefillBackend for FlashInfer {
         let (number, launch): (_, Launch) = match family {
             #[cfg(feature = "sm90")]
             Some("sm90") => (3, ffi::fi_ragged_fa3),
+            #[cfg(feature = "sm100")]
+            Some("sm100") => (ffi::FI_CUTLASS as i32, ffi::fi_ragged_cutlass),
             #[cfg(feature = "sm80")]
             Some("sm80") => (2, ffi::fi_ragged_fa2),
             _ => {
@@ -305,22 +328,26 @@ impl PrefillBackend for FlashInfer {
 
     fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
         // What keeps the sizes from being known keeps `state` from allocating them, and says so there.
+        let plans = 2 + Self::planned_chunks(limits) as u64;
         self.sizes(device, limits).map_or(0, |sizes| {
-            2 * sizes.lists as u64 + sizes.workspace as u64 + self.lse_bytes(limits) as u64
+            plans * sizes.lists as u64 + sizes.workspace as u64 + self.lse_bytes(limits) as u64
         })
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {
         Ok(FlashInferState {
             chunk: self.plan(device, limits)?,
-            query_lens: Vec::with_capacity(limits.requests),
             workspace: device.allocate(self.sizes(device, limits)?.workspace as usize)?,
             lse: device.allocate(self.lse_bytes(limits))?,
         })
     }
 
-    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlan> {
-        self.plan(device, limits)
+    fn metadata(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferPlans> {
+        let chunks = (0..Self::planned_chunks(limits)).map(|_| self.plan(device, limits));
+        Ok(FlashInferPlans {
+            new_tokens: self.plan(device, limits)?,
+            chunks: chunks.collect::<Result<_>>()?,
+        })
     }
 
     fn prepare(
@@ -328,12 +355,25 @@ impl PrefillBackend for FlashInfer {
         device: &Cuda,
         batch: &PrefillBatch<'_>,
         state: &mut FlashInferState,
-        plan: &mut FlashInferPlan,
+        plans: &mut FlashInferPlans,
     ) -> Result<()> {
-        state.query_lens.clear();
-        state.query_lens.extend_from_slice(batch.query_lens);
+        let workspace = state.workspace.len();
         let lens = (batch.query_lens, batch.key_lens);
-        self.divide(device, lens, true, state.workspace.len(), plan)
+        self.divide(device, lens, true, workspace, &mut plans.new_tokens)?;
+        for (chunk, plan) in batch.chunks.iter().zip(&mut plans.chunks) {
+            let requests = chunk.request_start..chunk.request_end;
+            let Some(query_lens) = batch.query_lens.get(requests) else {
+                let accepted = format!("at most {}", batch.query_lens.len());
+                return Err(Error::argument(
+                    "chunk's requests",
+                    chunk.request_end,
+                    accepted,
+                ));
+            };
+            let lens = (query_lens, &chunk.seq_lens[..]);
+            self.divide(device, lens, false, workspace, plan)?;
+        }
+        Ok(())
     }
 
     fn prefill(
@@ -341,15 +381,21 @@ impl PrefillBackend for FlashInfer {
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut FlashInferState,
-        plan: &FlashInferPlan,
+        plans: &FlashInferPlans,
     ) -> Result<()> {
         let plan = match call.chunk {
-            None => plan,
+            None => &plans.new_tokens,
             Some(chunk) => {
-                let lens = (&state.query_lens[..], chunk.key_lens);
-                let bytes = state.workspace.len();
-                self.divide(device, lens, false, bytes, &mut state.chunk)?;
-                &state.chunk
+                let lens = (chunk.query_lens, chunk.key_lens);
+                let planned = plans.chunks.get(chunk.index);
+                match planned.filter(|plan| plan.is_for(lens)) {
+                    Some(plan) => plan,
+                    None => {
+                        let bytes = state.workspace.len();
+                        self.divide(device, lens, false, bytes, &mut state.chunk)?;
+                        &state.chunk
+                    }
+                }
             }
         };
         self.attend(device, call, plan, (&mut state.workspace, &mut state.lse))
@@ -357,7 +403,15 @@ impl PrefillBackend for FlashInfer {
 }
 
 #[cfg(feature = "gpu")]
-impl FlashInferPlan {
+impl Plan {
+    /// Whether it was made for requests of these query tokens and keys.
+    fn is_for(&self, (query_lens, key_lens): (&[u32], &[u32])) -> bool {
+        let queries = self.query_starts.windows(2).map(|pair| pair[1] - pair[0]);
+        let keys = self.key_lens.iter().copied();
+        queries.eq(query_lens.iter().map(|len| *len as i32))
+            && keys.eq(key_lens.iter().map(|len| *len as i32))
+    }
+
     fn query_tokens(&self) -> usize {
         self.query_starts.last().map_or(0, |end| *end as usize)
     }

@@ -1,6 +1,10 @@
 // What is done on the host before a ragged prefill.
 #include <algorithm>
 #include <flashinfer/attention/scheduler.cuh>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
 
 #include "ragged.cuh"
 
@@ -23,8 +27,90 @@ FiRaggedSizes fa3_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t
     return {(7 * works + sms + 1) * 4 + kGaps, 0};
 }
 
+// CUTLASS's has query tiles of 256, three numbers for each of them and each head, and where each SM's begin. Its
+// output has as many rows in front of it as the longest request.
+FiRaggedSizes cutlass_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t sms) {
+    const int64_t works = (tokens / FI_CUTLASS_QUERY_TILE + requests) * heads + sms;
+    return {(3 * works + sms + 1) * 4, 2 * std::max(tokens, int64_t{1}) * heads * fi::kValue * 2};
+}
+
 void check_fa(int32_t fa) {
-    if (fa != 2 && fa != 3) throw std::invalid_argument("fa: accepted 2 and 3");
+    if (fa != 2 && fa != 3 && fa != FI_CUTLASS) throw std::invalid_argument("fa: accepted 2, 3 and 10");
+}
+
+// A query tile of one head.
+struct Work {
+    int32_t tile, head, request;
+};
+
+// Gives each tile to the SM that has least to do so far, the costliest of a request first. What sees no key is left
+// out: it is filled afterwards.
+std::vector<std::vector<Work>> divide(const FiRaggedPlan &plan, int32_t sms) {
+    using Load = std::pair<int64_t, int32_t>;
+    std::priority_queue<Load, std::vector<Load>, std::greater<Load>> idlest;
+    for (int32_t sm = 0; sm < sms; ++sm) idlest.push({0, sm});
+    std::vector<std::vector<Work>> works(sms);
+    for (int32_t head = 0; head < plan.heads; ++head) {
+        for (int32_t request = 0; request < plan.requests; ++request) {
+            const int32_t queries = plan.query_starts[request + 1] - plan.query_starts[request];
+            const int32_t tiles = (queries + FI_CUTLASS_QUERY_TILE - 1) / FI_CUTLASS_QUERY_TILE;
+            for (int32_t tile = tiles - 1; tile >= 0; --tile) {
+                const int32_t last = std::min(queries, (tile + 1) * FI_CUTLASS_QUERY_TILE);
+                const int32_t keys = plan.key_lens[request] - (plan.causal != 0 ? queries - last : 0);
+                if (keys <= 0) continue;
+                const auto [load, sm] = idlest.top();
+                idlest.pop();
+                works[sm].push_back({tile, head, request});
+                idlest.push({load + keys, sm});
+            }
+        }
+    }
+    // An SM without work would take the first tile of the first request, which may see no key. So it does again what
+    // another does, and writes the same.
+    const auto busy = std::find_if(works.begin(), works.end(), [](const auto &of_sm) { return !of_sm.empty(); });
+    if (busy == works.end()) return {};
+    const Work again = busy->front();
+    for (auto &of_sm : works) {
+        if (of_sm.empty()) of_sm.push_back(again);
+    }
+    return works;
+}
+
+cudaError_t plan_cutlass(FiRaggedPlan *plan, cudaStream_t stream) {
+    // FlashInfer launches as many CTAs as the first GPU has SMs.
+    int32_t sms = 0;
+    const cudaError_t status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
+    if (status != cudaSuccess) return status;
+    const auto works = divide(*plan, sms);
+    std::vector<int32_t> lists{0};
+    for (const auto &of_sm : works) lists.push_back(lists.back() + static_cast<int32_t>(of_sm.size()));
+    const auto append = [&](int32_t Work::*number) {
+        const int64_t begin = static_cast<int64_t>(lists.size()) * 4;
+        for (const auto &of_sm : works) {
+            for (const Work &work : of_sm) lists.push_back(work.*number);
+        }
+        return begin;
+    };
+    fi::CutlassPlan made{};
+    made.tiles = append(&Work::tile);
+    made.heads = append(&Work::head);
+    made.requests_of_works = append(&Work::request);
+    made.requests = works.empty() ? 0 : plan->requests;
+    for (int32_t request = 0; request < plan->requests; ++request) {
+        made.max_query_len = std::max<int64_t>(
+            made.max_query_len, plan->query_starts[request + 1] - plan->query_starts[request]);
+    }
+    const int64_t bytes = static_cast<int64_t>(lists.size()) * 4;
+    const int64_t rows = plan->query_starts[plan->requests] + made.max_query_len;
+    const int64_t out_bytes = rows * plan->heads * fi::kValue * 2;
+    if (bytes > plan->lists_bytes || out_bytes > plan->workspace_bytes) {
+        throw std::length_error("lists and workspace: given " + std::to_string(plan->lists_bytes) + " and " +
+                                std::to_string(plan->workspace_bytes) + " bytes, accepted at least " +
+                                std::to_string(bytes) + " and " + std::to_string(out_bytes));
+    }
+    made.write(plan->numbers);
+    std::copy(lists.begin(), lists.end(), static_cast<int32_t *>(plan->staging));
+    return cudaMemcpyAsync(plan->lists, plan->staging, bytes, cudaMemcpyHostToDevice, stream);
 }
 
 template <typename Info>
@@ -39,7 +125,11 @@ extern "C" int32_t fi_ragged_sizes(int32_t fa, int32_t requests, int32_t tokens,
                                    FiRaggedSizes *sizes) {
     return fi::guarded([&] {
         check_fa(fa);
-        *sizes = fa == 2 ? fa2_sizes(requests, tokens, sms) : fa3_sizes(requests, tokens, heads, sms);
+        switch (fa) {
+            case 2: *sizes = fa2_sizes(requests, tokens, sms); break;
+            case 3: *sizes = fa3_sizes(requests, tokens, heads, sms); break;
+            default: *sizes = cutlass_sizes(requests, tokens, heads, sms);
+        }
         return cudaSuccess;
     });
 }
@@ -51,6 +141,7 @@ extern "C" int32_t fi_ragged_plan(FiRaggedPlan *plan, void *stream) {
         const uint32_t rows = plan->query_starts[plan->requests];
         const auto on = static_cast<cudaStream_t>(stream);
         constexpr int kPageSize = 1, kBytesOfOutput = 2;
+        if (plan->fa == FI_CUTLASS) return plan_cutlass(plan, on);
         if (plan->fa == 3) {
             flashinfer::PrefillPlanSM90Info info;
             const cudaError_t status = flashinfer::PrefillSM90Plan<int32_t>(

@@ -1,13 +1,9 @@
 // FlashInfer's parameters of absorbed decode, from ours.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <flashinfer/attention/mla.cuh>
-#include <stdexcept>
 
-#include "guard.h"
+#include "dtype.cuh"
 #include "mla.h"
 
 namespace fi {
@@ -66,16 +62,6 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun &run) {
     params.sm_scale = run.softmax_scale;
     params.return_lse_base_on_e = true;
     return params;
-}
-
-// Calls `launch` with a value of the run's dtype.
-template <typename Launch>
-cudaError_t of_dtype(int32_t dtype, Launch &&launch) {
-    switch (dtype) {
-        case 0: return launch(__half{});
-        case 1: return launch(__nv_bfloat16{});
-        default: throw std::invalid_argument("dtype: accepted 0 (f16) and 1 (bf16)");
-    }
 }
 
 }  // namespace fi

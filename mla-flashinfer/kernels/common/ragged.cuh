@@ -1,14 +1,12 @@
 // What both versions of FlashInfer's ragged prefill share: the widths, the mask and the dtype.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <flashinfer/allocator.h>
 #include <flashinfer/attention/mask.cuh>
-#include <stdexcept>
+#include <algorithm>
+#include <iterator>
 
-#include "guard.h"
+#include "dtype.cuh"
 #include "ragged.h"
 
 namespace fi {
@@ -17,6 +15,7 @@ constexpr uint32_t kKey = 192, kValue = 128;
 
 template <bool kCausal>
 struct Mask {
+    static constexpr bool kIsCausal = kCausal;
     static constexpr auto kMode =
         kCausal ? flashinfer::MaskMode::kCausal : flashinfer::MaskMode::kNone;
 };
@@ -24,15 +23,24 @@ struct Mask {
 // Calls `launch` with a value of the run's dtype and its mask.
 template <typename Launch>
 cudaError_t of_kind(const FiRaggedRun &run, Launch &&launch) {
-    const auto of_mask = [&](auto zero) {
+    return of_dtype(run.dtype, [&](auto zero) {
         return run.causal ? launch(zero, Mask<true>{}) : launch(zero, Mask<false>{});
-    };
-    switch (run.dtype) {
-        case 0: return of_mask(__half{});
-        case 1: return of_mask(__nv_bfloat16{});
-        default: throw std::invalid_argument("dtype: accepted 0 (f16) and 1 (bf16)");
-    }
+    });
 }
+
+// What a plan for CUTLASS's kernel says: where its lists begin in bytes, and what else the launch needs.
+struct CutlassPlan {
+    int64_t work_starts, tiles, heads, requests_of_works;
+    int64_t max_query_len, requests;
+
+    void write(int64_t *numbers) const {
+        const int64_t all[] = {work_starts, tiles, heads, requests_of_works, max_query_len, requests};
+        std::copy(std::begin(all), std::end(all), numbers);
+    }
+    static CutlassPlan of(const int64_t *numbers) {
+        return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+    }
+};
 
 // A list of a plan.
 inline int32_t *list_at(const FiRaggedRun &run, int64_t offset) {

@@ -1,0 +1,563 @@
+//! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
+//!
+//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request is divided into its
+//! whole tiles and a copy of the rest with zeros behind it; the kernel attends to both, and a kernel of our own merges
+//! what they give. All of that is enqueued from lengths on the device, so that a captured step serves others.
+
+use mla_runtime::mla_backend;
+
+#[cfg(feature = "sm100")]
+use {
+    crate::absorbed::Absorbed,
+    crate::compiled,
+    crate::ffi,
+    crate::status::{check, dtype_code, int, sms},
+    mla_kernels::Cuda,
+    mla_kernels::device::Buffer,
+    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::device::Memory as _,
+    mla_runtime::error::{Error, Result},
+};
+
+/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has run on no GPU yet, so it
+/// is chosen by name only.
+#[derive(Debug)]
+pub struct CutlassMla {
+    #[cfg(feature = "sm100")]
+    config: LayerConfig,
+    #[cfg(feature = "sm100")]
+    attend: Attend,
+}
+
+/// The function of the C interface that attends.
+#[cfg(feature = "sm100")]
+type Attend = unsafe extern "C" fn(*const ffi::FiCutlassMla, *mut std::ffi::c_void) -> i32;
+
+/// The heads that the kernel computes, and the keys that it reads at once.
+#[cfg(feature = "sm100")]
+const HEADS: usize = ffi::FI_CUTLASS_MLA_HEADS as usize;
+#[cfg(feature = "sm100")]
+const TILE: usize = ffi::FI_CUTLASS_MLA_TILE as usize;
+
+/// The latent and the rotary width of a cache row.
+#[cfg(feature = "sm100")]
+const LATENT: usize = 512;
+#[cfg(feature = "sm100")]
+const ROPE: usize = 64;
+
+/// What the kernel is given instead of the call's own tensors, and what it gives.
+#[cfg(feature = "sm100")]
+pub struct CutlassMlaState {
+    /// `[requests, 128, 512 + 64]`.
+    query: Buffer,
+    /// `[requests, 128, 512 + 64]`.
+    tail: Buffer,
+    /// Of the whole tiles and of the tails, `[requests, 128, 512]` each.
+    outs: [Buffer; 2],
+    /// `[requests, 128]` each.
+    lses: [Buffer; 2],
+    /// `[requests]` each.
+    lens: [Buffer; 2],
+    /// `[requests, table_width]`, and `[requests, 1]`.
+    tables: [Buffer; 2],
+    partial: Buffer,
+    requests: usize,
+    table_width: usize,
+    sms: usize,
+}
+
+/// The bytes of a state's buffers.
+#[cfg(feature = "sm100")]
+struct Sizes {
+    rows: usize,
+    out: usize,
+    lse: usize,
+    lens: usize,
+    table: usize,
+    partial: usize,
+}
+
+#[cfg(feature = "sm100")]
+impl CutlassMla {
+    fn with(config: &LayerConfig, attend: Attend) -> Self {
+        Self {
+            config: *config,
+            attend,
+        }
+    }
+
+    /// Entries of a block table that name the pages of so many tokens, rounded up to whole tiles.
+    fn table_width(&self, tokens: usize) -> usize {
+        tokens.max(1).next_multiple_of(TILE) / self.config.problem.page_size as usize
+    }
+
+    fn sizes(&self, limits: &StepLimits, sms: usize) -> Result<Sizes> {
+        let tokens = limits.pages_per_request * self.config.problem.page_size as usize;
+        let (requests, rows) = (limits.requests, limits.requests * HEADS);
+        let element = self.config.problem.dtype.bytes();
+        // SAFETY: the function computes with its arguments alone.
+        let partial = unsafe {
+            ffi::fi_cutlass_mla_workspace_bytes(int("requests", requests)?, int("SMs", sms)?)
+        };
+        Ok(Sizes {
+            rows: rows * (LATENT + ROPE) * element,
+            out: rows * LATENT * element,
+            lse: rows * size_of::<f32>(),
+            lens: requests * size_of::<i32>(),
+            table: requests * self.table_width(tokens) * size_of::<i32>(),
+            partial: partial as usize,
+        })
+    }
+}
+
+#[mla_backend(
+    name = "CUTLASS_MLA",
+    provider = "cutlass",
+    feature = "sm100",
+    sm = "10x",
+    compiled = "compiled::SM100",
+    run_on = crate::CUTLASS_RUN_ON,
+    dtypes = "f16,bf16",
+    cache_dims = "(512,64)",
+    alignment = 16,
+    heads = "1..=128",
+    page_sizes = "16|32|64|128",
+    query_len = "single",
+    graphs = "single_token",
+    features = "strided_outputs",
+    priority = "60"
+)]
+impl DecodeBackend for CutlassMla {
+    type Device = Cuda;
+    type State = CutlassMlaState;
+    type Metadata = ();
+
+    fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
+        Ok(Self::with(config, ffi::fi_cutlass_mla))
+    }
+
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+        // What keeps the sizes from being known keeps `state` from allocating them, and says so there.
+        let sizes = sms(device).and_then(|sms| self.sizes(limits, sms));
+        sizes.map_or(0, |sizes| {
+            let twice = sizes.rows + sizes.out + sizes.lse + sizes.lens;
+            (2 * twice + sizes.table + sizes.lens + sizes.partial) as u64
+        })
+    }
+
+    fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {
+        let sms = sms(device)?;
+        let sizes = self.sizes(limits, sms)?;
+        let two = |bytes| Ok::<_, Error>([device.allocate(bytes)?, device.allocate(bytes)?]);
+        Ok(CutlassMlaState {
+            query: device.allocate(sizes.rows)?,
+            tail: device.allocate(sizes.rows)?,
+            outs: two(sizes.out)?,
+            lses: two(sizes.lse)?,
+            lens: two(sizes.lens)?,
+            tables: [device.allocate(sizes.table)?, device.allocate(sizes.lens)?],
+            partial: device.allocate(sizes.partial)?,
+            requests: limits.requests,
+            table_width: sizes.table / sizes.lens.max(1),
+            sms,
+        })
+    }
+
+    fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cuda,
+        _: &DecodeBatch<'_, Cuda>,
+        _: &mut CutlassMlaState,
+        (): &mut (),
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn decode(
+        &self,
+        device: &Cuda,
+        call: DecodeCall<'_, Cuda>,
+        state: &mut CutlassMlaState,
+        (): &(),
+    ) -> Result<()> {
+        call.check(&self.config, &Self::SPEC)?;
+        let (batch, cache) = (call.batch, call.cache);
+        let absorbed = Absorbed::of(call)?;
+        let requests = batch.block_table.requests();
+        if absorbed.tokens != requests {
+            return Err(Error::argument("query tokens", absorbed.tokens, requests));
+        }
+        if requests == 0 {
+            return Ok(());
+        }
+        let width = self.table_width(batch.max_seq_len);
+        for (field, given, most) in [
+            ("requests", requests, state.requests),
+            ("entries of the block table", width, state.table_width),
+        ] {
+            if given > most {
+                let accepted = format!("at most {most}, for which the state was made");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        device.bind()?;
+        let step = Step {
+            backend: self,
+            device,
+            batch,
+            state,
+            width,
+        };
+        step.split(&absorbed, &cache)?;
+        let has_tiles = batch.max_seq_len >= TILE && cache.layout().pages > 0;
+        if has_tiles {
+            step.attend(step.tiles(&cache)?)?;
+        }
+        step.attend(step.tails()?)?;
+        step.merge(absorbed)
+    }
+}
+
+/// One call, once it is known to fit the state.
+#[cfg(feature = "sm100")]
+struct Step<'a> {
+    backend: &'a CutlassMla,
+    device: &'a Cuda,
+    batch: DecodeBatch<'a, Cuda>,
+    state: &'a CutlassMlaState,
+    width: usize,
+}
+
+/// The keys of one launch.
+#[cfg(feature = "sm100")]
+struct Keys {
+    cache: u64,
+    pages: usize,
+    page_size: usize,
+    page_stride: usize,
+    row_stride: usize,
+    width: usize,
+    /// Of the state's pairs: 0 for whole tiles, 1 for tails.
+    part: usize,
+}
+
+#[cfg(feature = "sm100")]
+type Cache<'a> = mla_runtime::cache::CacheRef<'a, Cuda>;
+
+#[cfg(feature = "sm100")]
+impl Step<'_> {
+    fn requests(&self) -> usize {
+        self.batch.block_table.requests()
+    }
+
+    fn element(&self) -> usize {
+        self.backend.config.problem.dtype.bytes()
+    }
+
+    /// The request's own pages.
+    fn tiles(&self, cache: &Cache<'_>) -> Result<Keys> {
+        let layout = cache.layout();
+        Ok(Keys {
+            cache: cache.bytes().address(),
+            pages: layout.pages,
+            page_size: layout.page_size,
+            page_stride: layout.page_stride / self.element(),
+            row_stride: layout.row_stride / self.element(),
+            width: self.width,
+            part: 0,
+        })
+    }
+
+    /// The copies, each a page of its own.
+    fn tails(&self) -> Result<Keys> {
+        let row = LATENT + ROPE;
+        Ok(Keys {
+            cache: self.state.tail.address(),
+            pages: self.requests(),
+            page_size: TILE,
+            page_stride: TILE * row,
+            row_stride: row,
+            width: 1,
+            part: 1,
+        })
+    }
+
+    fn split(&self, absorbed: &Absorbed<'_>, cache: &Cache<'_>) -> Result<()> {
+        let (state, layout, element) = (self.state, cache.layout(), self.element());
+        let wide = |stride: usize| stride as i64;
+        let [latent, rope] = [absorbed.latent, absorbed.rope].map(|place| place.layout.strides);
+        let call = ffi::FiCutlassMlaSplit {
+            query_latent: absorbed.latent.address as *const _,
+            query_rope: absorbed.rope.address as *const _,
+            cache: cache.bytes().address() as *const _,
+            seq_lens: self.batch.seq_lens.bytes().address() as *const _,
+            block_table: self.batch.block_table.entries().bytes().address() as *const _,
+            query: state.query.address() as *mut _,
+            tail: state.tail.address() as *mut _,
+            tile_lens: state.lens[0].address() as *mut _,
+            tail_lens: state.lens[1].address() as *mut _,
+            tile_table: state.tables[0].address() as *mut _,
+            tail_table: state.tables[1].address() as *mut _,
+            query_latent_token_stride: wide(latent[0]),
+            query_latent_head_stride: wide(latent[1]),
+            query_rope_token_stride: wide(rope[0]),
+            query_rope_head_stride: wide(rope[1]),
+            page_stride: wide(layout.page_stride / element),
+            row_stride: wide(layout.row_stride / element),
+            requests: int("requests", self.requests())?,
+            heads: int("heads", self.backend.config.problem.heads as usize)?,
+            page_size: int("page size", layout.page_size)?,
+            max_pages: int("max pages", self.batch.block_table.max_pages())?,
+            table_width: int("entries of the block table", self.width)?,
+        };
+        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of 16 bytes, and the
+        // state's buffers have room for this number of requests and entries.
+        check("division of CUTLASS_MLA", unsafe {
+            ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
+        })
+    }
+
+    fn attend(&self, keys: Keys) -> Result<()> {
+        let (state, config) = (self.state, &self.backend.config);
+        let row = LATENT + ROPE;
+        let [token_stride, head_stride] = [HEADS * row, row].map(|stride| stride as i64);
+        let query = state.query.address();
+        let call = ffi::FiCutlassMla {
+            query_latent: query as *const _,
+            query_rope: (query + (LATENT * self.element()) as u64) as *const _,
+            cache: keys.cache as *const _,
+            seq_lens: state.lens[keys.part].address() as *const _,
+            block_table: state.tables[keys.part].address() as *const _,
+            out: state.outs[keys.part].address() as *mut _,
+            lse: state.lses[keys.part].address() as *mut _,
+            workspace: state.partial.address() as *mut _,
+            workspace_bytes: state.partial.len() as i64,
+            query_latent_token_stride: token_stride,
+            query_latent_head_stride: head_stride,
+            query_rope_token_stride: token_stride,
+            query_rope_head_stride: head_stride,
+            page_stride: keys.page_stride as i64,
+            row_stride: keys.row_stride as i64,
+            requests: int("requests", self.requests())?,
+            table_width: int("entries of the block table", keys.width)?,
+            page_count: int("pages", keys.pages)?,
+            page_size: int("page size", keys.page_size)?,
+            sms: int("SMs", state.sms)?,
+            dtype: dtype_code(config.problem.dtype)?,
+            softmax_scale: config.softmax_scale,
+        };
+        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the keys, and queries for
+        // all heads; the state's buffers have room for this number of requests.
+        check("CUTLASS_MLA", unsafe {
+            (self.backend.attend)(&raw const call, self.device.raw_stream())
+        })
+    }
+
+    fn merge(&self, absorbed: Absorbed<'_>) -> Result<()> {
+        let (state, out) = (self.state, absorbed.out);
+        let (lse, lse_head_stride) = match absorbed.lse {
+            None => (0, 0),
+            Some(lse) => {
+                let stride = lse.layout().row_stride;
+                (lse.into_bytes().address(), stride as i64)
+            }
+        };
+        let call = ffi::FiCutlassMlaMerge {
+            tile_out: state.outs[0].address() as *const _,
+            tail_out: state.outs[1].address() as *const _,
+            tile_lse: state.lses[0].address() as *const _,
+            tail_lse: state.lses[1].address() as *const _,
+            seq_lens: self.batch.seq_lens.bytes().address() as *const _,
+            out: out.address as *mut _,
+            lse: lse as *mut _,
+            out_token_stride: out.layout.strides[0] as i64,
+            out_head_stride: out.layout.strides[1] as i64,
+            lse_head_stride,
+            requests: int("requests", self.requests())?,
+            heads: int("heads", self.backend.config.problem.heads as usize)?,
+            dtype: dtype_code(self.backend.config.problem.dtype)?,
+        };
+        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts say.
+        check("merge of CUTLASS_MLA", unsafe {
+            ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
+        })
+    }
+}
+
+/// Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads what the kernel would.
+#[cfg(all(test, feature = "sm100"))]
+mod tests {
+    use std::ffi::c_void;
+
+    use mla_kernels::device::cudarc::driver::sys;
+
+    use super::*;
+
+    struct StandIn(CutlassMla);
+
+    #[mla_backend(
+        name = "CUTLASS_MLA_STAND_IN",
+        sm = "80+",
+        dtypes = "f16,bf16",
+        cache_dims = "(512,64)",
+        alignment = 16,
+        heads = "1..=128",
+        page_sizes = "16|32|64|128",
+        query_len = "single",
+        features = "strided_outputs"
+    )]
+    impl DecodeBackend for StandIn {
+        type Device = Cuda;
+        type State = CutlassMlaState;
+        type Metadata = ();
+
+        fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
+            Ok(Self(CutlassMla::with(config, attend_on_the_host)))
+        }
+
+        fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {
+            self.0.state(device, limits)
+        }
+
+        fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+            Ok(())
+        }
+
+        fn prepare(
+            &self,
+            _: &Cuda,
+            _: &DecodeBatch<'_, Cuda>,
+            _: &mut CutlassMlaState,
+            (): &mut (),
+        ) -> Result<()> {
+            Ok(())
+        }
+
+        fn decode(
+            &self,
+            device: &Cuda,
+            call: DecodeCall<'_, Cuda>,
+            state: &mut CutlassMlaState,
+            (): &(),
+        ) -> Result<()> {
+            self.0.decode(device, call, state, &())
+        }
+    }
+
+    mla_conformance::decode_conformance!(
+        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90,sm100 --lib -- --include-ignored"]
+        StandIn,
+        Cuda::new(0).expect("a GPU that the kernels were built for")
+    );
+
+    /// What the device's memory holds from an address on.
+    fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
+        let mut host = vec![T::default(); len];
+        // SAFETY: the host's memory is as long; what the device's is not is refused.
+        let status = unsafe {
+            let to = host.as_mut_ptr().cast();
+            sys::cuMemcpyDtoH_v2(to, address as u64, size_of_val(&host[..]))
+        };
+        status.result().expect("device memory");
+        host
+    }
+
+    fn write<T>(address: *mut T, host: &[T]) {
+        // SAFETY: as above.
+        let status = unsafe {
+            let from = host.as_ptr().cast();
+            sys::cuMemcpyHtoD_v2(address as u64, from, size_of_val(host))
+        };
+        status.result().expect("device memory");
+    }
+
+    unsafe extern "C" fn attend_on_the_host(
+        call: *const ffi::FiCutlassMla,
+        stream: *mut c_void,
+    ) -> i32 {
+        // SAFETY: the caller gives a call that lives, and the stream that its tensors are written on.
+        let call = unsafe {
+            sys::cuStreamSynchronize(stream.cast()).result().unwrap();
+            &*call
+        };
+        let [requests, width, pages, page_size] = [
+            call.requests,
+            call.table_width,
+            call.page_count,
+            call.page_size,
+        ]
+        .map(|extent| extent as usize);
+        let number = |bits: u16| match call.dtype {
+            0 => half::f16::from_bits(bits).to_f32(),
+            _ => half::bf16::from_bits(bits).to_f32(),
+        };
+        let bits = |value: f32| match call.dtype {
+            0 => half::f16::from_f32(value).to_bits(),
+            _ => half::bf16::from_f32(value).to_bits(),
+        };
+        let row = |base: *const c_void, element: i64, len: usize| -> Vec<f32> {
+            let address = base.cast::<u16>().wrapping_offset(element as isize);
+            read(address, len).into_iter().map(number).collect()
+        };
+        let lens = read(call.seq_lens, requests);
+        let table = read(call.block_table, requests * width);
+        for (request, table) in table.chunks(width).enumerate() {
+            let len = lens[request] as usize;
+            assert!(0 < len && len <= width * page_size);
+            // All rows of every tile that it begins, as the kernel reads them.
+            let rows: Vec<Vec<f32>> = (0..len.next_multiple_of(TILE))
+                .map(|token| {
+                    let page = table[token / page_size];
+                    assert!((0..pages as i32).contains(&page), "page {page}");
+                    let at = i64::from(page) * call.page_stride
+                        + (token % page_size) as i64 * call.row_stride;
+                    row(call.cache, at, LATENT + ROPE)
+                })
+                .collect();
+            for head in 0..HEADS {
+                let at = |token: i64, stride: i64| request as i64 * token + head as i64 * stride;
+                let latent = at(
+                    call.query_latent_token_stride,
+                    call.query_latent_head_stride,
+                );
+                let rope = at(call.query_rope_token_stride, call.query_rope_head_stride);
+                let mut query = row(call.query_latent, latent, LATENT);
+                query.extend(row(call.query_rope, rope, ROPE));
+                let scores: Vec<f32> = rows
+                    .iter()
+                    .map(|row| {
+                        let products = row.iter().zip(&query).map(|(a, b)| a * b);
+                        products.sum::<f32>() * call.softmax_scale
+                    })
+                    .collect();
+                let most = scores[..len].iter().copied().fold(f32::MIN, f32::max);
+                let weight = |token: usize| {
+                    let seen = token < len;
+                    if seen {
+                        (scores[token] - most).exp()
+                    } else {
+                        0.0
+                    }
+                };
+                let weights: Vec<f32> = (0..rows.len()).map(weight).collect();
+                let sum: f32 = weights.iter().sum();
+                let mut out = vec![0.0; LATENT];
+                for (weight, row) in weights.iter().zip(&rows) {
+                    // Also those of no weight: NaN times 0 is NaN.
+                    for (out, value) in out.iter_mut().zip(row) {
+                        *out += weight * value;
+                    }
+                }
+                let out: Vec<u16> = out.iter().map(|value| bits(value / sum)).collect();
+                let place = request * HEADS + head;
+                write(call.out.cast::<u16>().wrapping_add(place * LATENT), &out);
+                write(call.lse.wrapping_add(place), &[most + sum.ln()]);
+            }
+        }
+        0
+    }
+}

@@ -1,0 +1,206 @@
+//! FlashInfer's kernels, cuDNN's and this project's own in one program: each backend is there once, and all of them give
+//! what the CPU gives. With the features of one crate alone the others' backends are there as absent.
+
+#![cfg(feature = "gpu")]
+
+// What the layer's own tests on a GPU are made from, of which this program uses a part.
+#[path = "../../../tests/gpu/layer/batch.rs"]
+#[allow(dead_code)]
+mod batch;
+#[path = "../../../tests/gpu/common.rs"]
+#[allow(dead_code)]
+mod common;
+#[path = "../../../tests/gpu/layer/replays.rs"]
+mod replays;
+
+use mla_cudnn::library;
+use mla_flashinfer as _;
+use mla_kernels::Cuda;
+use mla_runtime::availability::Cause;
+use mla_runtime::capability::{Capability, Target};
+use mla_runtime::device::Device as _;
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::explain::Explanation;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::SelectedLayer;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::Request;
+use mla_runtime::spec::Phase;
+
+use batch::{Batch, Case, Distance};
+use common::gpu;
+
+/// A phase, a backend's name, and who provides it.
+const BACKENDS: &[(Phase, &str, &str)] = &[
+    (Phase::Prefill, "FLASHINFER", "flashinfer"),
+    (Phase::Prefill, "CUDNN", "cudnn"),
+    (Phase::Prefill, "FLASH_ATTN", "native"),
+    (Phase::Decode, "FLASHINFER_MLA", "flashinfer"),
+    (Phase::Decode, "CUTLASS_MLA", "cutlass"),
+    (Phase::Decode, "FLASHMLA", "native"),
+];
+
+fn explain(target: Target) -> Explanation {
+    let registry = Registry::linked().expect("a registry without one name twice");
+    let request = Request::new(target, MlaDims::R1, 128, DType::BF16);
+    registry.explain(&request).unwrap()
+}
+
+#[test]
+fn each_backend_is_there_once() {
+    let explanation = explain(Target::dry_run(Capability::new(9, 0)));
+    for (phase, name, provider) in BACKENDS {
+        let candidates = &explanation.phase(*phase).candidates;
+        let found: Vec<_> = candidates
+            .iter()
+            .filter(|candidate| candidate.spec.name == *name)
+            .map(|candidate| candidate.spec.provider)
+            .collect();
+        // Where mla-kernels has no kernel for it, a native backend's name stands for its origin.
+        let is_native = *provider == "native" && found.len() == 1;
+        assert!(is_native || found == [*provider], "{name}: {found:?}");
+    }
+}
+
+#[test]
+fn blackwells_own_kernel_is_chosen_by_name_alone() {
+    let target = Target::dry_run(Capability::new(10, 0));
+    let explanation = explain(target);
+    let selected = explanation.decode.selected().map(|it| it.spec.name);
+    assert_ne!(selected, Some("CUTLASS_MLA"));
+    let registry = Registry::linked().unwrap();
+    let request = Request {
+        decode: Some("CUTLASS_MLA".to_owned()),
+        ..Request::new(target, MlaDims::R1, 128, DType::BF16)
+    };
+    let explanation = registry.explain(&request).unwrap();
+    let named = explanation.decode.preferred().unwrap();
+    assert_eq!(
+        named.is_valid(),
+        cfg!(feature = "sm100"),
+        "{}",
+        named.reasons
+    );
+}
+
+/// The prefill and decode backends that this program and this machine have.
+fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
+    let native = explain(gpu.target());
+    let has_native = [(Phase::Prefill, "FLASH_ATTN"), (Phase::Decode, "FLASHMLA")]
+        .iter()
+        .all(|(phase, name)| {
+            let mut candidates = native.phase(*phase).candidates.iter();
+            candidates.any(|candidate| candidate.spec.name == *name && candidate.is_valid())
+        });
+    let mut pairs = vec![("FLASHINFER", "FLASHINFER_MLA")];
+    match library() {
+        Err(Cause::FeatureOff(_)) => {}
+        library => {
+            library.expect("cuDNN");
+            pairs.push(("CUDNN", "FLASHINFER_MLA"));
+        }
+    }
+    if has_native {
+        pairs.push(("FLASH_ATTN", "FLASHMLA"));
+    }
+    pairs
+}
+
+fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLayer<Cuda> {
+    let config = case.config();
+    let request = Request {
+        prefill: Some(prefill.to_owned()),
+        decode: Some(decode.to_owned()),
+        ..Request::of(gpu.target(), &config.problem)
+    };
+    let selection = Registry::linked().unwrap().select(&request).unwrap();
+    selection.layer(gpu, config.softmax_scale).unwrap()
+}
+
+/// Decodes, speculative decodes, extends, prefills with and without context, and padding.
+const MIXED: &[(u32, u32)] = &[
+    (1, 700),
+    (1, 1),
+    (9, 9),
+    (3, 200),
+    (1, 0),
+    (70, 500),
+    (12, 13),
+    (4, 4),
+    (300, 900),
+    (0, 40),
+];
+
+#[test]
+#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
+    let gpu = &*gpu();
+    for (heads, dtype, context_rows) in [
+        (16, DType::BF16, 4096),
+        (16, DType::BF16, 128),
+        (16, DType::F16, 4096),
+        (128, DType::BF16, 4096),
+    ] {
+        let case = Case {
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            context_rows,
+            ..Case::new(heads, MIXED)
+        };
+        let batch = Batch::new(&case);
+        let cpu = batch.on_cpu();
+        let mut outcomes = Vec::new();
+        for pair in pairs(gpu) {
+            let given = batch.run(&layer(gpu, pair, &case)).unwrap();
+            assert!(given.cache == cpu.cache, "{pair:?}: the caches differ");
+            outcomes.push((pair, given));
+        }
+        let accepted = Distance::accepted(&case, cpu.chunks);
+        for (index, (pair, given)) in outcomes.iter().enumerate() {
+            let others = outcomes[..index].iter().map(|(pair, given)| (*pair, given));
+            for (other, expected) in others.chain([(("CPU", "CPU"), &cpu)]) {
+                let distance = given.distance(expected, &case);
+                println!("{heads} heads, {dtype}: {pair:?} from {other:?}: {distance:?}");
+                assert!(
+                    distance.is_within(&accepted),
+                    "{pair:?} from {other:?}: {distance:?}, accepted {accepted:?}, in {case:?}"
+                );
+            }
+        }
+    }
+}
+
+/// The lists of a plan lie where they lay when the step was captured: `prepare` fills them anew.
+#[test]
+#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+fn captured_decodes_are_the_steps_run_at_once() {
+    let gpu = &*gpu();
+    for (heads, dtype, page_size, query_len) in [
+        (16, DType::BF16, 64, 1),
+        (128, DType::BF16, 64, 2),
+        (16, DType::F16, 16, 3),
+    ] {
+        let case = Case {
+            dtype,
+            kv_format: KvFormat::of(dtype),
+            page_size,
+            ..Case::new(heads, &[])
+        };
+        let layer = layer(gpu, ("FLASHINFER", "FLASHINFER_MLA"), &case);
+        replays::are_the_steps_run_at_once(&layer, &case, query_len);
+    }
+}
+
+/// Prefills and their first chunks of context are planned once per step, so that their launches can be captured.
+#[test]
+#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+fn captured_mixed_steps_are_the_step_run_at_once() {
+    let gpu = &*gpu();
+    for heads in [16, 128] {
+        let case = Case::new(heads, MIXED);
+        for pair in pairs(gpu) {
+            replays::are_the_mixed_step(&layer(gpu, pair, &case), &case);
+        }
+    }
+}
