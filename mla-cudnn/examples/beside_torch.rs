@@ -145,19 +145,16 @@ impl Ours {
         let [tokens, heads] = self.shape;
         let layout = |width| Layout::contiguous(DType::BF16, [tokens, heads, width]);
         let starts = || ArrayRef::new(Cuda::bytes(&self.starts), self.lens.len() + 1);
-        let call = PrefillCall {
-            query: TensorRef::new(Cuda::bytes(&self.query), layout(192))?,
-            keys: Keys::Packed(TensorRef::new(Cuda::bytes(&self.keys), layout(192))?),
-            values: TensorRef::new(Cuda::bytes(&self.values), layout(128))?,
-            out: Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut self.out), layout(128))?),
-            // Without one torch writes none either.
-            lse: None,
-            query_starts: starts()?,
-            key_starts: starts()?,
-            max_query_len: self.lens[0],
-            max_key_len: self.lens[0],
-        };
-        self.backend.new_tokens(device, call, &mut self.state, &())
+        // Without a log-sum-exp: torch writes none either.
+        let call = PrefillCall::new(
+            TensorRef::new(Cuda::bytes(&self.query), layout(192))?,
+            Keys::Packed(TensorRef::new(Cuda::bytes(&self.keys), layout(192))?),
+            TensorRef::new(Cuda::bytes(&self.values), layout(128))?,
+            Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut self.out), layout(128))?),
+            (starts()?, self.lens[0]),
+            (starts()?, self.lens[0]),
+        );
+        self.backend.prefill(device, call, &mut self.state, &())
     }
 
     /// Microseconds of a run, in each sample.
