@@ -13,7 +13,7 @@ use mla_runtime::problem::Problem;
 use mla_runtime::reason::{Given, Reason};
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
-use mla_runtime::spec::{BackendSpec, GraphSupport, QueryLen};
+use mla_runtime::spec::{BackendSpec, GraphSupport, Phase, QueryLen};
 
 use crate::args::{Format, Model, ModelArgs, kv_format, named, positive};
 use crate::error::CliError;
@@ -157,10 +157,9 @@ fn candidates(phase: &PhaseExplanation) -> String {
             let lines: Vec<_> = candidate.reasons.iter().map(line).collect();
             lines.join("\n")
         };
-        for fact in lse(&candidate.spec)
-            .into_iter()
-            .chain(facts(&candidate.kernels))
-        {
+        let declared = [graphs(&candidate.spec), lse(&candidate.spec)];
+        let declared = declared.into_iter().flatten();
+        for fact in declared.chain(facts(&candidate.kernels)) {
             why += "\n";
             why += &fact;
         }
@@ -176,6 +175,17 @@ fn candidates(phase: &PhaseExplanation) -> String {
     }
     numbers(&mut table, [1]);
     table.trim_fmt()
+}
+
+// Which steps of decodes can be captured in a CUDA graph and replayed with other lengths.
+fn graphs(spec: &BackendSpec) -> Option<String> {
+    let steps = match spec.graphs {
+        GraphSupport::Never => return None,
+        GraphSupport::SingleToken => "of one token per request",
+        GraphSupport::UniformBatch => "of equal query lengths",
+        GraphSupport::Always => "of any query lengths",
+    };
+    (spec.phase == Phase::Decode).then(|| format!("CUDA graphs of steps {steps}"))
 }
 
 // What a log-sum-exp is off by where that is more than what f32 makes of it.

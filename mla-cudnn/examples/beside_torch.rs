@@ -106,11 +106,7 @@ impl Ours {
         let backend = Cudnn::new(device, &config)?;
         let mut state = backend.state(device, &limits)?;
         let lens = vec![len as u32; requests];
-        let batch = PrefillBatch {
-            query_lens: &lens,
-            key_lens: &lens,
-            chunks: &[],
-        };
+        let batch = PrefillBatch::new(&lens, &lens);
         backend.prepare(device, &batch, &mut state, &mut ())?;
         let mut numbers = 1u64;
         let mut random = |width: usize| {

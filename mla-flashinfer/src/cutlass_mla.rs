@@ -224,10 +224,10 @@ impl DecodeBackend for CutlassMla {
 
 /// One call, once it is known to fit the state.
 #[cfg(feature = "sm100")]
-struct Step<'a> {
+struct Step<'a, 'b> {
     backend: &'a CutlassMla,
     device: &'a Cuda,
-    batch: DecodeBatch<'a, Cuda>,
+    batch: DecodeBatch<'b, Cuda>,
     state: &'a CutlassMlaState,
     width: usize,
 }
@@ -249,7 +249,7 @@ struct Keys {
 type Cache<'a> = mla_runtime::cache::CacheRef<'a, Cuda>;
 
 #[cfg(feature = "sm100")]
-impl Step<'_> {
+impl Step<'_, '_> {
     fn requests(&self) -> usize {
         self.batch.block_table.requests()
     }
@@ -401,7 +401,8 @@ mod tests {
 
     #[mla_backend(
         name = "CUTLASS_MLA_STAND_IN",
-        sm = "80+",
+        sm = "compiled",
+        compiled = "compiled::SM100|compiled::SM90|compiled::SM80",
         dtypes = "f16,bf16",
         cache_dims = "(512,64)",
         alignment = 16,

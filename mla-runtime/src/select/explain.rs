@@ -80,7 +80,7 @@ impl PhaseExplanation {
 /// What a selection considered and chose.
 ///
 /// Serialises as `{"target", …, "prefill": {"selected": NAME or null, "candidates": [{"name",
-/// "provider", "priority", "valid", "lse_precision", "compiled_for": ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date",
+/// "provider", "priority", "valid", "graphs", "lse_precision", "compiled_for": ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date",
 /// "commit"}] or null, "reasons": [{"field", "given", "accepted", "message"}]}]}, "decode": {…}}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
@@ -220,6 +220,7 @@ struct CandidateReport<'a> {
     provider: &'a str,
     priority: i32,
     valid: bool,
+    graphs: &'static str,
     lse_precision: &'static str,
     // Null where nobody says.
     compiled_for: Option<Vec<&'static str>>,
@@ -291,6 +292,7 @@ impl<'a> PhaseReport<'a> {
                     provider: candidate.spec.provider,
                     priority: candidate.priority,
                     valid: candidate.is_valid(),
+                    graphs: candidate.spec.graphs.name(),
                     lse_precision: candidate.spec.lse_precision.name(),
                     compiled_for: candidate.kernels.families.map(|families| {
                         let targets = families.iter().flat_map(|family| family.targets);
