@@ -92,17 +92,8 @@ impl Ours {
     fn new(device: &Cuda, [requests, len, heads]: [usize; 3]) -> Result<Self, Failure> {
         let tokens = requests * len;
         let problem = Problem::new(MlaDims::R1, heads as u32, DType::BF16);
-        let config = LayerConfig {
-            problem,
-            softmax_scale: 1.0 / 192f32.sqrt(),
-        };
-        let limits = StepLimits {
-            requests,
-            tokens,
-            decode_query_len: 0,
-            pages_per_request: 0,
-            context_rows: 0,
-        };
+        let config = LayerConfig::new(problem, 1.0 / 192f32.sqrt());
+        let limits = StepLimits::new(requests, tokens, 0);
         let backend = Cudnn::new(device, &config)?;
         let mut state = backend.state(device, &limits)?;
         let lens = vec![len as u32; requests];

@@ -24,8 +24,9 @@ use mla_runtime::dtype::DType;
 use mla_runtime::explain::Explanation;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::SelectedLayer;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 use mla_runtime::spec::Phase;
 
 use batch::{Batch, Case, Distance};
@@ -43,7 +44,7 @@ const BACKENDS: &[(Phase, &str, &str)] = &[
 
 fn explain(target: Target) -> Explanation {
     let registry = Registry::linked().expect("a registry without one name twice");
-    let request = Request::new(target, MlaDims::R1, 128, DType::BF16);
+    let request = SelectionRequest::new(target, Problem::new(MlaDims::R1, 128, DType::BF16));
     registry.explain(&request).unwrap()
 }
 
@@ -70,10 +71,8 @@ fn blackwells_own_kernel_is_chosen_by_name_alone() {
     let selected = explanation.decode.selected().map(|it| it.spec.name);
     assert_ne!(selected, Some("CUTLASS_MLA"));
     let registry = Registry::linked().unwrap();
-    let request = Request {
-        decode: Some("CUTLASS_MLA".to_owned()),
-        ..Request::new(target, MlaDims::R1, 128, DType::BF16)
-    };
+    let problem = Problem::new(MlaDims::R1, 128, DType::BF16);
+    let request = SelectionRequest::new(target, problem).with_decode("CUTLASS_MLA");
     let explanation = registry.explain(&request).unwrap();
     let named = explanation.decode.preferred().unwrap();
     assert_eq!(
@@ -109,11 +108,9 @@ fn pairs(gpu: &Cuda) -> Vec<(&'static str, &'static str)> {
 
 fn layer(gpu: &Cuda, (prefill, decode): (&str, &str), case: &Case) -> SelectedLayer<Cuda> {
     let config = case.config();
-    let request = Request {
-        prefill: Some(prefill.to_owned()),
-        decode: Some(decode.to_owned()),
-        ..Request::of(gpu.target(), &config.problem)
-    };
+    let request = SelectionRequest::new(gpu.target(), config.problem)
+        .with_prefill(prefill)
+        .with_decode(decode);
     let selection = Registry::linked().unwrap().select(&request).unwrap();
     selection.layer(gpu, config.softmax_scale).unwrap()
 }
