@@ -1,12 +1,14 @@
-//! CUDNN's time beside that of torch, which calls the same library: case by case, in turns, on one GPU.
+//! CUDNN's time beside that of Python, which calls the same library: case by case, in turns, on one GPU.
 //!
 //! ```sh
+//! python3 -m pip install nvidia-cudnn-frontend==1.32.0
 //! MLA_CUDNN=/path/to/torch's/libcudnn.so.9 \
-//!     cargo run --release --package mla-cudnn --features cudnn --example beside_torch -- python3
+//!     cargo run --release --package mla-cudnn --features cudnn --example beside_python -- python3
 //! ```
 //!
-//! Each line is a case: causal attention of requests of equal length among their own tokens, 192/128, bf16. torch is
-//! timed twice: with a dense batch, and with a jagged one, which is what this adapter gives cuDNN.
+//! Each line is a case: causal attention of requests of equal length to their own tokens, 192/128, bf16. Python is timed
+//! twice: with the frontend's graph of a ragged batch, which is what this adapter gives cuDNN, and with torch's attention of
+//! a dense batch, for which cuDNN has another kernel.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
@@ -34,16 +36,16 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
     let python = std::env::args().nth(1).unwrap_or("python3".to_owned());
-    let mut torch = Command::new(python)
+    let mut beside = Command::new(python)
         .args(["-c", include_str!("beside_torch.py")])
         .args([RUNS.to_string(), SAMPLES.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let mut ask = torch.stdin.take().expect("a pipe");
-    let mut answers = BufReader::new(torch.stdout.take().expect("a pipe")).lines();
+    let mut ask = beside.stdin.take().expect("a pipe");
+    let mut answers = BufReader::new(beside.stdout.take().expect("a pipe")).lines();
     let device = Cuda::new(0)?;
-    println!("requests tokens heads: microseconds of CUDNN, torch dense, torch jagged; ratios");
+    println!("requests tokens heads: microseconds of CUDNN, the frontend, torch; ratios");
     for case in CASES {
         let mut ours = Ours::new(&device, *case)?;
         let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -51,22 +53,22 @@ fn main() -> Result<(), Failure> {
             times[0].extend(ours.time(&device)?);
             let [requests, tokens, heads] = case;
             writeln!(ask, "{requests} {tokens} {heads}")?;
-            let answer = answers.next().ok_or("torch ended")??;
+            let answer = answers.next().ok_or("Python ended")??;
             for (times, said) in times[1..].iter_mut().zip(answer.split(';')) {
                 let said: Result<Vec<f64>, _> = said.split_whitespace().map(str::parse).collect();
                 times.extend(said?);
             }
         }
-        let [ours, dense, jagged] = times.map(median);
+        let [ours, frontend, torch] = times.map(median);
         let [requests, tokens, heads] = case;
         println!(
-            "{requests} {tokens} {heads}: {ours:.1}, {dense:.1}, {jagged:.1}; {:.3}, {:.3}",
-            ours / dense,
-            ours / jagged
+            "{requests} {tokens} {heads}: {ours:.1}, {frontend:.1}, {torch:.1}; {:.3}, {:.3}",
+            ours / frontend,
+            ours / torch
         );
     }
     drop(ask);
-    torch.wait()?;
+    beside.wait()?;
     Ok(())
 }
 
@@ -99,18 +101,23 @@ impl Ours {
         let lens = vec![len as u32; requests];
         let batch = PrefillBatch::new(&lens, &lens);
         backend.prepare(device, &batch, &mut state, &mut ())?;
-        let mut numbers = 1u64;
-        let mut random = |width: usize| {
-            let mut bytes = Vec::with_capacity(tokens * heads * width * 2);
-            for _ in 0..tokens * heads * width {
-                numbers = numbers
+        // Numbers that repeat: so many are quickly made.
+        let mut state_of_numbers = 1u64;
+        let numbers: Vec<u8> = (0..1 << 16)
+            .flat_map(|_| {
+                state_of_numbers = state_of_numbers
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1);
-                // Sign, an exponent of 2^-1 to 2^-8, and a mantissa.
-                let bits = (numbers >> 48) as u16;
-                bytes.extend((0x3c00 + (bits & 0x03ff) | bits & 0x8000).to_le_bytes());
-            }
-            upload(device, &bytes)
+                // A sign, an exponent of 2^-7 or a bit above, and a mantissa.
+                let bits = (state_of_numbers >> 48) as u16;
+                (0x3c00 + (bits & 0x03ff) | bits & 0x8000).to_le_bytes()
+            })
+            .collect();
+        let random = |width: usize| {
+            let bytes = tokens * heads * width * 2;
+            let mut repeated = numbers.repeat(bytes.div_ceil(numbers.len()));
+            repeated.truncate(bytes);
+            upload(device, &repeated)
         };
         let starts: Vec<u8> = (0..=requests)
             .flat_map(|request| ((request * len) as i32).to_le_bytes())
