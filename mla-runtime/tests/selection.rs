@@ -501,6 +501,8 @@ fn a_selection_serialises_with_what_was_given_and_accepted() {
             "provider": "unknown",
             "priority": 5,
             "valid": false,
+            "graphs": "never",
+            "lse_precision": "f32",
             "compiled_for": null,
             "run_on": null,
             "reasons": [

@@ -182,11 +182,12 @@ pub const TOKENSPEED_MLA_DECODE: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// CUTLASS's kernel for Blackwell, which computes 128 heads whatever a model has.
+/// CUTLASS's MLA example kernel, which pads queries to 128 heads.
 pub const CUTLASS_MLA: BackendSpec = BackendSpec {
     capabilities: &[BLACKWELL],
     heads: HeadCounts::Range(1, 128),
-    page_sizes: PageSizes::List(&[16, 32, 64, 128]),
+    kv_formats: F16_BF16_FP8,
+    page_sizes: PageSizes::List(&[128]),
     query_len: QueryLen::Single,
     graphs: GraphSupport::SingleToken,
     priority: Priority::everywhere(60),
