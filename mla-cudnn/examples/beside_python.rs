@@ -37,7 +37,7 @@ type Failure = Box<dyn std::error::Error>;
 fn main() -> Result<(), Failure> {
     let python = std::env::args().nth(1).unwrap_or("python3".to_owned());
     let mut beside = Command::new(python)
-        .args(["-c", include_str!("beside_torch.py")])
+        .args(["-c", include_str!("beside_python.py")])
         .args([RUNS.to_string(), SAMPLES.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
