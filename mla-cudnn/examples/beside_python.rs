@@ -110,7 +110,7 @@ impl Ours {
                     .wrapping_add(1);
                 // A sign, an exponent of 2^-7 or a bit above, and a mantissa.
                 let bits = (state_of_numbers >> 48) as u16;
-                (0x3c00 + (bits & 0x03ff) | bits & 0x8000).to_le_bytes()
+                ((0x3c00 + (bits & 0x03ff)) | (bits & 0x8000)).to_le_bytes()
             })
             .collect();
         let random = |width: usize| {

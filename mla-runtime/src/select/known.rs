@@ -20,8 +20,8 @@ use crate::dtype::DType;
 use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::spec::{
-    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, PageSizes, Phase,
-    Priority, QueryLen, SparseSupport,
+    BackendSpec, CacheDims, GraphSupport, HeadCounts, KeyLayout, LseOutput, LsePrecision,
+    PageSizes, Phase, Priority, QueryLen, SparseSupport,
 };
 
 const HOPPER: CapabilityMatch = CapabilityMatch::Exact(Capability::new(9, 0));
@@ -66,6 +66,7 @@ pub const FLASHINFER: BackendSpec = BackendSpec {
     capabilities: &[AMPERE_ON],
     dims: Some(&[HeadDims::R1]),
     alignment: 16,
+    lse_precision: LsePrecision::DType,
     priority: Priority {
         by_capability: &[(BLACKWELL, 80)],
         otherwise: 90,
@@ -163,6 +164,7 @@ pub const FLASHINFER_MLA: BackendSpec = BackendSpec {
     query_len: QueryLen::Ragged,
     alignment: 16,
     graphs: GraphSupport::UniformBatch,
+    lse_precision: LsePrecision::DType,
     features: FeatureSet::of(&[Feature::StridedOutputs]),
     priority: Priority::everywhere(80),
     ..decode("FLASHINFER_MLA", "flashinfer")
