@@ -3,10 +3,15 @@
 
 use mla_kernels::raw::{self, MlaSparseParams};
 
-/// Clusters of 1, 2, 4, 8 and 16 CTAs that a GPU of 132 SMs runs at the same time.
-const H200: [i32; 5] = [132, 66, 32, 16, 8];
+/// Clusters of 1, 2, ... 16 CTAs that a GPU of 132 SMs might run at the same time.
+const H200: [i32; 16] = [132, 66, 42, 31, 24, 20, 16, 14, 0, 0, 0, 0, 0, 0, 0, 7];
 
-fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 5]) -> i32 {
+/// A GPU that takes clusters of up to so many CTAs.
+fn up_to(most: usize) -> [i32; 16] {
+    std::array::from_fn(|at| if at < most { H200[at] } else { 0 })
+}
+
+fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> i32 {
     let params = MlaSparseParams {
         tokens,
         heads,
@@ -18,7 +23,7 @@ fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 5]) -> i32 {
         ..MlaSparseParams::default()
     };
     let mut splits = 0;
-    // SAFETY: all three addresses are those of values on this stack, `clusters` has five.
+    // SAFETY: all three addresses are those of values on this stack, `clusters` has sixteen.
     let status = unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits) };
     raw::check("sparse splits", status).unwrap();
     splits
@@ -28,13 +33,13 @@ fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 5]) -> i32 {
 fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
     for (tokens, heads, expected) in [
         (1, 16, 16),
-        (8, 16, 16),
-        (16, 16, 8),
-        (32, 16, 4),
+        (8, 16, 8),
+        (16, 16, 7),
+        (32, 16, 3),
         (64, 64, 2),
         (128, 16, 1),
         // Two tiles of heads each.
-        (8, 128, 8),
+        (8, 128, 7),
         (64, 128, 1),
         (4096, 128, 1),
     ] {
@@ -51,10 +56,10 @@ fn a_split_has_at_least_a_whole_tile_and_a_cluster_that_the_gpu_takes() {
     for width in [0, 1, 63, 64, 127, 128, 500, 2048, 8192] {
         for tokens in 1..200 {
             let splits = splits(tokens, 16, width, H200);
-            assert!([1, 2, 4, 8, 16].contains(&splits));
+            assert!([1, 2, 3, 4, 5, 6, 7, 8, 16].contains(&splits));
             assert!(splits == 1 || width >= 64 * splits, "{splits} of {width}");
         }
     }
-    assert_eq!(splits(1, 16, 2048, [132, 66, 32, 16, 0]), 8);
-    assert_eq!(splits(1, 16, 2048, [132, 0, 0, 0, 0]), 1);
+    assert_eq!(splits(1, 16, 2048, up_to(8)), 8);
+    assert_eq!(splits(1, 16, 2048, up_to(1)), 1);
 }

@@ -253,6 +253,26 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 
+/* A cache, and which of its rows each query token attends to. */
+typedef struct MlaListedCache {
+    /* [pages, page_size] rows of the first cache's format and scale; each begins on 16 bytes */
+    const void* cache;
+    /* [tokens, width] int32: slots */
+    const int32_t* lists;
+    /* [tokens] int32, or null, as of the first cache */
+    const int32_t* counts;
+    /* in bytes: multiples of 16 */
+    int64_t cache_page_stride;
+    int64_t cache_slot_stride;
+    int64_t list_stride;
+    /* number of pages behind `cache` */
+    int64_t pages;
+    /* entries of a list, 0..=8192 */
+    int32_t width;
+    /* slots per page: any number from 1 on */
+    int32_t page_size;
+} MlaListedCache;
+
 /*
  * Sparse absorbed MLA, for decode and prefill: every query token attends to the cache rows that its
  * list names, whatever request they belong to. As in decode,
@@ -265,6 +285,9 @@ MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* 
  * memory is read for it; a slot that stands twice counts twice. Rows that no list names are not
  * read. There is no causality beside what the lists say. It takes time in proportion to the valid
  * entries.
+ *
+ * Two caches take part in one softmax, such as a window of uncompressed rows beside chosen ones; the
+ * second is absent where its width is 0, and then nothing else of it is looked at.
  */
 typedef struct MlaSparseParams {
     /* [tokens, heads, 512] of q_dtype */
@@ -278,6 +301,13 @@ typedef struct MlaSparseParams {
     /* [tokens] int32: how many entries of each list count, the first ones; or null: all. What is
      * below 0 counts as 0, what is above width as width. */
     const int32_t* counts;
+    MlaListedCache second;
+    /* Of the requests, if dense_within is not 0: the pages of each, [requests, any] int32; its tokens in
+     * the cache, the query tokens included, [requests] int32; where its query tokens begin, and where
+     * the last one's end, [requests + 1] int32. */
+    const int32_t* block_table;
+    const int32_t* seq_lens;
+    const int32_t* query_starts;
     /* [heads] f32, or null: a score for each head that takes part in the softmax without a value.
      * The log-sum-exp leaves it out. */
     const float* sinks;
@@ -294,12 +324,18 @@ typedef struct MlaSparseParams {
     int64_t cache_page_stride;
     int64_t cache_slot_stride;
     int64_t list_stride;
+    int64_t block_table_stride;
     int64_t out_token_stride;
     int64_t out_head_stride;
     int64_t lse_head_stride;
     /* number of pages behind `cache` */
     int64_t pages;
 
+    /* The query tokens of a request of at most so many tokens attend to all of them, each to those up to
+     * itself: the first cache's slots come from the block table, and their lists and counts are not
+     * looked at. At most `width`; 0: there are none. */
+    int32_t dense_within;
+    int32_t requests;
     /* query tokens, less than 2^24 */
     int32_t tokens;
     /* query heads, 1..=128 */
@@ -329,15 +365,16 @@ MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
-/* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There are less than
+/* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There is no second
+ * cache, and no request is dense: second.width and dense_within are 0. There are less than
  * 2^31 tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
  * bytes, aligned to 256; the rules of mla_decode_sm80's hold for it. */
 MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                           void* workspace, size_t workspace_bytes, void* stream);
 
-/* How mla_sparse_sm90 divides a batch: how many thread blocks share each list. Reads heads, tokens
- * and width. `clusters` is [5] in host memory: how many clusters of 1, 2, 4, 8 and 16 blocks the
- * device runs at the same time, 0 where it does not take them. */
+/* How mla_sparse_sm90 divides a batch: how many thread blocks share the lists of a token. Reads heads,
+ * tokens and both widths. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 blocks
+ * the device runs at the same time, 0 where it does not take them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits);
 

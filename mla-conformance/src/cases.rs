@@ -45,6 +45,10 @@ pub enum DecodeTopic {
     NanRows,
     /// Lists of slots, where the spec has them.
     SlotLists,
+    /// Requests of a sparse call that attend to all of their tokens, where the spec has them.
+    DenseRequests,
+    /// A second cache with lists of its own, where the spec has it.
+    SecondCache,
     /// Quantised outputs, where the spec has them.
     QuantisedOutputs,
     /// The same step again, where the spec says that it is deterministic.
@@ -68,6 +72,8 @@ impl DecodeTopic {
         Self::NanQueries,
         Self::NanRows,
         Self::SlotLists,
+        Self::DenseRequests,
+        Self::SecondCache,
         Self::QuantisedOutputs,
         Self::Repetition,
         Self::ThroughTheRegistry,
@@ -88,6 +94,8 @@ impl DecodeTopic {
             Self::NanQueries => "nan_queries",
             Self::NanRows => "nan_rows",
             Self::SlotLists => "slot_lists",
+            Self::DenseRequests => "dense_requests",
+            Self::SecondCache => "second_cache",
             Self::QuantisedOutputs => "quantised_outputs",
             Self::Repetition => "repetition",
             Self::ThroughTheRegistry => "through_the_registry",
@@ -226,6 +234,23 @@ impl Accepted {
             problem
         });
         changed.filter(|problem| self.accepts(problem)).collect()
+    }
+
+    // Sparse problems of every cache format with one and several query tokens, and with few heads and many,
+    // where the spec has a feature.
+    fn sparse(&self, feature: Feature) -> Vec<Problem> {
+        if !self.spec.features.contains(feature) {
+            return Vec::new();
+        }
+        let levels = [QueryLen::Single, QueryLen::Ragged];
+        let heads = [self.plainest.heads, 100];
+        let changes = self.spec.kv_formats.iter().flat_map(|format| {
+            let levels = levels.iter();
+            levels.flat_map(move |level| heads.map(|heads| (*format, *level, heads)))
+        });
+        self.with(changes.collect(), |p, (format, level, heads)| {
+            (p.sparse, p.kv_format, p.query_len, p.heads) = (true, format, level, heads);
+        })
     }
 
     fn dims(&self) -> Vec<MlaDims> {
@@ -431,6 +456,48 @@ fn decode_by<S: DecodeStage>(
                     ..DecodeCase::new(problem, &[20])
                 })
             }),
+        DecodeTopic::DenseRequests => {
+            let sparse = accepted.sparse(Feature::DenseRequests);
+            sparse.into_iter().try_for_each(|problem| {
+                // Shorter than its bound, as long, and longer; without tokens.
+                check(DecodeCase {
+                    dense_within: 37,
+                    ..DecodeCase::new(problem, &[20, 37, 38, 0, 1])
+                })?;
+                let query_lens = match problem.query_len {
+                    QueryLen::Single => return Ok(()),
+                    _ => vec![4, 0, 3, 2],
+                };
+                check(DecodeCase {
+                    query_lens,
+                    list_width: 150,
+                    dense_within: 130,
+                    ..DecodeCase::new(problem, &[4, 90, 131, 130])
+                })
+            })
+        }
+        DecodeTopic::SecondCache => {
+            let sparse = accepted.sparse(Feature::SecondCache);
+            sparse.into_iter().try_for_each(|problem| {
+                check(DecodeCase {
+                    second_width: 21,
+                    ..DecodeCase::new(problem, &[300, 17, 0])
+                })?;
+                // Beside nothing, and more than a tile beside dense requests.
+                check(DecodeCase {
+                    second_width: 5,
+                    list_width: 0,
+                    ..DecodeCase::new(problem, &[20])
+                })?;
+                let dense = spec.features.contains(Feature::DenseRequests);
+                check(DecodeCase {
+                    second_width: 130,
+                    list_width: 90,
+                    dense_within: if dense { 90 } else { 0 },
+                    ..DecodeCase::new(problem, &[80, 200])
+                })
+            })
+        }
         DecodeTopic::QuantisedOutputs => accepted
             .with(vec![true], |p, quantised| p.quant_output = quantised)
             .into_iter()

@@ -7,7 +7,8 @@ use super::failure::{Failure, refused};
 use crate::reference::{self, Array, Attended};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SlotLists, StepLimits,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query, SlotLists,
+    StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::device::Memory;
@@ -25,6 +26,10 @@ pub struct DecodeCase {
     pub seq_lens: Vec<usize>,
     /// The slots per query token, where the problem is sparse.
     pub list_width: usize,
+    /// Requests of at most so many tokens attend to all that they see, by the block table.
+    pub dense_within: usize,
+    /// The slots per query token of a second cache; 0: there is none.
+    pub second_width: usize,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
     /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
@@ -51,6 +56,8 @@ impl DecodeCase {
             query_lens: vec![1; seq_lens.len()],
             seq_lens: seq_lens.to_vec(),
             list_width: 37,
+            dense_within: 0,
+            second_width: 0,
             gap: 0,
             lse: true,
             nan_queries: Vec::new(),
@@ -110,7 +117,53 @@ struct Step {
     // `[tokens, heads, L+R]` without gaps.
     query: Tensor,
     lists: Option<Vec<i32>>,
+    second: Option<Second>,
     starts: Vec<i32>,
+}
+
+// A second cache, and the lists of its slots.
+struct Second {
+    cache: Vec<u8>,
+    layout: CacheLayout,
+    lists: Vec<i32>,
+}
+
+impl Second {
+    // Other pages than those of the first cache.
+    fn new(case: &DecodeCase, random: &mut Random, first: &CacheLayout, tokens: usize) -> Self {
+        let page_size = first.page_size % 5 + 2;
+        let mut layout = CacheLayout::contiguous(first.dims, first.format, 40, page_size);
+        layout.scale = first.scale;
+        let mut cache = vec![POISON; layout.pages * layout.page_stride];
+        // Every other row is poison, and in no list.
+        for slot in (0..layout.slots()).step_by(2) {
+            let bytes = random_row(random, &layout, &[]);
+            let at = slot / page_size * layout.page_stride + slot % page_size * layout.row_stride;
+            cache[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        let lists = (0..tokens * case.second_width).map(|_| match random.below(5) {
+            0 => -1,
+            1 => (layout.slots() + random.below(1000)) as i32,
+            _ => (random.below(layout.slots().div_ceil(2)) * 2) as i32,
+        });
+        Self {
+            lists: lists.collect(),
+            cache,
+            layout,
+        }
+    }
+}
+
+// A row of random numbers but for NaN in some columns.
+fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u8> {
+    let mut row: Vec<f64> = (0..layout.dims.row())
+        .map(|_| f64::from(random.next() as f32))
+        .collect();
+    for column in nan {
+        row[*column] = f64::NAN;
+    }
+    let latent = layout.dims.latent as usize;
+    reference::encode_row(layout.format, latent, &row, f64::from(layout.scale))
 }
 
 impl Step {
@@ -141,16 +194,12 @@ impl Step {
                     *entry = free.next().unwrap_or(0);
                 }
                 let slot = *entry as usize * page_size + token % page_size;
-                let mut row: Vec<f64> = (0..dims.row())
-                    .map(|_| f64::from(random.next() as f32))
-                    .collect();
-                for nan in &case.nan_rows {
-                    if nan[..2] == [request, token] {
-                        row[nan[2]] = f64::NAN;
-                    }
-                }
-                let scale = f64::from(layout.scale);
-                let bytes = reference::encode_row(format, dims.latent as usize, &row, scale);
+                let own = case
+                    .nan_rows
+                    .iter()
+                    .filter(|nan| nan[..2] == [request, token]);
+                let nan: Vec<usize> = own.map(|nan| nan[2]).collect();
+                let bytes = random_row(&mut random, &layout, &nan);
                 cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
                 of_request.push(slot);
             }
@@ -173,6 +222,8 @@ impl Step {
                 })
                 .collect()
         });
+        let second =
+            (case.second_width > 0).then(|| Second::new(case, &mut random, &layout, tokens));
         Self {
             table,
             max_pages,
@@ -181,6 +232,7 @@ impl Step {
             slots,
             query,
             lists,
+            second,
             starts: starts(&case.query_lens),
         }
     }
@@ -232,6 +284,9 @@ impl Step {
             .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
         let lists = self.lists.as_deref().map(ints).transpose()?;
         let cache = upload(device, &self.cache)?;
+        let second = self.second.as_ref();
+        let second = second.map(|s| Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
+        let second: Option<(_, _, CacheLayout)> = second.transpose().map_err(refused("upload"))?;
         let heads = case.problem.heads as usize;
         let mut outputs = Outputs::<S::Device>::new(
             device,
@@ -266,7 +321,20 @@ impl Step {
             let lists = match &lists {
                 Some(lists) => {
                     let slots = array(lists, tokens * case.list_width)?;
-                    Some(SlotLists::new(slots, case.list_width))
+                    let second = match &second {
+                        Some((bytes, lists, layout)) => Some(ListedCache::new(
+                            CacheRef::new(<S::Device as Memory>::bytes(bytes), *layout)?,
+                            array(lists, tokens * case.second_width)?,
+                            case.second_width,
+                        )),
+                        None => None,
+                    };
+                    let lists = SlotLists::new(slots, case.list_width);
+                    Some(
+                        lists
+                            .with_dense_within(case.dense_within)
+                            .with_second(second),
+                    )
                 }
                 None => None,
             };
@@ -281,16 +349,31 @@ impl Step {
     }
 
     fn stored(&self, slot: usize) -> Vec<f64> {
-        let CacheLayout {
-            dims,
-            format,
-            row_stride,
-            scale,
-            ..
-        } = self.layout;
-        let bytes = &self.cache[slot * row_stride..];
-        let (latent, rope) = (dims.latent as usize, dims.head.rope as usize);
-        reference::decode_row(format, latent, rope, bytes, f64::from(scale))
+        stored(&self.cache, &self.layout, slot)
+    }
+
+    // What a token of a sparse call attends to: token `t` of the `n` of a request.
+    fn listed(&self, case: &DecodeCase, lists: &[i32], request: usize, t: usize) -> Vec<Vec<f64>> {
+        let token = self.starts[request] as usize + t;
+        let of_token = |lists: &[i32], width: usize, slots: usize| -> Vec<usize> {
+            let list = lists[token * width..][..width].iter();
+            let valid = list.filter(|slot| (0..slots as i32).contains(*slot));
+            valid.map(|slot| *slot as usize).collect()
+        };
+        let len = case.seq_lens[request];
+        let first = if case.dense_within > 0 && len <= case.dense_within {
+            let seen = (len + t + 1).saturating_sub(case.query_lens[request]);
+            self.slots[request][..seen].to_vec()
+        } else {
+            of_token(lists, case.list_width, self.layout.slots())
+        };
+        let mut rows: Vec<_> = first.into_iter().map(|slot| self.stored(slot)).collect();
+        if let Some(second) = &self.second {
+            let slots = of_token(&second.lists, case.second_width, second.layout.slots());
+            let stored = |slot| stored(&second.cache, &second.layout, slot);
+            rows.extend(slots.into_iter().map(stored));
+        }
+        rows
     }
 
     fn compare(
@@ -311,12 +394,7 @@ impl Step {
             let dense = self.attend(case, &queries, &rows);
             for t in 0..*n {
                 let listed = self.lists.as_ref().map(|lists| {
-                    let list = &lists[(first + t) * case.list_width..][..case.list_width];
-                    let rows: Vec<Vec<f64>> = list
-                        .iter()
-                        .filter(|slot| (0..self.layout.slots() as i32).contains(*slot))
-                        .map(|slot| self.stored(*slot as usize))
-                        .collect();
+                    let rows = self.listed(case, lists, request, t);
                     let query = Array::from_fn([1, heads, row], |_, h, k| queries.row(t, h)[k]);
                     self.attend(case, &query, &rows)
                 });
@@ -336,4 +414,11 @@ impl Step {
         let scale = f64::from(config(case.problem).softmax_scale);
         reference::absorbed(queries, rows, self.layout.dims.latent as usize, scale)
     }
+}
+
+fn stored(cache: &[u8], layout: &CacheLayout, slot: usize) -> Vec<f64> {
+    let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let (page, place) = (slot / layout.page_size, slot % layout.page_size);
+    let bytes = &cache[page * layout.page_stride + place * layout.row_stride..];
+    reference::decode_row(layout.format, latent, rope, bytes, f64::from(layout.scale))
 }

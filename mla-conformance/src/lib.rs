@@ -74,6 +74,8 @@ macro_rules! decode_conformance {
             nan_queries => NanQueries,
             nan_rows => NanRows,
             slot_lists => SlotLists,
+            dense_requests => DenseRequests,
+            second_cache => SecondCache,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
             through_the_registry => ThroughTheRegistry,

@@ -18,6 +18,7 @@ use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
+use mla_runtime::tensor::ArrayRef;
 use mla_runtime::{Error, Result};
 
 // Rows (a query token's heads, then the next token's) of a unit: they share the conversion of each
@@ -95,7 +96,7 @@ struct Part {
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,
-    features = "deterministic,nan_propagation,strided_outputs"
+    features = "deterministic,nan_propagation,strided_outputs,dense_requests,second_cache"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
@@ -182,6 +183,8 @@ struct Call<'a, T> {
     latent: usize,
     cache: &'a [u8],
     layout: CacheLayout,
+    // Another cache. Its slots count on from those of the first one.
+    second: Option<(&'a [u8], CacheLayout)>,
     pages: Pages<'a>,
     seq_lens: &'a [i32],
     query_starts: &'a [i32],
@@ -201,10 +204,39 @@ enum QueryElements<'a, T> {
     },
 }
 
-// The slots of each query token of a sparse call.
+// What each query token of a sparse call attends to.
 struct Lists<'a> {
+    first: Slots<'a>,
+    dense_within: usize,
+    second: Option<Slots<'a>>,
+}
+
+// Slots of each query token.
+struct Slots<'a> {
     slots: &'a [i32],
     width: usize,
+    // Of the cache.
+    end: usize,
+}
+
+impl<'a> Slots<'a> {
+    fn of(slots: &ArrayRef<'a, Cpu, i32>, width: usize, tokens: usize, end: usize) -> Result<Self> {
+        let slots = indices("slots", slots)?;
+        match tokens.checked_mul(width) {
+            Some(needed) if needed <= slots.len() => Ok(Self { slots, width, end }),
+            _ => Err(Error::argument(
+                "slots",
+                slots.len(),
+                format!("{tokens} tokens of {width} slots"),
+            )),
+        }
+    }
+
+    // Those of a token that the cache has.
+    fn valid(&self, token: usize) -> impl Iterator<Item = usize> {
+        let list = self.slots[token * self.width..][..self.width].iter();
+        list.filter_map(|slot| usize::try_from(*slot).ok().filter(|slot| *slot < self.end))
+    }
 }
 
 struct Shared<'s> {
@@ -261,19 +293,26 @@ impl CpuDecode {
         let lists = match &call.slots {
             None => None,
             Some(lists) => {
-                let slots = indices("slots", &lists.slots)?;
+                let second = lists.second.as_ref().map(|second| {
+                    let end = second.cache.layout().slots();
+                    Slots::of(&second.slots, second.width, tokens, end)
+                });
                 Some(Lists {
-                    slots,
-                    width: lists.width,
+                    first: Slots::of(&lists.slots, lists.width, tokens, layout.slots())?,
+                    dense_within: lists.dense_within,
+                    second: second.transpose()?,
                 })
             }
         };
+        let second = call.slots.as_ref().and_then(|lists| lists.second.as_ref());
+        let second = second.map(|second| (second.cache.bytes(), *second.cache.layout()));
         let pages = Pages::of(&batch.block_table, layout.page_size)?;
-        if lists.is_none() {
-            for (request, len) in seq_lens.iter().enumerate() {
-                if query_starts[request] < query_starts[request + 1] {
-                    pages.check(request, 0, *len as usize, layout.pages)?;
-                }
+        for (request, len) in seq_lens.iter().enumerate() {
+            let reads_pages = lists
+                .as_ref()
+                .is_none_or(|lists| lists.is_dense(*len as usize));
+            if reads_pages && query_starts[request] < query_starts[request + 1] {
+                pages.check(request, 0, *len as usize, layout.pages)?;
             }
         }
         let lse = match call.lse {
@@ -286,6 +325,7 @@ impl CpuDecode {
             latent: l,
             cache: call.cache.bytes(),
             layout,
+            second,
             pages,
             seq_lens,
             query_starts,
@@ -296,6 +336,13 @@ impl CpuDecode {
             num_splits: self.num_splits,
         };
         Ok((call, lists))
+    }
+}
+
+impl Lists<'_> {
+    // Whether a request with so many tokens attends to them all.
+    fn is_dense(&self, len: usize) -> bool {
+        self.dense_within > 0 && len <= self.dense_within
     }
 }
 
@@ -316,14 +363,20 @@ impl<T: Element> Call<'_, T> {
                     self.push(units, request, 0..tokens * self.heads, keys, 0);
                 }
                 Some(lists) => {
+                    let len = self.seq_lens[request] as usize;
                     for token in 0..tokens {
-                        let at = (pair[0] as usize + token) * lists.width;
+                        let row = pair[0] as usize + token;
                         let first_slot = slots.len();
-                        let list = lists.slots[at..at + lists.width].iter();
-                        slots.extend(list.filter_map(|slot| {
-                            let slot = usize::try_from(*slot).ok()?;
-                            (slot < self.layout.slots()).then_some(slot)
-                        }));
+                        if lists.is_dense(len) {
+                            let seen = 0..(len + token + 1).saturating_sub(tokens);
+                            slots.extend(seen.map(|position| self.pages.slot(request, position)));
+                        } else {
+                            slots.extend(lists.first.valid(row));
+                        }
+                        if let Some(second) = &lists.second {
+                            let end = self.layout.slots();
+                            slots.extend(second.valid(row).map(|slot| end + slot));
+                        }
                         let keys = slots.len() - first_slot;
                         let rows = token * self.heads..(token + 1) * self.heads;
                         self.push(units, request, rows, keys, first_slot);
@@ -496,6 +549,7 @@ impl<T: Element> Call<'_, T> {
             latent: self.latent,
             cache: self.cache,
             layout: self.layout,
+            second: self.second,
             row_bytes: self.layout.format.row_bytes(self.layout.dims),
             pages: self.pages,
             slots: self
@@ -514,6 +568,7 @@ struct UnitSource<'c, T> {
     latent: usize,
     cache: &'c [u8],
     layout: CacheLayout,
+    second: Option<(&'c [u8], CacheLayout)>,
     row_bytes: usize,
     pages: Pages<'c>,
     slots: Option<&'c [usize]>,
@@ -523,14 +578,18 @@ struct UnitSource<'c, T> {
 }
 
 impl<T> UnitSource<'_, T> {
-    // The cache's row of a key.
+    // A key's row, of either cache.
     fn row(&self, position: usize) -> &[u8] {
         let slot = match self.slots {
             Some(slots) => slots[position],
             None => self.pages.slot(self.unit.request, position),
         };
-        let offset = row_offset(&self.layout, slot);
-        &self.cache[offset..offset + self.row_bytes]
+        let (cache, layout, slot) = match (&self.second, slot.checked_sub(self.layout.slots())) {
+            (Some((cache, layout)), Some(slot)) => (*cache, layout, slot),
+            _ => (self.cache, &self.layout, slot),
+        };
+        let offset = row_offset(layout, slot);
+        &cache[offset..offset + self.row_bytes]
     }
 }
 

@@ -266,7 +266,8 @@ pub(crate) const FEATURES: Key = Key {
     only: None,
     default: Some("none"),
     accepted: "a list of alibi_slopes, sliding_window, block_sparsity, logits_soft_cap, \
-               encoder_attention, cross_attention, sinks, deterministic, nan_propagation, strided_outputs",
+               encoder_attention, cross_attention, sinks, deterministic, nan_propagation, \
+               strided_outputs, dense_requests, second_cache",
     example: "\"sinks,deterministic\"",
     meaning: "What it can do beyond plain causal attention.",
 };

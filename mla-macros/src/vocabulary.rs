@@ -73,4 +73,6 @@ pub(crate) const FEATURES: &[Name] = &[
     name("deterministic", "Deterministic"),
     name("nan_propagation", "NanPropagation"),
     name("strided_outputs", "StridedOutputs"),
+    name("dense_requests", "DenseRequests"),
+    name("second_cache", "SecondCache"),
 ];

@@ -1,7 +1,7 @@
 //! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the kernel is
 //! of.
 
-use mla_runtime::backend::{DecodeCall, LayerConfig, Output};
+use mla_runtime::backend::{DecodeCall, LayerConfig, ListedCache, Output};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
 
@@ -68,8 +68,36 @@ pub(super) fn params(
     params.out_head_stride = wide("out", out_layout.strides[1])?;
     params.pages = wide("pages", cache.pages)?;
     params.tokens = narrow("tokens", tokens)?;
+    if let Some(second) = &lists.second {
+        params.second = listed(second)?;
+    }
+    if lists.dense_within > 0 {
+        let batch = &call.batch;
+        params.dense_within = narrow("dense_within", lists.dense_within)?;
+        params.requests = narrow("requests", batch.block_table.requests())?;
+        params.block_table = batch.block_table.entries().bytes().address() as *const _;
+        params.block_table_stride = wide("block table", batch.block_table.max_pages())?;
+        params.seq_lens = batch.seq_lens.bytes().address() as *const _;
+        params.query_starts = batch.query_starts.bytes().address() as *const _;
+    }
     params.width = narrow("slots", lists.width)?;
     params.page_size = narrow("page size", cache.page_size)?;
     params.cache_scale = cache.scale;
     Ok(Some(params))
+}
+
+/// A second cache and its lists.
+fn listed(second: &ListedCache<'_, Cuda>) -> Result<raw::MlaListedCache> {
+    let layout = second.cache.layout();
+    Ok(raw::MlaListedCache {
+        cache: second.cache.bytes().address() as *const _,
+        lists: second.slots.bytes().address() as *const _,
+        counts: std::ptr::null(),
+        cache_page_stride: wide("second page stride", layout.page_stride)?,
+        cache_slot_stride: wide("second row stride", layout.row_stride)?,
+        list_stride: wide("second slots", second.width)?,
+        pages: wide("second pages", layout.pages)?,
+        width: narrow("second slots", second.width)?,
+        page_size: narrow("second page size", layout.page_size)?,
+    })
 }

@@ -32,6 +32,8 @@ MlaStatus check_shape(const MlaSparseParams& p) {
     check.that(p.tokens >= 0 && p.tokens < 1 << 24, "tokens", p.tokens, "less than 2^24")
         .that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
         .that(p.width >= 0 && p.width <= 8192, "width", p.width, "0..=8192")
+        .that(p.second.width == 0, "second.width", p.second.width, "0")
+        .that(p.dense_within == 0, "dense_within", p.dense_within, "0")
         .that(p.latent_dim == 512, "latent_dim", p.latent_dim, "512")
         .that(p.rope_dim == 64, "rope_dim", p.rope_dim, "64")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")

@@ -108,7 +108,10 @@ pub(crate) fn check_lists<D: Device>(
         (Some(lists), true) => {
             let needed = lists.width.checked_mul(tokens);
             if needed.is_some_and(|needed| needed <= lists.slots.len()) {
-                return Ok(());
+                return match &lists.second {
+                    Some(second) => check_entries("second cache", second, tokens),
+                    None => Ok(()),
+                };
             }
             let given = format!("{} entries", lists.slots.len());
             let accepted = format!("{} for each of {tokens} tokens", lists.width);
@@ -118,6 +121,20 @@ pub(crate) fn check_lists<D: Device>(
         (Some(_), false) => ("present", "absent, as the problem is not sparse"),
         (None, true) => ("absent", "present, as the problem is sparse"),
     };
+    Err(Error::argument(field, given, accepted))
+}
+
+fn check_entries<D: Device>(
+    field: &'static str,
+    listed: &super::ListedCache<'_, D>,
+    tokens: usize,
+) -> Result<()> {
+    let needed = listed.width.checked_mul(tokens);
+    if needed.is_some_and(|needed| needed <= listed.slots.len()) {
+        return Ok(());
+    }
+    let given = format!("{} entries", listed.slots.len());
+    let accepted = format!("{} for each of {tokens} tokens", listed.width);
     Err(Error::argument(field, given, accepted))
 }
 
@@ -183,7 +200,11 @@ impl<D: Device> DecodeCall<'_, D> {
         check_len("seq_lens", batch.seq_lens.len(), requests, one)?;
         let ends = "one per request of the block table and an end";
         check_len("query_starts", batch.query_starts.len(), requests + 1, ends)?;
-        check_lists("slots", self.slots.as_ref(), tokens, problem)
+        check_lists("slots", self.slots.as_ref(), tokens, problem)?;
+        match &self.slots {
+            Some(lists) => lists.check(spec.features, self.cache.layout()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -7,9 +7,10 @@ use super::entry::Entry;
 use super::opaque::Opaque;
 use super::{LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
-use crate::cache::{BlockTable, CacheRef};
+use crate::cache::{BlockTable, CacheLayout, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::feature::{Feature, FeatureSet};
 use crate::kernels::Kernels;
 use crate::lse::LseMut;
 use crate::spec::BackendSpec;
@@ -110,12 +111,138 @@ pub struct SlotLists<'a, D: Device> {
     pub slots: ArrayRef<'a, D, i32>,
     /// The entries per token.
     pub width: usize,
+    /// Requests of at most so many tokens are dense: their query tokens attend to all that they see, by
+    /// the block table, and their lists are not read. At most `width`; 0: there are none. It takes a
+    /// backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
+    pub dense_within: usize,
+    /// What each token attends to beside that, in the same softmax. It takes a backend with
+    /// [`SecondCache`](crate::feature::Feature::SecondCache).
+    pub second: Option<ListedCache<'a, D>>,
+}
+
+/// A cache and the slots of it that each query token attends to, such as a window of rows that are not
+/// compressed. Its format and scale are those of the call's cache; pages and strides are its own.
+#[non_exhaustive]
+pub struct ListedCache<'a, D: Device> {
+    /// The cache.
+    pub cache: CacheRef<'a, D>,
+    /// The slots, `[tokens, width]`, as in [`SlotLists`].
+    pub slots: ArrayRef<'a, D, i32>,
+    /// The entries per token.
+    pub width: usize,
+}
+
+impl<'a, D: Device> ListedCache<'a, D> {
+    /// A cache, and `width` of its slots for each token, row-major without gaps.
+    pub const fn new(cache: CacheRef<'a, D>, slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
+        Self {
+            cache,
+            slots,
+            width,
+        }
+    }
 }
 
 impl<'a, D: Device> SlotLists<'a, D> {
-    /// `width` slots for each token, row-major without gaps.
+    /// `width` slots of one cache for each token, row-major without gaps.
     pub const fn new(slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
-        Self { slots, width }
+        Self {
+            slots,
+            width,
+            dense_within: 0,
+            second: None,
+        }
+    }
+
+    /// The same with requests that are [dense](Self::dense_within).
+    #[must_use]
+    pub fn with_dense_within(mut self, tokens: usize) -> Self {
+        self.dense_within = tokens;
+        self
+    }
+
+    /// The same beside a [second cache](Self::second).
+    #[must_use]
+    pub fn with_second(mut self, second: impl Into<Option<ListedCache<'a, D>>>) -> Self {
+        self.second = second.into();
+        self
+    }
+
+    /// The same lists for a shorter time.
+    pub fn shorten<'short>(&self) -> SlotLists<'short, D>
+    where
+        'a: 'short,
+    {
+        SlotLists {
+            slots: self.slots.shorten(),
+            width: self.width,
+            dense_within: self.dense_within,
+            second: self.second.as_ref().map(|second| ListedCache {
+                cache: second.cache.shorten(),
+                slots: second.slots.shorten(),
+                width: second.width,
+            }),
+        }
+    }
+
+    /// Those of the first `tokens` tokens.
+    ///
+    /// # Errors
+    ///
+    /// If there are not so many.
+    pub fn of_first(mut self, tokens: usize) -> Result<Self> {
+        let first = |slots: &ArrayRef<'a, D, i32>, width: usize| {
+            let entries = tokens.checked_mul(width).filter(|n| *n <= slots.len());
+            let Some(entries) = entries else {
+                let accepted = format!("{tokens} tokens of {width} slots");
+                return Err(Error::argument("slots", slots.len(), accepted));
+            };
+            slots.range(0..entries)
+        };
+        self.slots = first(&self.slots, self.width)?;
+        if let Some(second) = &mut self.second {
+            second.slots = first(&second.slots, second.width)?;
+        }
+        Ok(self)
+    }
+
+    /// Refuses what a backend of `features` does not take, for a call on this cache.
+    ///
+    /// # Errors
+    ///
+    /// If a feature is missing; if requests are to be dense whose tokens the lists would have no room for;
+    /// if the second cache's rows differ from the first one's.
+    pub fn check(&self, features: FeatureSet, cache: &CacheLayout) -> Result<()> {
+        if self.dense_within > 0 {
+            if !features.contains(Feature::DenseRequests) {
+                let accepted = "0: the backend has no dense_requests";
+                return Err(Error::argument("dense_within", self.dense_within, accepted));
+            }
+            if self.dense_within > self.width {
+                let accepted = format!("at most the lists' width, {}", self.width);
+                return Err(Error::argument("dense_within", self.dense_within, accepted));
+            }
+        }
+        let Some(second) = &self.second else {
+            return Ok(());
+        };
+        if !features.contains(Feature::SecondCache) {
+            let accepted = "absent: the backend has no second_cache";
+            return Err(Error::argument("second cache", "present", accepted));
+        }
+        let layout = second.cache.layout();
+        let row = |layout: &CacheLayout| (layout.dims.latent, layout.dims.head.rope);
+        if layout.format != cache.format
+            || row(layout) != row(cache)
+            || layout.scale.to_bits() != cache.scale.to_bits()
+        {
+            let shown = |layout: &CacheLayout| {
+                let scale = layout.scale;
+                format!("{} rows of {:?}, scale {scale}", layout.format, row(layout))
+            };
+            return Err(Error::argument("second cache", shown(layout), shown(cache)));
+        }
+        Ok(())
     }
 }
 

@@ -24,7 +24,8 @@ mod prefill;
 pub use crate::plan::limits::StepLimits;
 pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows};
 pub use decode::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, Query, SelectedDecode, SlotLists,
+    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query,
+    SelectedDecode, SlotLists,
 };
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_linked, not_registered};

@@ -28,6 +28,10 @@ pub enum Feature {
     NanPropagation,
     /// Outputs with gaps between tokens, and heads in any order.
     StridedOutputs,
+    /// In a sparse call, requests that attend to all of their tokens, by their block tables.
+    DenseRequests,
+    /// In a sparse call, a second cache with lists of its own.
+    SecondCache,
 }
 
 impl Feature {
@@ -43,6 +47,8 @@ impl Feature {
         Self::Deterministic,
         Self::NanPropagation,
         Self::StridedOutputs,
+        Self::DenseRequests,
+        Self::SecondCache,
     ];
 
     /// The name used in attributes, on the command line and in JSON.
@@ -58,6 +64,8 @@ impl Feature {
             Self::Deterministic => "deterministic",
             Self::NanPropagation => "nan_propagation",
             Self::StridedOutputs => "strided_outputs",
+            Self::DenseRequests => "dense_requests",
+            Self::SecondCache => "second_cache",
         }
     }
 }

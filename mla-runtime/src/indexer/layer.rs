@@ -50,9 +50,13 @@ where
             indexer.select_written(workspace, lists, &index)
         })?;
         let mut call = call.with_lists(lists.lists(workspace)?);
-        self.check_lists(workspace.tokens(), call.slot_lists.as_ref())?;
+        self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())?;
         self.device().range(c"mla: attend absorbed", || {
             self.enqueue_absorbed(workspace, &mut call, false)
+        })?;
+        // Dense requests may be there.
+        self.device().range(c"mla: attend expanded", || {
+            self.enqueue_expanded(workspace, &mut call)
         })
     }
 }

@@ -66,8 +66,8 @@ impl<D: IndexDevice> Indexer<D> {
         })
     }
 
-    /// Writes the new tokens' index keys to the cache, and makes the list of every new token. Only
-    /// enqueues. The lists are then [`IndexerWorkspace::lists`].
+    /// Writes the new tokens' index keys to the cache, and makes the list of every new token on the
+    /// absorbed path. Only enqueues. The lists are then [`IndexerWorkspace::lists`].
     ///
     /// # Errors
     ///
@@ -106,9 +106,10 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         let tokens = workspace.tokens();
-        // A chunk of tokens at a time, whose logits fit.
-        for first in (0..tokens).step_by(own.rows().max(1)) {
-            let chunk = first..tokens.min(first + own.rows().max(1));
+        // A chunk of tokens at a time, whose logits fit. Those on the expanded path need no lists.
+        let listed = workspace.absorbed_tokens();
+        for first in (0..listed).step_by(own.rows().max(1)) {
+            let chunk = first..listed.min(first + own.rows().max(1));
             self.select_chunk(workspace, own, call, chunk)?;
         }
         own.set_selected(Some(Selected {

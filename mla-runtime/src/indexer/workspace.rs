@@ -104,10 +104,8 @@ impl<D: Device> IndexerWorkspace<D> {
         }
         let width = self.needs.dims.topk as usize;
         let bytes = D::byte_range(D::bytes(&self.buffer), self.regions.lists.clone());
-        Ok(SlotLists {
-            slots: ArrayRef::new(bytes, present.tokens * width)?,
-            width,
-        })
+        let slots = ArrayRef::new(bytes, present.tokens * width)?;
+        Ok(SlotLists::new(slots, width))
     }
 
     /// From here on there are no lists, until the next selection.

@@ -81,8 +81,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         };
         let slots = match &call.slot_lists {
             Some(lists) => Some(SlotLists {
-                slots: lists.slots.shorten().range(0..tokens * lists.width)?,
-                width: lists.width,
+                dense_within: step.dense_within(),
+                ..lists.shorten().of_first(tokens)?
             }),
             None => None,
         };

@@ -27,7 +27,7 @@ enum Room<'a, D: Device> {
 type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    pub(super) fn enqueue_expanded(
+    pub(crate) fn enqueue_expanded(
         &self,
         workspace: &mut Workspace<P, D>,
         call: &mut LayerCall<'_, P::Device>,

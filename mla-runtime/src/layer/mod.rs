@@ -118,7 +118,7 @@ use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, SlotLists, StepLimits, check_cache, check_gaps, check_lists, check_rows,
 };
-use crate::cache::CacheMut;
+use crate::cache::{CacheLayout, CacheMut};
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
@@ -541,15 +541,41 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Refuses a call that does not fit the prepared step.
     fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
         self.check_tensors(workspace, call)?;
-        self.check_lists(workspace.step.tokens(), call.slot_lists.as_ref())
+        self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
     }
 
     pub(crate) fn check_lists(
         &self,
-        tokens: usize,
+        workspace: &Workspace<P, D>,
         lists: Option<&SlotLists<'_, P::Device>>,
+        cache: &CacheLayout,
     ) -> Result<()> {
-        check_lists("slot_lists", lists, tokens, &self.config.problem)
+        let step = &workspace.step;
+        // Tokens on the expanded path see all that there is.
+        let tokens = step.absorbed_tokens();
+        check_lists("slot_lists", lists, tokens, &self.config.problem)?;
+        let Some(lists) = lists else {
+            return Ok(());
+        };
+        if ![0, step.dense_within()].contains(&lists.dense_within) {
+            let accepted = format!("{}, as the step has it, or 0", step.dense_within());
+            let given = lists.dense_within;
+            return Err(Error::argument("slot_lists.dense_within", given, accepted));
+        }
+        let lists = lists.shorten().with_dense_within(step.dense_within());
+        lists.check(self.decode.spec().features, cache)?;
+        if step.expanded_tokens() > 0 && lists.second.is_some() {
+            return Err(Error::argument(
+                "slot_lists.second",
+                format!(
+                    "present, with {} tokens on the expanded path",
+                    step.expanded_tokens()
+                ),
+                "absent: the expanded path attends to one cache. A threshold of u32::MAX keeps all \
+                 requests on the absorbed path",
+            ));
+        }
+        Ok(())
     }
 
     pub(crate) fn check_tensors(

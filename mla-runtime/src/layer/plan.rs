@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::step::threshold_of;
 use super::{StepBatch, Workspace};
 use crate::backend::{DecodeStage, PrefillStage, StepLimits};
 use crate::batch::Request;
 use crate::error::{Error, Result};
 use crate::plan::slots::BlockTables;
-use crate::plan::split::{BatchSplit, split};
+use crate::plan::split::{BatchSplit, split_by};
 use crate::problem::Problem;
 use crate::spec::QueryLen;
 
@@ -61,6 +62,7 @@ pub struct Step {
     max_pages: usize,
     page_size: u32,
     threshold: u32,
+    dense_within: u32,
     /// How many stand before the first one on the expanded path.
     absorbed: usize,
     /// The query length of those, if they have the same.
@@ -81,8 +83,28 @@ impl Step {
         P: PrefillStage,
         D: DecodeStage<Device = P::Device>,
     {
+        Self::plan_sparse(workspace, requests, 0)
+    }
+
+    /// [`Self::plan`] for a sparse problem whose requests of at most `dense_within` tokens attend to all
+    /// that they see, by the dense paths ([`StepBatch::dense_within`]): what the model chooses of a context.
+    /// Of such requests long prompts take the expanded path, if the limits have room for context.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::plan`].
+    pub fn plan_sparse<P, D>(
+        workspace: &Workspace<P, D>,
+        requests: &[StepRequest<'_>],
+        dense_within: u32,
+    ) -> Result<Self>
+    where
+        P: PrefillStage,
+        D: DecodeStage<Device = P::Device>,
+    {
         let problem = &workspace.config.problem;
-        Self::within(problem, workspace.limits(), workspace.threshold(), requests)
+        let (limits, threshold) = (workspace.limits(), workspace.threshold());
+        Self::ordered(problem, limits, threshold, dense_within, requests)
     }
 
     /// [`Self::plan`] without a workspace: for layers of this problem, steps within these limits, and requests
@@ -97,12 +119,22 @@ impl Step {
         threshold: u32,
         requests: &[StepRequest<'_>],
     ) -> Result<Self> {
+        Self::ordered(problem, limits, threshold, 0, requests)
+    }
+
+    fn ordered(
+        problem: &Problem,
+        limits: &StepLimits,
+        threshold: u32,
+        dense_within: u32,
+        requests: &[StepRequest<'_>],
+    ) -> Result<Self> {
         check(problem, limits, requests)?;
         let most = u32::try_from(limits.decode_query_len).unwrap_or(u32::MAX);
-        let threshold = match (problem.sparse, problem.query_len) {
-            (true, _) => u32::MAX,
-            (false, QueryLen::Single) => threshold.min(most).min(1),
-            (false, _) => threshold.min(most),
+        let threshold = match problem.query_len {
+            _ if problem.sparse && limits.context_rows == 0 => u32::MAX,
+            QueryLen::Single => threshold.min(most).min(1),
+            _ => threshold.min(most),
         };
         let lens: Vec<Request> = requests
             .iter()
@@ -111,8 +143,14 @@ impl Step {
                 kv: request.total,
             })
             .collect();
-        let split = split(&lens, threshold, problem.query_len != QueryLen::Ragged)?;
-        Ok(Self::of(problem, limits, threshold, requests, &split))
+        let split = split_by(
+            &lens,
+            |request| threshold_of(problem, dense_within, threshold, request),
+            problem.query_len != QueryLen::Ragged,
+        )?;
+        let mut step = Self::of(problem, limits, threshold, requests, &split);
+        step.dense_within = dense_within;
+        Ok(step)
     }
 
     fn of(
@@ -132,6 +170,7 @@ impl Step {
             max_pages,
             page_size: problem.page_size,
             threshold,
+            dense_within: 0,
             absorbed: split.absorbed().end,
             uniform_len: split.uniform_len,
             limit: limits.requests,
@@ -195,6 +234,7 @@ impl Step {
         let tables = BlockTables::new(&self.tables, self.max_pages, self.page_size)?;
         Ok(StepBatch {
             threshold: Some(self.threshold),
+            dense_within: self.dense_within,
             ..StepBatch::new(&self.requests, tables)
         })
     }

@@ -154,13 +154,7 @@ impl<D: Device> UnrotatedCall<'_, D> {
             cache: self.cache.reborrow(),
             out: self.out.reborrow(),
             lse: self.lse.as_mut().map(LseMut::reborrow),
-            slot_lists: match &self.slot_lists {
-                Some(lists) => Some(SlotLists {
-                    slots: lists.slots.shorten(),
-                    width: lists.width,
-                }),
-                None => None,
-            },
+            slot_lists: self.slot_lists.as_ref().map(SlotLists::shorten),
             rotary: rotates.then(|| self.rotary.shorten()),
         }
     }

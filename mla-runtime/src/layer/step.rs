@@ -41,6 +41,12 @@ pub struct StepBatch<'a> {
     /// The most tokens that a request on the absorbed path will have while this step is replayed
     /// from a graph with other lengths; `None`: the most that one has now.
     pub max_len: Option<u32>,
+    /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the dense
+    /// paths, and their slot lists are not read. It is what a model chooses of each context (its `topk`),
+    /// since a request with no more is told to attend to everything. Of such requests those of more new
+    /// tokens than the threshold take the expanded path, if
+    /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
+    pub dense_within: u32,
 }
 
 impl<'a> StepBatch<'a> {
@@ -52,6 +58,7 @@ impl<'a> StepBatch<'a> {
             slots: None,
             threshold: None,
             max_len: None,
+            dense_within: 0,
         }
     }
 
@@ -59,6 +66,7 @@ impl<'a> StepBatch<'a> {
         with_slots(slots: Option<&'a [i64]>);
         with_threshold(threshold: Option<u32>);
         with_max_len(max_len: Option<u32>);
+        with_dense_within(dense_within: u32);
     }
 }
 
@@ -79,6 +87,7 @@ pub(super) struct Step {
     /// The new tokens and all tokens of each request on the absorbed path.
     absorbed_query_lens: Vec<u32>,
     absorbed_seq_lens: Vec<u32>,
+    dense_within: u32,
     requests: usize,
     /// The new tokens of each request on the expanded path, and where they begin among them.
     expanded_query_lens: Vec<u32>,
@@ -107,6 +116,7 @@ impl Step {
             max_seq_len: 0,
             absorbed_query_lens: Vec::with_capacity(limits.requests),
             absorbed_seq_lens: Vec::with_capacity(limits.requests),
+            dense_within: 0,
             requests: 0,
             expanded_query_lens: Vec::with_capacity(limits.requests),
             expanded_starts: Vec::with_capacity(limits.requests + 1),
@@ -255,14 +265,18 @@ impl Step {
 
     fn split(&mut self, problem: &Problem, threshold: u32, batch: &StepBatch<'_>) -> Result<()> {
         let limit = u32::try_from(self.limits.decode_query_len).unwrap_or(u32::MAX);
-        let threshold = match (problem.sparse, problem.query_len) {
-            // The expanded form has no lists of slots.
-            (true, _) => u32::MAX,
-            (false, QueryLen::Single) => batch.threshold.unwrap_or(threshold).min(limit).min(1),
-            (false, _) => batch.threshold.unwrap_or(threshold).min(limit),
+        let most = match problem.query_len {
+            QueryLen::Single => limit.min(1),
+            _ => limit,
         };
+        let dense = match problem.sparse && self.limits.context_rows == 0 {
+            true => u32::MAX,
+            false => batch.threshold.unwrap_or(threshold).min(most),
+        };
+        self.dense_within = batch.dense_within;
         let first_len = batch.requests.first().map_or(0, |request| request.q);
         let is_absorbed = |request: &Request| {
+            let threshold = threshold_of(problem, batch.dense_within, dense, request);
             // Padding has no expanded form, which knows no tokens that attend to nothing.
             let short = request.q <= threshold || (request.kv == 0 && request.q <= limit);
             match problem.query_len {
@@ -285,7 +299,8 @@ impl Step {
                 format!("one of {} new tokens behind one of {longer}", request.q),
                 format!(
                     "the order that plan::split gives: those of the absorbed path first, here of at \
-                     most {threshold} new tokens"
+                     most {} new tokens",
+                    threshold_of(problem, batch.dense_within, dense, request)
                 ),
             ));
         }
@@ -305,7 +320,7 @@ impl Step {
                 self.max_absorbed_query_len,
                 format!(
                     "at most limits.decode_query_len = {}: sparse attention has the absorbed form \
-                     only",
+                     only, but for requests within dense_within",
                     self.limits.decode_query_len
                 ),
             ));
@@ -328,10 +343,15 @@ impl Step {
             start += request.q as usize;
         }
         self.expanded_starts.push(start);
-        if problem.sparse && start > 0 {
+        let listed = |r: &Request| r.q > 0 && !is_dense(problem, batch.dense_within, r);
+        if let Some(place) = expanded.iter().position(listed) {
             return Err(Error::argument(
                 "requests.q",
-                format!("{} of request {}", expanded[0].q, absorbed.len()),
+                format!(
+                    "{} of request {}",
+                    expanded[place].q,
+                    absorbed.len() + place
+                ),
                 format!(
                     "{} query lengths: sparse attention has the absorbed form only",
                     problem.query_len
@@ -510,6 +530,10 @@ impl Step {
         ArrayRef::new(bytes, self.tokens)
     }
 
+    pub(super) fn dense_within(&self) -> usize {
+        self.dense_within as usize
+    }
+
     /// The most tokens of a request, and of one while the step is replayed.
     pub(super) fn longest(&self) -> usize {
         self.longest
@@ -591,6 +615,25 @@ impl Step {
             max_query_len: lens.iter().max().map_or(0, |len| *len as usize),
             max_key_len: chunk.max_seq_len() as usize,
         })
+    }
+}
+
+/// Whether a request attends to all that it sees.
+pub(super) fn is_dense(problem: &Problem, dense_within: u32, request: &Request) -> bool {
+    !problem.sparse || (dense_within > 0 && request.kv <= dense_within)
+}
+
+/// The most new tokens that a request may have on the absorbed path, if a dense one may have `dense`: the
+/// expanded form has no lists of slots.
+pub(super) fn threshold_of(
+    problem: &Problem,
+    dense_within: u32,
+    dense: u32,
+    request: &Request,
+) -> u32 {
+    match is_dense(problem, dense_within, request) {
+        true => dense,
+        false => u32::MAX,
     }
 }
 

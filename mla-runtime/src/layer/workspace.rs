@@ -171,18 +171,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
         ))
     }
 
-    /// Refuses to go on without a prepared step of `problem`, all of whose tokens are on the absorbed path.
+    /// Refuses to go on without a prepared step of `problem`.
     pub(crate) fn check_prepared_for(&self, problem: &Problem) -> Result<()> {
         self.check_problem(problem)?;
-        self.step.check_prepared()?;
-        match self.step.expanded_tokens() {
-            0 => Ok(()),
-            tokens => Err(Error::argument(
-                "requests.q",
-                format!("{tokens} tokens on the expanded path"),
-                "none: sparse attention has the absorbed form only",
-            )),
-        }
+        self.step.check_prepared()
     }
 
     /// The requests of the prepared step on the absorbed path.

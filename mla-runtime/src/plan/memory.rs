@@ -199,8 +199,9 @@ impl MemoryNeeds {
                 .tokens
                 .min(limits.requests.saturating_mul(limits.decode_query_len)),
         };
-        // Sparse attention has the absorbed form only.
-        let expanded = |count: usize| if problem.sparse { 0 } else { count };
+        // Of a sparse problem only dense requests have an expanded form, if there is room for context.
+        let none = problem.sparse && limits.context_rows == 0;
+        let expanded = |count: usize| if none { 0 } else { count };
         // The array layout refuses limits of more than 31 bits.
         let count = |count: usize| count as u32;
         Ok(Self {

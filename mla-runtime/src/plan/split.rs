@@ -92,6 +92,19 @@ impl BatchSplit {
 /// If a request has fewer tokens in all than new ones, and is no padding; if padding has another
 /// length than the uniform one.
 pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<BatchSplit, PlanError> {
+    split_by(requests, |_| threshold, uniform)
+}
+
+/// [`split`] with a threshold of each request's own: of a sparse batch, some have no expanded form.
+///
+/// # Errors
+///
+/// As [`split`].
+pub fn split_by(
+    requests: &[Request],
+    threshold: impl Fn(&Request) -> u32,
+    uniform: bool,
+) -> Result<BatchSplit, PlanError> {
     let short = |(_, r): &(usize, &Request)| r.kv < r.q && !r.is_padding();
     if let Some((index, request)) = requests.iter().enumerate().find(short) {
         return Err(PlanError::invalid(
@@ -101,7 +114,7 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
         ));
     }
     let uniform_len = if uniform {
-        most_frequent_len(requests, threshold)
+        most_frequent_len(requests, &threshold)
     } else {
         None
     };
@@ -113,13 +126,16 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
                 request.q,
                 match uniform_len {
                     Some(len) => format!("{len} for padding, as long as the others are"),
-                    None => format!("at most the threshold of {threshold} for padding"),
+                    None => format!(
+                        "at most the threshold of {} for padding",
+                        threshold(request)
+                    ),
                 },
             ));
         }
     }
     let place_of = |request: &Request| {
-        let short = request.q <= threshold && (!uniform || Some(request.q) == uniform_len);
+        let short = request.q <= threshold(request) && (!uniform || Some(request.q) == uniform_len);
         match (request.q, short) {
             (0, _) => 3,
             _ if request.is_padding() => 2,
@@ -162,9 +178,12 @@ pub fn split(requests: &[Request], threshold: u32, uniform: bool) -> Result<Batc
 }
 
 /// The query length that most of the short requests have; of equally frequent ones the shortest.
-fn most_frequent_len(requests: &[Request], threshold: u32) -> Option<u32> {
+fn most_frequent_len(requests: &[Request], threshold: &impl Fn(&Request) -> u32) -> Option<u32> {
     let mut counts = BTreeMap::<u32, usize>::new();
-    for request in requests.iter().filter(|r| (1..=threshold).contains(&r.q)) {
+    let short = requests
+        .iter()
+        .filter(|r| (1..=threshold(r)).contains(&r.q));
+    for request in short {
         *counts.entry(request.q).or_default() += 1;
     }
     // The last of several maxima wins, so the lengths come from long to short.

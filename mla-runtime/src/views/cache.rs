@@ -159,6 +159,17 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     pub fn layout(&self) -> &CacheLayout {
         &self.layout
     }
+
+    /// The same view for a shorter time.
+    pub fn shorten<'short>(&self) -> CacheRef<'short, D>
+    where
+        'a: 'short,
+    {
+        CacheRef {
+            bytes: D::shorten(self.bytes),
+            layout: self.layout,
+        }
+    }
 }
 
 /// A cache that is written.

@@ -231,8 +231,35 @@ fn sparse_tokens_attend_to_their_slots_alone() {
     assert_eq!(
         error.to_string(),
         "requests.q: given 30, accepted at most limits.decode_query_len = 4: sparse attention has \
-         the absorbed form only"
+         the absorbed form only, but for requests within dense_within"
     );
+}
+
+#[test]
+fn sparse_requests_within_the_bound_are_dense_and_the_others_keep_their_lists() {
+    for kv_format in [KvFormat::BF16, KvFormat::Fp8DsMla] {
+        let case = Case {
+            sparse: true,
+            dense_within: 40,
+            threshold: 4,
+            dims: MlaDims::new(128, HeadDims::new(16, 8, 16)),
+            dtype: DType::BF16,
+            kv_format,
+            ..Case::small(MIXED)
+        };
+        let (_, outcome) = run(&case);
+        // 9 of 9 and 12 of 13 tokens are on the expanded path; 7 of 50 and 30 of 90 have lists.
+        assert_eq!(outcome.absorbed_tokens, 1 + 1 + 3 + 1 + 7 + 4 + 30);
+        assert_eq!(outcome.chunks, 1);
+        // All of it by lists that say the same.
+        let listed = Case {
+            dense_within: 90,
+            threshold: 100,
+            ..case.clone()
+        };
+        let (_, absorbed) = run(&listed);
+        assert_eq!(absorbed.chunks, 0);
+    }
 }
 
 #[test]
@@ -617,6 +644,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 threshold,
                 context_rows: rows.max(page_size as usize),
                 sparse: false,
+                dense_within: 0,
                 transposed_weights,
                 seed,
             }

@@ -14,7 +14,7 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::plan::slots::BlockTables;
-use mla_runtime::plan::split::split;
+use mla_runtime::plan::split::split_by;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
@@ -37,6 +37,8 @@ pub(crate) struct Case {
     pub(crate) context_rows: usize,
     /// Whether each token attends to a list of slots.
     pub(crate) sparse: bool,
+    /// Which requests of a sparse case attend to all that they see: those of at most so many tokens.
+    pub(crate) dense_within: u32,
     /// Whether W_kv_b lies as published checkpoints hold it, `[H·(P+V), L]`.
     pub(crate) transposed_weights: bool,
     pub(crate) seed: u64,
@@ -56,6 +58,7 @@ impl Case {
             threshold: 4,
             context_rows: 64,
             sparse: false,
+            dense_within: 0,
             transposed_weights: true,
             seed: 1,
         }
@@ -72,6 +75,10 @@ impl Case {
         )
     }
 
+    fn is_dense(&self, request: &Request) -> bool {
+        !self.sparse || (self.dense_within > 0 && request.kv <= self.dense_within)
+    }
+
     pub(crate) fn limits(&self) -> StepLimits {
         let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
         StepLimits::new(
@@ -79,8 +86,19 @@ impl Case {
             self.requests.iter().map(|r| r.q as usize).sum(),
             (longest.div_ceil(self.page_size) as usize).max(1),
         )
-        .with_decode_query_len(self.threshold as usize)
-        .with_context_rows(self.context_rows)
+        .with_decode_query_len(match self.dense_within {
+            0 => self.threshold as usize,
+            _ => self
+                .requests
+                .iter()
+                .map(|r| r.q as usize)
+                .max()
+                .unwrap_or(0),
+        })
+        .with_context_rows(match self.sparse && self.dense_within == 0 {
+            true => 0,
+            false => self.context_rows,
+        })
     }
 }
 
@@ -216,7 +234,11 @@ impl World {
             QueryLen::Single => case.threshold.min(1),
             _ => case.threshold,
         };
-        let order = split(&case.requests, threshold, uniform).unwrap().order;
+        let threshold = |request: &Request| match case.is_dense(request) || case.dense_within == 0 {
+            true => threshold,
+            false => u32::MAX,
+        };
+        let order = split_by(&case.requests, threshold, uniform).unwrap().order;
         let requests: Vec<Request> = order.iter().map(|&at| case.requests[at]).collect();
 
         let page = case.page_size;
@@ -325,7 +347,7 @@ impl World {
             0 => 0,
             kv => kv - request.q + own + 1,
         };
-        let every = if self.case.sparse { 2 } else { 1 };
+        let every = if self.case.is_dense(request) { 1 } else { 2 };
         let mut positions: Vec<u32> = (0..visible).rev().step_by(every).collect();
         positions.reverse();
         positions
@@ -342,8 +364,11 @@ impl World {
                 let slot = |position: u32| {
                     table[(position / page) as usize] * page as i32 + (position % page) as i32
                 };
-                let mut list: Vec<i32> =
-                    self.attended(request, own).into_iter().map(slot).collect();
+                let mut list: Vec<i32> = match self.case.is_dense(request) {
+                    // Nobody reads it.
+                    true => Vec::new(),
+                    false => self.attended(request, own).into_iter().map(slot).collect(),
+                };
                 list.resize_with(width, || match numbers.next() % 2 {
                     0 => -1,
                     _ => i32::MAX,
@@ -396,6 +421,7 @@ impl World {
         )
         .with_slots(Some(&self.slots))
         .with_threshold(Some(self.case.threshold))
+        .with_dense_within(self.case.dense_within)
     }
 
     /// `W_kv_b` as `[1, L, H·(P+V)]`.

@@ -26,7 +26,8 @@ const RUN_ON: &[Run] = &[Run {
 
 /// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to 128
 /// heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any size;
-/// caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
+/// caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales. A second cache
+/// with lists of its own takes part in the same softmax, and short requests may go by their block tables.
 #[derive(Debug)]
 pub struct FlashMlaSparse {
     #[cfg(feature = "sm90")]
@@ -48,7 +49,7 @@ pub struct FlashMlaSparse {
     graphs = "always",
     alignment = 16,
     sparse = "required",
-    features = "deterministic,nan_propagation,strided_outputs",
+    features = "deterministic,nan_propagation,strided_outputs,dense_requests,second_cache",
     priority = "100"
 )]
 impl DecodeBackend for FlashMlaSparse {

@@ -1,6 +1,9 @@
 // The C interface of this kernel: checks every argument, and launches.
 
 #include "launch.cuh"
+#ifdef V_ENV
+#include <cstdlib>
+#endif
 
 namespace mla::sm90::sparse {
 namespace {
@@ -34,13 +37,16 @@ int64_t row_bytes(Format format) {
     return 0;
 }
 
+bool is_width(int width) { return width >= 0 && width <= 8192; }
+
 MlaStatus check_shape(const MlaSparseParams& p) {
     const bool bf16 = p.q_dtype == MLA_DTYPE_BF16, f16 = p.q_dtype == MLA_DTYPE_F16;
     Format format;
     return Check()
         .that(p.tokens >= 0 && p.tokens < 1 << 24, "tokens", p.tokens, "less than 2^24")
         .that(p.heads >= 1 && p.heads <= 128, "heads", p.heads, "1..=128")
-        .that(p.width >= 0 && p.width <= 8192, "width", p.width, "0..=8192")
+        .that(is_width(p.width), "width", p.width, "0..=8192")
+        .that(is_width(p.second.width), "second.width", p.second.width, "0..=8192")
         .that(p.latent_dim == kLatent, "latent_dim", p.latent_dim, "512")
         .that(p.rope_dim == kRope, "rope_dim", p.rope_dim, "64")
         .that(bf16 || f16, "q_dtype", p.q_dtype, "MLA_DTYPE_BF16 (0) or MLA_DTYPE_F16 (1)")
@@ -49,23 +55,75 @@ MlaStatus check_shape(const MlaSparseParams& p) {
         .status();
 }
 
-MlaStatus check(const MlaSparseParams& p) {
+MlaListedCache first(const MlaSparseParams& p) {
+    return {p.cache,       p.lists, p.counts, p.cache_page_stride, p.cache_slot_stride,
+            p.list_stride, p.pages, p.width,  p.page_size};
+}
+
+// The names of a listed cache's fields.
+struct ListedNames {
+    const char *cache, *lists, *counts, *pages, *page_size, *page_stride, *slot_stride,
+        *list_stride;
+};
+#define MLA_LISTED_NAMES(of) \
+    {of "cache",             \
+     of "lists",             \
+     of "counts",            \
+     of "pages",             \
+     of "page_size",         \
+     of "cache_page_stride", \
+     of "cache_slot_stride", \
+     of "list_stride"}
+constexpr ListedNames kFirst = MLA_LISTED_NAMES(""), kSecond = MLA_LISTED_NAMES("second.");
+#undef MLA_LISTED_NAMES
+
+void check_listed(Check& check, const MlaSparseParams& p, const MlaListedCache& c,
+                  const ListedNames& names) {
     const int64_t row = row_bytes(format_of(p));
+    check.that(c.page_size >= 1, names.page_size, c.page_size, "at least 1")
+        .that(c.pages >= 1 && c.pages <= INT32_MAX, names.pages, c.pages, "1..=2147483647")
+        .that(c.cache && is_aligned(c.cache, 16), names.cache, address(c.cache),
+              "a device pointer aligned to 16 bytes")
+        .that(is_aligned(c.counts, 4), names.counts, address(c.counts),
+              "null, or a device pointer aligned to 4 bytes");
+    if (c.width > 0) check.pointer(c.lists, 4, names.lists);
+    if (c.pages > 1)
+        check
+            .that(c.cache_page_stride % 16 == 0, names.page_stride, c.cache_page_stride,
+                  "a multiple of 16 bytes")
+            .stride(c.cache_page_stride, names.page_stride, row);
+    if (c.page_size > 1)
+        check
+            .that(c.cache_slot_stride % 16 == 0, names.slot_stride, c.cache_slot_stride,
+                  "a multiple of 16 bytes")
+            .stride(c.cache_slot_stride, names.slot_stride, row);
+    if (p.tokens > 1) check.stride(c.list_stride, names.list_stride, 0);
+}
+
+MlaStatus check(const MlaSparseParams& p) {
     Check check;
-    check.that(p.page_size >= 1, "page_size", p.page_size, "at least 1")
-        .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647");
+    check_listed(check, p, first(p), kFirst);
+    if (p.second.width > 0) check_listed(check, p, p.second, kSecond);
+    check.that(p.dense_within >= 0 && p.dense_within <= p.width, "dense_within", p.dense_within,
+               "0 to width");
+    if (p.dense_within > 0) {
+        check.that(p.requests >= 1, "requests", p.requests, "at least 1")
+            .pointer(p.block_table, 4, "block_table")
+            .pointer(p.seq_lens, 4, "seq_lens")
+            .pointer(p.query_starts, 4, "query_starts");
+        if (p.requests > 1) check.stride(p.block_table_stride, "block_table_stride", 1);
+    }
     const struct {
         const void* pointer;
         const char* name;
-    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.cache, "cache"}, {p.out, "out"}};
+    } rows[] = {{p.q_latent, "q_latent"}, {p.q_rope, "q_rope"}, {p.out, "out"}};
     for (const auto& r : rows)
         check.that(r.pointer && is_aligned(r.pointer, 16), r.name, address(r.pointer),
                    "a device pointer aligned to 16 bytes");
-    if (p.width > 0) check.pointer(p.lists, 4, "lists");
     const struct {
         const void* pointer;
         const char* name;
-    } optional[] = {{p.counts, "counts"}, {p.sinks, "sinks"}, {p.lse, "lse"}};
+    } optional[] = {{p.sinks, "sinks"}, {p.lse, "lse"}};
     for (const auto& o : optional)
         check.that(is_aligned(o.pointer, 4), o.name, address(o.pointer),
                    "null, or a device pointer aligned to 4 bytes");
@@ -73,22 +131,19 @@ MlaStatus check(const MlaSparseParams& p) {
     const struct {
         int64_t stride;
         const char* name;
-        int64_t least, quantum;
+        int64_t least;
         bool used;
     } strides[] = {
-        {p.q_latent_token_stride, "q_latent_token_stride", 0, 8, p.tokens > 1},
-        {p.q_latent_head_stride, "q_latent_head_stride", 0, 8, p.heads > 1},
-        {p.q_rope_token_stride, "q_rope_token_stride", 0, 8, p.tokens > 1},
-        {p.q_rope_head_stride, "q_rope_head_stride", 0, 8, p.heads > 1},
-        {p.out_token_stride, "out_token_stride", kLatent, 8, p.tokens > 1},
-        {p.out_head_stride, "out_head_stride", kLatent, 8, p.heads > 1},
-        {p.cache_page_stride, "cache_page_stride", row, 16, p.pages > 1},
-        {p.cache_slot_stride, "cache_slot_stride", row, 16, p.page_size > 1},
-        {p.list_stride, "list_stride", 0, 1, p.tokens > 1},
+        {p.q_latent_token_stride, "q_latent_token_stride", 0, p.tokens > 1},
+        {p.q_latent_head_stride, "q_latent_head_stride", 0, p.heads > 1},
+        {p.q_rope_token_stride, "q_rope_token_stride", 0, p.tokens > 1},
+        {p.q_rope_head_stride, "q_rope_head_stride", 0, p.heads > 1},
+        {p.out_token_stride, "out_token_stride", kLatent, p.tokens > 1},
+        {p.out_head_stride, "out_head_stride", kLatent, p.heads > 1},
     };
     for (const auto& s : strides) {
         if (!s.used) continue;
-        check.that(s.stride % s.quantum == 0, s.name, s.stride, "a multiple of 16 bytes")
+        check.that(s.stride % 8 == 0, s.name, s.stride, "a multiple of 16 bytes")
             .stride(s.stride, s.name, s.least);
     }
     check
@@ -106,13 +161,42 @@ MlaStatus check(const MlaSparseParams& p) {
 // Tiles of a token's heads: as few as there can be, and then as even.
 int head_tiles(const MlaSparseParams& p) { return int(ceil_div(p.heads, kMostRows)); }
 
+int64_t width(const MlaSparseParams& p) { return int64_t(p.width) + p.second.width; }
+
+Source source(const MlaListedCache& c) {
+    Source s = {};
+    // Of a cache without lists nothing is looked at.
+    if (c.width == 0) return s;
+    s.cache = static_cast<const char*>(c.cache);
+    s.lists = c.lists;
+    s.counts = c.counts;
+    s.list_stride = c.list_stride;
+    s.width = c.width;
+    s.page_stride = c.cache_page_stride;
+    s.slot_stride = c.cache_slot_stride;
+    // No entry names a slot past 2^31.
+    s.slots = uint32_t(std::min(c.pages * c.page_size, int64_t(1) << 31));
+    s.page_size = uint32_t(c.page_size);
+    s.pages_adjoin = c.pages == 1 ||
+                     (c.page_size == 1 ? c.cache_page_stride == c.cache_slot_stride
+                                       : c.cache_page_stride == c.page_size * c.cache_slot_stride);
+    return s;
+}
+
 KernelParams kernel_params(const MlaSparseParams& p) {
     KernelParams k = {};
+    k.sources[0] = source(first(p));
+    k.sources[1] = source(p.second);
+    k.dense_within = p.dense_within;
+    if (p.dense_within > 0) {
+        k.block_table = p.block_table;
+        k.seq_lens = p.seq_lens;
+        k.query_starts = p.query_starts;
+        k.block_table_stride = p.block_table_stride;
+        k.requests = p.requests;
+    }
     k.q_latent = p.q_latent;
     k.q_rope = p.q_rope;
-    k.cache = static_cast<const char*>(p.cache);
-    k.lists = p.lists;
-    k.counts = p.counts;
     k.sinks = p.sinks;
     k.out = p.out;
     k.lse = p.lse;
@@ -120,23 +204,19 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.q_latent_head_stride = p.q_latent_head_stride;
     k.q_rope_token_stride = p.q_rope_token_stride;
     k.q_rope_head_stride = p.q_rope_head_stride;
-    k.list_stride = p.list_stride;
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
-    k.cache_page_stride = p.cache_page_stride;
-    k.cache_slot_stride = p.cache_slot_stride;
-    // No entry names a slot past 2^31.
-    k.cache_slots = uint32_t(std::min(p.pages * p.page_size, int64_t(1) << 31));
-    k.page_size = uint32_t(p.page_size);
-    k.pages_adjoin = p.pages == 1 ||
-                     (p.page_size == 1 ? p.cache_page_stride == p.cache_slot_stride
-                                       : p.cache_page_stride == p.page_size * p.cache_slot_stride);
-    // As in dense decode.
-    k.read_once = int64_t(p.tokens) * p.width * row_bytes(format_of(p)) <= int64_t(192) << 20;
+#ifdef V_ENV
+    if (getenv("RO"))
+        k.read_once = atoi(getenv("RO"));
+    else
+#endif
+        // As in dense decode.
+        k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;
-    k.width = p.width;
+    k.width = int(width(p));
     k.head_tiles = head_tiles(p);
     k.tile_heads = int(ceil_div(p.heads, k.head_tiles));
     k.items = p.tokens * k.head_tiles;
@@ -189,8 +269,9 @@ extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const
     if (!splits) return refuse("splits", 0, "a pointer");
     const MlaStatus s = check_shape(*params);
     if (s.code != MLA_OK) return s;
-    *splits = divide(int64_t(params->tokens) * head_tiles(*params), params->width, [&](int blocks) {
-                  return clusters[Resident::index(blocks)];
-              }).splits;
+    *splits =
+        divide(int64_t(params->tokens) * head_tiles(*params), int(width(*params)), [&](int blocks) {
+            return clusters[blocks - 1];
+        }).splits;
     return ok();
 }

@@ -1,15 +1,16 @@
 // Sparse absorbed MLA for Hopper: every query token attends to the cache rows
-// that its list names.
+// that its lists name.
 //
-// A thread block works on up to N heads of one query token at a time; four
+// A thread block works on up to N heads of one query token at a time; its
 // warpgroups share the work:
 //
-//   load     four warps walk the list, compact its valid entries and have TMA
-//   fetch their rows, a
-//            bulk copy for each, to a ring of slots of 16 rows (load.cuh);
-//   scores   S^T = K Q^T for a KV tile of 64 keys, softmax, P to shared memory
-//   (scores.cuh); output   two warpgroups, each 256 of the 512 latent values:
-//   O^T = O^T + V^T P^T (output.cuh).
+//   load     four warps walk the lists, compact their valid entries
+//            (list_walk.cuh) and have TMA fetch their rows, a bulk copy for
+//            each, to a ring of slots of 16 rows (load.cuh);
+//   scores   one warpgroup, or two in turns: S^T = K Q^T for a KV tile of 64
+//            keys, softmax, P to shared memory (scores.cuh);
+//   output   two warpgroups, each 256 of the 512 latent values:
+//            O^T = O^T + V^T P^T (output.cuh).
 //
 // Both products take the cache as operand A from registers, so that rows may
 // stay as the cache has them, and heads on N, so that few of them need no
@@ -17,38 +18,36 @@
 //
 //   for each item of this block (schedule.cuh):
 //       load Q
-//       for each 64 valid entries of the list:   scores output
-//           four slots arrive                    S^T = K Q^T
-//                                                mask, lazy maximum
-//                                                P = exp2(S - m) -> shared  O^T
-//                                                = O^T * factor
-//                                                                           O^T
-//                                                                           +=
-//                                                                           V^T
-//                                                                           P^T
-//                                                                           free
-//                                                                           each
-//                                                                           slot
+//       for each 64 valid entries of the lists:
+//           load      four slots arrive
+//           scores    S^T = K Q^T
+//                     mask, lazy maximum
+//                     P = exp2(S - m) -> shared
+//           output    O^T = O^T * factor
+//                     O^T += V^T P^T, and each slot is free
 //       O / l -> out; in a cluster first the parts of all blocks are added
 //
 // What waits for what, each barrier with one phase per use of what it guards,
 // and who arrives:
 //
-//   announced[i], announced_empty[i]     the number of keys of a tile: lane 0
-//   of warp 0; lane 0 of
-//                                        each warp of the scores and the output
-//   full[i], empty[i]                    a slot's rows: the copies; lane 0 of
-//   each output warp. The
-//                                        scores have read them before the
-//                                        probabilities are there.
-//   scores_full[i], scores_empty[i]      a tile's probabilities, factors and
-//   ratios: lane 0 of each
-//                                        scores warp; lane 0 of each output
-//                                        warp
-//   stats_full, stats_empty              an item's maxima and sums: all of the
-//   scores; of the output
+//   announced[i], announced_empty[i]   the number of keys of a tile: lane 0 of
+//                                      warp 0; lane 0 of each warp of the scores
+//                                      and the output
+//   full[i], empty[i]                  a slot's rows: the copies; lane 0 of each
+//                                      output warp. The scores have read them
+//                                      before the probabilities are there.
+//   scores_full[i], scores_empty[i]    a tile's probabilities, factors and
+//                                      ratios: all of its scores warpgroup; all
+//                                      of the output
+//   decided[i]                         a tile's maxima: all of its scores
+//                                      warpgroup, for the other one
+//   stats_full, stats_empty            an item's maxima and sums: all of the
+//                                      first scores warpgroup; of the output
+//
+// Tiles of more than 32 heads have a kernel of their own (wide/kernel.cuh).
 #pragma once
 
+#include "load.cuh"
 #include "output.cuh"
 
 namespace mla::sm90::sparse {
@@ -62,7 +61,7 @@ struct Threads {
     static constexpr int kEvenShare = 65536 / kAll / 8 * 8, kShares = kEvenShare * kAll / 128;
     // With 64 rows, scales of the keys need a second set of accumulators for the
     // scores.
-    static constexpr int kLoad = N == 16 ? 32 : 24;
+    static constexpr int kLoad = N == 64 ? 24 : 40;
     static constexpr int kScores = N == 16 ? 96 : N == 32 ? 136 : Rows::kScales ? 136 : 120;
     static constexpr int kOutput = (kShares - kLoad - kGroups * kScores) / 16 * 8;
 };
@@ -70,12 +69,17 @@ struct Threads {
 template <int groups, class Small>
 __device__ __forceinline__ void initialise(Small& s) {
     for (uint64_t& bar : s.full) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
+#ifdef V_ALL
+    for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
+#else
     for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), 8);
+#endif
     for (uint64_t& bar : s.announced) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
     for (uint64_t& bar : s.announced_empty)
         ptx::mbarrier_init(ptx::shared_address(&bar), 4 * groups + 8);
-    for (uint64_t& bar : s.scores_full) ptx::mbarrier_init(ptx::shared_address(&bar), 4);
-    for (uint64_t& bar : s.scores_empty) ptx::mbarrier_init(ptx::shared_address(&bar), 8);
+    for (uint64_t& bar : s.scores_full) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
+    for (uint64_t& bar : s.scores_empty)
+        ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
     for (uint64_t& bar : s.decided) ptx::mbarrier_init(ptx::shared_address(&bar), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_full), 128);
     ptx::mbarrier_init(ptx::shared_address(&s.stats_empty), kOutputThreads);
@@ -98,7 +102,7 @@ __global__ __launch_bounds__(Threads<N, Rows<T, format>>::kAll,
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        KeyLoader<L, R>{p, s, base + L::kRingOffset, warp, lane}.run();
+        KeyLoader<L, R>{{p, s, warp, lane}, base + L::kRingOffset}.run();
     } else if (warp < 4 + 4 * L::kScoreGroups) {
         if constexpr (Share::kScores > Share::kEvenShare)
             ptx::setmaxnreg_inc<Share::kScores>();

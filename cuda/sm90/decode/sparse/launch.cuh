@@ -8,6 +8,7 @@
 #include "../../../common/device.cuh"
 #include "kernel.cuh"
 #include "schedule.cuh"
+#include "wide/kernel.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -17,13 +18,27 @@ struct Launch {
     cudaStream_t stream;
 };
 
-template <int N, class Rows>
+// A kernel, its threads and its shared memory: for tiles of up to N heads, and of up to 64.
+template <typename T, int N, Format format>
+struct Narrow {
+    static constexpr int kThreads = Threads<N, Rows<T, format>>::kAll;
+    static constexpr int kSharedBytes = Layout<N, Rows<T, format>>::kBytes;
+    static constexpr auto kKernel = &sparse_kernel<T, N, format>;
+};
+template <typename T, Format format>
+struct Wide {
+    static constexpr int kThreads = WideThreads<Rows<T, format>>::kAll;
+    static constexpr int kSharedBytes = WideLayout<Rows<T, format>>::kBytes;
+    static constexpr auto kKernel = &wide_kernel<T, format>;
+};
+
+template <class K>
 cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
                                  cudaLaunchAttribute& cluster) {
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(blocks), 1, 1};
-    config.blockDim = {unsigned(Threads<N, Rows>::kAll), 1, 1};
-    config.dynamicSmemBytes = size_t(Layout<N, Rows>::kBytes);
+    config.blockDim = {unsigned(K::kThreads), 1, 1};
+    config.dynamicSmemBytes = size_t(K::kSharedBytes);
     config.stream = stream;
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim.x = unsigned(splits);
@@ -34,35 +49,31 @@ cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
     return config;
 }
 
-// How many clusters of 1, 2, 4, 8 and 16 blocks of a kernel a device runs at
-// the same time.
+// How many clusters of 1 to kMaxSplits blocks of a kernel a device runs at the same time; none of
+// a size that is not tried.
 struct Resident {
     std::atomic<bool> known{false};
-    std::atomic<int> clusters[5];
-
-    static int index(int splits) { return splits == 1 ? 0 : 1 + index(splits / 2); }
+    std::atomic<int> clusters[kMaxSplits + 1];
 };
 
-template <typename T, int N, Format format>
+template <class K>
 cudaError_t resident_clusters(const Launch& l, Resident& resident) {
-    using L = Layout<N, Rows<T, format>>;
-    const auto kernel = &sparse_kernel<T, N, format>;
-    cudaError_t e =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+    cudaError_t e = cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         K::kSharedBytes);
     if (e != cudaSuccess) return e;
-    // Clusters of 16 are an offer that a device may refuse.
-    const bool large = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed,
-                                            1) == cudaSuccess;
-    resident.clusters[0] = l.multiprocessors;
-    for (int splits = 2; splits <= kMaxSplits; splits *= 2) {
+    // Clusters of more than 8 are an offer that a device may refuse.
+    const bool large =
+        cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+        cudaSuccess;
+    resident.clusters[1] = l.multiprocessors;
+    for (int splits = 2; splits <= kMaxSplits; ++splits) {
         cudaLaunchAttribute cluster = {};
-        const cudaLaunchConfig_t config =
-            configuration<N, Rows<T, format>>(splits, splits, l.stream, cluster);
+        const cudaLaunchConfig_t config = configuration<K>(splits, splits, l.stream, cluster);
         int clusters = 0;
-        if ((splits <= 8 || large) &&
-            cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess)
+        if (!is_split(splits) || (splits > 8 && !large) ||
+            cudaOccupancyMaxActiveClusters(&clusters, K::kKernel, &config) != cudaSuccess)
             clusters = 0;
-        resident.clusters[Resident::index(splits)] = clusters;
+        resident.clusters[splits] = clusters;
     }
     // What was refused is no error of this launch.
     cudaGetLastError();
@@ -70,30 +81,33 @@ cudaError_t resident_clusters(const Launch& l, Resident& resident) {
     return cudaSuccess;
 }
 
-template <typename T, int N, Format format>
+template <class K>
 cudaError_t launch(const Launch& l, const KernelParams& p) {
-    using L = Layout<N, Rows<T, format>>;
     static Resident resident[kMaxDevices];
     Resident& of_device = resident[l.device];
     if (!of_device.known) {
-        const cudaError_t e = resident_clusters<T, N, format>(l, of_device);
+        const cudaError_t e = resident_clusters<K>(l, of_device);
         if (e != cudaSuccess) return e;
     }
-    const Division division = divide(p.items, p.width, [&](int splits) {
-        return of_device.clusters[Resident::index(splits)].load();
-    });
+    const Division division =
+        divide(p.items, p.width, [&](int splits) { return of_device.clusters[splits].load(); });
     cudaLaunchAttribute cluster = {};
     const cudaLaunchConfig_t config =
-        configuration<N, Rows<T, format>>(division.blocks, division.splits, l.stream, cluster);
-    return cudaLaunchKernelEx(&config, &sparse_kernel<T, N, format>, p);
+        configuration<K>(division.blocks, division.splits, l.stream, cluster);
+    return cudaLaunchKernelEx(&config, K::kKernel, p);
 }
 
 template <typename T, Format format>
 cudaError_t launch_format(const Launch& l, const KernelParams& p) {
+    constexpr bool wide = format == Format::same;
     switch (rows_of(p.tile_heads)) {
-        case 16: return launch<T, 16, format>(l, p);
-        case 32: return launch<T, 32, format>(l, p);
-        default: return launch<T, 64, format>(l, p);
+        case 16: return launch<Narrow<T, 16, format>>(l, p);
+        case 32: return launch<Narrow<T, 32, format>>(l, p);
+        default:
+            if constexpr (wide)
+                return launch<Wide<T, format>>(l, p);
+            else
+                return launch<Narrow<T, 64, format>>(l, p);
     }
 }
 

@@ -39,6 +39,9 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartPitch = kLatent + 4;
 
+    // Entries of a list that may wait for their tile, and for how many more a tile waits.
+    static constexpr int kPending = 2 * kTileKeys, kAhead = 0;
+
     struct Small {
         uint64_t full[kSlots], empty[kSlots];
         uint64_t announced[kAnnounced], announced_empty[kAnnounced];
@@ -49,7 +52,7 @@ struct Layout {
         // The keys of a tile; 0 behind an item's last one.
         int keys[kAnnounced];
         // Of each loading warp: valid entries that no tile has yet.
-        int pending[4][2 * kTileKeys];
+        uint32_t pending[4][kPending];
         // From the scores to the output, with the probabilities: whether any row's
         // sums are to be multiplied, and by what.
         int any_factor[kProbabilityTiles];

@@ -8,11 +8,10 @@
 // g).
 #pragma once
 
+#include "merge.cuh"
 #include "scores.cuh"
 
 namespace mla::sm90::sparse {
-
-constexpr int kOutputThreads = 256;
 
 template <typename T, int N, Format format>
 struct Output {
@@ -59,9 +58,7 @@ struct Output {
                         add_tile(acc, turn, ring);
                     else
                         add_some(acc, turn, ring, keys);
-                    __syncwarp();
-                    if (lane == 0)
-                        ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
+                    ptx::mbarrier_arrive(ptx::shared_address(&s.scores_empty[turn.place()]));
                     ++turn.uses;
                 }
                 __syncwarp();
@@ -209,8 +206,12 @@ struct Output {
             }
         }
         // What was read is in registers: the products have been issued.
+#ifdef V_ALL
+        ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+#else
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
+#endif
         ring.advance(1);
     }
 
@@ -225,11 +226,6 @@ struct Output {
     __device__ static uint32_t times(uint32_t two, __half2 by) {
         const __half2 product = __hmul2(*reinterpret_cast<const __half2*>(&two), by);
         return *reinterpret_cast<const uint32_t*>(&product);
-    }
-
-    __device__ T* row(const Item& item, int head) const {
-        return static_cast<T*>(p.out) + item.token * p.out_token_stride +
-               (item.first_head + head) * p.out_head_stride;
     }
 
     // Writes the output of an item that has no splits.
@@ -250,14 +246,14 @@ struct Output {
                         v[t] =
                             ptx::cvt_rn_x2<T>(acc[t][4 * j + e] * by, acc[t][4 * j + 2 + e] * by);
                     if (head < item.heads)
-                        *reinterpret_cast<uint4*>(row(item, head) + first_latent + 8 * g) =
-                            make_uint4(v[0], v[1], v[2], v[3]);
+                        *reinterpret_cast<uint4*>(output_row<T>(p, item, head) + first_latent +
+                                                  8 * g) = make_uint4(v[0], v[1], v[2], v[3]);
                 }
             } else {
                 // Transposed, a lane has two neighbouring values of head g of the
                 // eight.
                 const int head = 8 * j + g;
-                T* to = row(item, head) + first_latent + 2 * q;
+                T* to = output_row<T>(p, item, head) + first_latent + 2 * q;
 #pragma unroll
                 for (int t = 0; t < 4; ++t) {
                     const uint32_t low = ptx::movmatrix_trans(
@@ -273,66 +269,23 @@ struct Output {
         }
     }
 
-    // Merges the parts that the blocks of a cluster have of an item: each block
-    // puts its part into its shared memory, then takes a share of the item and
-    // adds all parts of it in order.
     __device__ void merge(const Sums& acc, const Item& item) const {
-        // All products are done: what they read may be overwritten.
-        ptx::bar_sync(kOutputBarrier, kOutputThreads);
+        const Merge<T, L> merge{p, s, base, thread};
+        merge.meet();
 #pragma unroll
         for (int j = 0; j < N / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const int head = 8 * j + 2 * q + e;
                 const float scale = s.inverse[head];
-                const uint32_t to = base + (head * L::kPartPitch + first_latent) * 4;
 #pragma unroll
                 for (int t = 0; t < 4; ++t)
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
-                        ptx::st_shared(to + R::latent(t, half, g) * 4,
-                                       __float_as_uint(acc[t][4 * j + 2 * half + e] * scale));
+                        merge.put(head, first_latent + R::latent(t, half, g),
+                                  acc[t][4 * j + 2 * half + e] * scale);
             }
-        ptx::barrier_cluster_arrive();
-        ptx::barrier_cluster_wait();
-        constexpr int fours = kLatent / 4;
-        const int all = item.heads * fours;
-        const int split = Items::split(), splits = Items::splits();
-        const int begin = all * split / splits, end = all * (split + 1) / splits;
-        const uint32_t maxima = ptx::shared_address(s.maximum), sums = ptx::shared_address(s.sum);
-#pragma unroll 1
-        for (int i = begin + thread; i < end; i += kOutputThreads) {
-            const int head = i / fours, latent = i % fours * 4;
-            float top = -INFINITY;
-#pragma unroll 4
-            for (int k = 0; k < splits; ++k)
-                top = fmaxf(top, ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)));
-            const float offset = offset_of(top);
-            float sum = 0.f;
-            float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-            for (int k = 0; k < splits; ++k) {
-                const float weight = ptx::ex2_approx(
-                    ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)) - offset);
-                const float4 x = ptx::ld_shared_cluster_v4_f32(
-                    ptx::mapa(base + (head * L::kPartPitch + latent) * 4, k));
-                sum = fmaf(weight, ptx::ld_shared_cluster_f32(ptx::mapa(sums + head * 4, k)), sum);
-                v.x = fmaf(weight, x.x, v.x);
-                v.y = fmaf(weight, x.y, v.y);
-                v.z = fmaf(weight, x.z, v.z);
-                v.w = fmaf(weight, x.w, v.w);
-            }
-            using S = Scores<T, N, format>;
-            const float lse = S::natural_lse(top, sum);
-            if (latent == 0) S::write_lse(p, item, head, lse);
-            const float by =
-                sum > 0.f || sum != sum ? S::sink_factor(p, item, head, lse) / sum : 0.f;
-            *reinterpret_cast<uint2*>(row(item, head) + latent) = make_uint2(
-                ptx::cvt_rn_x2<T>(v.x * by, v.y * by), ptx::cvt_rn_x2<T>(v.z * by, v.w * by));
-        }
-        // Nobody leaves while others read.
-        ptx::barrier_cluster_arrive();
-        ptx::barrier_cluster_wait();
+        merge.run(item);
     }
 };
 

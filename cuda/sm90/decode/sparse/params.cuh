@@ -15,31 +15,48 @@ constexpr int kSlotKeys = 16;
 // of them, so that splits of a list are alike wherever its valid entries lie.
 constexpr int kListGroup = 32;
 
+// A cache, and a list for each token of what is attended to in it.
+struct Source {
+    const char* cache;  // [pages, page_size] rows
+    const int* lists;   // [tokens, width]
+    const int* counts;  // [tokens], or null
+    int64_t list_stride;
+    // In bytes.
+    int64_t page_stride, slot_stride;
+    // An entry is valid if it is below this, as an unsigned number.
+    uint32_t slots;
+    uint32_t page_size;
+    int width;
+    // Pages lie one behind the other, so that a slot's number alone says where it
+    // is.
+    bool pages_adjoin;
+};
+
+// A token attends to what all of its lists name.
+constexpr int kSources = 2;
+
 struct KernelParams {
+    Source sources[kSources];
+    // Of the requests that are dense, see mla.h.
+    const int* block_table;
+    const int* seq_lens;
+    const int* query_starts;
+    int64_t block_table_stride;
+    int dense_within, requests;
     const void* q_latent;  // [tokens, heads, 512]
     const void* q_rope;    // [tokens, heads, 64]
-    const char* cache;     // [pages, page_size] rows
-    const int* lists;      // [tokens, width]
-    const int* counts;     // [tokens], or null
     const float* sinks;    // [heads], or null
     void* out;             // [tokens, heads, 512]
     float* lse;            // [heads, tokens], or null
     int64_t q_latent_token_stride, q_latent_head_stride;
     int64_t q_rope_token_stride, q_rope_head_stride;
-    int64_t list_stride;
     int64_t out_token_stride, out_head_stride;
     int64_t lse_head_stride;
-    // In bytes.
-    int64_t cache_page_stride, cache_slot_stride;
-    // An entry is valid if it is below this, as an unsigned number.
-    uint32_t cache_slots;
-    uint32_t page_size;
-    // Pages lie one behind the other, so that a slot's number alone says where it
-    // is.
-    bool pages_adjoin;
     // Rows are so few that they had better not push out of L2 what others wrote.
     bool read_once;
-    int tokens, heads, width;
+    int tokens, heads;
+    // Entries of all lists of a token.
+    int width;
     // Tiles of heads of a token, and the heads of each of them but the last.
     int head_tiles, tile_heads;
     // Tiles of heads of all tokens.

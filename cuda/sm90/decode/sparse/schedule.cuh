@@ -18,6 +18,9 @@ namespace mla::sm90::sparse {
 // Blocks of a cluster, at most. More than eight need the device's consent.
 constexpr int kMaxSplits = 16;
 
+// Sizes of clusters that are tried: all that every device takes, and the largest.
+inline bool is_split(int splits) { return splits <= 8 || splits == kMaxSplits; }
+
 struct Division {
     int splits = 1;
     int blocks = 1;
@@ -37,11 +40,12 @@ Division divide(int64_t items, int width, const Resident& resident) {
     constexpr int64_t fixed = 2, merging = 2;
     Division best;
     int64_t least = INT64_MAX;
-    for (int splits = 1; splits <= kMaxSplits; splits *= 2) {
+    for (int splits = 1; splits <= kMaxSplits; ++splits) {
+        if (!is_split(splits)) continue;
         // A split without a whole tile is not worth a block.
         if (splits > 1 && width < splits * kTileKeys) break;
         const int64_t clusters = resident(splits);
-        if (clusters < 1) break;
+        if (clusters < 1) continue;
         const int64_t tiles = std::max((width + splits * kTileKeys - 1) / (splits * kTileKeys), 1);
         const int64_t waves = (items + clusters - 1) / clusters;
         const int64_t cost = waves * (tiles + fixed + (splits > 1 ? merging : 0));

@@ -7,14 +7,13 @@
 
 #include "../../../common/softmax.cuh"
 #include "../../../common/swizzle.cuh"
-#include "load.cuh"
+#include "results.cuh"
+#include "rows.cuh"
 
 namespace mla::sm90::sparse {
 
-// Named barriers: of one group of the scores, of the other, of both, of the
-// output.
+// Named barriers: of one group of the scores, of the other, of both.
 constexpr int kScoresBarrier = 1, kSecondScoresBarrier = 2, kAllScoresBarrier = 3;
-constexpr int kOutputBarrier = 4;
 // Probabilities are relative to a reference maximum that leaves 2^7 of
 // headroom, so that small ones keep their bits in f16; it is raised when a true
 // maximum has risen by 2^8 more.
@@ -335,8 +334,7 @@ struct Scores {
             }
         }
         ptx::fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[place]));
+        ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[place]));
     }
 
     // Describes the queries of a step of 16 values.
@@ -594,35 +592,13 @@ struct Scores {
             const float maximum = s.reference[thread], scale = p.out_scale / running.unit;
             s.maximum[thread] = maximum;
             s.sum[thread] = sum;
-            s.inverse[thread] = scale;
-            if (Items::splits() == 1) {
-                const float lse = natural_lse(maximum, sum);
-                s.inverse[thread] =
-                    sum > 0.f || sum != sum ? scale / sum * sink_factor(p, item, thread, lse) : 0.f;
-                write_lse(p, item, thread, lse);
-            }
+            s.inverse[thread] =
+                Items::splits() > 1 ? scale : finish_row(p, item, thread, maximum, sum, scale);
         }
         // All that the output waits for, and all that the next item writes to.
         ptx::fence_proxy_async();
         if (group == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
         meet_all();
-    }
-
-    __device__ static float natural_lse(float maximum, float sum) {
-        constexpr float ln2 = 0.69314718055994531f;
-        return sum == 0.f ? -INFINITY : (maximum + log2f(sum)) * ln2;
-    }
-
-    // What a sink, a further key without a value, leaves of a head's output.
-    __device__ static float sink_factor(const KernelParams& p, const Item& item, int row,
-                                        float lse) {
-        if (!p.sinks || row >= item.heads) return 1.f;
-        return 1.f / (1.f + __expf(p.sinks[item.first_head + row] - lse));
-    }
-
-    __device__ static void write_lse(const KernelParams& p, const Item& item, int row, float lse) {
-        if (p.lse && row < item.heads)
-            p.lse[(item.first_head + row) * p.lse_head_stride + item.token] = lse;
     }
 };
 

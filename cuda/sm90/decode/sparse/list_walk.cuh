@@ -1,0 +1,205 @@
+// How the loading warps walk the lists of a token.
+#pragma once
+
+#include "../../../ptx/sm90.cuh"
+#include "layout.cuh"
+
+namespace mla::sm90::sparse {
+
+// A tile of heads of a query token, as far as loads and stores need it.
+struct Item {
+    int token, first_head, heads;
+
+    __device__ Item(const KernelParams& p, int index) {
+        token = unsigned(index) / unsigned(p.head_tiles);
+        first_head = (index - token * p.head_tiles) * p.tile_heads;
+        heads = min(p.tile_heads, p.heads - first_head);
+    }
+
+    // Where a head's latent and rotary query values lie.
+    __device__ const char* latent(const KernelParams& p, int head) const {
+        return static_cast<const char*>(p.q_latent) +
+               (token * p.q_latent_token_stride + (first_head + head) * p.q_latent_head_stride) * 2;
+    }
+    __device__ const char* rope(const KernelParams& p, int head) const {
+        return static_cast<const char*>(p.q_rope) +
+               (token * p.q_rope_token_stride + (first_head + head) * p.q_rope_head_stride) * 2;
+    }
+};
+
+// The items of a block. Read where it is needed: kept, it would cost registers
+// in every role.
+struct Items {
+    __device__ static int first() { return int(ptx::clusterid()); }
+    __device__ static int step() { return int(ptx::nclusterid()); }
+    // This block's split of each item, and how many there are.
+    __device__ static int split() { return int(ptx::cluster_ctarank()); }
+    __device__ static int splits() { return int(ptx::cluster_nctarank()); }
+};
+
+// One of the four warps that load. Each walks all lists, and compacts their
+// valid entries; they share the rows of a KV tile.
+template <class L>
+struct ListWalk {
+    const KernelParams& p;
+    typename L::Small& s;
+    int warp, lane;
+    Turn<kAnnounced> tile = {};
+
+    // Calls `copy(taken, keys)` for each KV tile of each item: its entries are
+    // those of `entry(taken)` to `entry(taken + keys - 1)`.
+    template <typename Copy>
+    __device__ __forceinline__ void run(const Copy& copy) {
+#pragma unroll 1
+        for (int i = Items::first(); i < p.items;) {
+            walk(Item(p, i).token, copy);
+            announce(0);
+            i += Items::step();
+            if (i < p.items) prefetch_queries(Item(p, i));
+        }
+    }
+
+    // An entry of the current tile: a slot, and in the highest bit which cache has
+    // it.
+    __device__ uint32_t entry(uint32_t index) const { return s.pending[warp][index % L::kPending]; }
+
+    // Where its row lies.
+    __device__ const char* row(uint32_t entry) const {
+        const Source& from = p.sources[entry >> 31];
+        const uint32_t slot = entry & 0x7fffffff;
+        const uint32_t page = from.pages_adjoin ? 0 : slot / from.page_size;
+        return from.cache + page * from.page_stride +
+               (slot - page * from.page_size) * from.slot_stride;
+    }
+
+  private:
+    __device__ static void prefetch_row(const char* row) {
+#pragma unroll
+        for (int i = 0; i < L::kRowBytes; i += 128) ptx::prefetch_global_l2(row + i);
+        ptx::prefetch_global_l2(row + L::kRowBytes - 1);
+    }
+
+    // Brings the queries of the next item into L2.
+    __device__ void prefetch_queries(const Item& item) const {
+        constexpr int lines = (kLatent + kRope) * 2 / 128;
+#pragma unroll 1
+        for (int i = warp * 32 + lane; i < item.heads * lines; i += 128) {
+            const int head = unsigned(i) / lines, line = i - head * lines;
+            ptx::prefetch_global_l2(line < lines - 1 ? item.latent(p, head) + line * 128
+                                                     : item.rope(p, head));
+        }
+    }
+
+    // What a token of a dense request attends to: how many of the request's first tokens, and their
+    // pages; null of any other request.
+    struct Dense {
+        const int* pages = nullptr;
+        int keys = 0;
+    };
+    __device__ Dense dense_request(int token) const {
+        Dense dense;
+        if (p.dense_within == 0) return dense;
+        // The last request that begins at this token or before, among `n` from `first` on: every lane
+        // looks at one of 32.
+        int first = 0, n = p.requests;
+        while (n > 1) {
+            const int step = (n + 31) / 32, at = lane * step;
+            const bool begins = at < n && p.query_starts[first + at] <= token;
+            const int last = (__popc(__ballot_sync(~0u, begins)) - 1) * step;
+            first += last;
+            n = min(step, n - last);
+        }
+        const int tokens = p.seq_lens[first];
+        if (tokens > p.dense_within) return dense;
+        dense.pages = p.block_table + first * p.block_table_stride;
+        dense.keys = max(0, tokens - (p.query_starts[first + 1] - 1 - token));
+        return dense;
+    }
+
+    // This block's split of a token's lists.
+    template <typename Copy>
+    __device__ __forceinline__ void walk(int token, const Copy& copy) {
+        // Valid entries in `pending`: how many were taken before, and how many
+        // there are.
+        uint32_t taken = 0;
+        int there = 0;
+        const auto take = [&](int keys) {
+            announce(keys);
+            copy(taken, keys);
+            __syncwarp();
+            taken += keys;
+            there -= keys;
+        };
+        const int step = Items::splits() * kListGroup;
+        const Dense dense = dense_request(token);
+#pragma unroll 1
+        for (uint32_t k = 0; k < kSources; ++k) {
+            const Source& source = p.sources[k];
+            const bool is_dense = k == 0 && dense.pages;
+            const int width = is_dense        ? dense.keys
+                              : source.counts ? max(0, min(source.counts[token], source.width))
+                                              : source.width;
+            const int* list =
+                is_dense ? dense.pages : source.lists + token * source.list_stride + lane;
+            const auto read = [&](int from) {
+                if (from + lane >= width) return -1;
+                if (!is_dense) return list[from];
+                const uint32_t key = from + lane, page = key / source.page_size;
+                return int(list[page] * source.page_size + (key - page * source.page_size));
+            };
+            constexpr int batch = 4;
+            int from = Items::split() * kListGroup;
+            int next[batch];
+            const auto read_batch = [&](int first) {
+#pragma unroll
+                for (int i = 0; i < batch; ++i) next[i] = read(first + i * step);
+            };
+            read_batch(from);
+#pragma unroll 1
+            while (from < width) {
+                const int entries[batch] = {next[0], next[1], next[2], next[3]};
+                // The next groups are under way while these are compacted.
+                read_batch(from + batch * step);
+#pragma unroll 1
+                for (int i = 0; i < batch; ++i) {
+                    const int entry = i < 2 ? (i == 0 ? entries[0] : entries[1])
+                                            : (i == 2 ? entries[2] : entries[3]);
+                    const bool valid = uint32_t(entry) < source.slots;
+                    const uint32_t all = __ballot_sync(~0u, valid);
+                    const int before = __popc(all & ((1u << lane) - 1));
+                    if (valid) {
+                        const uint32_t at = taken + there + before,
+                                       kept = uint32_t(entry) | k << 31;
+                        s.pending[warp][at % L::kPending] = kept;
+                        if constexpr (L::kAhead > 0) {
+                            if (at % kTileKeys / (kTileKeys / 4) == uint32_t(warp))
+                                prefetch_row(row(kept));
+                        }
+                    }
+                    there += __popc(all);
+                    __syncwarp();
+                    if (there >= kTileKeys + L::kAhead) take(kTileKeys);
+                }
+                from += batch * step;
+            }
+        }
+#pragma unroll 1
+        while (there > 0) take(min(there, kTileKeys));
+    }
+
+    // Tells the others of a tile with so many keys; the first warp does, for all.
+    __device__ void announce(int keys) {
+        if (warp == 0) {
+            ptx::mbarrier_wait(ptx::shared_address(&s.announced_empty[tile.place()]),
+                               tile.phase() ^ 1);
+            if (lane == 0) {
+                s.keys[tile.place()] = keys;
+                ptx::mbarrier_arrive(ptx::shared_address(&s.announced[tile.place()]));
+            }
+            ++tile.uses;
+            __syncwarp();
+        }
+    }
+};
+
+}  // namespace mla::sm90::sparse

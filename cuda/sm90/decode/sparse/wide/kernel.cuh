@@ -1,0 +1,77 @@
+// Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both products, 64 of them in
+// a thread block, and keys and values come from panels in shared memory. Then a KV tile is read once
+// per product instead of through registers, and the tensor cores are the limit.
+//
+//   load     four warps walk the lists, and bring rows to the ring: by cp.async, or through registers,
+//            where bytes become values of the queries' dtype (load.cuh);
+//   scores   S = Q K^T for a KV tile of 64 keys, softmax, P over the tile's rope panel (scores.cuh);
+//   output   two warpgroups, each 256 of the 512 latent values: O = O + P V (output.cuh). Half of a
+//            tile's output waits until the next tile's scores have been issued: it is for the time of
+//            their softmax.
+//
+// Barriers and who arrives: layout.cuh. The stages of a tile need no wait by the output, for which the
+// scores have waited.
+#pragma once
+
+#include "load.cuh"
+#include "output.cuh"
+
+namespace mla::sm90::sparse {
+
+template <class Rows>
+struct WideThreads {
+    static constexpr int kAll = 512;
+    static constexpr int kOutput = 160;
+    static constexpr int kScores = Rows::kConverts ? 112 : 144;
+    static constexpr int kLoad = 512 - 2 * kOutput - kScores;
+};
+
+template <class L>
+__device__ __forceinline__ void initialise_wide(typename L::Small& s) {
+    const auto init = [](uint64_t& bar, uint32_t count) {
+        ptx::mbarrier_init(ptx::shared_address(&bar), count);
+    };
+    constexpr int output_warps = kOutputThreads / 32;
+    for (uint64_t& bar : s.latent_full) init(bar, 128);
+    for (uint64_t& bar : s.latent_empty) init(bar, output_warps);
+    for (uint64_t& bar : s.rope_full) init(bar, 128);
+    for (uint64_t& bar : s.rope_empty) init(bar, kOutputThreads);
+    for (uint64_t& bar : s.announced) init(bar, 1);
+    for (uint64_t& bar : s.announced_empty) init(bar, 4 + output_warps);
+    for (uint64_t& bar : s.scores_full) init(bar, 32);
+    for (uint64_t& bar : s.scores_issued) init(bar, 4);
+    init(s.stats_full, 32);
+    init(s.stats_empty, kOutputThreads);
+    ptx::fence_mbarrier_init();
+}
+
+template <typename T, Format format>
+__global__ __launch_bounds__(WideThreads<Rows<T, format>>::kAll,
+                             1) void wide_kernel(const __grid_constant__ KernelParams p) {
+    using R = Rows<T, format>;
+    using L = WideLayout<R>;
+    using Share = WideThreads<R>;
+    extern __shared__ __align__(1024) char shared[];
+    typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
+    const uint32_t base = ptx::shared_address(shared);
+
+    if (threadIdx.x == 0) initialise_wide<L>(s);
+    __syncthreads();
+
+    const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    if (warp < 4) {
+        ptx::setmaxnreg_dec<Share::kLoad>();
+        WideLoader<T, R>{{p, s, warp, lane}, base}.run();
+    } else if (warp < 8) {
+        if constexpr (Share::kScores > 128)
+            ptx::setmaxnreg_inc<Share::kScores>();
+        else
+            ptx::setmaxnreg_dec<Share::kScores>();
+        WideScores<T, R>{p, s, base, warp - 4, lane}.run();
+    } else {
+        ptx::setmaxnreg_inc<Share::kOutput>();
+        WideOutput<T, R>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
+    }
+}
+
+}  // namespace mla::sm90::sparse

@@ -1,0 +1,76 @@
+// The shared memory of a thread block that works on more than 32 heads.
+//
+//   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Small]
+//
+// A panel is 64 rows of 64 values of 16 bits, swizzled. Of the nine query panels some lie here, and
+// the scores hold the others in registers. A KV tile is eight latent panels, that is two stages, and
+// one of the rotary part; it holds values of the queries' dtype, whatever the cache has. A rope panel
+// is dead when the scores are computed: the tile's probabilities are written over it.
+#pragma once
+
+#include "../layout.cuh"
+
+namespace mla::sm90::sparse {
+
+constexpr int kPanelBytes = 64 * 128;
+constexpr int kStagePanels = 4;
+
+template <class Rows>
+struct WideLayout {
+    static constexpr int kRows = 64;
+    // Loading warps that convert rows need the registers.
+    static constexpr int kHeldPanels = Rows::kConverts ? 3 : 5;
+    static constexpr int kQueryPanels = 9 - kHeldPanels;
+    // Every second or fourth panel is held.
+    static constexpr int kHeldEvery = Rows::kConverts ? 4 : 2;
+    static constexpr int kStageBytes = kStagePanels * kPanelBytes;
+    static constexpr int kLatentStages = Rows::kConverts ? 4 : 5, kRopeStages = 3;
+    static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
+    static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
+    static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
+    // As in Layout.
+    static constexpr int kPartPitch = kLatent + 4;
+
+    // Whether a query panel is held, and its number among its like.
+    __device__ static constexpr bool held(int panel) { return panel % kHeldEvery == 0; }
+    __device__ static constexpr int held_index(int panel) { return panel / kHeldEvery; }
+    __device__ static constexpr int shared_index(int panel) {
+        return panel - panel / kHeldEvery - 1;
+    }
+
+    // Entries of a list that may wait for their tile, and for how many more a tile waits: rows that are
+    // converted are asked for a tile before, to be in L2 when they are read.
+#ifndef V_AHEAD
+#define V_AHEAD 64
+#endif
+    static constexpr int kAhead = Rows::kConverts ? V_AHEAD : 0, kPending = kAhead > 0 ? 256 : 128;
+    static constexpr int kRowBytes = Rows::kBytes;
+
+    struct Small {
+        // Every thread that loads; a lane of each warp of the output.
+        uint64_t latent_full[kLatentStages], latent_empty[kLatentStages];
+        // Every thread that loads; every thread of the output.
+        uint64_t rope_full[kRopeStages], rope_empty[kRopeStages];
+        // Lane 0 of warp 0; a lane of each warp of the scores and the output.
+        uint64_t announced[kAnnounced], announced_empty[kAnnounced];
+        // Of a KV tile: the probabilities and factors are there (the lanes that write factors); the
+        // MMAs of its scores have been issued (a lane of each scores warp).
+        uint64_t scores_full[kRopeStages], scores_issued[kRopeStages];
+        // An item's maxima and sums: the lanes that write them; every thread of the output.
+        uint64_t stats_full, stats_empty;
+        // Of a tile; 0 behind an item's last one.
+        int keys[kAnnounced];
+        // Of each loading warp: valid entries that no tile has yet.
+        uint32_t pending[4][kPending];
+        // Whether a factor of a warp's 16 rows is not 1.
+        alignas(16) int any_factor[kRopeStages][4];
+        float factor[kRopeStages][kRows];
+        float maximum[kRows], sum[kRows], inverse[kRows];
+    };
+
+    static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
+    static_assert(kRows * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
+    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
+};
+
+}  // namespace mla::sm90::sparse

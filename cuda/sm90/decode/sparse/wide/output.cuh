@@ -1,0 +1,161 @@
+// The output warpgroups of tiles of more than 32 heads: O = O + P V, 256 of the 512 latent values
+// each; every other panel, so that both are done with a stage at the same time.
+//
+// Accumulators have heads for rows and latent values for columns: of a lane 4 g + q of warp w of its
+// warpgroup, acc[s][4 i + e] is of head 16 w + g at latent value latent(s, i) + e, e = 0, 1, and
+// acc[s][4 i + 2 + e] of head 16 w + g + 8.
+#pragma once
+
+#include "../merge.cuh"
+#include "scores.cuh"
+
+namespace mla::sm90::sparse {
+
+template <typename T, class R>
+struct WideOutput {
+    using L = WideLayout<R>;
+    // Of the two stages of a KV tile.
+    using Sums = float[2][64];
+
+    const KernelParams& p;
+    typename L::Small& s;
+    uint32_t base;
+    // Among both warpgroups'; the warpgroup, known to be the same in all lanes.
+    int thread, group;
+    Ring<L::kLatentStages> latent = {};
+    Ring<L::kRopeStages> rope = {};
+    Turn<kAnnounced> tile = {};
+
+    __device__ int row() const { return (thread >> 5 & 3) * 16 + (thread >> 2 & 7); }
+    __device__ int latent_of(int stage, int i) const {
+        return stage * 256 + i / 8 * 128 + group * 64 + i % 8 * 8 + 2 * (thread & 3);
+    }
+
+    __device__ void run() {
+        uint32_t done = 0;
+#pragma unroll 1
+        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
+            Sums acc;
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int j = 0; j < 64; ++j) acc[half][j] = 0.f;
+            bool first = true;
+            int keys = announced();
+#pragma unroll 1
+            while (keys > 0) {
+                give_back();
+                keys = add_tile(acc, first);
+                first = false;
+            }
+            give_back();
+            ptx::mbarrier_wait(ptx::shared_address(&s.stats_full), done & 1);
+            const Item item(p, i);
+            if (Items::splits() == 1)
+                write(acc, item);
+            else
+                merge(acc, item);
+            ptx::mbarrier_arrive(ptx::shared_address(&s.stats_empty));
+        }
+    }
+
+  private:
+    // The keys of the next tile; 0 behind the last one.
+    __device__ int announced() const {
+        ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
+        return __shfl_sync(~0u, s.keys[tile.place()], 0);
+    }
+    __device__ void give_back() {
+        free(s.announced_empty[tile.place()]);
+        ++tile.uses;
+    }
+    // By a lane of each warp.
+    __device__ void free(uint64_t& bar) const {
+        __syncwarp();
+        if ((thread & 31) == 0) ptx::mbarrier_arrive(ptx::shared_address(&bar));
+    }
+
+    // Adds a tile, and returns how many keys the one behind it has.
+    __device__ int add_tile(Sums& acc, bool first) {
+        const auto at = rope.uniform();
+        ptx::mbarrier_wait(ptx::shared_address(&s.scores_full[at.slot]), at.phase);
+        if (!first && s.any_factor[at.slot][thread >> 5 & 3])
+            rescale(acc, s.factor[at.slot][row()], s.factor[at.slot][row() + 8]);
+        const uint32_t probabilities = base + L::kRopeOffset + at.slot * kPanelBytes;
+        add_stage(acc[0], probabilities);
+        const int keys = announced();
+        rope.advance(1);
+        // The second half is for the time of the next tile's softmax.
+        if (keys > 0)
+            ptx::mbarrier_wait(ptx::shared_address(&s.scores_issued[rope.slot]), rope.phase);
+        add_stage(acc[1], probabilities);
+        // By all who have read factors.
+        ptx::mbarrier_arrive(ptx::shared_address(&s.rope_empty[at.slot]));
+        return keys;
+    }
+
+    __device__ void add_stage(float (&acc)[64], uint32_t probabilities) {
+        const auto at = latent.uniform();
+        const uint64_t a = ptx::wgmma_descriptor(probabilities);
+        const uint64_t b = ptx::wgmma_descriptor(
+            base + L::kRingOffset + at.slot * L::kStageBytes + group * kPanelBytes,
+            2 * kPanelBytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ptx::WgmmaPanels<T, 128>::run(acc, a + 2 * k, b + 128 * k);
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<0>();
+        free(s.latent_empty[at.slot]);
+        latent.advance(1);
+    }
+
+    __device__ static void rescale(Sums& acc, float low, float high) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int i = 0; i < 64; i += 4) {
+                acc[half][i] *= low;
+                acc[half][i + 1] *= low;
+                acc[half][i + 2] *= high;
+                acc[half][i + 3] *= high;
+            }
+    }
+
+    // Writes the output of an item that has no splits.
+    __device__ void write(const Sums& acc, const Item& item) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int head = row() + 8 * half;
+            if (head >= item.heads) continue;
+            const float by = s.inverse[head];
+            T* to = output_row<T>(p, item, head);
+#pragma unroll
+            for (int stage = 0; stage < 2; ++stage)
+#pragma unroll
+                for (int i = 0; i < 16; ++i)
+                    *reinterpret_cast<uint32_t*>(to + latent_of(stage, i)) = ptx::cvt_rn_x2<T>(
+                        acc[stage][4 * i + 2 * half] * by, acc[stage][4 * i + 2 * half + 1] * by);
+        }
+    }
+
+    __device__ void merge(const Sums& acc, const Item& item) const {
+        const Merge<T, L> merge{p, s, base, thread};
+        merge.meet();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int head = row() + 8 * half;
+            const float by = s.inverse[head];
+#pragma unroll
+            for (int stage = 0; stage < 2; ++stage)
+#pragma unroll
+                for (int i = 0; i < 16; ++i)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        merge.put(head, latent_of(stage, i) + e,
+                                  acc[stage][4 * i + 2 * half + e] * by);
+        }
+        merge.run(item);
+    }
+};
+
+}  // namespace mla::sm90::sparse

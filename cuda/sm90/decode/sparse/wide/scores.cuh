@@ -1,0 +1,238 @@
+// The scores warpgroup of tiles of more than 32 heads: S = Q K^T, softmax, probabilities to shared
+// memory.
+//
+// Accumulators have heads for rows and keys for columns: of a lane 4 g + q of warp w, d[4 i + e] is of
+// head 16 w + g at key 8 i + 2 q + e, e = 0, 1, and d[4 i + 2 + e] of head 16 w + g + 8.
+#pragma once
+
+#include "../../../../common/softmax.cuh"
+#include "../../../../common/swizzle.cuh"
+#include "../../../../ptx/wgmma.cuh"
+#include "../results.cuh"
+#include "../rows.cuh"
+#include "layout.cuh"
+
+namespace mla::sm90::sparse {
+
+constexpr int kWideScoresBarrier = 1;
+
+template <typename T, class R>
+struct WideScores {
+    using L = WideLayout<R>;
+    using Held = uint32_t[L::kHeldPanels][16];
+
+    const KernelParams& p;
+    typename L::Small& s;
+    uint32_t base;
+    int warp, lane;
+    Ring<L::kLatentStages> latent = {};
+    Ring<L::kRopeStages> rope = {};
+    Turn<kAnnounced> tile = {};
+
+    // Of one of a lane's two heads.
+    struct Running {
+        float maximum = -INFINITY, sum = 0.f;
+    };
+
+    __device__ int row() const { return warp * 16 + (lane >> 2); }
+
+    __device__ void run() {
+        uint32_t done = 0;
+#pragma unroll 1
+        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
+            const Item item(p, i);
+            Held held;
+            load_queries(item, held);
+            Running low, high;
+#pragma unroll 1
+            while (true) {
+                ptx::mbarrier_wait(ptx::shared_address(&s.announced[tile.place()]), tile.phase());
+                const int keys = s.keys[tile.place()];
+                if (keys == 0) break;
+                score(held, low, high, keys);
+                give_back();
+            }
+            finish(item, low, high, done);
+            give_back();
+        }
+    }
+
+  private:
+    __device__ static void meet() { ptx::bar_sync(kWideScoresBarrier, 128); }
+
+    __device__ void give_back() {
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.announced_empty[tile.place()]));
+        ++tile.uses;
+    }
+
+    // Half of the panels, or more, to where products look for them; the others to registers, as
+    // operands.
+    __device__ void load_queries(const Item& item, Held& held) const {
+        constexpr int chunks = kWideChunks;
+#pragma unroll 1
+        for (int i = lane; i < 16 * chunks; i += 32) {
+            const int chunk = i % chunks, own = warp * 16 + i / chunks;
+            const bool valid = own < item.heads;
+            const int at = chunk / 8, panel = at + at / (L::kHeldEvery - 1) + 1;
+            const char* from = item.latent(p, valid ? own : 0) + panel * 128 + chunk % 8 * 16;
+            ptx::cp_async_16(base + at * kPanelBytes + swizzled<128>(own, chunk % 8), from, valid);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int own = row() + 8 * half;
+            const bool valid = own < item.heads;
+            const char* const latent_from = item.latent(p, valid ? own : 0) + 4 * (lane & 3);
+            const char* const rope_from = item.rope(p, valid ? own : 0) + 4 * (lane & 3);
+#pragma unroll
+            for (int t = 0; t < L::kHeldPanels; ++t) {
+                const int panel = t * L::kHeldEvery;
+                const char* from = panel < 8 ? latent_from + panel * 128 : rope_from;
+#pragma unroll
+                for (int k = 0; k < 8; ++k)
+                    held[t][k / 2 * 4 + k % 2 * 2 + half] =
+                        valid ? *reinterpret_cast<const uint32_t*>(from + 16 * k) : 0;
+            }
+        }
+        ptx::cp_async_wait_all();
+        ptx::fence_proxy_async();
+        meet();
+    }
+    static constexpr int kWideChunks = 8 * L::kQueryPanels;
+
+    // d += a query panel times a panel of keys, transposed.
+    template <int panel>
+    __device__ void multiply_panel(float (&d)[32], const Held& held, uint32_t keys) const {
+        const uint64_t b = ptx::wgmma_descriptor(keys);
+        if constexpr (L::held(panel)) {
+            const uint32_t* a = held[L::held_index(panel)];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                ptx::WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, panel > 0 || k > 0);
+        } else {
+            const uint64_t a = ptx::wgmma_descriptor(base + L::shared_index(panel) * kPanelBytes);
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                ptx::Wgmma<T, 64, ptx::Major::K>::run(d, a + 2 * k, b + 2 * k, panel > 0 || k > 0);
+        }
+    }
+
+    template <int first>
+    __device__ void multiply_stage(float (&d)[32], const Held& held) {
+        const auto at = latent.uniform();
+        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[at.slot]), at.phase);
+        // Copies that arrive by themselves are not ordered by who asked for them.
+        if constexpr (!R::kConverts) ptx::fence_proxy_async();
+        const uint32_t stage = base + L::kRingOffset + at.slot * L::kStageBytes;
+        ptx::wgmma_fence();
+        multiply_panel<first>(d, held, stage);
+        multiply_panel<first + 1>(d, held, stage + kPanelBytes);
+        multiply_panel<first + 2>(d, held, stage + 2 * kPanelBytes);
+        multiply_panel<first + 3>(d, held, stage + 3 * kPanelBytes);
+        latent.advance(1);
+    }
+
+    // A tile of keys.
+    __device__ void score(const Held& held, Running& low, Running& high, int keys) {
+        float d[32];
+        multiply_stage<0>(d, held);
+        multiply_stage<4>(d, held);
+        const auto at = rope.uniform();
+        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.slot]), at.phase);
+        if constexpr (!R::kConverts || R::kScales) ptx::fence_proxy_async();
+        const uint32_t panel = base + L::kRopeOffset + at.slot * kPanelBytes;
+        ptx::wgmma_fence();
+        multiply_panel<8>(d, held, panel);
+        ptx::wgmma_commit_group();
+        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_issued[at.slot]));
+        ptx::wgmma_wait_group<0>();
+
+        if (keys < kTileKeys) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (8 * i + 2 * (lane & 3) + e >= keys)
+                        d[4 * i + e] = d[4 * i + 2 + e] = -INFINITY;
+        }
+        const float factor0 = raise_lazily(low.maximum, row_maximum(d, 0));
+        const float factor1 = raise_lazily(high.maximum, row_maximum(d, 2));
+        exponentials(d, 0, low, factor0);
+        exponentials(d, 2, high, factor1);
+        // Probabilities are written over the rope panel: the other warps' products have to be done.
+        meet();
+        // Loads of the rope panel have waited for the same: nobody reads its last factors.
+        ptx::mbarrier_wait(ptx::shared_address(&s.rope_empty[at.slot]), at.phase ^ 1);
+        const bool any = __any_sync(~0u, factor0 != 1.f || factor1 != 1.f);
+        if ((lane & 3) == 0) {
+            s.factor[at.slot][row()] = factor0;
+            s.factor[at.slot][row() + 8] = factor1;
+            if (lane == 0) s.any_factor[at.slot][warp] = any;
+        }
+        const int own = warp * 16 + (lane & 15);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2)
+            ptx::stmatrix_x4(panel + swizzled<128>(own, i + (lane >> 4)),
+                             ptx::cvt_rn_x2<T>(d[4 * i], d[4 * i + 1]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 2], d[4 * i + 3]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 4], d[4 * i + 5]),
+                             ptx::cvt_rn_x2<T>(d[4 * i + 6], d[4 * i + 7]));
+        ptx::fence_proxy_async();
+        __syncwarp();
+        // Who wrote factors arrives, for the others' probabilities, too.
+        if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.scores_full[at.slot]));
+        rope.advance(1);
+    }
+
+    // The maximum of a row's 64 scores, in units of log2.
+    __device__ float row_maximum(const float (&d)[32], int first) const {
+        float m = fmaxf(d[first], d[first + 1]), n = fmaxf(d[first + 4], d[first + 5]);
+#pragma unroll
+        for (int i = 2; i < 8; i += 2) {
+            m = fmaxf(m, fmaxf(d[4 * i + first], d[4 * i + first + 1]));
+            n = fmaxf(n, fmaxf(d[4 * i + 4 + first], d[4 * i + 5 + first]));
+        }
+        m = fmaxf(m, n);
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+        return fmaxf(m, __shfl_xor_sync(~0u, m, 2)) * p.scale_log2;
+    }
+
+    __device__ void exponentials(float (&d)[32], int first, Running& of, float factor) const {
+        const float offset = offset_of(of.maximum);
+        float total[2] = {0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float& x = d[4 * i + first + e];
+                x = ptx::ex2_approx(fmaf(x, p.scale_log2, -offset));
+                total[e] += x;
+            }
+        }
+        of.sum = fmaf(of.sum, factor, total[0] + total[1]);
+    }
+
+    // Tells the output of an item's maxima and sums.
+    __device__ void finish(const Item& item, Running low, Running high, uint32_t done) {
+        ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            Running of = half ? high : low;
+            of.sum += __shfl_xor_sync(~0u, of.sum, 1);
+            of.sum += __shfl_xor_sync(~0u, of.sum, 2);
+            if ((lane & 3) == 0) {
+                const int own = row() + 8 * half;
+                s.maximum[own] = of.maximum;
+                s.sum[own] = of.sum;
+                s.inverse[own] = Items::splits() > 1
+                                     ? p.out_scale
+                                     : finish_row(p, item, own, of.maximum, of.sum, p.out_scale);
+            }
+        }
+        if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
+        // The next item's queries may be written over this one's.
+        meet();
+    }
+};
+
+}  // namespace mla::sm90::sparse
