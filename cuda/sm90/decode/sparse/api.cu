@@ -1,9 +1,6 @@
 // The C interface of this kernel: checks every argument, and launches.
 
 #include "launch.cuh"
-#ifdef V_ENV
-#include <cstdlib>
-#endif
 
 namespace mla::sm90::sparse {
 namespace {
@@ -207,11 +204,6 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
-#ifdef V_ENV
-    if (getenv("RO"))
-        k.read_once = atoi(getenv("RO"));
-    else
-#endif
         // As in dense decode.
         k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;

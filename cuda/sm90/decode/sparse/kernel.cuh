@@ -33,9 +33,9 @@
 //   announced[i], announced_empty[i]   the number of keys of a tile: lane 0 of
 //                                      warp 0; lane 0 of each warp of the scores
 //                                      and the output
-//   full[i], empty[i]                  a slot's rows: the copies; lane 0 of each
-//                                      output warp. The scores have read them
-//                                      before the probabilities are there.
+//   full[i], empty[i]                  a slot's rows: the copies; all of the
+//                                      output. The scores have read them before
+//                                      the probabilities are there.
 //   scores_full[i], scores_empty[i]    a tile's probabilities, factors and
 //                                      ratios: all of its scores warpgroup; all
 //                                      of the output
@@ -44,7 +44,8 @@
 //   stats_full, stats_empty            an item's maxima and sums: all of the
 //                                      first scores warpgroup; of the output
 //
-// Tiles of more than 32 heads have a kernel of their own (wide/kernel.cuh).
+// Tiles of more than 32 heads of a cache of the queries' dtype have a kernel of
+// their own (wide/kernel.cuh).
 #pragma once
 
 #include "load.cuh"
@@ -69,11 +70,7 @@ struct Threads {
 template <int groups, class Small>
 __device__ __forceinline__ void initialise(Small& s) {
     for (uint64_t& bar : s.full) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
-#ifdef V_ALL
     for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), kOutputThreads);
-#else
-    for (uint64_t& bar : s.empty) ptx::mbarrier_init(ptx::shared_address(&bar), 8);
-#endif
     for (uint64_t& bar : s.announced) ptx::mbarrier_init(ptx::shared_address(&bar), 1);
     for (uint64_t& bar : s.announced_empty)
         ptx::mbarrier_init(ptx::shared_address(&bar), 4 * groups + 8);

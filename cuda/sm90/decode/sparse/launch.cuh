@@ -25,11 +25,11 @@ struct Narrow {
     static constexpr int kSharedBytes = Layout<N, Rows<T, format>>::kBytes;
     static constexpr auto kKernel = &sparse_kernel<T, N, format>;
 };
-template <typename T, Format format>
+template <typename T>
 struct Wide {
-    static constexpr int kThreads = WideThreads<Rows<T, format>>::kAll;
-    static constexpr int kSharedBytes = WideLayout<Rows<T, format>>::kBytes;
-    static constexpr auto kKernel = &wide_kernel<T, format>;
+    static constexpr int kThreads = WideThreads::kAll;
+    static constexpr int kSharedBytes = WideLayout::kBytes;
+    static constexpr auto kKernel = &wide_kernel<T>;
 };
 
 template <class K>
@@ -99,13 +99,12 @@ cudaError_t launch(const Launch& l, const KernelParams& p) {
 
 template <typename T, Format format>
 cudaError_t launch_format(const Launch& l, const KernelParams& p) {
-    constexpr bool wide = format == Format::same;
     switch (rows_of(p.tile_heads)) {
         case 16: return launch<Narrow<T, 16, format>>(l, p);
         case 32: return launch<Narrow<T, 32, format>>(l, p);
         default:
-            if constexpr (wide)
-                return launch<Wide<T, format>>(l, p);
+            if constexpr (format == Format::same)
+                return launch<Wide<T>>(l, p);
             else
                 return launch<Narrow<T, 64, format>>(l, p);
     }

@@ -39,8 +39,8 @@ struct Layout {
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartPitch = kLatent + 4;
 
-    // Entries of a list that may wait for their tile, and for how many more a tile waits.
-    static constexpr int kPending = 2 * kTileKeys, kAhead = 0;
+    // Entries of a list that may wait for their tile.
+    static constexpr int kPending = 2 * kTileKeys;
 
     struct Small {
         uint64_t full[kSlots], empty[kSlots];

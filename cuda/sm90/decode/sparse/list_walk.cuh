@@ -73,12 +73,6 @@ struct ListWalk {
     }
 
   private:
-    __device__ static void prefetch_row(const char* row) {
-#pragma unroll
-        for (int i = 0; i < L::kRowBytes; i += 128) ptx::prefetch_global_l2(row + i);
-        ptx::prefetch_global_l2(row + L::kRowBytes - 1);
-    }
-
     // Brings the queries of the next item into L2.
     __device__ void prefetch_queries(const Item& item) const {
         constexpr int lines = (kLatent + kRope) * 2 / 128;
@@ -116,6 +110,12 @@ struct ListWalk {
         return dense;
     }
 
+    __device__ static int slot_of(const Dense& dense, uint32_t page_size, uint32_t key) {
+        if (key >= uint32_t(dense.keys)) return -1;
+        const uint32_t page = key / page_size;
+        return int(dense.pages[page] * page_size + (key - page * page_size));
+    }
+
     // This block's split of a token's lists.
     template <typename Copy>
     __device__ __forceinline__ void walk(int token, const Copy& copy) {
@@ -139,20 +139,27 @@ struct ListWalk {
             const int width = is_dense        ? dense.keys
                               : source.counts ? max(0, min(source.counts[token], source.width))
                                               : source.width;
-            const int* list =
-                is_dense ? dense.pages : source.lists + token * source.list_stride + lane;
-            const auto read = [&](int from) {
-                if (from + lane >= width) return -1;
-                if (!is_dense) return list[from];
-                const uint32_t key = from + lane, page = key / source.page_size;
-                return int(list[page] * source.page_size + (key - page * source.page_size));
-            };
+            const int* list = source.lists + token * source.list_stride + lane;
             constexpr int batch = 4;
             int from = Items::split() * kListGroup;
             int next[batch];
             const auto read_batch = [&](int first) {
+                if (is_dense) {
+#pragma unroll 1
+                    for (int i = 0; i < batch; ++i) {
+                        const int slot = slot_of(dense, source.page_size, first + i * step + lane);
+                        if (i == 0) next[0] = slot;
+                        if (i == 1) next[1] = slot;
+                        if (i == 2) next[2] = slot;
+                        if (i == 3) next[3] = slot;
+                    }
+                } else {
 #pragma unroll
-                for (int i = 0; i < batch; ++i) next[i] = read(first + i * step);
+                    for (int i = 0; i < batch; ++i) {
+                        const int at = first + i * step;
+                        next[i] = at + lane < width ? list[at] : -1;
+                    }
+                }
             };
             read_batch(from);
 #pragma unroll 1
@@ -167,24 +174,17 @@ struct ListWalk {
                     const bool valid = uint32_t(entry) < source.slots;
                     const uint32_t all = __ballot_sync(~0u, valid);
                     const int before = __popc(all & ((1u << lane) - 1));
-                    if (valid) {
-                        const uint32_t at = taken + there + before,
-                                       kept = uint32_t(entry) | k << 31;
-                        s.pending[warp][at % L::kPending] = kept;
-                        if constexpr (L::kAhead > 0) {
-                            if (at % kTileKeys / (kTileKeys / 4) == uint32_t(warp))
-                                prefetch_row(row(kept));
-                        }
-                    }
+                    if (valid)
+                        s.pending[warp][(taken + there + before) % L::kPending] =
+                            uint32_t(entry) | k << 31;
                     there += __popc(all);
                     __syncwarp();
-                    if (there >= kTileKeys + L::kAhead) take(kTileKeys);
+                    if (there >= kTileKeys) take(kTileKeys);
                 }
                 from += batch * step;
             }
         }
-#pragma unroll 1
-        while (there > 0) take(min(there, kTileKeys));
+        if (there > 0) take(there);
     }
 
     // Tells the others of a tile with so many keys; the first warp does, for all.

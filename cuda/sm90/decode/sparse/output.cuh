@@ -206,12 +206,7 @@ struct Output {
             }
         }
         // What was read is in registers: the products have been issued.
-#ifdef V_ALL
         ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
-#else
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[ring.slot]));
-#endif
         ring.advance(1);
     }
 

@@ -1,9 +1,8 @@
 // Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both products, 64 of them in
-// a thread block, and keys and values come from panels in shared memory. Then a KV tile is read once
-// per product instead of through registers, and the tensor cores are the limit.
+// a thread block, and keys and values come from panels in shared memory. The cache has values of the
+// queries' dtype.
 //
-//   load     four warps walk the lists, and bring rows to the ring: by cp.async, or through registers,
-//            where bytes become values of the queries' dtype (load.cuh);
+//   load     four warps walk the lists, and copy rows to the ring by cp.async (load.cuh);
 //   scores   S = Q K^T for a KV tile of 64 keys, softmax, P over the tile's rope panel (scores.cuh);
 //   output   two warpgroups, each 256 of the 512 latent values: O = O + P V (output.cuh). Half of a
 //            tile's output waits until the next tile's scores have been issued: it is for the time of
@@ -18,16 +17,12 @@
 
 namespace mla::sm90::sparse {
 
-template <class Rows>
+// Threads of a block, and registers per thread of its warpgroups.
 struct WideThreads {
-    static constexpr int kAll = 512;
-    static constexpr int kOutput = 160;
-    static constexpr int kScores = Rows::kConverts ? 112 : 144;
-    static constexpr int kLoad = 512 - 2 * kOutput - kScores;
+    static constexpr int kAll = 512, kLoad = 48, kScores = 144, kOutput = 160;
 };
 
-template <class L>
-__device__ __forceinline__ void initialise_wide(typename L::Small& s) {
+__device__ __forceinline__ void initialise_wide(WideLayout::Small& s) {
     const auto init = [](uint64_t& bar, uint32_t count) {
         ptx::mbarrier_init(ptx::shared_address(&bar), count);
     };
@@ -45,32 +40,28 @@ __device__ __forceinline__ void initialise_wide(typename L::Small& s) {
     ptx::fence_mbarrier_init();
 }
 
-template <typename T, Format format>
-__global__ __launch_bounds__(WideThreads<Rows<T, format>>::kAll,
+template <typename T>
+__global__ __launch_bounds__(WideThreads::kAll,
                              1) void wide_kernel(const __grid_constant__ KernelParams p) {
-    using R = Rows<T, format>;
-    using L = WideLayout<R>;
-    using Share = WideThreads<R>;
+    using L = WideLayout;
+    using Share = WideThreads;
     extern __shared__ __align__(1024) char shared[];
-    typename L::Small& s = *reinterpret_cast<typename L::Small*>(shared + L::kSmallOffset);
+    L::Small& s = *reinterpret_cast<L::Small*>(shared + L::kSmallOffset);
     const uint32_t base = ptx::shared_address(shared);
 
-    if (threadIdx.x == 0) initialise_wide<L>(s);
+    if (threadIdx.x == 0) initialise_wide(s);
     __syncthreads();
 
     const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     if (warp < 4) {
         ptx::setmaxnreg_dec<Share::kLoad>();
-        WideLoader<T, R>{{p, s, warp, lane}, base}.run();
+        WideLoader{{p, s, warp, lane}, base}.run();
     } else if (warp < 8) {
-        if constexpr (Share::kScores > 128)
-            ptx::setmaxnreg_inc<Share::kScores>();
-        else
-            ptx::setmaxnreg_dec<Share::kScores>();
-        WideScores<T, R>{p, s, base, warp - 4, lane}.run();
+        ptx::setmaxnreg_inc<Share::kScores>();
+        WideScores<T>{p, s, base, warp - 4, lane}.run();
     } else {
         ptx::setmaxnreg_inc<Share::kOutput>();
-        WideOutput<T, R>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
+        WideOutput<T>{p, s, base, int(threadIdx.x) - 256, warp >> 2 & 1}.run();
     }
 }
 

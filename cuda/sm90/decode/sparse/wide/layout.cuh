@@ -4,8 +4,8 @@
 //
 // A panel is 64 rows of 64 values of 16 bits, swizzled. Of the nine query panels some lie here, and
 // the scores hold the others in registers. A KV tile is eight latent panels, that is two stages, and
-// one of the rotary part; it holds values of the queries' dtype, whatever the cache has. A rope panel
-// is dead when the scores are computed: the tile's probabilities are written over it.
+// one of the rotary part. A rope panel is dead when the scores are computed: the tile's probabilities
+// are written over it.
 #pragma once
 
 #include "../layout.cuh"
@@ -15,36 +15,20 @@ namespace mla::sm90::sparse {
 constexpr int kPanelBytes = 64 * 128;
 constexpr int kStagePanels = 4;
 
-template <class Rows>
 struct WideLayout {
     static constexpr int kRows = 64;
-    // Loading warps that convert rows need the registers.
-    static constexpr int kHeldPanels = Rows::kConverts ? 3 : 5;
-    static constexpr int kQueryPanels = 9 - kHeldPanels;
-    // Every second or fourth panel is held.
-    static constexpr int kHeldEvery = Rows::kConverts ? 4 : 2;
+    // Every other panel is held: reads of shared memory are spread evenly over a KV tile.
+    static constexpr int kHeldPanels = 5, kQueryPanels = 4;
     static constexpr int kStageBytes = kStagePanels * kPanelBytes;
-    static constexpr int kLatentStages = Rows::kConverts ? 4 : 5, kRopeStages = 3;
+    static constexpr int kLatentStages = 5, kRopeStages = 3;
     static constexpr int kRingOffset = kQueryPanels * kPanelBytes;
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
     // As in Layout.
     static constexpr int kPartPitch = kLatent + 4;
 
-    // Whether a query panel is held, and its number among its like.
-    __device__ static constexpr bool held(int panel) { return panel % kHeldEvery == 0; }
-    __device__ static constexpr int held_index(int panel) { return panel / kHeldEvery; }
-    __device__ static constexpr int shared_index(int panel) {
-        return panel - panel / kHeldEvery - 1;
-    }
-
-    // Entries of a list that may wait for their tile, and for how many more a tile waits: rows that are
-    // converted are asked for a tile before, to be in L2 when they are read.
-#ifndef V_AHEAD
-#define V_AHEAD 64
-#endif
-    static constexpr int kAhead = Rows::kConverts ? V_AHEAD : 0, kPending = kAhead > 0 ? 256 : 128;
-    static constexpr int kRowBytes = Rows::kBytes;
+    // Entries of a list that may wait for their tile.
+    static constexpr int kPending = 2 * kTileKeys;
 
     struct Small {
         // Every thread that loads; a lane of each warp of the output.

@@ -11,9 +11,9 @@
 
 namespace mla::sm90::sparse {
 
-template <typename T, class R>
+template <typename T>
 struct WideOutput {
-    using L = WideLayout<R>;
+    using L = WideLayout;
     // Of the two stages of a KV tile.
     using Sums = float[2][64];
 

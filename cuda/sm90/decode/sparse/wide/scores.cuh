@@ -9,16 +9,15 @@
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
 #include "../results.cuh"
-#include "../rows.cuh"
 #include "layout.cuh"
 
 namespace mla::sm90::sparse {
 
 constexpr int kWideScoresBarrier = 1;
 
-template <typename T, class R>
+template <typename T>
 struct WideScores {
-    using L = WideLayout<R>;
+    using L = WideLayout;
     using Held = uint32_t[L::kHeldPanels][16];
 
     const KernelParams& p;
@@ -66,15 +65,14 @@ struct WideScores {
         ++tile.uses;
     }
 
-    // Half of the panels, or more, to where products look for them; the others to registers, as
-    // operands.
+    // Every other panel to where products look for it; the others to registers, as operands.
     __device__ void load_queries(const Item& item, Held& held) const {
-        constexpr int chunks = kWideChunks;
+        constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
         for (int i = lane; i < 16 * chunks; i += 32) {
             const int chunk = i % chunks, own = warp * 16 + i / chunks;
             const bool valid = own < item.heads;
-            const int at = chunk / 8, panel = at + at / (L::kHeldEvery - 1) + 1;
+            const int at = chunk / 8, panel = 2 * at + 1;
             const char* from = item.latent(p, valid ? own : 0) + panel * 128 + chunk % 8 * 16;
             ptx::cp_async_16(base + at * kPanelBytes + swizzled<128>(own, chunk % 8), from, valid);
         }
@@ -86,7 +84,7 @@ struct WideScores {
             const char* const rope_from = item.rope(p, valid ? own : 0) + 4 * (lane & 3);
 #pragma unroll
             for (int t = 0; t < L::kHeldPanels; ++t) {
-                const int panel = t * L::kHeldEvery;
+                const int panel = 2 * t;
                 const char* from = panel < 8 ? latent_from + panel * 128 : rope_from;
 #pragma unroll
                 for (int k = 0; k < 8; ++k)
@@ -98,19 +96,18 @@ struct WideScores {
         ptx::fence_proxy_async();
         meet();
     }
-    static constexpr int kWideChunks = 8 * L::kQueryPanels;
 
     // d += a query panel times a panel of keys, transposed.
     template <int panel>
     __device__ void multiply_panel(float (&d)[32], const Held& held, uint32_t keys) const {
         const uint64_t b = ptx::wgmma_descriptor(keys);
-        if constexpr (L::held(panel)) {
-            const uint32_t* a = held[L::held_index(panel)];
+        if constexpr (panel % 2 == 0) {
+            const uint32_t* a = held[panel / 2];
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 ptx::WgmmaFromRegisters<T, 64>::run(d, a + 4 * k, b + 2 * k, panel > 0 || k > 0);
         } else {
-            const uint64_t a = ptx::wgmma_descriptor(base + L::shared_index(panel) * kPanelBytes);
+            const uint64_t a = ptx::wgmma_descriptor(base + panel / 2 * kPanelBytes);
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 ptx::Wgmma<T, 64, ptx::Major::K>::run(d, a + 2 * k, b + 2 * k, panel > 0 || k > 0);
@@ -120,9 +117,6 @@ struct WideScores {
     template <int first>
     __device__ void multiply_stage(float (&d)[32], const Held& held) {
         const auto at = latent.uniform();
-        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[at.slot]), at.phase);
-        // Copies that arrive by themselves are not ordered by who asked for them.
-        if constexpr (!R::kConverts) ptx::fence_proxy_async();
         const uint32_t stage = base + L::kRingOffset + at.slot * L::kStageBytes;
         ptx::wgmma_fence();
         multiply_panel<first>(d, held, stage);
@@ -135,11 +129,16 @@ struct WideScores {
     // A tile of keys.
     __device__ void score(const Held& held, Running& low, Running& high, int keys) {
         float d[32];
+        const auto at = rope.uniform();
+        auto second = latent;
+        second.advance(1);
+        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[latent.slot]), latent.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&s.latent_full[second.slot]), second.phase);
+        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.slot]), at.phase);
+        // Copies that arrive by themselves are not ordered by who asked for them.
+        ptx::fence_proxy_async();
         multiply_stage<0>(d, held);
         multiply_stage<4>(d, held);
-        const auto at = rope.uniform();
-        ptx::mbarrier_wait(ptx::shared_address(&s.rope_full[at.slot]), at.phase);
-        if constexpr (!R::kConverts || R::kScales) ptx::fence_proxy_async();
         const uint32_t panel = base + L::kRopeOffset + at.slot * kPanelBytes;
         ptx::wgmma_fence();
         multiply_panel<8>(d, held, panel);
