@@ -371,12 +371,70 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaListedCache {
+    pub cache: *const ::core::ffi::c_void,
+    pub lists: *const i32,
+    pub counts: *const i32,
+    pub cache_page_stride: i64,
+    pub cache_slot_stride: i64,
+    pub list_stride: i64,
+    pub pages: i64,
+    pub width: i32,
+    pub page_size: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaListedCache"][::core::mem::size_of::<MlaListedCache>() - 64usize];
+    ["Alignment of MlaListedCache"][::core::mem::align_of::<MlaListedCache>() - 8usize];
+    [
+        "Offset of field: MlaListedCache::cache",
+    ][::core::mem::offset_of!(MlaListedCache, cache) - 0usize];
+    [
+        "Offset of field: MlaListedCache::lists",
+    ][::core::mem::offset_of!(MlaListedCache, lists) - 8usize];
+    [
+        "Offset of field: MlaListedCache::counts",
+    ][::core::mem::offset_of!(MlaListedCache, counts) - 16usize];
+    [
+        "Offset of field: MlaListedCache::cache_page_stride",
+    ][::core::mem::offset_of!(MlaListedCache, cache_page_stride) - 24usize];
+    [
+        "Offset of field: MlaListedCache::cache_slot_stride",
+    ][::core::mem::offset_of!(MlaListedCache, cache_slot_stride) - 32usize];
+    [
+        "Offset of field: MlaListedCache::list_stride",
+    ][::core::mem::offset_of!(MlaListedCache, list_stride) - 40usize];
+    [
+        "Offset of field: MlaListedCache::pages",
+    ][::core::mem::offset_of!(MlaListedCache, pages) - 48usize];
+    [
+        "Offset of field: MlaListedCache::width",
+    ][::core::mem::offset_of!(MlaListedCache, width) - 56usize];
+    [
+        "Offset of field: MlaListedCache::page_size",
+    ][::core::mem::offset_of!(MlaListedCache, page_size) - 60usize];
+};
+impl Default for MlaListedCache {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaSparseParams {
     pub q_latent: *const ::core::ffi::c_void,
     pub q_rope: *const ::core::ffi::c_void,
     pub cache: *const ::core::ffi::c_void,
     pub lists: *const i32,
     pub counts: *const i32,
+    pub second: MlaListedCache,
+    pub block_table: *const i32,
+    pub seq_lens: *const i32,
+    pub query_starts: *const i32,
     pub sinks: *const f32,
     pub out: *mut ::core::ffi::c_void,
     pub lse: *mut f32,
@@ -387,10 +445,13 @@ pub struct MlaSparseParams {
     pub cache_page_stride: i64,
     pub cache_slot_stride: i64,
     pub list_stride: i64,
+    pub block_table_stride: i64,
     pub out_token_stride: i64,
     pub out_head_stride: i64,
     pub lse_head_stride: i64,
     pub pages: i64,
+    pub dense_within: i32,
+    pub requests: i32,
     pub tokens: i32,
     pub heads: i32,
     pub width: i32,
@@ -404,7 +465,7 @@ pub struct MlaSparseParams {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of MlaSparseParams"][::core::mem::size_of::<MlaSparseParams>() - 192usize];
+    ["Size of MlaSparseParams"][::core::mem::size_of::<MlaSparseParams>() - 296usize];
     [
         "Alignment of MlaSparseParams",
     ][::core::mem::align_of::<MlaSparseParams>() - 8usize];
@@ -424,77 +485,98 @@ const _: () = {
         "Offset of field: MlaSparseParams::counts",
     ][::core::mem::offset_of!(MlaSparseParams, counts) - 32usize];
     [
+        "Offset of field: MlaSparseParams::second",
+    ][::core::mem::offset_of!(MlaSparseParams, second) - 40usize];
+    [
+        "Offset of field: MlaSparseParams::block_table",
+    ][::core::mem::offset_of!(MlaSparseParams, block_table) - 104usize];
+    [
+        "Offset of field: MlaSparseParams::seq_lens",
+    ][::core::mem::offset_of!(MlaSparseParams, seq_lens) - 112usize];
+    [
+        "Offset of field: MlaSparseParams::query_starts",
+    ][::core::mem::offset_of!(MlaSparseParams, query_starts) - 120usize];
+    [
         "Offset of field: MlaSparseParams::sinks",
-    ][::core::mem::offset_of!(MlaSparseParams, sinks) - 40usize];
+    ][::core::mem::offset_of!(MlaSparseParams, sinks) - 128usize];
     [
         "Offset of field: MlaSparseParams::out",
-    ][::core::mem::offset_of!(MlaSparseParams, out) - 48usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out) - 136usize];
     [
         "Offset of field: MlaSparseParams::lse",
-    ][::core::mem::offset_of!(MlaSparseParams, lse) - 56usize];
+    ][::core::mem::offset_of!(MlaSparseParams, lse) - 144usize];
     [
         "Offset of field: MlaSparseParams::q_latent_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_latent_token_stride) - 64usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_token_stride) - 152usize];
     [
         "Offset of field: MlaSparseParams::q_latent_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_latent_head_stride) - 72usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_latent_head_stride) - 160usize];
     [
         "Offset of field: MlaSparseParams::q_rope_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_rope_token_stride) - 80usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_token_stride) - 168usize];
     [
         "Offset of field: MlaSparseParams::q_rope_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, q_rope_head_stride) - 88usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_rope_head_stride) - 176usize];
     [
         "Offset of field: MlaSparseParams::cache_page_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_page_stride) - 96usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_page_stride) - 184usize];
     [
         "Offset of field: MlaSparseParams::cache_slot_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_slot_stride) - 104usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_slot_stride) - 192usize];
     [
         "Offset of field: MlaSparseParams::list_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, list_stride) - 112usize];
+    ][::core::mem::offset_of!(MlaSparseParams, list_stride) - 200usize];
+    [
+        "Offset of field: MlaSparseParams::block_table_stride",
+    ][::core::mem::offset_of!(MlaSparseParams, block_table_stride) - 208usize];
     [
         "Offset of field: MlaSparseParams::out_token_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, out_token_stride) - 120usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out_token_stride) - 216usize];
     [
         "Offset of field: MlaSparseParams::out_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, out_head_stride) - 128usize];
+    ][::core::mem::offset_of!(MlaSparseParams, out_head_stride) - 224usize];
     [
         "Offset of field: MlaSparseParams::lse_head_stride",
-    ][::core::mem::offset_of!(MlaSparseParams, lse_head_stride) - 136usize];
+    ][::core::mem::offset_of!(MlaSparseParams, lse_head_stride) - 232usize];
     [
         "Offset of field: MlaSparseParams::pages",
-    ][::core::mem::offset_of!(MlaSparseParams, pages) - 144usize];
+    ][::core::mem::offset_of!(MlaSparseParams, pages) - 240usize];
+    [
+        "Offset of field: MlaSparseParams::dense_within",
+    ][::core::mem::offset_of!(MlaSparseParams, dense_within) - 248usize];
+    [
+        "Offset of field: MlaSparseParams::requests",
+    ][::core::mem::offset_of!(MlaSparseParams, requests) - 252usize];
     [
         "Offset of field: MlaSparseParams::tokens",
-    ][::core::mem::offset_of!(MlaSparseParams, tokens) - 152usize];
+    ][::core::mem::offset_of!(MlaSparseParams, tokens) - 256usize];
     [
         "Offset of field: MlaSparseParams::heads",
-    ][::core::mem::offset_of!(MlaSparseParams, heads) - 156usize];
+    ][::core::mem::offset_of!(MlaSparseParams, heads) - 260usize];
     [
         "Offset of field: MlaSparseParams::width",
-    ][::core::mem::offset_of!(MlaSparseParams, width) - 160usize];
+    ][::core::mem::offset_of!(MlaSparseParams, width) - 264usize];
     [
         "Offset of field: MlaSparseParams::page_size",
-    ][::core::mem::offset_of!(MlaSparseParams, page_size) - 164usize];
+    ][::core::mem::offset_of!(MlaSparseParams, page_size) - 268usize];
     [
         "Offset of field: MlaSparseParams::latent_dim",
-    ][::core::mem::offset_of!(MlaSparseParams, latent_dim) - 168usize];
+    ][::core::mem::offset_of!(MlaSparseParams, latent_dim) - 272usize];
     [
         "Offset of field: MlaSparseParams::rope_dim",
-    ][::core::mem::offset_of!(MlaSparseParams, rope_dim) - 172usize];
+    ][::core::mem::offset_of!(MlaSparseParams, rope_dim) - 276usize];
     [
         "Offset of field: MlaSparseParams::q_dtype",
-    ][::core::mem::offset_of!(MlaSparseParams, q_dtype) - 176usize];
+    ][::core::mem::offset_of!(MlaSparseParams, q_dtype) - 280usize];
     [
         "Offset of field: MlaSparseParams::cache_format",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_format) - 180usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_format) - 284usize];
     [
         "Offset of field: MlaSparseParams::softmax_scale",
-    ][::core::mem::offset_of!(MlaSparseParams, softmax_scale) - 184usize];
+    ][::core::mem::offset_of!(MlaSparseParams, softmax_scale) - 288usize];
     [
         "Offset of field: MlaSparseParams::cache_scale",
-    ][::core::mem::offset_of!(MlaSparseParams, cache_scale) - 188usize];
+    ][::core::mem::offset_of!(MlaSparseParams, cache_scale) - 292usize];
 };
 impl Default for MlaSparseParams {
     fn default() -> Self {
