@@ -49,6 +49,12 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
         : "memory");
 }
 
+// Arrives when all of this thread's cp.async copies so far have landed. The arrival is one of those
+// that the barrier counts.
+__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(uint32_t bar) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
 // Orders ordinary shared-memory accesses of this thread before later ones by TMA and
 // the tensor cores.
 __device__ __forceinline__ void fence_proxy_async() {
