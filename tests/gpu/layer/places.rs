@@ -8,7 +8,8 @@ use mla_runtime::device::Memory as _;
 use mla_runtime::layer::LayerCall;
 use mla_runtime::tensor::{Layout, Shape, TensorMut, TensorRef};
 
-use super::batch::{Batch, Case, Engine, gpu_layer};
+use super::batch::{Batch, Case, Engine};
+use super::gpu_layer;
 use super::{MIXED, gpu};
 use crate::common::download;
 
