@@ -38,7 +38,7 @@ fn the_compiler_chooses_among_built_in_and_foreign_backends() {
     );
 }
 
-fn request(problem: &Problem) -> Request {
+fn request(problem: Problem) -> SelectionRequest {
     SelectionRequest::new(HOPPER, problem)
 }
 
@@ -49,8 +49,8 @@ fn the_registry_finds_it_and_selects_it_where_the_others_do_not_fit() {
         registry.get(Phase::Decode, "NAIVE").unwrap().origin(),
         "backend_crate::Naive"
     );
-    assert_eq!(registry.select(&request(&R1)).unwrap().decode, FlashMla::SPEC);
-    let selection = registry.select(&request(&MANY_HEADS)).unwrap();
+    assert_eq!(registry.select(&request(R1)).unwrap().decode, FlashMla::SPEC);
+    let selection = registry.select(&request(MANY_HEADS)).unwrap();
     assert_eq!(selection.decode, Naive::SPEC);
 
     struct Name;
@@ -70,10 +70,7 @@ fn it_takes_the_place_of_a_built_in_backend_by_name_until_that_is_reset() {
     let origin = |registry: &Registry| registry.get(Phase::Decode, "FLASHMLA").map(Entry::origin);
     registry.replace(Naive::ENTRY.named("FLASHMLA")).unwrap();
     assert_eq!(origin(&registry), Ok("backend_crate::Naive"));
-    let asked = Request {
-        decode: Some("FLASHMLA".to_owned()),
-        ..request(&R1)
-    };
+    let asked = request(R1).with_decode("FLASHMLA");
     let selection = registry.select(&asked).unwrap();
     assert_eq!(
         (selection.decode.name, selection.decode.provider),

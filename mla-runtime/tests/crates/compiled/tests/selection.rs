@@ -6,8 +6,9 @@ use mla_runtime::capability::{Capability, Target};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::mla_backend;
+use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::Request;
+use mla_runtime::selection::SelectionRequest;
 
 #[macro_use]
 #[path = "../../../common/mod.rs"]
@@ -80,13 +81,10 @@ fn a_selection_on_a_gpu_that_is_left_out_tells_the_reason() {
     let registry = Registry::linked().unwrap();
     let on = |major| {
         let target = Target::dry_run(Capability::new(major, 0));
-        Request::new(target, MlaDims::R1, 16, DType::BF16)
+        SelectionRequest::new(target, Problem::new(MlaDims::R1, 16, DType::BF16))
     };
     assert_eq!(registry.select(&on(9)).unwrap().prefill, Literal::SPEC);
-    let request = Request {
-        prefill: Some("LITERAL".to_owned()),
-        ..on(10)
-    };
+    let request = on(10).with_prefill("LITERAL");
     let refused = registry.select(&request).unwrap_err().to_string();
     assert!(refused.contains("compiled for: sm_90a"), "{refused}");
 }
