@@ -114,7 +114,7 @@ dense_backend! {
     feature = "sm80",
     sm = "80+",
     compiled = raw::compiled::SM80,
-    run_on = super::NOWHERE,
+    run_on = super::RUN_ON_H200,
     dtypes = "f16,bf16",
     kv = "fp8_ds_mla",
     cache_dims = "(512,64)",

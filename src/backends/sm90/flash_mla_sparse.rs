@@ -3,8 +3,6 @@
 //! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared: a
 //! captured step can be replayed with other lists in the same arrays.
 
-use mla_runtime::capability::Capability;
-use mla_runtime::kernels::Run;
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm90")]
@@ -15,14 +13,6 @@ use {
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::error::Result,
 };
-
-/// Where all conformance cases of the backend passed.
-const RUN_ON: &[Run] = &[Run {
-    gpu: "H200",
-    capability: Capability::new(9, 0),
-    date: "2026-11-22",
-    commit: "c4900a6",
-}];
 
 /// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to 128
 /// heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any size;
@@ -40,7 +30,7 @@ pub struct FlashMlaSparse {
     feature = "sm90",
     sm = "90",
     compiled = raw::compiled::SM90,
-    run_on = RUN_ON,
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16,fp8,fp8_ds_mla",
     cache_dims = "(512,64)",

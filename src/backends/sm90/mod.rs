@@ -13,9 +13,17 @@ use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 
 /// Where all tests of this family's backends passed, the latest commit for each GPU.
-const RUN_ON: &[Run] = &[Run {
-    gpu: "H200",
-    capability: Capability::new(9, 0),
-    date: "2026-11-22",
-    commit: "a1a25fe",
-}];
+const RUN_ON: &[Run] = &[
+    Run {
+        gpu: "H200",
+        capability: Capability::new(9, 0),
+        date: "2026-11-23",
+        commit: "b79a4bb",
+    },
+    Run {
+        gpu: "H100",
+        capability: Capability::new(9, 0),
+        date: "2026-11-22",
+        commit: "30f2c6e",
+    },
+];
