@@ -44,16 +44,15 @@
 //!
 //! let model = ModelConfig::preset("deepseek-r1")?;
 //! let dtype = model.dtype.expect("the preset names one");
-//! let needs = MemoryNeeds {
-//!     layers: 61,
-//!     pages: 4096,
-//!     absorbed_tokens: 256,
-//!     expanded_tokens: 8192,
-//!     ..MemoryNeeds::of(&Problem::new(model.dims, model.heads_per_rank(8)?, dtype))?
-//! };
+//! let problem = Problem::new(model.dims, model.heads_per_rank(8)?, dtype);
+//! let needs = MemoryNeeds::of(&problem)?
+//!     .with_layers(61)
+//!     .with_pages(4096)
+//!     .with_absorbed_tokens(256)
+//!     .with_expanded_tokens(8192);
 //! // How many rows may a chunk have on a card with 24 GiB to spare?
 //! let rows = memory::max_rows(&needs, 24 << 30)?;
-//! let plan = memory::plan(&MemoryNeeds { rows, ..needs })?;
+//! let plan = memory::plan(&needs.with_rows(rows))?;
 //! assert!(plan.total_bytes <= 24 << 30);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

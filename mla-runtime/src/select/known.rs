@@ -324,6 +324,13 @@ pub const CPU_DECODE: BackendSpec = BackendSpec {
     kv_formats: KvFormat::ALL,
     query_len: QueryLen::Ragged,
     sparse: SparseSupport::Optional,
+    features: FeatureSet::of(&[
+        Feature::Deterministic,
+        Feature::NanPropagation,
+        Feature::StridedOutputs,
+        Feature::DenseRequests,
+        Feature::SecondCache,
+    ]),
     ..cpu(Phase::Decode)
 }
 .checked();
