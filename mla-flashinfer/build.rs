@@ -9,7 +9,8 @@ fn main() -> Result<(), mla_build::Error> {
         .include("flashinfer/data/cccl/cub")
         .system("flashinfer/data/include")
         .system("flashinfer/data/cutlass/include")
-        .system("flashinfer/data/cutlass/tools/util/include");
+        .system("flashinfer/data/cutlass/tools/util/include")
+        .contents("381943c19c51d633a07f9805a29cf1b1a3057a627c993eb2e0f8aa2dfd7c5755");
     mla_build::Kernels::new()
         .sources("kernels/**/*.cu")
         .header("kernels/flashinfer.h")

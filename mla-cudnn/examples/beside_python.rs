@@ -1,4 +1,5 @@
-//! CUDNN's time beside that of Python, which calls the same library: case by case, in turns, on one GPU.
+//! CUDNN's time beside that of Python, which calls the same library: case by case, in turns, on one
+//! GPU.
 //!
 //! ```sh
 //! python3 -m pip install nvidia-cudnn-frontend==1.32.0
@@ -6,9 +7,10 @@
 //!     cargo run --release --package mla-cudnn --features cudnn --example beside_python -- python3
 //! ```
 //!
-//! Each line is a case: causal attention of requests of equal length to their own tokens, 192/128, bf16. Python is timed
-//! twice: with the frontend's graph of a ragged batch, which is what this adapter gives cuDNN, and with torch's attention of
-//! a dense batch, for which cuDNN has another kernel.
+//! Each line is a case: causal attention of requests of equal length to their own tokens, 192/128,
+//! bf16. Python is timed twice: with the frontend's graph of a ragged batch, which is what this
+//! adapter gives cuDNN, and with torch's attention of a dense batch, for which cuDNN has another
+//! kernel.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};

@@ -14,21 +14,21 @@
 namespace fe = cudnn_frontend;
 
 // What the frontend finds cuDNN's functions in.
-void *fe::cudnn_dlhandle = nullptr;
+void* fe::cudnn_dlhandle = nullptr;
 
 namespace {
 
-std::string &last_error() {
+std::string& last_error() {
     thread_local std::string text;
     return text;
 }
 
 template <typename Work>
-int32_t guarded(Work &&work) noexcept {
+int32_t guarded(Work&& work) noexcept {
     try {
         work();
         return 0;
-    } catch (const std::exception &error) {
+    } catch (const std::exception& error) {
         last_error() = error.what();
     } catch (...) {
         last_error() = "an exception that is no std::exception";
@@ -36,11 +36,11 @@ int32_t guarded(Work &&work) noexcept {
     return -1;
 }
 
-void check(fe::error_t error, const char *step) {
+void check(fe::error_t error, const char* step) {
     if (error.is_bad()) throw std::runtime_error(std::string(step) + ": " + error.get_message());
 }
 
-void check(cudnnStatus_t status, const char *step) {
+void check(cudnnStatus_t status, const char* step) {
     if (status != CUDNN_STATUS_SUCCESS) {
         throw std::runtime_error(std::string(step) + ": " + fe::detail::get_error_string(status));
     }
@@ -48,8 +48,18 @@ void check(cudnnStatus_t status, const char *step) {
 
 // The names of a plan's tensors, by which a run gives their addresses.
 enum Uid : int64_t {
-    kQuery = 1, kKey, kValue, kOut, kLse, kQueryLens, kKeyLens,
-    kQueryOffsets, kKeyOffsets, kValueOffsets, kOutOffsets, kLseOffsets,
+    kQuery = 1,
+    kKey,
+    kValue,
+    kOut,
+    kLse,
+    kQueryLens,
+    kKeyLens,
+    kQueryOffsets,
+    kKeyOffsets,
+    kValueOffsets,
+    kOutOffsets,
+    kLseOffsets,
 };
 
 struct Plan {
@@ -59,7 +69,7 @@ struct Plan {
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-Tensor integers(fe::graph::Graph &graph, Uid uid, const char *name, int64_t count) {
+Tensor integers(fe::graph::Graph& graph, Uid uid, const char* name, int64_t count) {
     return graph.tensor(fe::graph::Tensor_attributes()
                             .set_name(name)
                             .set_uid(uid)
@@ -68,13 +78,15 @@ Tensor integers(fe::graph::Graph &graph, Uid uid, const char *name, int64_t coun
                             .set_data_type(fe::DataType_t::INT32));
 }
 
-void build(Plan &plan, cudnnHandle_t handle, const McKey &key) {
-    auto &graph = plan.graph;
+void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
+    auto& graph = plan.graph;
     graph.set_io_data_type(key.dtype == 0 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     const int64_t requests = key.requests, heads = key.heads;
-    const auto offsets = [&](Uid uid, const char *name) { return integers(graph, uid, name, requests + 1); };
+    const auto offsets = [&](Uid uid, const char* name) {
+        return integers(graph, uid, name, requests + 1);
+    };
     // (requests, heads, length, dim). A ragged tensor's stride between requests is not used.
     const auto dims = [&](int64_t length, int64_t dim) {
         return std::vector<int64_t>{requests, heads, length, dim};
@@ -82,7 +94,7 @@ void build(Plan &plan, cudnnHandle_t handle, const McKey &key) {
     const auto strides = [&](int64_t length, int64_t token, int64_t head) {
         return std::vector<int64_t>{length * token, head, token, 1};
     };
-    const auto input = [&](Uid uid, const char *name, int64_t length, int64_t dim, int64_t token,
+    const auto input = [&](Uid uid, const char* name, int64_t length, int64_t dim, int64_t token,
                            int64_t head, Tensor begin) {
         return graph.tensor(fe::graph::Tensor_attributes()
                                 .set_name(name)
@@ -134,11 +146,9 @@ void build(Plan &plan, cudnnHandle_t handle, const McKey &key) {
 
 }  // namespace
 
-extern "C" const char *mc_last_error(void) {
-    return last_error().c_str();
-}
+extern "C" const char* mc_last_error(void) { return last_error().c_str(); }
 
-extern "C" int32_t mc_open(const char *library, int32_t *version) {
+extern "C" int32_t mc_open(const char* library, int32_t* version) {
     return guarded([&] {
         if (fe::cudnn_dlhandle == nullptr) {
             fe::cudnn_dlhandle = dlopen(library ? library : "libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
@@ -148,7 +158,7 @@ extern "C" int32_t mc_open(const char *library, int32_t *version) {
     });
 }
 
-extern "C" int32_t mc_handle_new(void **handle) {
+extern "C" int32_t mc_handle_new(void** handle) {
     return guarded([&] {
         cudnnHandle_t made = nullptr;
         check(fe::detail::create_handle(&made), "create a handle");
@@ -156,11 +166,12 @@ extern "C" int32_t mc_handle_new(void **handle) {
     });
 }
 
-extern "C" void mc_handle_free(void *handle) {
+extern "C" void mc_handle_free(void* handle) {
     guarded([&] { fe::detail::destroy_handle(static_cast<cudnnHandle_t>(handle)); });
 }
 
-extern "C" int32_t mc_plan_new(void *handle, const McKey *key, void **plan, int64_t *workspace_bytes) {
+extern "C" int32_t mc_plan_new(void* handle, const McKey* key, void** plan,
+                               int64_t* workspace_bytes) {
     return guarded([&] {
         auto made = std::make_unique<Plan>();
         build(*made, static_cast<cudnnHandle_t>(handle), *key);
@@ -169,17 +180,17 @@ extern "C" int32_t mc_plan_new(void *handle, const McKey *key, void **plan, int6
     });
 }
 
-extern "C" void mc_plan_free(void *plan) {
-    guarded([&] { delete static_cast<Plan *>(plan); });
+extern "C" void mc_plan_free(void* plan) {
+    guarded([&] { delete static_cast<Plan*>(plan); });
 }
 
-extern "C" int32_t mc_run(void *handle, void *plan, const McRun *run, void *stream) {
+extern "C" int32_t mc_run(void* handle, void* plan, const McRun* run, void* stream) {
     return guarded([&] {
-        const auto &made = *static_cast<const Plan *>(plan);
+        const auto& made = *static_cast<const Plan*>(plan);
         const auto on = static_cast<cudnnHandle_t>(handle);
         check(fe::detail::set_stream(on, static_cast<cudaStream_t>(stream)), "set stream");
-        const auto address = [](const void *pointer) { return const_cast<void *>(pointer); };
-        std::unordered_map<int64_t, void *> tensors = {
+        const auto address = [](const void* pointer) { return const_cast<void*>(pointer); };
+        std::unordered_map<int64_t, void*> tensors = {
             {kQuery, address(run->query)},
             {kKey, address(run->key)},
             {kValue, address(run->value)},

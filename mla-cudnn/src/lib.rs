@@ -1,10 +1,11 @@
 //! cuDNN's attention as a prefill backend of `mla-runtime`: CUDNN.
 //!
-//! A program that depends on this crate with the feature `cudnn` and names it (`use mla_cudnn as _;`) has the backend
-//! in every registry. What is compiled is a shim over cuDNN's frontend, from headers of pinned wheels; cuDNN itself is
-//! the machine's own, opened when the program first asks for it: `libcudnn.so.9` where the system looks for libraries,
-//! or the file that the environment variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is
-//! none. The CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
+//! A program that depends on this crate with the feature `cudnn` and names it (`use mla_cudnn as
+//! _;`) has the backend in every registry. What is compiled is a shim over cuDNN's frontend, from
+//! headers of pinned wheels; cuDNN itself is the machine's own, opened when the program first asks
+//! for it: `libcudnn.so.9` where the system looks for libraries, or the file that the environment
+//! variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is none. The
+//! CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
 
 mod library;
 mod prefill;

@@ -5,11 +5,12 @@ use mla_runtime::availability::Cause;
 /// Major, minor and patch.
 pub type Version = [u32; 3];
 
-/// What is taken: ragged batches with a mask that is aligned to the bottom right came with 9.7, and 9.10.0 and
-/// 9.10.1 are known to be wrong.
+/// What is taken: ragged batches with a mask that is aligned to the bottom right came with 9.7, and
+/// 9.10.0 and 9.10.1 are known to be wrong.
 const ACCEPTED: &str = "9.7.0 and up, without 9.10.0 and 9.10.1";
 
-/// The version of the library that this program uses, which the first call opens; or why there is none.
+/// The version of the library that this program uses, which the first call opens; or why there is
+/// none.
 ///
 /// # Errors
 ///
@@ -48,8 +49,8 @@ fn open() -> Result<Version, Cause> {
         let path = given.map(|path| CString::new(path.into_vec())).transpose();
         let path = path.ok()?;
         let mut version = 0;
-        // SAFETY: the path is a string or null, and the address that of a value on this stack. Opening the library
-        // runs its initialisers, as every user of it does.
+        // SAFETY: the path is a string or null, and the address that of a value on this stack.
+        // Opening the library runs its initialisers, as every user of it does.
         let status = unsafe {
             let path = path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
             crate::ffi::mc_open(path, &raw mut version)

@@ -1,8 +1,8 @@
 //! CUDNN: expanded prefill over ragged batches.
 //!
-//! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths, when that first
-//! occurs. Requests without queries or keys are left out of what it is given, and query tokens that see no key are
-//! filled here: versions below 9.25 give NaN for them.
+//! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
+//! when that first occurs. Requests without queries or keys are left out of what it is given, and
+//! query tokens that see no key are filled here: versions below 9.25 give NaN for them.
 
 use mla_runtime::mla_backend;
 
@@ -25,7 +25,8 @@ use {
     std::ops::Range,
 };
 
-/// Expanded attention by the machine's own cuDNN. Addresses, and strides in bytes, are multiples of 16.
+/// Expanded attention by the machine's own cuDNN. Addresses, and strides in bytes, are multiples of
+/// 16.
 #[derive(Debug)]
 pub struct Cudnn {
     #[cfg(feature = "cudnn")]
@@ -46,7 +47,8 @@ pub struct CudnnState {
 #[cfg(feature = "cudnn")]
 const LISTS: usize = 7;
 
-/// For how many calls of a step lists are kept: those of its new tokens and of its first context chunks.
+/// For how many calls of a step lists are kept: those of its new tokens and of its first context
+/// chunks.
 #[cfg(feature = "cudnn")]
 const KEPT_CALLS: usize = 9;
 
@@ -197,12 +199,13 @@ impl Cudnn {
                 lse_offsets: list(6),
                 workspace: std::ptr::null_mut(),
             };
-            // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the lists
-            // were written for these requests and lie within the tensors.
+            // SAFETY: every tensor was checked to hold what its layout says and the layouts to
+            // agree; the lists were written for these requests and lie within the tensors.
             unsafe { state.session.run(device, &key, run)? };
         }
         for rows in &state.unseen {
-            // SAFETY: the rows are of the output and the log-sum-exp, which were checked and are borrowed mutably.
+            // SAFETY: the rows are of the output and the log-sum-exp, which were checked and are
+            // borrowed mutably.
             unsafe { fill(device, rows, &tensors)? };
         }
         Ok(())
@@ -293,7 +296,8 @@ impl Cudnn {
     }
 }
 
-/// Lengths and offsets on the device. All layers of a step have the same, so each call's are copied once per step.
+/// Lengths and offsets on the device. All layers of a step have the same, so each call's are copied
+/// once per step.
 #[cfg(feature = "cudnn")]
 struct Lists {
     /// `[KEPT_CALLS, LISTS, room]`: of each call two lists of lengths and five of offsets.
@@ -319,7 +323,8 @@ impl Lists {
         })
     }
 
-    /// The address of a call's lists. Past the calls for which they are kept, each call takes the last place.
+    /// The address of a call's lists. Past the calls for which they are kept, each call takes the
+    /// last place.
     fn of(&mut self, device: &Cuda, seen: &[Seen], strides: [usize; 4]) -> Result<u64> {
         if seen.len() >= self.room {
             let accepted = format!("at most {}", self.room.saturating_sub(1));

@@ -36,15 +36,16 @@ struct Plan {
     plan: *mut c_void,
 }
 
-// SAFETY: cuDNN allows a handle and its plans to be used by any thread, if by one at a time; a session is used
-// through `&mut`.
+// SAFETY: cuDNN allows a handle and its plans to be used by any thread, if by one at a time; a
+// session is used through `&mut`.
 unsafe impl Send for Session {}
 
 impl Session {
     pub(crate) fn new(device: &Cuda) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         device.bind()?;
-        // SAFETY: the address is that of a value on this stack, and the device's context is current.
+        // SAFETY: the address is that of a value on this stack, and the device's context is
+        // current.
         check("handle of CUDNN", unsafe {
             ffi::mc_handle_new(&raw mut handle)
         })?;
@@ -70,8 +71,8 @@ impl Session {
         let plan = self.plan(device, key)?;
         let workspace = self.workspace.as_ref().map_or(0, Buffer::address);
         run.workspace = workspace as *mut _;
-        // SAFETY: the plan was built with this handle, the workspace is as large as it asked for, and the caller
-        // vouches for the rest.
+        // SAFETY: the plan was built with this handle, the workspace is as large as it asked for,
+        // and the caller vouches for the rest.
         let status = unsafe { ffi::mc_run(self.handle, plan, &raw const run, device.raw_stream()) };
         check("CUDNN", status)
     }

@@ -9,10 +9,10 @@ extern "C" {
 #endif
 
 /* What went wrong last on this thread: valid until its next call. Never null. */
-const char *fi_last_error(void);
+const char* fi_last_error(void);
 
 /* The SMs of the current device. */
-int32_t fi_sms(int32_t *sms);
+int32_t fi_sms(int32_t* sms);
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,11 @@
-//! FlashInfer's attention kernels as backends of `mla-runtime`: FLASHINFER_MLA and CUTLASS_MLA for decode, FLASHINFER for
-//! prefill.
+//! FlashInfer's attention kernels as backends of `mla-runtime`: FLASHINFER_MLA and CUTLASS_MLA for
+//! decode, FLASHINFER for prefill.
 //!
-//! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has all of them in every registry. The
-//! feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere, `sm90` its fa3 for Hopper, which is taken
-//! there if both are on, and `sm100` CUTLASS's for Blackwell. The kernels are FlashInfer's own, compiled from the headers of
-//! its pinned wheel; what is written here is the C interface in `kernels`, and what bridges its conventions to those of
+//! A program that depends on this crate and names it (`use mla_flashinfer as _;`) has all of them
+//! in every registry. The feature `sm80` compiles FlashInfer's fa2 for every GPU since Ampere,
+//! `sm90` its fa3 for Hopper, which is taken there if both are on, and `sm100` CUTLASS's for
+//! Blackwell. The kernels are FlashInfer's own, compiled from the headers of its pinned wheel; what
+//! is written here is the C interface in `kernels`, and what bridges its conventions to those of
 //! `mla-runtime`.
 
 #[cfg(feature = "gpu")]

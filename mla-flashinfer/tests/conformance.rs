@@ -1,4 +1,5 @@
-//! The backends do what their specs say, on a GPU. Where there is none each test says which command runs it.
+//! The backends do what their specs say, on a GPU. Where there is none each test says which command
+//! runs it.
 #![cfg(feature = "gpu")]
 
 use mla_kernels::Cuda;
@@ -11,7 +12,8 @@ mod mla {
     use super::gpu;
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
+        #[ignore = "needs a GPU: \
+            cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
         mla_flashinfer::FlashInferMla,
         gpu()
     );
@@ -21,7 +23,8 @@ mod ragged {
     use super::gpu;
 
     mla_conformance::prefill_conformance!(
-        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
+        #[ignore = "needs a GPU: \
+            cargo test --package mla-flashinfer --features sm90 -- --include-ignored"]
         mla_flashinfer::FlashInfer,
         gpu()
     );

@@ -1,4 +1,5 @@
-//! FlashInfer's kernels use what `budget.toml` says: what a new release or compiler changes is seen.
+//! FlashInfer's kernels use what `budget.toml` says: what a new release or compiler changes is
+//! seen.
 #![cfg(feature = "gpu")]
 
 use std::path::Path;

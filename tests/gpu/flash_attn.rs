@@ -23,7 +23,9 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
-use crate::common::{Spoilt, download, each_is_refused, gpu, normal, rng, upload};
+use crate::common::{download, gpu, rng, upload};
+use crate::refusals::{Spoilt, each_is_refused};
+use crate::tensors::normal;
 
 // Rows of NaN before and behind each tensor.
 const MARGIN: usize = 130;

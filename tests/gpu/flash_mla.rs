@@ -23,7 +23,9 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{Spoilt, download, each_is_refused, gpu, normal, pick, rng, upload};
+use crate::common::{download, gpu, rng, upload};
+use crate::refusals::{Spoilt, each_is_refused};
+use crate::tensors::{normal, pick};
 
 const LATENT: usize = 512;
 const ROW: usize = 576;

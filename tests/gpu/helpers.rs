@@ -20,9 +20,9 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{
-    On, Tensor, difference, download, get, gpu, indices, lse, lse_mut, normal, padded, pick, put,
-    rng, strides, upload,
+use crate::common::{download, get, gpu, put, rng, upload};
+use crate::tensors::{
+    On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
 };
 
 // ---- Cache write ----------------------------------------------------------------------------------

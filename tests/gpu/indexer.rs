@@ -18,7 +18,8 @@ use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 
-use crate::common::{gpu, normal, put, rng};
+use crate::common::{gpu, put, rng};
+use crate::tensors::normal;
 
 const PAGE: usize = 64;
 const WIDTH: usize = 128;

@@ -6,6 +6,7 @@
 
 mod common;
 mod helpers;
+mod tensors;
 
 #[cfg(feature = "sm90")]
 mod conformance;
@@ -19,3 +20,5 @@ mod indexer;
 mod layer;
 #[cfg(feature = "sm80")]
 mod portable;
+#[cfg(feature = "sm90")]
+mod refusals;

@@ -187,11 +187,13 @@ impl Wheel {
         })
     }
 
-    /// Of the paths and contents of all files in the include roots.
+    /// Of the paths and contents of all files in the include roots, but for the bytecode that pip and Python
+    /// write beside Python's sources.
     fn hash(&self, site: &Path) -> Result<String, Error> {
         let mut files = BTreeMap::new();
         for root in &self.roots {
-            for entry in walkdir::WalkDir::new(site.join(&root.folder)) {
+            let walk = walkdir::WalkDir::new(site.join(&root.folder)).into_iter();
+            for entry in walk.filter_entry(|entry| entry.file_name() != "__pycache__") {
                 let entry = entry.map_err(|error| {
                     let path = error.path().unwrap_or(site).to_owned();
                     Error::file("read", &path)(error.into())
@@ -299,8 +301,11 @@ mod tests {
         assert!(find(&here, hash).is_ok());
         let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&elsewhere, "one");
-        // What lies beside the include roots does not count.
+        // What lies beside the include roots does not count, nor does what pip compiles within them.
         fs::write(elsewhere.path().join("flash/module.py"), "pass").unwrap();
+        let bytecode = elsewhere.path().join("flash/include/tools/__pycache__");
+        fs::create_dir_all(&bytecode).unwrap();
+        fs::write(bytecode.join("gen.cpython-312.pyc"), "bytecode").unwrap();
         assert!(find(&elsewhere, hash).is_ok());
         header(&elsewhere, "two");
         assert!(find(&elsewhere, hash).is_err());

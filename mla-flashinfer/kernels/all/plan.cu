@@ -6,16 +6,14 @@
 #include "mla.cuh"
 #include "status.h"
 
-std::string &fi::last_error() {
+std::string& fi::last_error() {
     thread_local std::string text;
     return text;
 }
 
-extern "C" const char *fi_last_error(void) {
-    return fi::last_error().c_str();
-}
+extern "C" const char* fi_last_error(void) { return fi::last_error().c_str(); }
 
-extern "C" int32_t fi_sms(int32_t *sms) {
+extern "C" int32_t fi_sms(int32_t* sms) {
     return fi::guarded([&] {
         int device = 0;
         const cudaError_t status = cudaGetDevice(&device);
@@ -26,12 +24,14 @@ extern "C" int32_t fi_sms(int32_t *sms) {
 
 namespace {
 
-// FlashInfer's plan leaves room for so many works in each list, and does not look whether it is enough.
+// FlashInfer's plan leaves room for so many works in each list, and does not look whether it is
+// enough.
 constexpr int64_t kMostWorks = 16384;
 
-// At least as many as a plan makes: one for each query tile of a cluster of one CTA or of two, and at most one
-// more for each cluster, since a split begins where a cluster's share of all keys is full.
-int64_t most_works(const FiMlaPlan &plan, int64_t sms) {
+// At least as many as a plan makes: one for each query tile of a cluster of one CTA or of two, and
+// at most one more for each cluster, since a split begins where a cluster's share of all keys is
+// full.
+int64_t most_works(const FiMlaPlan& plan, int64_t sms) {
     const int64_t rows = static_cast<int64_t>(plan.query_starts[plan.requests]) * plan.heads;
     return std::max<int64_t>(2 * plan.requests, rows / 128 + plan.requests) + sms;
 }
@@ -43,15 +43,13 @@ int64_t staging_bytes(int64_t sms) {
 
 }  // namespace
 
-extern "C" int64_t fi_mla_staging_bytes(int32_t sms) {
-    return staging_bytes(sms);
-}
+extern "C" int64_t fi_mla_staging_bytes(int32_t sms) { return staging_bytes(sms); }
 
 extern "C" int64_t fi_mla_workspace_bytes(int32_t sms) {
     return fi::partial_rows(sms) * (fi::kLatent * 2 + static_cast<int64_t>(sizeof(float)));
 }
 
-extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
+extern "C" int32_t fi_mla_plan(FiMlaPlan* plan) {
     return fi::guarded([&] {
         int32_t all_sms = 0;
         if (fi_sms(&all_sms) != 0) throw std::runtime_error(fi::last_error());
@@ -60,7 +58,7 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
             throw std::length_error("batch: given " + std::to_string(bound) +
                                     " query tiles and splits, accepted at most 16384");
         }
-        const auto lists = [](const int32_t *list) { return const_cast<int32_t *>(list); };
+        const auto lists = [](const int32_t* list) { return const_cast<int32_t*>(list); };
         flashinfer::MLAPlanInfo info;
         size_t staged = 0;
         // Only offsets into the workspace are asked for, so any address will do for its own; it is
@@ -74,7 +72,8 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
         plan->grid_x = static_cast<int32_t>(info.num_blks_x);
         plan->grid_y = static_cast<int32_t>(info.num_blks_y);
         const auto at = [plan](int64_t offset) {
-            return reinterpret_cast<const int32_t *>(static_cast<const char *>(plan->staging) + offset);
+            return reinterpret_cast<const int32_t*>(static_cast<const char*>(plan->staging) +
+                                                    offset);
         };
         const int32_t clusters = plan->grid_y, sms = plan->grid_x * clusters;
         const int32_t works = at(info.work_indptr_offset)[clusters];
@@ -83,8 +82,8 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
                                     ", accepted at least " +
                                     std::to_string(std::max({works, sms, clusters + 1})));
         }
-        // In the order of fi::mla_params, short ones at the same places as long ones: a graph that was
-        // captured with the lists' addresses finds the next step's lists there.
+        // In the order of fi::mla_params, short ones at the same places as long ones: a graph that
+        // was captured with the lists' addresses finds the next step's lists there.
         const struct {
             int64_t offset;
             int32_t used;
@@ -104,8 +103,8 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan *plan) {
             {info.kv_end_offset, works},
             {info.work_indptr_offset, clusters + 1},
         };
-        int32_t *to = plan->lists;
-        for (const auto &source : sources) {
+        int32_t* to = plan->lists;
+        for (const auto& source : sources) {
             std::copy_n(at(source.offset), source.used, to);
             to += plan->capacity;
         }

@@ -13,7 +13,8 @@ namespace {
 // What lies between two lists at most, and behind the last.
 constexpr int64_t kGaps = 10 * 16;
 
-// fa2 has query tiles of 16 at least. It divides keys while there are fewer tiles than two for each SM.
+// fa2 has query tiles of 16 at least. It divides keys while there are fewer tiles than two for each
+// SM.
 FiRaggedSizes fa2_sizes(int64_t requests, int64_t tokens, int64_t sms) {
     const int64_t tiles = std::max(tokens / 16 + requests, 2 * sms);
     const int64_t lists = 3 * tiles + (requests + 1) + 1 + (tokens + 1);
@@ -27,15 +28,16 @@ FiRaggedSizes fa3_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t
     return {(7 * works + sms + 1) * 4 + kGaps, 0};
 }
 
-// CUTLASS's has query tiles of 256, three numbers for each of them and each head, and where each SM's begin. Its
-// output has as many rows in front of it as the longest request.
+// CUTLASS's has query tiles of 256, three numbers for each of them and each head, and where each
+// SM's begin. Its output has as many rows in front of it as the longest request.
 FiRaggedSizes cutlass_sizes(int64_t requests, int64_t tokens, int64_t heads, int64_t sms) {
     const int64_t works = (tokens / FI_CUTLASS_QUERY_TILE + requests) * heads + sms;
     return {(3 * works + sms + 1) * 4, 2 * std::max(tokens, int64_t{1}) * heads * fi::kValue * 2};
 }
 
 void check_fa(int32_t fa) {
-    if (fa != 2 && fa != 3 && fa != FI_CUTLASS) throw std::invalid_argument("fa: accepted 2, 3 and 10");
+    if (fa != 2 && fa != 3 && fa != FI_CUTLASS)
+        throw std::invalid_argument("fa: accepted 2, 3 and 10");
 }
 
 // A query tile of one head.
@@ -43,9 +45,9 @@ struct Work {
     int32_t tile, head, request;
 };
 
-// Gives each tile to the SM that has least to do so far, the costliest of a request first. What sees no key is left
-// out: it is filled afterwards.
-std::vector<std::vector<Work>> divide(const FiRaggedPlan &plan, int32_t sms) {
+// Gives each tile to the SM that has least to do so far, the costliest of a request first. What
+// sees no key is left out: it is filled afterwards.
+std::vector<std::vector<Work>> divide(const FiRaggedPlan& plan, int32_t sms) {
     using Load = std::pair<int64_t, int32_t>;
     std::priority_queue<Load, std::vector<Load>, std::greater<Load>> idlest;
     for (int32_t sm = 0; sm < sms; ++sm) idlest.push({0, sm});
@@ -56,7 +58,8 @@ std::vector<std::vector<Work>> divide(const FiRaggedPlan &plan, int32_t sms) {
             const int32_t tiles = (queries + FI_CUTLASS_QUERY_TILE - 1) / FI_CUTLASS_QUERY_TILE;
             for (int32_t tile = tiles - 1; tile >= 0; --tile) {
                 const int32_t last = std::min(queries, (tile + 1) * FI_CUTLASS_QUERY_TILE);
-                const int32_t keys = plan.key_lens[request] - (plan.causal != 0 ? queries - last : 0);
+                const int32_t keys =
+                    plan.key_lens[request] - (plan.causal != 0 ? queries - last : 0);
                 if (keys <= 0) continue;
                 const auto [load, sm] = idlest.top();
                 idlest.pop();
@@ -65,29 +68,31 @@ std::vector<std::vector<Work>> divide(const FiRaggedPlan &plan, int32_t sms) {
             }
         }
     }
-    // An SM without work would take the first tile of the first request, which may see no key. So it does again what
-    // another does, and writes the same.
-    const auto busy = std::find_if(works.begin(), works.end(), [](const auto &of_sm) { return !of_sm.empty(); });
+    // An SM without work would take the first tile of the first request, which may see no key. So
+    // it does again what another does, and writes the same.
+    const auto busy =
+        std::find_if(works.begin(), works.end(), [](const auto& of_sm) { return !of_sm.empty(); });
     if (busy == works.end()) return {};
     const Work again = busy->front();
-    for (auto &of_sm : works) {
+    for (auto& of_sm : works) {
         if (of_sm.empty()) of_sm.push_back(again);
     }
     return works;
 }
 
-cudaError_t plan_cutlass(FiRaggedPlan *plan, cudaStream_t stream) {
+cudaError_t plan_cutlass(FiRaggedPlan* plan, cudaStream_t stream) {
     // FlashInfer launches as many CTAs as the first GPU has SMs.
     int32_t sms = 0;
     const cudaError_t status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
     if (status != cudaSuccess) return status;
     const auto works = divide(*plan, sms);
     std::vector<int32_t> lists{0};
-    for (const auto &of_sm : works) lists.push_back(lists.back() + static_cast<int32_t>(of_sm.size()));
-    const auto append = [&](int32_t Work::*number) {
+    for (const auto& of_sm : works)
+        lists.push_back(lists.back() + static_cast<int32_t>(of_sm.size()));
+    const auto append = [&](int32_t Work::* number) {
         const int64_t begin = static_cast<int64_t>(lists.size()) * 4;
-        for (const auto &of_sm : works) {
-            for (const Work &work : of_sm) lists.push_back(work.*number);
+        for (const auto& of_sm : works) {
+            for (const Work& work : of_sm) lists.push_back(work.*number);
         }
         return begin;
     };
@@ -104,25 +109,26 @@ cudaError_t plan_cutlass(FiRaggedPlan *plan, cudaStream_t stream) {
     const int64_t rows = plan->query_starts[plan->requests] + made.max_query_len;
     const int64_t out_bytes = rows * plan->heads * fi::kValue * 2;
     if (bytes > plan->lists_bytes || out_bytes > plan->workspace_bytes) {
-        throw std::length_error("lists and workspace: given " + std::to_string(plan->lists_bytes) + " and " +
-                                std::to_string(plan->workspace_bytes) + " bytes, accepted at least " +
-                                std::to_string(bytes) + " and " + std::to_string(out_bytes));
+        throw std::length_error("lists and workspace: given " + std::to_string(plan->lists_bytes) +
+                                " and " + std::to_string(plan->workspace_bytes) +
+                                " bytes, accepted at least " + std::to_string(bytes) + " and " +
+                                std::to_string(out_bytes));
     }
     made.write(plan->numbers);
-    std::copy(lists.begin(), lists.end(), static_cast<int32_t *>(plan->staging));
+    std::copy(lists.begin(), lists.end(), static_cast<int32_t*>(plan->staging));
     return cudaMemcpyAsync(plan->lists, plan->staging, bytes, cudaMemcpyHostToDevice, stream);
 }
 
 template <typename Info>
-void write(const Info &info, FiRaggedPlan *plan) {
+void write(const Info& info, FiRaggedPlan* plan) {
     const auto numbers = info.ToVector();
     std::copy(numbers.begin(), numbers.end(), plan->numbers);
 }
 
 }  // namespace
 
-extern "C" int32_t fi_ragged_sizes(int32_t fa, int32_t requests, int32_t tokens, int32_t heads, int32_t sms,
-                                   FiRaggedSizes *sizes) {
+extern "C" int32_t fi_ragged_sizes(int32_t fa, int32_t requests, int32_t tokens, int32_t heads,
+                                   int32_t sms, FiRaggedSizes* sizes) {
     return fi::guarded([&] {
         check_fa(fa);
         switch (fa) {
@@ -134,10 +140,10 @@ extern "C" int32_t fi_ragged_sizes(int32_t fa, int32_t requests, int32_t tokens,
     });
 }
 
-extern "C" int32_t fi_ragged_plan(FiRaggedPlan *plan, void *stream) {
+extern "C" int32_t fi_ragged_plan(FiRaggedPlan* plan, void* stream) {
     return fi::guarded([&] {
         check_fa(plan->fa);
-        const auto list = [](const int32_t *list) { return const_cast<int32_t *>(list); };
+        const auto list = [](const int32_t* list) { return const_cast<int32_t*>(list); };
         const uint32_t rows = plan->query_starts[plan->requests];
         const auto on = static_cast<cudaStream_t>(stream);
         constexpr int kPageSize = 1, kBytesOfOutput = 2;
@@ -145,19 +151,22 @@ extern "C" int32_t fi_ragged_plan(FiRaggedPlan *plan, void *stream) {
         if (plan->fa == 3) {
             flashinfer::PrefillPlanSM90Info info;
             const cudaError_t status = flashinfer::PrefillSM90Plan<int32_t>(
-                nullptr, 0, plan->lists, plan->staging, plan->lists_bytes, info, list(plan->query_starts),
-                list(plan->key_starts), list(plan->key_lens), rows, plan->requests, plan->heads,
-                plan->heads, fi::kKey, fi::kValue, kPageSize, plan->causal != 0,
+                nullptr, 0, plan->lists, plan->staging, plan->lists_bytes, info,
+                list(plan->query_starts), list(plan->key_starts), list(plan->key_lens), rows,
+                plan->requests, plan->heads, plan->heads, fi::kKey, fi::kValue, kPageSize,
+                plan->causal != 0,
                 /*enable_cuda_graph=*/false, kBytesOfOutput, on);
             write(info, plan);
             return status;
         }
         flashinfer::PrefillPlanInfo info;
-        // Only offsets into the workspace are asked for, so any address that is a multiple of 16 will do.
+        // Only offsets into the workspace are asked for, so any address that is a multiple of 16
+        // will do.
         const cudaError_t status = flashinfer::PrefillPlan<int32_t>(
-            plan->staging, plan->workspace_bytes, plan->lists, plan->staging, plan->lists_bytes, info,
-            list(plan->query_starts), list(plan->key_starts), rows, plan->requests, plan->heads,
-            plan->heads, fi::kKey, fi::kValue, kPageSize, /*enable_cuda_graph=*/false, kBytesOfOutput,
+            plan->staging, plan->workspace_bytes, plan->lists, plan->staging, plan->lists_bytes,
+            info, list(plan->query_starts), list(plan->key_starts), rows, plan->requests,
+            plan->heads, plan->heads, fi::kKey, fi::kValue, kPageSize, /*enable_cuda_graph=*/false,
+            kBytesOfOutput,
             /*window_left=*/-1, /*fixed_split_size=*/-1, /*disable_split_kv=*/false,
             /*num_colocated_ctas=*/0, /*uniform_q_len=*/0, on);
         write(info, plan);

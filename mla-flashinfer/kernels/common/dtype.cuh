@@ -12,7 +12,7 @@ namespace fi {
 
 // Calls `launch` with a value of the dtype that has this number.
 template <typename Launch>
-cudaError_t of_dtype(int32_t dtype, Launch &&launch) {
+cudaError_t of_dtype(int32_t dtype, Launch&& launch) {
     switch (dtype) {
         case 0: return launch(__half{});
         case 1: return launch(__nv_bfloat16{});

@@ -11,17 +11,15 @@ namespace fi {
 constexpr uint32_t kLatent = 512, kRope = 64;
 
 // The rows of partial results: two of a query tile of 64 for every SM, as the plan assumes.
-constexpr int64_t partial_rows(int64_t sms) {
-    return 2 * sms * 64;
-}
+constexpr int64_t partial_rows(int64_t sms) { return 2 * sms * 64; }
 
 template <typename T>
-flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun &run) {
-    const auto address = [](const void *pointer) {
-        return static_cast<T *>(const_cast<void *>(pointer));
+flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun& run) {
+    const auto address = [](const void* pointer) {
+        return static_cast<T*>(const_cast<void*>(pointer));
     };
     const auto list = [&run](int index) {
-        return const_cast<int32_t *>(run.lists) + static_cast<int64_t>(index) * run.capacity;
+        return const_cast<int32_t*>(run.lists) + static_cast<int64_t>(index) * run.capacity;
     };
     // What the workspace has room for: a row is an output of T and its log-sum-exp.
     const int64_t rows = run.workspace_bytes / (kLatent * sizeof(T) + sizeof(float));
@@ -30,9 +28,9 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun &run) {
     params.q_pe = address(run.query_rope);
     params.ckv = address(run.cache);
     params.kpe = params.ckv + kLatent;
-    params.partial_o = static_cast<T *>(run.workspace);
-    params.partial_lse = reinterpret_cast<float *>(params.partial_o + rows * kLatent);
-    params.final_o = static_cast<T *>(run.out);
+    params.partial_o = static_cast<T*>(run.workspace);
+    params.partial_lse = reinterpret_cast<float*>(params.partial_o + rows * kLatent);
+    params.final_o = static_cast<T*>(run.out);
     params.final_lse = run.lse;
     params.q_indptr = list(0);
     params.kv_indptr = list(1);
@@ -48,7 +46,7 @@ flashinfer::MLAParams<T, T, T, int32_t> mla_params(const FiMlaRun &run) {
     params.kv_start = list(11);
     params.kv_end = list(12);
     params.work_indptr = list(13);
-    params.kv_indices = const_cast<int32_t *>(run.block_table);
+    params.kv_indices = const_cast<int32_t*>(run.block_table);
     params.block_size = flashinfer::uint_fastdiv(run.page_size);
     params.num_heads = flashinfer::uint_fastdiv(run.heads);
     params.q_nope_stride_n = run.query_latent_token_stride;

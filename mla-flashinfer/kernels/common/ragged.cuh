@@ -2,8 +2,8 @@
 #pragma once
 
 #include <flashinfer/allocator.h>
-#include <flashinfer/attention/mask.cuh>
 #include <algorithm>
+#include <flashinfer/attention/mask.cuh>
 #include <iterator>
 
 #include "dtype.cuh"
@@ -22,29 +22,31 @@ struct Mask {
 
 // Calls `launch` with a value of the run's dtype and its mask.
 template <typename Launch>
-cudaError_t of_kind(const FiRaggedRun &run, Launch &&launch) {
+cudaError_t of_kind(const FiRaggedRun& run, Launch&& launch) {
     return of_dtype(run.dtype, [&](auto zero) {
         return run.causal ? launch(zero, Mask<true>{}) : launch(zero, Mask<false>{});
     });
 }
 
-// What a plan for CUTLASS's kernel says: where its lists begin in bytes, and what else the launch needs.
+// What a plan for CUTLASS's kernel says: where its lists begin in bytes, and what else the launch
+// needs.
 struct CutlassPlan {
     int64_t work_starts, tiles, heads, requests_of_works;
     int64_t max_query_len, requests;
 
-    void write(int64_t *numbers) const {
-        const int64_t all[] = {work_starts, tiles, heads, requests_of_works, max_query_len, requests};
+    void write(int64_t* numbers) const {
+        const int64_t all[] = {work_starts,       tiles,         heads,
+                               requests_of_works, max_query_len, requests};
         std::copy(std::begin(all), std::end(all), numbers);
     }
-    static CutlassPlan of(const int64_t *numbers) {
+    static CutlassPlan of(const int64_t* numbers) {
         return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
     }
 };
 
 // A list of a plan.
-inline int32_t *list_at(const FiRaggedRun &run, int64_t offset) {
-    return flashinfer::GetPtrFromBaseOffset<int32_t>(const_cast<void *>(run.lists), offset);
+inline int32_t* list_at(const FiRaggedRun& run, int64_t offset) {
+    return flashinfer::GetPtrFromBaseOffset<int32_t>(const_cast<void*>(run.lists), offset);
 }
 
 }  // namespace fi

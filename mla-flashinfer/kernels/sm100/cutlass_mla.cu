@@ -1,5 +1,5 @@
-// Absorbed decode on Blackwell: CUTLASS's kernel with the fixes that FlashInfer made. FlashInfer's own runMla is not
-// called: it knows one softmax scale, and writes no log-sum-exp.
+// Absorbed decode on Blackwell: CUTLASS's kernel with the fixes that FlashInfer made. FlashInfer's
+// own runMla is not called: it knows one softmax scale, and writes no log-sum-exp.
 #include <flashinfer/attention/cutlass_mla.cuh>
 
 #include "cutlass_mla.h"
@@ -8,11 +8,13 @@
 namespace {
 
 template <typename T>
-typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiCutlassMla &call) {
+typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiCutlassMla& call) {
     using Kernel = flashinfer::attention::MlaSm100<T>;
     constexpr int kLatent = 512;
-    const auto address = [](const void *pointer) { return static_cast<T *>(const_cast<void *>(pointer)); };
-    const auto list = [](const int32_t *pointer) { return const_cast<int32_t *>(pointer); };
+    const auto address = [](const void* pointer) {
+        return static_cast<T*>(const_cast<void*>(pointer));
+    };
+    const auto list = [](const int32_t* pointer) { return const_cast<int32_t*>(pointer); };
     const auto strides = [](int64_t row, int64_t request) {
         return cute::make_tuple(row, cute::_1{}, request);
     };
@@ -24,9 +26,10 @@ typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiC
         cute::make_tuple(typename Kernel::TileShapeH{}, call.page_size * call.table_width,
                          typename Kernel::TileShapeD{}, call.requests),
         {call.softmax_scale, address(call.query_latent),
-         strides(call.query_latent_head_stride, call.query_latent_token_stride), address(call.query_rope),
-         strides(call.query_rope_head_stride, call.query_rope_token_stride), address(call.cache), rows,
-         address(call.cache) + kLatent, rows, list(call.seq_lens), list(call.block_table),
+         strides(call.query_latent_head_stride, call.query_latent_token_stride),
+         address(call.query_rope),
+         strides(call.query_rope_head_stride, call.query_rope_token_stride), address(call.cache),
+         rows, address(call.cache) + kLatent, rows, list(call.seq_lens), list(call.block_table),
          cute::make_stride(cute::_1{}, call.table_width), call.page_count, call.page_size},
         {address(call.out), strides(kLatent, heads * kLatent), call.lse,
          cute::make_tuple(cute::_1{}, static_cast<int>(heads))},
@@ -37,15 +40,15 @@ typename flashinfer::attention::MlaSm100<T>::Fmha::Arguments arguments(const FiC
 }
 
 template <typename T>
-cudaError_t attend(const FiCutlassMla &call, cudaStream_t stream) {
+cudaError_t attend(const FiCutlassMla& call, cudaStream_t stream) {
     using Operation = typename flashinfer::attention::MlaSm100<T>::Fmha;
     using Kernel = typename Operation::Kernel;
     // CUTLASS does so once per process, which is once too few where there are several GPUs.
-    const cudaError_t status =
-        cudaFuncSetAttribute(cutlass::device_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             Kernel::SharedStorageSize);
+    const cudaError_t status = cudaFuncSetAttribute(cutlass::device_kernel<Kernel>,
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    Kernel::SharedStorageSize);
     if (status != cudaSuccess) return status;
-    const auto check = [](cutlass::Status status, const char *step) {
+    const auto check = [](cutlass::Status status, const char* step) {
         if (status == cutlass::Status::kSuccess) return;
         throw std::runtime_error(std::string(step) + ": " + cutlassGetStatusString(status));
     };
@@ -63,11 +66,11 @@ cudaError_t attend(const FiCutlassMla &call, cudaStream_t stream) {
 
 }  // namespace
 
-extern "C" int32_t fi_cutlass_mla(const FiCutlassMla *call, void *stream) {
+extern "C" int32_t fi_cutlass_mla(const FiCutlassMla* call, void* stream) {
     return fi::guarded([&] {
         return fi::of_dtype(call->dtype, [&](auto zero) {
-            return attend<flashinfer::cutlass_dtype_t<decltype(zero)>>(*call,
-                                                                     static_cast<cudaStream_t>(stream));
+            return attend<flashinfer::cutlass_dtype_t<decltype(zero)>>(
+                *call, static_cast<cudaStream_t>(stream));
         });
     });
 }

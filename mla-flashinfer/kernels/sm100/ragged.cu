@@ -11,41 +11,47 @@ namespace {
 constexpr int kQueryTile = FI_CUTLASS_QUERY_TILE, kKeyTile = 128;
 
 template <typename T, bool kCausal>
-cudaError_t attend(const FiRaggedRun &run, const fi::CutlassPlan &plan, cudaStream_t stream) {
+cudaError_t attend(const FiRaggedRun& run, const fi::CutlassPlan& plan, cudaStream_t stream) {
     using KeyShape = cute::Shape<cute::Int<kQueryTile>, cute::Int<kKeyTile>, cute::Int<fi::kKey>>;
-    using ValueShape = cute::Shape<cute::Int<kQueryTile>, cute::Int<fi::kValue>, cute::Int<kKeyTile>>;
+    using ValueShape =
+        cute::Shape<cute::Int<kQueryTile>, cute::Int<fi::kValue>, cute::Int<kKeyTile>>;
     using Mask = std::conditional_t<kCausal, cutlass::fmha::collective::CausalMask,
                                     cutlass::fmha::collective::ResidualMask>;
-    const auto address = [](const void *pointer) { return static_cast<T *>(const_cast<void *>(pointer)); };
-    const auto starts = [](const int32_t *list) { return const_cast<int32_t *>(list); };
+    const auto address = [](const void* pointer) {
+        return static_cast<T*>(const_cast<void*>(pointer));
+    };
+    const auto starts = [](const int32_t* list) { return const_cast<int32_t*>(list); };
     const auto stride = [](int64_t elements) { return static_cast<int>(elements); };
-    // The kernel describes its output to TMA from as many rows before it as the longest request has, so it writes
-    // to a place with such rows in front.
+    // The kernel describes its output to TMA from as many rows before it as the longest request
+    // has, so it writes to a place with such rows in front.
     const int64_t row = static_cast<int64_t>(run.heads) * fi::kValue;
-    T *out = static_cast<T *>(run.workspace) + plan.max_query_len * row;
+    T* out = static_cast<T*>(run.workspace) + plan.max_query_len * row;
     const cudaError_t status = run_fmha_fwd<T, T, int32_t, KeyShape, ValueShape, Mask>(
-        run.workspace, address(run.query), address(run.key), address(run.value), starts(run.query_starts),
-        starts(run.key_starts), fi::list_at(run, plan.work_starts), fi::list_at(run, plan.tiles),
-        fi::list_at(run, plan.heads), fi::list_at(run, plan.requests_of_works), out, run.lse,
-        /*mask_mode_code=*/kCausal, run.softmax_scale, 1, 1, 1, 1, run.heads, run.heads, fi::kKey, fi::kValue,
-        stride(run.query_token_stride), stride(run.query_head_stride), stride(run.key_token_stride),
-        stride(run.key_head_stride), stride(run.value_token_stride), stride(run.value_head_stride),
-        static_cast<int>(plan.requests), run.query_tokens, run.key_tokens,
-        static_cast<int>(plan.max_query_len), stream);
+        run.workspace, address(run.query), address(run.key), address(run.value),
+        starts(run.query_starts), starts(run.key_starts), fi::list_at(run, plan.work_starts),
+        fi::list_at(run, plan.tiles), fi::list_at(run, plan.heads),
+        fi::list_at(run, plan.requests_of_works), out, run.lse,
+        /*mask_mode_code=*/kCausal, run.softmax_scale, 1, 1, 1, 1, run.heads, run.heads, fi::kKey,
+        fi::kValue, stride(run.query_token_stride), stride(run.query_head_stride),
+        stride(run.key_token_stride), stride(run.key_head_stride), stride(run.value_token_stride),
+        stride(run.value_head_stride), static_cast<int>(plan.requests), run.query_tokens,
+        run.key_tokens, static_cast<int>(plan.max_query_len), stream);
     if (status != cudaSuccess) return status;
-    return cudaMemcpyAsync(run.out, out, run.query_tokens * row * sizeof(T), cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpyAsync(run.out, out, run.query_tokens * row * sizeof(T),
+                           cudaMemcpyDeviceToDevice, stream);
 }
 
 }  // namespace
 
-extern "C" int32_t fi_ragged_cutlass(const FiRaggedRun *run, void *stream) {
+extern "C" int32_t fi_ragged_cutlass(const FiRaggedRun* run, void* stream) {
     return fi::guarded([&] {
         const auto plan = fi::CutlassPlan::of(run->numbers);
         // No query sees a key.
         if (plan.requests == 0) return cudaSuccess;
         return fi::of_kind(*run, [&](auto zero, auto mask) {
             using T = cutlass_dtype_t<decltype(zero)>;
-            return attend<T, decltype(mask)::kIsCausal>(*run, plan, static_cast<cudaStream_t>(stream));
+            return attend<T, decltype(mask)::kIsCausal>(*run, plan,
+                                                        static_cast<cudaStream_t>(stream));
         });
     });
 }

@@ -3,7 +3,7 @@
 
 using namespace flashinfer;
 
-extern "C" int32_t fi_mla_fa2(const FiMlaRun *run, void *stream) {
+extern "C" int32_t fi_mla_fa2(const FiMlaRun* run, void* stream) {
     return fi::guarded([&] {
         return fi::of_dtype(run->dtype, [&](auto zero) {
             return mla::BatchMLAPagedAttention<MaskMode::kCausal, fi::kLatent, fi::kRope>(

@@ -14,17 +14,18 @@ namespace {
 using Variant = DefaultAttention<false, false, false, false>;
 
 template <uint32_t kTile, typename T, MaskMode kMask>
-cudaError_t launch(BatchPrefillRaggedParams<T, T, T, int32_t> params, T *partial, float *partial_lse,
-                   cudaStream_t stream) {
-    return BatchPrefillWithRaggedKVCacheDispatched<kTile, fi::kKey, fi::kValue, PosEncodingMode::kNone,
+cudaError_t launch(BatchPrefillRaggedParams<T, T, T, int32_t> params, T* partial,
+                   float* partial_lse, cudaStream_t stream) {
+    return BatchPrefillWithRaggedKVCacheDispatched<kTile, fi::kKey, fi::kValue,
+                                                   PosEncodingMode::kNone,
                                                    /*USE_FP16_QK_REDUCTION=*/false, kMask, Variant>(
         params, partial, partial_lse, /*enable_pdl=*/false, stream);
 }
 
 template <typename T, MaskMode kMask>
-cudaError_t attend(const FiRaggedRun &run, const PrefillPlanInfo &info, cudaStream_t stream) {
-    const auto address = [](const void *pointer) {
-        return static_cast<T *>(const_cast<void *>(pointer));
+cudaError_t attend(const FiRaggedRun& run, const PrefillPlanInfo& info, cudaStream_t stream) {
+    const auto address = [](const void* pointer) {
+        return static_cast<T*>(const_cast<void*>(pointer));
     };
     BatchPrefillRaggedParams<T, T, T, int32_t> params;
     params.q = address(run.query);
@@ -32,8 +33,8 @@ cudaError_t attend(const FiRaggedRun &run, const PrefillPlanInfo &info, cudaStre
     params.v = address(run.value);
     params.o = address(run.out);
     params.lse = run.lse;
-    params.q_indptr = const_cast<int32_t *>(run.query_starts);
-    params.kv_indptr = const_cast<int32_t *>(run.key_starts);
+    params.q_indptr = const_cast<int32_t*>(run.query_starts);
+    params.kv_indptr = const_cast<int32_t*>(run.key_starts);
     params.num_qo_heads = params.num_kv_heads = run.heads;
     params.group_size = uint_fastdiv(1);
     params.q_stride_n = run.query_token_stride;
@@ -51,8 +52,8 @@ cudaError_t attend(const FiRaggedRun &run, const PrefillPlanInfo &info, cudaStre
     params.kv_chunk_size_ptr = fi::list_at(run, info.kv_chunk_size_ptr_offset);
     params.padded_batch_size = info.padded_batch_size;
     params.max_total_num_rows = info.total_num_rows;
-    T *partial = nullptr;
-    float *partial_lse = nullptr;
+    T* partial = nullptr;
+    float* partial_lse = nullptr;
     if (info.split_kv) {
         params.merge_indptr = fi::list_at(run, info.merge_indptr_offset);
         partial = GetPtrFromBaseOffset<T>(run.workspace, info.v_offset);
@@ -68,13 +69,13 @@ cudaError_t attend(const FiRaggedRun &run, const PrefillPlanInfo &info, cudaStre
 
 }  // namespace
 
-extern "C" int32_t fi_ragged_fa2(const FiRaggedRun *run, void *stream) {
+extern "C" int32_t fi_ragged_fa2(const FiRaggedRun* run, void* stream) {
     return fi::guarded([&] {
         PrefillPlanInfo info;
         info.FromVector({run->numbers, run->numbers + 15});
         return fi::of_kind(*run, [&](auto zero, auto mask) {
             return attend<decltype(zero), decltype(mask)::kMode>(*run, info,
-                                                                static_cast<cudaStream_t>(stream));
+                                                                 static_cast<cudaStream_t>(stream));
         });
     });
 }

@@ -5,7 +5,7 @@
 
 using namespace flashinfer;
 
-extern "C" int32_t fi_mla_fa3(const FiMlaRun *run, void *stream) {
+extern "C" int32_t fi_mla_fa3(const FiMlaRun* run, void* stream) {
     return fi::guarded([&] {
         return fi::of_dtype(run->dtype, [&](auto zero) {
             return mla::BatchMLAPageAttentionHopper<MaskMode::kCausal, fi::kLatent, fi::kRope>(

@@ -20,9 +20,9 @@ cudaError_t launch(BatchPrefillRaggedParams<T, T, T, int32_t> params, cudaStream
 }
 
 template <typename T, MaskMode kMask>
-cudaError_t attend(const FiRaggedRun &run, const PrefillPlanSM90Info &info, cudaStream_t stream) {
-    const auto address = [](const void *pointer) {
-        return static_cast<T *>(const_cast<void *>(pointer));
+cudaError_t attend(const FiRaggedRun& run, const PrefillPlanSM90Info& info, cudaStream_t stream) {
+    const auto address = [](const void* pointer) {
+        return static_cast<T*>(const_cast<void*>(pointer));
     };
     BatchPrefillRaggedParams<T, T, T, int32_t> params{};
     params.q_ptr = address(run.query);
@@ -59,7 +59,7 @@ cudaError_t attend(const FiRaggedRun &run, const PrefillPlanSM90Info &info, cuda
 
 }  // namespace
 
-extern "C" int32_t fi_ragged_fa3(const FiRaggedRun *run, void *stream) {
+extern "C" int32_t fi_ragged_fa3(const FiRaggedRun* run, void* stream) {
     return fi::guarded([&] {
         PrefillPlanSM90Info info;
         info.FromVector({run->numbers, run->numbers + 9});

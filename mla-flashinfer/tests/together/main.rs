@@ -1,14 +1,13 @@
-//! FlashInfer's kernels, cuDNN's and this project's own in one program: each backend is there once, and all of them give
-//! what the CPU gives. With the features of one crate alone the others' backends are there as absent.
+//! FlashInfer's kernels, cuDNN's and this project's own in one program: each backend is there once,
+//! and all of them give what the CPU gives. With the features of one crate alone the others'
+//! backends are there as absent.
 
 #![cfg(feature = "gpu")]
 
-// What the layer's own tests on a GPU are made from, of which this program uses a part.
+// What the layer's own tests on a GPU are made from.
 #[path = "../../../tests/gpu/layer/batch.rs"]
-#[allow(dead_code)]
 mod batch;
 #[path = "../../../tests/gpu/common.rs"]
-#[allow(dead_code)]
 mod common;
 #[path = "../../../tests/gpu/layer/replays.rs"]
 mod replays;
@@ -130,7 +129,8 @@ const MIXED: &[(u32, u32)] = &[
 ];
 
 #[test]
-#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+#[ignore = "needs a GPU: \
+    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
 fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
     let gpu = &*gpu();
     for (heads, dtype, context_rows) in [
@@ -169,7 +169,8 @@ fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
 
 /// The lists of a plan lie where they lay when the step was captured: `prepare` fills them anew.
 #[test]
-#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+#[ignore = "needs a GPU: \
+    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
 fn captured_decodes_are_the_steps_run_at_once() {
     let gpu = &*gpu();
     for (heads, dtype, page_size, query_len) in [
@@ -188,9 +189,11 @@ fn captured_decodes_are_the_steps_run_at_once() {
     }
 }
 
-/// Prefills and their first chunks of context are planned once per step, so that their launches can be captured.
+/// Prefills and their first chunks of context are planned once per step, so that their launches can
+/// be captured.
 #[test]
-#[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+#[ignore = "needs a GPU: \
+    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
 fn captured_mixed_steps_are_the_step_run_at_once() {
     let gpu = &*gpu();
     for heads in [16, 128] {

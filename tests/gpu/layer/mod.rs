@@ -31,7 +31,8 @@ use mla_runtime::registry::Registry;
 use rand::RngExt as _;
 
 use self::batch::{Batch, Case, Distance, Engine};
-use crate::common::{gpu, pick, rng};
+use crate::common::{gpu, rng};
+use crate::tensors::pick;
 
 /// Decodes, speculative decodes, extends and prefills, some of them ragged, and padding.
 const MIXED: &[(u32, u32)] = &[

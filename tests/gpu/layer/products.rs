@@ -7,7 +7,8 @@ use mla_runtime::dtype::DType;
 use mla_runtime::tensor::Layout;
 use rand::RngExt as _;
 
-use crate::common::{On, Tensor, get, gpu, pick, rng};
+use crate::common::{get, gpu, rng};
+use crate::tensors::{On, Tensor, pick};
 
 /// `[tokens, heads, k] · [heads, k, n]` into `[tokens, heads, n]`, as the layer views them.
 fn run<D: Device>(device: &D, input: &Tensor, weights: &Tensor, out: &Tensor) -> Result<Tensor> {

@@ -22,7 +22,8 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorRef};
 use rand::RngExt as _;
 
 use super::batch::{Batch, Case, Engine, Outcome};
-use crate::common::{download, get, gpu, normal, put, rng, upload};
+use crate::common::{download, get, gpu, put, rng, upload};
+use crate::tensors::normal;
 
 const RANK: usize = 192;
 const WIDTH: usize = 128;

@@ -1,0 +1,205 @@
+//! Tensors of random numbers, and one way to run an operation on any device.
+
+use mla_runtime::device::Device;
+use mla_runtime::dtype::DType;
+use mla_runtime::error::Result;
+use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
+use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+
+use crate::common::{download, get, put, upload};
+
+/// A standard normal number.
+pub(crate) fn normal(rng: &mut StdRng) -> f32 {
+    let (u, v) = (rng.random::<f32>().max(1e-9), rng.random::<f32>());
+    (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
+}
+
+/// A tensor in host memory: its first element lies `offset` bytes into the buffer, so that a device's
+/// view of it can be as misaligned as one likes.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) offset: usize,
+    pub(crate) layout: Layout,
+}
+
+impl Tensor {
+    /// Normal numbers where the layout has elements, and NaN everywhere else.
+    pub(crate) fn random(rng: &mut StdRng, layout: Layout, shift: usize) -> Self {
+        let mut tensor = Self::poison(layout, shift);
+        let layout = tensor.layout;
+        tensor.fill(|_, _| normal(rng));
+        debug_assert_eq!(layout, tensor.layout);
+        tensor
+    }
+
+    /// NaN everywhere.
+    pub(crate) fn poison(layout: Layout, shift: usize) -> Self {
+        let offset = shift * layout.dtype.bytes();
+        let bytes = vec![0xff; offset + layout.span_bytes().unwrap()];
+        Self {
+            bytes,
+            offset,
+            layout,
+        }
+    }
+
+    pub(crate) fn fill(&mut self, mut value: impl FnMut([usize; 3], usize) -> f32) {
+        let Layout {
+            dtype,
+            shape,
+            strides,
+        } = self.layout;
+        let mut index = 0;
+        for i in 0..shape[0] {
+            for j in 0..shape[1] {
+                for k in 0..shape[2] {
+                    let at = i * strides[0] + j * strides[1] + k * strides[2];
+                    let value = value([i, j, k], index);
+                    put(dtype, &mut self.bytes[self.offset..], at, value);
+                    index += 1;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn at(&self, [i, j, k]: [usize; 3]) -> f32 {
+        let strides = self.layout.strides;
+        let at = i * strides[0] + j * strides[1] + k * strides[2];
+        get(self.layout.dtype, &self.bytes[self.offset..], at)
+    }
+
+    pub(crate) fn values(&self) -> Vec<f32> {
+        let [a, b, c] = self.layout.shape;
+        let mut values = Vec::with_capacity(a * b * c);
+        for i in 0..a {
+            for j in 0..b {
+                values.extend((0..c).map(|k| self.at([i, j, k])));
+            }
+        }
+        values
+    }
+}
+
+/// A tensor in a device's memory.
+pub(crate) struct On<D: Device> {
+    buffer: D::Buffer,
+    offset: usize,
+    layout: Layout,
+}
+
+impl<D: Device> On<D> {
+    pub(crate) fn new(device: &D, tensor: &Tensor) -> Result<Self> {
+        let buffer = upload(device, &tensor.bytes)?;
+        Ok(Self {
+            buffer,
+            offset: tensor.offset,
+            layout: tensor.layout,
+        })
+    }
+
+    pub(crate) fn read(&self) -> Result<TensorRef<'_, D>> {
+        let bytes = D::bytes(&self.buffer);
+        TensorRef::new(
+            D::byte_range(bytes, self.offset..D::byte_len(bytes)),
+            self.layout,
+        )
+    }
+
+    pub(crate) fn write(&mut self) -> Result<TensorMut<'_, D>> {
+        let (_, bytes) = D::split_mut(D::bytes_mut(&mut self.buffer), self.offset);
+        TensorMut::new(bytes, self.layout)
+    }
+
+    /// All bytes of the buffer, those between the elements included.
+    pub(crate) fn download(&self, device: &D) -> Result<Vec<u8>> {
+        download::<D>(device, &self.buffer)
+    }
+
+    pub(crate) fn host(&self, device: &D) -> Result<Tensor> {
+        Ok(Tensor {
+            bytes: self.download(device)?,
+            offset: self.offset,
+            layout: self.layout,
+        })
+    }
+
+    pub(crate) fn set(&mut self, device: &D, tensor: &Tensor) -> Result<()> {
+        device.upload(&tensor.bytes, D::bytes_mut(&mut self.buffer))
+    }
+}
+
+pub(crate) fn indices<D: Device, T: Index>(
+    buffer: &D::Buffer,
+    len: usize,
+) -> Result<ArrayRef<'_, D, T>> {
+    ArrayRef::new(D::bytes(buffer), len)
+}
+
+pub(crate) fn lse<D: Device, C: LseConvention>(
+    buffer: &D::Buffer,
+    layout: LseLayout,
+) -> Result<LseRef<'_, D, C>> {
+    LseRef::new(D::bytes(buffer), layout)
+}
+
+pub(crate) fn lse_mut<D: Device>(
+    buffer: &mut D::Buffer,
+    layout: LseLayout,
+) -> Result<LseMut<'_, D>> {
+    LseMut::new(D::bytes_mut(buffer), layout)
+}
+
+/// Row-major strides with up to `slack` elements between the rows of each axis, in the order that
+/// `order` names from the outermost axis to the innermost.
+pub(crate) fn strides(
+    rng: &mut StdRng,
+    shape: [usize; 3],
+    order: [usize; 3],
+    slack: usize,
+    multiple: usize,
+) -> [usize; 3] {
+    let mut strides = [0; 3];
+    let mut reach = 1;
+    for (position, axis) in order.into_iter().rev().enumerate() {
+        if position > 0 {
+            reach += rng.random_range(0..=slack);
+            reach = reach.next_multiple_of(multiple);
+        }
+        strides[axis] = reach;
+        reach *= shape[axis].max(1);
+    }
+    strides
+}
+
+/// `[tokens, heads, width]` with gaps: aligned for vector access, or not.
+pub(crate) fn padded(rng: &mut StdRng, dtype: DType, shape: [usize; 3], aligned: bool) -> Layout {
+    let (slack, multiple) = if aligned { (24, 8) } else { (7, 1) };
+    Layout {
+        dtype,
+        shape,
+        strides: strides(rng, shape, [0, 1, 2], slack, multiple),
+    }
+}
+
+/// One of `choices`.
+pub(crate) fn pick<T: Copy>(rng: &mut StdRng, choices: &[T]) -> T {
+    choices[rng.random_range(0..choices.len())]
+}
+
+/// The first place where two buffers differ, if they do.
+pub(crate) fn difference(a: &[u8], b: &[u8]) -> Option<String> {
+    if a.len() != b.len() {
+        return Some(format!("{} bytes against {}", a.len(), b.len()));
+    }
+    let at = a.iter().zip(b).position(|(a, b)| a != b)?;
+    let count = a.iter().zip(b).filter(|(a, b)| a != b).count();
+    Some(format!(
+        "{count} of {} bytes differ, first byte {at}: {:#04x} against {:#04x}",
+        a.len(),
+        a[at],
+        b[at]
+    ))
+}
