@@ -4,9 +4,7 @@
 use std::process::{Command, ExitCode};
 
 use mla_cpu::Cpu;
-use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
-};
+use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::device::Device;
 use mla_runtime::{Result, mla_backend};
 
@@ -33,10 +31,6 @@ impl DecodeBackend for Nothing {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cpu, _: &DecodeBatch<'_, Cpu>, (): &mut (), (): &mut ()) -> Result<()> {
         Ok(())
     }
 

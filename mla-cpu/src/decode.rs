@@ -11,9 +11,7 @@ use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
 use super::prefill::check_scale;
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
-use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, StepLimits,
-};
+use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Query, StepLimits};
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;
@@ -136,16 +134,6 @@ impl DecodeBackend for CpuDecode {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        _: &Cpu,
-        _: &DecodeBatch<'_, Cpu>,
-        _: &mut DecodeState,
-        (): &mut (),
-    ) -> Result<()> {
         Ok(())
     }
 

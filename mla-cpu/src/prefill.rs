@@ -8,9 +8,7 @@ use super::attention::{
 };
 use super::cache::check_starts;
 use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
-use mla_runtime::backend::{
-    Keys, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
-};
+use mla_runtime::backend::{Keys, LayerConfig, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::dtype::Element;
 use mla_runtime::mla_backend;
 use mla_runtime::{Error, Result};
@@ -73,16 +71,6 @@ impl PrefillBackend for CpuPrefill {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        _: &Cpu,
-        _: &PrefillBatch<'_>,
-        _: &mut PrefillState,
-        (): &mut (),
-    ) -> Result<()> {
         Ok(())
     }
 

@@ -169,16 +169,6 @@ impl DecodeBackend for CutlassMla {
         Ok(())
     }
 
-    fn prepare(
-        &self,
-        _: &Cuda,
-        _: &DecodeBatch<'_, Cuda>,
-        _: &mut CutlassMlaState,
-        (): &mut (),
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn decode(
         &self,
         device: &Cuda,
@@ -430,16 +420,6 @@ mod tests {
         }
 
         fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-            Ok(())
-        }
-
-        fn prepare(
-            &self,
-            _: &Cuda,
-            _: &DecodeBatch<'_, Cuda>,
-            _: &mut CutlassMlaState,
-            (): &mut (),
-        ) -> Result<()> {
             Ok(())
         }
 

@@ -13,8 +13,7 @@ use std::cell::Cell;
 use mla_cpu::Buffer;
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, PrefillBackend, PrefillBatch, PrefillCall,
-    StepLimits,
+    DecodeBackend, DecodeCall, LayerConfig, PrefillBackend, PrefillCall, StepLimits,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
@@ -94,10 +93,6 @@ impl PrefillBackend for Nothing {
         Ok(0)
     }
 
-    fn prepare(&self, _: &Inert, _: &PrefillBatch<'_>, _: &mut u64, _: &mut u64) -> Result<()> {
-        Ok(())
-    }
-
     fn prefill(&self, _: &Inert, _: PrefillCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {
         done()
     }
@@ -128,16 +123,6 @@ impl DecodeBackend for Nothing {
 
     fn metadata(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
         Ok(0)
-    }
-
-    fn prepare(
-        &self,
-        _: &Inert,
-        _: &DecodeBatch<'_, Inert>,
-        _: &mut u64,
-        _: &mut u64,
-    ) -> Result<()> {
-        Ok(())
     }
 
     fn decode(&self, _: &Inert, _: DecodeCall<'_, Inert>, _: &mut u64, _: &u64) -> Result<()> {

@@ -1,14 +1,35 @@
-//! Calls of absorbed decode as the kernels' C interface takes them, whichever family the kernel is of.
+//! Dense absorbed decode, whichever family the kernel is of: calls as the kernels' C interface takes them, and
+//! the backends that make them.
 
-use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output};
+use std::ffi::c_void;
+
+use mla_runtime::backend::{DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits};
 use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::spec::BackendSpec;
 
+use crate::backends::workspace;
 use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
+
+/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of `mla.h`.
+pub(super) trait DenseKernel: Copy {
+    /// Writes the bytes of the workspace to `bytes`.
+    ///
+    /// # Safety
+    ///
+    /// As the header says: a context is current.
+    unsafe fn workspace(self, params: &raw::MlaDecodeParams, bytes: &mut usize) -> raw::MlaStatus;
+
+    /// Enqueues a call.
+    ///
+    /// # Safety
+    ///
+    /// As the header says of every address in `params`.
+    unsafe fn launch(self, params: &raw::MlaDecodeParams, stream: *mut c_void) -> raw::MlaStatus;
+}
 
 /// The workspace, which bounds the query tokens of a request but not the number of requests.
 pub struct AbsorbedState {
@@ -18,7 +39,7 @@ pub struct AbsorbedState {
 
 impl AbsorbedState {
     /// A workspace of so many bytes, for requests of up to `query_len` query tokens.
-    pub(super) fn new(device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
+    fn new(device: &Cuda, bytes: usize, query_len: usize) -> Result<Self> {
         // Zeros are how the kernels' counters have to begin.
         Ok(Self {
             workspace: device.allocate(bytes)?,
@@ -44,7 +65,7 @@ impl AbsorbedState {
 }
 
 /// What a kernel's checks and its workspace depend on without any tensor.
-pub(super) fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
+fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams> {
     let problem = &config.problem;
     // SAFETY: a struct of plain numbers and pointers, for which zeros are values: null pointers are
     // refused by the launch, and the workspace's query reads none.
@@ -64,7 +85,7 @@ pub(super) fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDe
 }
 
 /// The call, checked; `None` if there is nothing to do.
-pub(super) fn params(
+fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
     call: DecodeCall<'_, Cuda>,
@@ -119,4 +140,54 @@ pub(super) fn params(
     params.tokens = narrow("tokens", tokens)?;
     params.max_pages = narrow("max pages", batch.block_table.max_pages())?;
     Ok(Some(params))
+}
+
+fn workspace(
+    kernel: impl DenseKernel,
+    config: &LayerConfig,
+    device: &Cuda,
+    limits: &StepLimits,
+) -> Result<usize> {
+    let params = shape(config, limits.decode_query_len.max(1))?;
+    // SAFETY: the context is current.
+    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) })
+}
+
+pub(super) fn workspace_bytes(
+    kernel: impl DenseKernel,
+    config: &LayerConfig,
+    device: &Cuda,
+    limits: &StepLimits,
+) -> u64 {
+    workspace::bytes(workspace(kernel, config, device, limits))
+}
+
+pub(super) fn state(
+    kernel: impl DenseKernel,
+    config: &LayerConfig,
+    device: &Cuda,
+    limits: &StepLimits,
+) -> Result<AbsorbedState> {
+    let bytes = workspace(kernel, config, device, limits)?;
+    AbsorbedState::new(device, bytes, limits.decode_query_len.max(1))
+}
+
+pub(super) fn decode(
+    kernel: impl DenseKernel,
+    config: &LayerConfig,
+    spec: &BackendSpec,
+    device: &Cuda,
+    call: DecodeCall<'_, Cuda>,
+    state: &mut AbsorbedState,
+) -> Result<()> {
+    let Some(params) = params(config, spec, call, state)? else {
+        return Ok(());
+    };
+    device.bind()?;
+    // SAFETY: `params` checked every tensor and array to hold what its layout says and the layouts to agree;
+    // the workspace was allocated zeroed for this many query tokens by the same kernel's query and is
+    // borrowed mutably, so no other launch of this stream's order uses it at the same time.
+    raw::check("decode", unsafe {
+        kernel.launch(&params, device.raw_stream())
+    })
 }

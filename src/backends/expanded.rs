@@ -1,15 +1,97 @@
-//! Calls of expanded prefill as the kernels' C interface takes them, whichever family the kernel is of.
+//! Expanded prefill, whichever family the kernel is of: calls as the kernels' C interface takes them, and what
+//! the backends that make them do.
+
+use std::ffi::c_void;
 
 use mla_runtime::backend::{Keys, LayerConfig, Output, PrefillCall};
+use mla_runtime::device::Memory as _;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::spec::BackendSpec;
 
-use crate::device::Cuda;
+use crate::backends::workspace;
 use crate::device::argument::{dtype_code, narrow, wide};
+use crate::device::{Buffer, Cuda};
 use crate::raw;
 
+/// The functions of a family's kernel: `mla_prefill_<family>` of `mla.h`, and what belongs to it.
+pub(super) trait ExpandedKernel: Copy {
+    /// Loads the kernel, so that no launch has to.
+    ///
+    /// # Safety
+    ///
+    /// As the header says: a context is current.
+    unsafe fn load(self, params: &raw::MlaPrefillParams) -> raw::MlaStatus;
+
+    /// Writes the bytes of the workspace to `bytes`.
+    ///
+    /// # Safety
+    ///
+    /// As the header says: a context is current.
+    unsafe fn workspace(self, params: &raw::MlaPrefillParams, bytes: &mut usize) -> raw::MlaStatus;
+
+    /// Enqueues a call.
+    ///
+    /// # Safety
+    ///
+    /// As the header says of every address in `params`.
+    unsafe fn launch(self, params: &raw::MlaPrefillParams, stream: *mut c_void) -> raw::MlaStatus;
+}
+
+/// Refuses a layer that no kernel takes, and loads this one.
+pub(super) fn load(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<()> {
+    let params = shape(config)?;
+    device.bind()?;
+    // SAFETY: the context is current.
+    raw::check("load prefill kernels", unsafe { kernel.load(&params) })
+}
+
+fn workspace(kernel: impl ExpandedKernel, config: &LayerConfig, device: &Cuda) -> Result<usize> {
+    let params = shape(config)?;
+    // SAFETY: the query is made with the context current.
+    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) })
+}
+
+pub(super) fn workspace_bytes(
+    kernel: impl ExpandedKernel,
+    config: &LayerConfig,
+    device: &Cuda,
+) -> u64 {
+    workspace::bytes(workspace(kernel, config, device))
+}
+
+pub(super) fn state(
+    kernel: impl ExpandedKernel,
+    config: &LayerConfig,
+    device: &Cuda,
+) -> Result<Buffer> {
+    // Zeros are how the kernel's counters have to begin.
+    device.allocate(workspace(kernel, config, device)?)
+}
+
+pub(super) fn prefill(
+    kernel: impl ExpandedKernel,
+    config: &LayerConfig,
+    spec: &BackendSpec,
+    device: &Cuda,
+    call: PrefillCall<'_, Cuda>,
+    workspace: &mut Buffer,
+) -> Result<()> {
+    let Some(mut params) = params(config, spec, call)? else {
+        return Ok(());
+    };
+    params.workspace = workspace.address() as *mut _;
+    params.workspace_bytes = workspace.len();
+    device.bind()?;
+    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree; the output
+    // and the workspace are borrowed mutably, the latter was allocated zeroed by the same kernel's query; and
+    // the call states the bounds of the lengths, on which the kernel relies.
+    raw::check("prefill", unsafe {
+        kernel.launch(&params, device.raw_stream())
+    })
+}
+
 /// What decides about the kernel, without any tensor.
-pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
+fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     if !(config.softmax_scale.is_finite() && config.softmax_scale > 0.0) {
         return Err(Error::argument(
             "softmax scale",
@@ -31,7 +113,7 @@ pub(super) fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
 }
 
 /// The call, checked, without a workspace; `None` if there is nothing to do.
-pub(super) fn params(
+fn params(
     config: &LayerConfig,
     spec: &BackendSpec,
     call: PrefillCall<'_, Cuda>,

@@ -8,15 +8,22 @@
 
 use mla_runtime::kernels::Family;
 
-// What backends of these families share.
-#[cfg(any(feature = "sm80", feature = "sm90"))]
+// What backends share; which of it a build uses depends on its families.
+#[cfg(feature = "gpu")]
+#[allow(dead_code, unreachable_pub)]
 mod absorbed;
-#[cfg(any(feature = "sm80", feature = "sm90"))]
+#[cfg(feature = "gpu")]
+#[allow(dead_code)]
 mod expanded;
 pub mod sm80;
 pub mod sm90;
-#[cfg(any(feature = "sm80", feature = "sm90"))]
+#[cfg(feature = "gpu")]
+#[allow(dead_code)]
 mod sparse;
+mod template;
+#[cfg(feature = "gpu")]
+#[allow(dead_code)]
+mod workspace;
 
 /// Writes what each family adds to.
 macro_rules! families {

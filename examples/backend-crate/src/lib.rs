@@ -4,7 +4,7 @@
 //! heads. So it is chosen there, and FLASHMLA elsewhere.
 
 use mla_kernels::Cuda;
-use mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits};
+use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
 use mla_runtime::dtype::DType::BF16;
 use mla_runtime::{mla_backend, Error, Result};
 
@@ -46,10 +46,6 @@ impl DecodeBackend for Naive {
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, _: &mut (), _: &mut ()) -> Result<()> {
         Ok(())
     }
 

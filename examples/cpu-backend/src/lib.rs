@@ -1,9 +1,7 @@
 //! A decode backend for the processor, as simple as it can be.
 
 use mla_cpu::{Cpu, ReadRow as _};
-use mla_runtime::backend::{
-    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, StepLimits,
-};
+use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
 use mla_runtime::{Error, Result, mla_backend};
 
 /// One row of the cache after the other.
@@ -24,10 +22,6 @@ impl DecodeBackend for Simple {
     }
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cpu, _: &DecodeBatch<'_, Cpu>, _: &mut (), _: &mut ()) -> Result<()> {
         Ok(())
     }
 

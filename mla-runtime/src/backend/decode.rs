@@ -353,7 +353,8 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     /// Where the device has not as much memory left.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device.
+    /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this is left out,
+    /// nothing is prepared.
     ///
     /// # Errors
     ///
@@ -364,7 +365,10 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         batch: &DecodeBatch<'_, Self::Device>,
         state: &mut Self::State,
         metadata: &mut Self::Metadata,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let _ = (device, batch, state, metadata);
+        Ok(())
+    }
 
     /// Attends each query token to its request's rows, with the whole row as key and its latent as
     /// value. A token that sees nothing gives 0 and −inf.

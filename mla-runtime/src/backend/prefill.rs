@@ -205,7 +205,7 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// Where the device has not as much memory left.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
-    /// Prepares the metadata of a step.
+    /// Prepares the metadata of a step. If this is left out, nothing is prepared.
     ///
     /// # Errors
     ///
@@ -216,7 +216,10 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
         batch: &PrefillBatch<'_>,
         state: &mut Self::State,
         metadata: &mut Self::Metadata,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let _ = (device, batch, state, metadata);
+        Ok(())
+    }
 
     /// Attends each request's query tokens to its keys. Where the call has no chunk, causally: query `i` of `n`
     /// sees keys `0..=i` (bottom-right aligned where there are more keys than queries). Where it has one, to

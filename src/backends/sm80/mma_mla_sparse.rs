@@ -7,10 +7,11 @@ use mla_runtime::mla_backend;
 
 #[cfg(feature = "sm80")]
 use {
-    crate::backends::sparse,
+    super::kernel::Portable,
+    crate::backends::{sparse, workspace},
     crate::device::{Buffer, Cuda},
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::Result,
 };
@@ -23,25 +24,17 @@ pub struct MmaMlaSparse {
     #[cfg(feature = "sm80")]
     config: LayerConfig,
     #[cfg(feature = "sm80")]
-    limits: raw::MlaDeviceLimits,
+    pub(super) kernel: Portable,
 }
 
 #[cfg(feature = "sm80")]
 impl MmaMlaSparse {
-    /// Uses no more of the device than `limits` say, as if it were a smaller one.
-    #[must_use]
-    pub fn limited_to(self, limits: raw::MlaDeviceLimits) -> Self {
-        Self { limits, ..self }
-    }
-
     fn workspace(&self, device: &Cuda) -> Result<usize> {
         let params = sparse::shape(&self.config)?;
-        let mut bytes = 0;
-        device.bind()?;
-        // SAFETY: the addresses are those of values that outlive the call.
-        let status = unsafe { raw::mla_sparse_sm80_workspace(&params, &self.limits, &mut bytes) };
-        raw::check("sparse workspace", status)?;
-        Ok(bytes)
+        // SAFETY: the context is current, and the addresses are those of values that outlive the call.
+        workspace::size(device, |bytes| unsafe {
+            raw::mla_sparse_sm80_workspace(&params, &self.kernel.0, bytes)
+        })
     }
 }
 
@@ -71,13 +64,12 @@ impl DecodeBackend for MmaMlaSparse {
     fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
         Ok(Self {
             config: *config,
-            limits: raw::MlaDeviceLimits::default(),
+            kernel: Portable::default(),
         })
     }
 
     fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> u64 {
-        // What keeps the size from being known keeps `state` from allocating it, and says so there.
-        self.workspace(device).map_or(0, |bytes| bytes as u64)
+        workspace::bytes(self.workspace(device))
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {
@@ -86,16 +78,6 @@ impl DecodeBackend for MmaMlaSparse {
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(
-        &self,
-        _: &Cuda,
-        _: &DecodeBatch<'_, Cuda>,
-        _: &mut Buffer,
-        (): &mut (),
-    ) -> Result<()> {
         Ok(())
     }
 
@@ -116,7 +98,7 @@ impl DecodeBackend for MmaMlaSparse {
         raw::check("sparse attention", unsafe {
             raw::mla_sparse_sm80(
                 &params,
-                &self.limits,
+                &self.kernel.0,
                 workspace.address() as *mut _,
                 workspace.len(),
                 device.raw_stream(),

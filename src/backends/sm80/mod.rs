@@ -1,7 +1,7 @@
 //! Kernels for every GPU since Ampere, on `mma.sync`, `ldmatrix` and `cp.async`.
 
 #[cfg(feature = "sm80")]
-mod dense;
+mod kernel;
 mod mma_attn;
 mod mma_mla;
 mod mma_mla_sparse;
@@ -33,3 +33,20 @@ const RUN_ON: &[Run] = &[
 
 /// Of the backends that were made after an H100 ran the others.
 const RUN_ON_H200: &[Run] = &[ON_H200];
+
+#[cfg(feature = "sm80")]
+macro_rules! limited_to {
+    ($($backend:ident),*) => {$(
+        impl $backend {
+            /// Uses no more of the device than `limits` say, as if it were a smaller one.
+            #[must_use]
+            pub fn limited_to(mut self, limits: crate::raw::MlaDeviceLimits) -> Self {
+                self.kernel = kernel::Portable(limits);
+                self
+            }
+        }
+    )*};
+}
+
+#[cfg(feature = "sm80")]
+limited_to!(MmaAttn, MmaMla, MmaMlaDs, MmaMlaSparse);

@@ -10,7 +10,7 @@ use {
     crate::backends::sparse,
     crate::device::Cuda,
     crate::raw,
-    mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::error::Result,
 };
 
@@ -56,10 +56,6 @@ impl DecodeBackend for FlashMlaSparse {
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, (): &mut (), (): &mut ()) -> Result<()> {
         Ok(())
     }
 

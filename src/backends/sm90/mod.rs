@@ -5,6 +5,8 @@ mod flash_mla;
 mod flash_mla_sparse;
 #[cfg(feature = "sm90")]
 mod indexer;
+#[cfg(feature = "sm90")]
+mod kernel;
 
 pub use flash_attn::FlashAttn;
 pub use flash_mla::FlashMla;

@@ -20,7 +20,7 @@ use {
     crate::{device::Cuda, raw},
     mla_runtime::{
         Error, Result,
-        backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+        backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
     },
 };
 
@@ -43,10 +43,6 @@ impl DecodeBackend for MadeUp {
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-        Ok(())
-    }
-
-    fn prepare(&self, _: &Cuda, _: &DecodeBatch<'_, Cuda>, _: &mut (), _: &mut ()) -> Result<()> {
         Ok(())
     }
 

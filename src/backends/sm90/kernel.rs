@@ -1,0 +1,40 @@
+//! This family's launch functions, as the backends of all families call theirs.
+
+use std::ffi::c_void;
+
+use crate::backends::absorbed::DenseKernel;
+use crate::backends::expanded::ExpandedKernel;
+use crate::raw::{self, MlaDecodeParams, MlaPrefillParams, MlaStatus};
+
+/// The kernels.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hopper;
+
+impl DenseKernel for Hopper {
+    unsafe fn workspace(self, params: &MlaDecodeParams, bytes: &mut usize) -> MlaStatus {
+        // SAFETY: the caller's promise; the addresses are those of values that outlive the call.
+        unsafe { raw::mla_decode_sm90_workspace(params, bytes) }
+    }
+
+    unsafe fn launch(self, params: &MlaDecodeParams, stream: *mut c_void) -> MlaStatus {
+        // SAFETY: the caller's promise.
+        unsafe { raw::mla_decode_sm90(params, stream) }
+    }
+}
+
+impl ExpandedKernel for Hopper {
+    unsafe fn load(self, _: &MlaPrefillParams) -> MlaStatus {
+        // SAFETY: the caller's promise.
+        unsafe { raw::mla_load_prefill_sm90() }
+    }
+
+    unsafe fn workspace(self, params: &MlaPrefillParams, bytes: &mut usize) -> MlaStatus {
+        // SAFETY: the caller's promise; the addresses are those of values that outlive the call.
+        unsafe { raw::mla_prefill_sm90_workspace(params, bytes) }
+    }
+
+    unsafe fn launch(self, params: &MlaPrefillParams, stream: *mut c_void) -> MlaStatus {
+        // SAFETY: the caller's promise.
+        unsafe { raw::mla_prefill_sm90(params, stream) }
+    }
+}

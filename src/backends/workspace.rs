@@ -1,0 +1,23 @@
+//! The size of a kernel's workspace.
+
+use mla_runtime::error::Result;
+
+use crate::device::Cuda;
+use crate::raw;
+
+/// The bytes that a function of the C interface writes.
+pub(super) fn size(
+    device: &Cuda,
+    query: impl FnOnce(&mut usize) -> raw::MlaStatus,
+) -> Result<usize> {
+    let mut bytes = 0;
+    device.bind()?;
+    raw::check("workspace", query(&mut bytes))?;
+    Ok(bytes)
+}
+
+/// The same as `workspace_bytes` of a backend says it, which does not fail: what keeps the size from being
+/// known keeps `state` from allocating it, and is said there.
+pub(super) fn bytes(size: Result<usize>) -> u64 {
+    size.map_or(0, |bytes| bytes as u64)
+}
