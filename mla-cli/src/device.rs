@@ -37,7 +37,11 @@ pub(crate) trait IndexedJob {
     type Output;
 
     /// Does it on `device`, which `about` describes.
-    fn run<D: IndexDevice>(self, device: &D, about: &About) -> Result<Self::Output, CliError>;
+    fn run<D: IndexDevice + Stopwatch>(
+        self,
+        device: &D,
+        about: &About,
+    ) -> Result<Self::Output, CliError>;
 }
 
 /// What there is to say about a device beyond what it can do.

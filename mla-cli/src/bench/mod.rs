@@ -10,6 +10,7 @@ mod check;
 mod compare;
 mod crossover;
 mod environment;
+mod indexer;
 mod job;
 mod layer;
 mod measure;
@@ -59,6 +60,8 @@ enum Command {
     Compare(compare::Args),
     /// Measure what this machine does at most.
     Ceilings(ceilings::Args),
+    /// Time a sparse layer's parts: the caches' rows, the indexer's queries, logits and lists, and the layer.
+    Indexer(indexer::Args),
     /// Time the built-in backends beside other libraries, in the same run on the same GPU.
     Peers(Box<peers::Args>),
 }
@@ -131,6 +134,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
     match &args.command {
         Some(Command::Compare(args)) => compare::output(args),
         Some(Command::Ceilings(args)) => Ok((ceilings::output(args)?, true)),
+        Some(Command::Indexer(args)) => indexer::output(args),
         Some(Command::Peers(args)) => peers::output(args),
         None => {
             let report = run(&args.bench)?;

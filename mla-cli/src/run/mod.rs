@@ -5,7 +5,7 @@ mod measure;
 pub(crate) mod progress;
 pub(crate) mod reference;
 mod report;
-mod sparse;
+pub(crate) mod sparse;
 pub(crate) mod workload;
 
 use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};

@@ -24,7 +24,7 @@ use super::workload::Workload;
 use crate::error::CliError;
 
 /// What makes the lists of slots that a layer attends to.
-pub(super) trait Lists<D: Device>: Sized {
+pub(crate) trait Lists<D: Device>: Sized {
     /// Whether there are any.
     const SPARSE: bool;
 
@@ -56,14 +56,14 @@ pub(super) trait Lists<D: Device>: Sized {
 }
 
 /// What a run is made from.
-pub(super) struct Run<'a, D: Device> {
-    pub(super) device: &'a D,
-    pub(super) model: &'a ModelConfig,
-    pub(super) config: &'a LayerConfig,
-    pub(super) workload: &'a Workload,
-    pub(super) limits: StepLimits,
-    pub(super) seed: u32,
-    pub(super) progress: &'a Progress,
+pub(crate) struct Run<'a, D: Device> {
+    pub(crate) device: &'a D,
+    pub(crate) model: &'a ModelConfig,
+    pub(crate) config: &'a LayerConfig,
+    pub(crate) workload: &'a Workload,
+    pub(crate) limits: StepLimits,
+    pub(crate) seed: u32,
+    pub(crate) progress: &'a Progress,
 }
 
 /// No lists: each token attends to all of its context.
@@ -112,22 +112,22 @@ impl<D: Device> Lists<D> for Dense {
 /// values lies so near the middle of two e4m3 codes that f32 rounds it to the other, logits change a
 /// little. A list may differ only by tokens whose logits are as near the last chosen one as that explains.
 #[derive(Clone, Copy, Serialize)]
-pub(super) struct ListErrors {
+pub(crate) struct ListErrors {
     /// Values of an index query, and how many heads have one.
-    pub(super) index_heads: u32,
-    pub(super) index_head_dim: u32,
-    pub(super) topk: u32,
+    pub(crate) index_heads: u32,
+    pub(crate) index_head_dim: u32,
+    pub(crate) topk: u32,
     /// The lists that were compared.
-    pub(super) lists: usize,
+    pub(crate) lists: usize,
     /// Those that are the same, entry by entry.
-    pub(super) identical: usize,
+    pub(crate) identical: usize,
     /// The largest distance of a wrongly chosen or missing token's logit from the last chosen one, as a
     /// part of the row's range.
-    pub(super) largest_distance: f64,
+    pub(crate) largest_distance: f64,
     /// What it may be.
-    pub(super) tolerance: f64,
+    pub(crate) tolerance: f64,
     /// Whether it is.
-    pub(super) pass: bool,
+    pub(crate) pass: bool,
 }
 
 /// A rounding of one of 128 values to the other neighbour is at most 2⁻³ of that value; a logit adds up
@@ -135,7 +135,7 @@ pub(super) struct ListErrors {
 const TOLERANCE: f64 = 1e-2;
 
 /// An indexer with what an engine would own of it.
-pub(super) struct Indexed<D: IndexDevice> {
+pub(crate) struct Indexed<D: IndexDevice> {
     indexer: Indexer<D>,
     workspace: IndexerWorkspace<D>,
     query_latent: Tensor<D>,
@@ -212,22 +212,8 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
         P: PrefillStage<Device = D>,
         B: DecodeStage<Device = D>,
     {
-        let call = IndexCall {
-            query_latent: self.query_latent.view()?,
-            query_weights: self.query_weights.view()?,
-            keys: self.keys.view()?,
-            norm: LayerNorm {
-                weight: self.norm[0].view()?,
-                bias: self.norm[1].view()?,
-            },
-            head_weights: self.head_weights.view()?,
-            rotary: match &self.tables {
-                Some(tables) => Some(tables.rotation()?),
-                None => None,
-            },
-            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
-        };
-        self.indexer.select(workspace, &mut self.workspace, call)
+        let (indexer, lists, call) = self.call()?;
+        indexer.select(workspace, lists, call)
     }
 
     fn lists<P, B>(&self, workspace: &Workspace<P, B>) -> Result<Option<SlotLists<'_, D>>>
@@ -276,7 +262,34 @@ impl<D: IndexDevice> Lists<D> for Indexed<D> {
     }
 }
 
+/// An indexer, where its lists go, and a call of it.
+pub(crate) type Selecting<'a, D> = (
+    &'a Indexer<D>,
+    &'a mut IndexerWorkspace<D>,
+    IndexCall<'a, D>,
+);
+
 impl<D: IndexDevice> Indexed<D> {
+    /// The selection of the prepared step.
+    pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
+        let call = IndexCall {
+            query_latent: self.query_latent.view()?,
+            query_weights: self.query_weights.view()?,
+            keys: self.keys.view()?,
+            norm: LayerNorm {
+                weight: self.norm[0].view()?,
+                bias: self.norm[1].view()?,
+            },
+            head_weights: self.head_weights.view()?,
+            rotary: match &self.tables {
+                Some(tables) => Some(tables.rotation()?),
+                None => None,
+            },
+            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+        };
+        Ok((&self.indexer, &mut self.workspace, call))
+    }
+
     /// Writes the index keys of all context.
     fn fill(&mut self, run: &Run<'_, D>, rng: &mut Rng) -> std::result::Result<(), CliError> {
         let (device, dtype) = (run.device, run.config.problem.dtype);

@@ -118,6 +118,12 @@ impl Workload {
         })
     }
 
+    /// The block tables' entries, so many of each request, and each new token's slot.
+    #[cfg(feature = "bench")]
+    pub(crate) fn entries(&self) -> (&[i32], usize, &[i64]) {
+        (&self.tables, self.max_pages, &self.slots)
+    }
+
     pub(crate) fn tables(&self) -> Result<BlockTables<'_>, PlanError> {
         BlockTables::new(&self.tables, self.max_pages, self.page_size)
     }

@@ -1,0 +1,576 @@
+//! `mla bench indexer`: a sparse layer part by part, from the caches' rows to the output.
+//!
+//! Every part is timed on its own by the protocol of all benchmarks, and then all together as
+//! [`MlaLayer::forward_selecting`] enqueues them. The lists are compared with f64, and so is the output.
+
+use std::path::PathBuf;
+
+use comfy_table::Cell;
+use fastrand::Rng;
+use mla_runtime::Result;
+use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
+use mla_runtime::batch::BatchSpec;
+use mla_runtime::cache::BlockTable;
+use mla_runtime::device::CacheRows;
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{
+    IndexCall, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
+    IndexRows, IndexerConfig, SlotListsMut,
+};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{LayerCall, MlaLayer, Workspace};
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
+use mla_runtime::selection::SelectionRequest;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use serde::Serialize;
+
+use super::environment::Environment;
+use super::statistics::Summary;
+use super::{check_folder, save};
+use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive, samples};
+use crate::device::{About, DeviceName, IndexedJob};
+use crate::error::CliError;
+use crate::figures::number;
+use crate::run::data::{Data, HostLists};
+use crate::run::progress::Progress;
+use crate::run::reference;
+use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
+use crate::run::workload::Workload;
+use crate::stopwatch::{Protocol, Stopwatch};
+use crate::table::{numbers, table};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The requests, as `mla spec` reads them: `128q1s32k` is 128 decodes at 32768.
+    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
+    batch: String,
+    /// Where to run.
+    #[arg(long, default_value = "cpu")]
+    device: DeviceName,
+    /// The format of the layer's cache [default: the dtype].
+    #[arg(long, value_parser = kv_format())]
+    kv: Option<KvFormat>,
+    /// Timed runs of each part.
+    #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
+    samples: u32,
+    /// Runs of each part that do not count, before the first sample.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = natural)]
+    warm_up: u32,
+    /// How many tokens' lists, and rows of the output, are compared with the reference.
+    #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
+    check: u32,
+    /// What the random numbers are made from.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
+    seed: u32,
+    /// Where to write everything.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// How to write the result.
+    #[arg(long, default_value = "table")]
+    format: Format,
+}
+
+/// What a part took.
+#[derive(Serialize)]
+struct Part {
+    name: &'static str,
+    /// In seconds.
+    time: Summary,
+    /// What it computes and moves at least, if that is said.
+    flop: f64,
+    bytes: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    device: String,
+    batch: String,
+    backends: [String; 2],
+    environment: Environment,
+    protocol: Protocol,
+    /// The query tokens whose logits are there at a time: as many the parts of the selection are timed with.
+    rows: usize,
+    parts: Vec<Part>,
+    lists: ListErrors,
+    /// Of sampled rows of the output.
+    largest_error: f64,
+    pass: bool,
+}
+
+/// The table, and whether lists and outputs are right.
+pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
+    args.json.as_deref().map_or(Ok(()), check_folder)?;
+    let model = args.model.read()?;
+    if model.config.indexer.is_none() {
+        return Err(CliError::Argument {
+            argument: "--model",
+            given: format!("{}, which has no indexer", model.name),
+            accepted: "a model with index_n_heads, index_head_dim and index_topk, such as \
+                       deepseek-v3.2 or glm-5"
+                .to_owned(),
+        });
+    }
+    let report = args.device.run_indexed(Bench {
+        args,
+        model: &model,
+    })?;
+    if let Some(path) = &args.json {
+        // Strings, numbers, lists and structs.
+        let json = serde_json::to_string_pretty(&report).expect("the report is JSON");
+        save(path, &(json + "\n"))?;
+    }
+    let text = args.format.write(&report, || report.describe());
+    Ok((text, report.pass))
+}
+
+struct Bench<'a> {
+    args: &'a Args,
+    model: &'a Model,
+}
+
+type Layer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
+type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
+
+impl IndexedJob for Bench<'_> {
+    type Output = Report;
+
+    fn run<D: IndexDevice + Stopwatch>(
+        self,
+        device: &D,
+        about: &About,
+    ) -> std::result::Result<Report, CliError> {
+        let (args, model) = (self.args, self.model);
+        let mut problem = Problem::new(model.config.dims, model.heads, model.dtype);
+        problem.sparse = true;
+        problem.kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
+        let spec: BatchSpec = args.batch.parse()?;
+        // The expanded form has no lists.
+        let workload = Workload::new(&spec, u32::MAX, problem.page_size, args.seed)?;
+        problem.query_len = workload.query_len;
+        let registry = Registry::linked()?;
+        let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
+        let config = selection.config(model.config.softmax_scale() as f32);
+        let layer: Layer<D> = selection.layer(device, config.softmax_scale)?;
+        let limits = workload.limits(None)?;
+        let plan = layer.memory_plan(&limits, 1, workload.pages)?;
+        about.check_plan("--batch", &spec, &limits, &plan)?;
+
+        let progress = Progress::hidden();
+        let mut workspace = layer.workspace(&limits)?;
+        let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
+        let made_from = Run {
+            device,
+            model: &model.config,
+            config: &config,
+            workload: &workload,
+            limits,
+            seed: args.seed,
+            progress: &progress,
+        };
+        let mut indexed = Indexed::new(&made_from)?;
+        workspace.prepare(&layer, &workload.batch()?)?;
+        let on_gpu = D::PLATFORM != mla_runtime::capability::Platform::Cpu;
+        let mut times = Times {
+            device,
+            protocol: Protocol {
+                samples: args.samples as usize,
+                warm_up: args.warm_up as usize,
+                cold_cache: true,
+                graphs: on_gpu,
+            },
+            flush: device.allocate(device.flush_bytes())?,
+            parts: Vec::new(),
+        };
+        let mut steps = Steps::new(device, &mut indexed, &workload, args.seed)?;
+        steps.time(&mut times, &mut indexed, &mut data, &layer)?;
+        let rows = steps.rows();
+        drop(steps);
+        whole(&mut times, &layer, &mut workspace, &mut indexed, &mut data)?;
+
+        let errors = {
+            let lists = indexed.lists(&workspace)?;
+            data.lists = match &lists {
+                Some(lists) => Some(HostLists::read(device, lists)?),
+                None => None,
+            };
+            reference::compare(
+                device, &config, &workload, &data, &workspace, args.check, args.seed, &progress,
+            )?
+        };
+        let lists = indexed
+            .compare(&made_from, data.lists.as_ref(), args.check)?
+            .expect("a sparse layer has lists");
+        let outputs = super::check::Errors::of_paths([errors.absorbed, errors.expanded]);
+        Ok(Report {
+            model: model.name.clone(),
+            device: about.description.clone(),
+            batch: workload.label.clone(),
+            backends: [selection.prefill.name, selection.decode.name].map(str::to_owned),
+            environment: Environment::here(),
+            protocol: times.protocol,
+            rows,
+            parts: times.parts,
+            pass: lists.pass && outputs.pass,
+            lists,
+            largest_error: outputs.relative,
+        })
+    }
+}
+
+/// Takes the times of parts.
+struct Times<'a, D: Stopwatch> {
+    device: &'a D,
+    protocol: Protocol,
+    flush: D::Buffer,
+    parts: Vec<Part>,
+}
+
+impl<D: Stopwatch> Times<'_, D> {
+    fn time(
+        &mut self,
+        name: &'static str,
+        [flop, bytes]: [f64; 2],
+        work: &mut dyn FnMut(&D) -> Result<()>,
+    ) -> Result<()> {
+        let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
+        self.parts.push(Part {
+            name,
+            time: Summary::of(&samples),
+            flop,
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+/// The selection, attention to lists that are there, and the layer.
+fn whole<D: IndexDevice + Stopwatch>(
+    times: &mut Times<'_, D>,
+    layer: &Layer<D>,
+    workspace: &mut Space<D>,
+    indexed: &mut Indexed<D>,
+    data: &mut Data<D>,
+) -> Result<()> {
+    times.time("the whole selection", [0.0; 2], &mut |_| {
+        let (indexer, lists, call) = indexed.call()?;
+        indexer.select(workspace, lists, call)
+    })?;
+    times.time("the layer by shared lists", [0.0; 2], &mut |_| {
+        let mut call = data.call(layer.config())?;
+        call.slot_lists = indexed.lists(workspace)?;
+        layer.forward(workspace, call)
+    })?;
+    times.time("the layer with its indexer", [0.0; 2], &mut |_| {
+        let (indexer, lists, index) = indexed.call()?;
+        layer.forward_selecting(workspace, lists, indexer, index, data.call(layer.config())?)
+    })
+}
+
+/// The parts of a selection, with memory of their own.
+struct Steps<D: IndexDevice> {
+    config: IndexerConfig,
+    page_size: usize,
+    rows: usize,
+    requests: usize,
+    max_pages: usize,
+    longest: usize,
+    columns: usize,
+    query_len: usize,
+    /// Pairs of the rows that are scored and the positions that they see, and cached tokens.
+    pairs: f64,
+    cached: f64,
+    queries: D::Buffer,
+    head_weights: D::Buffer,
+    values: D::Buffer,
+    weights: D::Buffer,
+    logits: D::Buffer,
+    lists: D::Buffer,
+    slots: D::Buffer,
+    positions: D::Buffer,
+    lens: D::Buffer,
+    starts: D::Buffer,
+    tables: D::Buffer,
+}
+
+fn upload<D: IndexDevice, T: Copy>(
+    device: &D,
+    values: &[T],
+    bytes: impl Fn(T) -> Vec<u8>,
+) -> Result<D::Buffer> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| bytes(*value)).collect();
+    let mut buffer = device.allocate(bytes.len())?;
+    device.upload(&bytes, D::bytes_mut(&mut buffer))?;
+    Ok(buffer)
+}
+
+impl<D: IndexDevice + Stopwatch> Steps<D> {
+    fn new(
+        device: &D,
+        indexed: &mut Indexed<D>,
+        workload: &Workload,
+        seed: u32,
+    ) -> std::result::Result<Self, CliError> {
+        let (indexer, lists, _) = indexed.call()?;
+        let config = *indexer.config();
+        let IndexDims {
+            heads, width, topk, ..
+        } = config.dims;
+        let [heads, width, topk] = [heads, width, topk].map(|n| n as usize);
+        let rows = lists.rows().min(workload.tokens());
+        let mut rng = Rng::with_seed(u64::from(seed) ^ 0x57e9);
+        let mut random = |count: usize| {
+            let values: Vec<f32> = (0..count).map(|_| 2.0 * rng.f32() - 1.0).collect();
+            upload(device, &values, |x| x.to_ne_bytes().to_vec())
+        };
+        let queries = random(rows * heads * width)?;
+        let head_weights = random(rows * heads)?;
+        let (tables, max_pages, slots) = workload.entries();
+        let requests = &workload.requests;
+        let lens: Vec<i32> = requests.iter().map(|r| r.kv as i32).collect();
+        let starts: Vec<i32> = workload.token_starts.iter().map(|at| *at as i32).collect();
+        let positions: Vec<i64> = requests
+            .iter()
+            .flat_map(|r| i64::from(r.context_len())..i64::from(r.kv))
+            .collect();
+        let scored = requests.iter().zip(&workload.token_starts);
+        let (mut pairs, mut cached) = (0.0, 0.0);
+        for (request, start) in scored {
+            let tokens = rows.saturating_sub(*start).min(request.q as usize);
+            let first = f64::from(request.context_len()) + 1.0;
+            pairs += tokens as f64 * (first + (tokens as f64 - 1.0) / 2.0);
+            cached += if tokens > 0 {
+                f64::from(request.kv)
+            } else {
+                0.0
+            };
+        }
+        let longest = requests.iter().map(|r| r.kv).max().unwrap_or(0) as usize;
+        let columns = longest.next_multiple_of(256).max(256);
+        let page_size = workload.tables()?.page_size() as usize;
+        Ok(Self {
+            config,
+            page_size,
+            rows,
+            requests: requests.len(),
+            max_pages,
+            longest,
+            columns,
+            query_len: requests.iter().map(|r| r.q).max().unwrap_or(0) as usize,
+            pairs,
+            cached,
+            queries,
+            head_weights,
+            values: device.allocate(rows * heads * width)?,
+            weights: device.allocate(rows * heads * 4)?,
+            logits: device.allocate(rows * columns * 4)?,
+            lists: device.allocate(rows * topk * 4)?,
+            slots: upload(device, slots, |x| x.to_ne_bytes().to_vec())?,
+            positions: upload(device, &positions, |x| x.to_ne_bytes().to_vec())?,
+            lens: upload(device, &lens, |x| x.to_ne_bytes().to_vec())?,
+            starts: upload(device, &starts, |x| x.to_ne_bytes().to_vec())?,
+            tables: upload(device, tables, |x| x.to_ne_bytes().to_vec())?,
+        })
+    }
+
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn time(
+        &mut self,
+        times: &mut Times<'_, D>,
+        indexed: &mut Indexed<D>,
+        data: &mut Data<D>,
+        layer: &Layer<D>,
+    ) -> std::result::Result<(), CliError> {
+        let config = self.config;
+        let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
+        let topk = f64::from(config.dims.topk);
+        let rows = self.rows as f64;
+        times.time("rows of both caches", [0.0; 2], &mut |device| {
+            let (_, _, index) = indexed.call()?;
+            self.write(device, index, data.call(layer.config())?)
+        })?;
+        times.time("index queries", [0.0; 2], &mut |device| {
+            self.quantise(device, indexed)
+        })?;
+        let products = 2.0 * (heads * width) as f64 * self.pairs;
+        let bytes = (width + 4) as f64 * self.cached + 4.0 * self.pairs;
+        times.time("logits", [products, bytes], &mut |device| {
+            self.score(device, indexed)
+        })?;
+        let bytes = 4.0 * (self.pairs + rows * topk);
+        times.time("lists of slots", [0.0, bytes], &mut |device| {
+            self.select(device)
+        })?;
+        Ok(())
+    }
+
+    fn write(
+        &self,
+        device: &D,
+        mut index: IndexCall<'_, D>,
+        mut call: LayerCall<'_, D>,
+    ) -> Result<()> {
+        let tokens = call.latent.shape()[0];
+        let slots = ArrayRef::new(D::bytes(&self.slots), tokens)?;
+        let positions = ArrayRef::new(D::bytes(&self.positions), tokens)?;
+        let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
+        let rows = CacheRows {
+            latent: call.latent.shorten(),
+            rope: call.rope.shorten(),
+            slots,
+            cache: call.cache.reborrow(),
+            rotary: None,
+        };
+        let slots = ArrayRef::new(D::bytes(&self.slots), tokens)?;
+        device.write_cache_and_index_keys(
+            &self.config,
+            rows,
+            None,
+            IndexKeys {
+                keys: index.keys.shorten(),
+                norm: index.norm.shorten(),
+                rotary,
+                slots,
+                cache: index.cache.reborrow(),
+            },
+        )
+    }
+
+    fn quantise(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
+        let [heads, width] = [self.config.dims.heads, self.config.dims.width].map(|n| n as usize);
+        let f32s = |shape| Layout::contiguous(DType::F32, shape);
+        let (_, _, index) = indexed.call()?;
+        let positions = ArrayRef::new(D::bytes(&self.positions), self.rows)?;
+        let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
+        let queries = TensorRef::new(D::bytes(&self.queries), f32s([self.rows, heads, width]))?;
+        let of_heads = f32s([self.rows, 1, heads]);
+        device.quantise_index_queries(
+            &self.config,
+            IndexQueryInput {
+                queries,
+                weights: TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
+                rotary,
+            },
+            IndexQueriesMut {
+                values: D::bytes_mut(&mut self.values),
+                weights: TensorMut::new(D::bytes_mut(&mut self.weights), of_heads)?,
+            },
+        )
+    }
+
+    fn batch(&self) -> Result<IndexRows<'_, D>> {
+        let entries = ArrayRef::new(D::bytes(&self.tables), self.requests * self.max_pages)?;
+        let lens = ArrayRef::new(D::bytes(&self.lens), self.requests)?;
+        let starts = ArrayRef::new(D::bytes(&self.starts), self.requests + 1)?;
+        Ok(IndexRows {
+            batch: DecodeBatch::new(
+                BlockTable::new(entries, self.requests, self.max_pages)?,
+                (lens, self.longest),
+                (starts, self.query_len),
+            ),
+            tokens: 0..self.rows,
+        })
+    }
+
+    fn logits_layout(&self) -> Layout {
+        Layout::contiguous(DType::F32, [1, self.rows, self.columns])
+    }
+
+    fn score(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
+        let heads = self.config.dims.heads as usize;
+        let of_heads = Layout::contiguous(DType::F32, [self.rows, 1, heads]);
+        let layout = self.logits_layout();
+        // Its own field, beside those that the rows are made of.
+        let mut logits = std::mem::replace(&mut self.logits, device.allocate(0)?);
+        let (_, _, index) = indexed.call()?;
+        let scored = device.index_logits(
+            self.config.dims,
+            IndexQueries {
+                values: D::bytes(&self.values),
+                weights: TensorRef::new(D::bytes(&self.weights), of_heads)?,
+            },
+            index.cache.as_ref(),
+            &self.batch()?,
+            TensorMut::new(D::bytes_mut(&mut logits), layout)?,
+        );
+        self.logits = logits;
+        scored
+    }
+
+    fn select(&mut self, device: &D) -> Result<()> {
+        let layout = self.logits_layout();
+        let width = self.config.dims.topk as usize;
+        let mut lists = std::mem::replace(&mut self.lists, device.allocate(0)?);
+        let selected = device.select_slots(
+            TensorRef::new(D::bytes(&self.logits), layout)?,
+            &self.batch()?,
+            self.page_size,
+            SlotListsMut {
+                slots: D::bytes_mut(&mut lists),
+                width,
+            },
+        );
+        self.lists = lists;
+        selected
+    }
+}
+
+/// The rotation of tokens at these positions.
+fn rotary<'a, D: IndexDevice>(
+    positions: ArrayRef<'a, D, i64>,
+    rotation: Option<&'a Rotation<'_, D>>,
+    style: RotaryStyle,
+) -> Option<Rotary<'a, D>> {
+    let rotation = rotation?;
+    let tables = [rotation.cos.shorten(), rotation.sin.shorten()];
+    Some(Rotary::new(positions, tables, style))
+}
+
+impl Report {
+    fn describe(&self) -> String {
+        let mut table = table(["part", "µs", "spread", "TFLOP/s", "GB/s"]);
+        numbers(&mut table, 1..5);
+        for part in &self.parts {
+            let rate = |amount: f64, unit: f64| match amount {
+                0.0 => Cell::new(""),
+                _ => Cell::new(number(amount / part.time.median / unit)),
+            };
+            table.add_row([
+                Cell::new(part.name),
+                Cell::new(number(part.time.median * 1e6)),
+                Cell::new(format!("{:.1}%", part.time.spread * 100.0)),
+                rate(part.flop, 1e12),
+                rate(part.bytes, 1e9),
+            ]);
+        }
+        let [prefill, decode] = &self.backends;
+        let lists = &self.lists;
+        format!(
+            "{}, {} on {}; {prefill} and {decode}\n{}\nQueries, logits and lists: of {} tokens. \
+             Lists: {} of {} identical with f64, the others by at most {:.1e} of a row's range \
+             (accepted {:.0e}). Output: {:.1e}. {}\n",
+            self.model,
+            self.batch,
+            self.device,
+            table.trim_fmt(),
+            self.rows,
+            lists.identical,
+            lists.lists,
+            lists.largest_distance,
+            lists.tolerance,
+            self.largest_error,
+            if self.pass {
+                "All agree."
+            } else {
+                "They do not agree."
+            },
+        )
+    }
+}
