@@ -531,6 +531,79 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
     }
 }
 
+/// A small model with an indexer, whose lists are shorter than the test's contexts.
+const SPARSE: &str = r#"{
+    "kv_lora_rank": 128, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 40,
+    "num_attention_heads": 3, "torch_dtype": "bfloat16", "q_lora_rank": 48,
+    "index_n_heads": 4, "index_head_dim": 32, "index_topk": 20, "indexer_rope_interleave": true
+}"#;
+
+#[test]
+fn a_sparse_layer_is_timed_part_by_part() {
+    let config = temporary("bench_sparse.json");
+    fs::write(&config, SPARSE).unwrap();
+    let json = temporary("bench_indexer.json");
+    let line = format!(
+        "bench indexer --config {} --batch 3q1s70_2q4s133_q9s64 --kv fp8_ds_mla --samples 3 \
+         --warm-up 0 --check 4 --json {}",
+        config.display(),
+        json.display()
+    );
+    let output = mla(&line);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), &*stderr), (Some(0), ""));
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    let parts = report["parts"].as_array().unwrap();
+    let names: Vec<&str> = parts
+        .iter()
+        .map(|part| part["name"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "rows of both caches",
+        "index queries",
+        "logits",
+        "lists of slots",
+        "the whole selection",
+        "the layer by shared lists",
+        "the layer with its indexer",
+    ];
+    assert_eq!(names, expected);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in parts {
+        assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");
+        assert!(text.contains(part["name"].as_str().unwrap()), "{text}");
+    }
+    // Three tokens see all of 70 positions, four 130 to 133 of each of two requests, and nine 56 to 64.
+    let pairs = 3.0 * 70.0 + 2.0 * (130 + 131 + 132 + 133) as f64 + 9.0 * 60.0;
+    assert_eq!(report["rows"], 20);
+    assert_eq!(parts[2]["flop"], json!(pairs * 2.0 * 4.0 * 32.0));
+    // Keys of 32 values and a scale, and logits.
+    let cached = 3.0 * 70.0 + 2.0 * 133.0 + 64.0;
+    assert_eq!(parts[2]["bytes"], json!(cached * 36.0 + pairs * 4.0));
+    assert_eq!(report["pass"], true, "{report:#}");
+    assert_eq!(report["lists"]["lists"], 4);
+    assert!(report["largest_error"].as_f64().unwrap() > 0.0);
+    assert!(text.ends_with("All agree.\n"), "{text}");
+
+    let refusals = [
+        (
+            "--model deepseek-r1",
+            "error: --model: given deepseek-r1, which has no indexer, accepted a model with index_n_heads",
+        ),
+        (
+            "--model deepseek-v3.2 --json /nowhere/a.json",
+            "accepted: a file in a folder that exists",
+        ),
+        ("--model deepseek-v3.2 --check 0", "--check"),
+    ];
+    for (arguments, message) in refusals {
+        let output = mla(&format!("bench indexer --batch q1s64 {arguments}"));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
+        assert!(stderr.contains(message), "{arguments}: {stderr}");
+    }
+}
+
 // A program that succeeds at everything stands for a Python with torch.
 #[test]
 #[cfg(all(unix, not(feature = "gpu")))]
