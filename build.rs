@@ -1,32 +1,125 @@
-//! Compiles the kernels of the families that are turned on. Without one there is nothing to do, and
-//! nothing of CUDA is needed.
+//! Compiles the kernels of the families that are turned on, and writes the list of all families, on
+//! or off. With none on there is nothing to compile, and nothing of CUDA is needed.
+
+use std::{env, error::Error, fs, path::Path};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=Cargo.toml");
+    let families = families(&fs::read_to_string("Cargo.toml")?);
+    write("families.rs", &modules(&families)?)?;
+    #[cfg(feature = "gpu")]
+    compile(&families)?;
+    Ok(())
+}
+
+/// The families: the features that turn on `gpu`.
+fn families(manifest: &str) -> Vec<String> {
+    let lines = manifest.lines().filter(|line| !line.starts_with('#'));
+    let section: Vec<_> = lines
+        .skip_while(|line| *line != "[features]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .collect();
+    let features = section.join("");
+    let each = features
+        .split(']')
+        .filter_map(|feature| feature.split_once(" = ["));
+    each.filter(|(_, on)| on.split(',').any(|name| name.trim() == "\"gpu\""))
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+/// What `src/backends/mod.rs` includes: a module for each family, and the lists that they add to.
+fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
+    let root = env::var("CARGO_MANIFEST_DIR")?;
+    let (mut modules, mut compiled) = (String::new(), String::new());
+    let (mut prefill, mut decode) = ("()".to_owned(), "()".to_owned());
+    for family in families.iter().rev() {
+        let path = Path::new(&root).join(format!("src/backends/{family}/mod.rs"));
+        if !path.exists() {
+            let path = path.display();
+            return Err(
+                format!("feature {family}: it turns on `gpu`, and there is no {path}").into(),
+            );
+        }
+        modules = format!("#[path = {path:?}]\npub mod {family};\n{modules}");
+        compiled = format!(
+            "    #[cfg(feature = \"{family}\")]\n    Family {{ name: \"{family}\", \
+             targets: crate::raw::compiled::{} }},\n{compiled}",
+            family.to_uppercase()
+        );
+        prefill = format!("{family}::Prefill<{prefill}>");
+        decode = format!("{family}::Decode<{decode}>");
+    }
+    let absent = "Those of a family that this\n/// build leaves out are absent ones, so that a refusal names \
+                  the feature.";
+    Ok(format!(
+        "{modules}\n\
+         /// The families that this build compiled, and their targets.\n\
+         pub const FAMILIES: &[Family] = &[\n{compiled}];\n\n\
+         /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). {absent}\n\
+         pub type PrefillBackends = {prefill};\n\n\
+         /// The built-in decode backends, to [choose from](mla_runtime::dispatch). {absent}\n\
+         pub type DecodeBackends = {decode};\n"
+    ))
+}
+
+/// Writes a file of the build. An equal one keeps its time, or what includes it would be compiled
+/// again.
+fn write(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
+    let path = Path::new(&env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join(name);
+    if fs::read_to_string(&path).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
+    Ok(fs::write(path, text)?)
+}
 
 #[cfg(feature = "gpu")]
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     let kernels = mla_build::Kernels::new()
         .sources("cuda/**/*.cu")
         .header("cuda/include/mla.h")
         .declarations("cuda/include/mla.rs")
         .include("cuda")
         .cutlass()
-        // Machine code for four targets and PTX: a quarter of the bytes, for every driver since CUDA 12.4's.
+        // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
+        // CUDA 12.4's.
         .flag_for("cuda/sm80/**/*.cu", "--compress-mode=size")
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");
-    let kernels = prebuilt(kernels);
+    let kernels = prebuilt(with_targets(kernels, families)?);
     if kernels.enabled()?.is_empty() {
         // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
-        let output =
-            std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-        let declarations = std::fs::read_to_string("cuda/include/mla.rs")?;
-        std::fs::write(output.join("mla.rs"), refusing(&declarations))?;
+        write(
+            "mla.rs",
+            &refusing(&fs::read_to_string("cuda/include/mla.rs")?),
+        )?;
         kernels.constants("mla")?;
         return Ok(());
     }
     kernels.compile("mla")?;
     Ok(())
+}
+
+/// With the targets of the families that mla-build does not know: `targets.txt` in the folder of
+/// their kernels, one of nvcc's names in a line.
+#[cfg(feature = "gpu")]
+fn with_targets(
+    mut kernels: mla_build::Kernels,
+    families: &[String],
+) -> Result<mla_build::Kernels, Box<dyn Error>> {
+    for family in families {
+        let path = format!("cuda/{family}/targets.txt");
+        if Path::new(&path).exists() {
+            println!("cargo::rerun-if-changed={path}");
+            let targets = fs::read_to_string(&path)?;
+            kernels = kernels.family(mla_build::Family::new(family, targets.lines()));
+        }
+    }
+    Ok(kernels)
 }
 
 /// With the objects that a release brings of each family.
@@ -41,7 +134,8 @@ fn prebuilt(kernels: mla_build::Kernels) -> mla_build::Kernels {
     kernels
 }
 
-/// The declarations with a body for each function, by which it refuses: so that the device alone links.
+/// The declarations with a body for each function, by which it refuses: so that the device alone
+/// links.
 #[cfg(feature = "gpu")]
 fn refusing(declarations: &str) -> String {
     let lines = declarations.lines();
@@ -54,9 +148,4 @@ fn refusing(declarations: &str) -> String {
             ") -> MlaStatus;\n}",
             ") -> MlaStatus {\n    super::left_out()\n}",
         )
-}
-
-#[cfg(not(feature = "gpu"))]
-fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
 }

@@ -1,10 +1,11 @@
 //! The built-in backends, in a folder for each family of kernels.
 //!
-//! A family is what is compiled together: a Cargo feature, the targets that nvcc compiles its sources for, a folder
-//! here and one below `cuda`. Another one is such a folder, a line in `Cargo.toml` and in `build.rs`, and a row in
-//! the table of this file. With its feature off, its backends stay in the lists and in every registry, with the
-//! same constraints and the feature as the reason why they cannot run: `#[mla_backend(feature = "…")]` sees to
-//! that.
+//! A family is what is compiled together: a Cargo feature that turns on `gpu`, the targets that
+//! nvcc compiles its sources for, a folder here and one below `cuda`. `build.rs` reads the features
+//! and writes what is included below: each family's module, and the lists of all backends, to which
+//! a family's `Prefill` and `Decode` add its own. With its feature off, its backends stay in the
+//! lists and in every registry, with the same constraints and the feature as the reason why they
+//! cannot run: `#[mla_backend(feature = "…")]` sees to that.
 
 use mla_runtime::kernels::Family;
 
@@ -15,8 +16,6 @@ mod absorbed;
 #[cfg(feature = "gpu")]
 #[allow(dead_code)]
 mod expanded;
-pub mod sm80;
-pub mod sm90;
 #[cfg(feature = "gpu")]
 #[allow(dead_code)]
 mod sparse;
@@ -25,34 +24,4 @@ mod template;
 #[allow(dead_code)]
 mod workspace;
 
-/// Writes what each family adds to.
-macro_rules! families {
-    ($(
-        $feature:literal, $targets:ident, $family:ident {
-            prefill: [$($prefill:ident),*], decode: [$($decode:ident),*]
-        }
-    )*) => {
-        /// The families that this build compiled, and their targets.
-        pub const FAMILIES: &[Family] = &[$(
-            #[cfg(feature = $feature)]
-            Family {
-                name: $feature,
-                targets: crate::raw::compiled::$targets,
-            },
-        )*];
-
-        /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). Those of a family that this
-        /// build leaves out are absent ones, so that a refusal names the feature.
-        pub type PrefillBackends = mla_runtime::backends![$($($family::$prefill,)*)*];
-
-        /// The built-in decode backends, to [choose from](mla_runtime::dispatch). Those of a family that this
-        /// build leaves out are absent ones, so that a refusal names the feature.
-        pub type DecodeBackends = mla_runtime::backends![$($($family::$decode,)*)*];
-    };
-}
-
-families! {
-    "sm80", SM80, sm80 { prefill: [MmaAttn], decode: [MmaMla, MmaMlaDs, MmaMlaSparse] }
-    "sm90", SM90, sm90 { prefill: [FlashAttn], decode: [FlashMla, FlashMlaSparse] }
-    "sm100", SM100, sm100 { prefill: [], decode: [] }
-}
+include!(concat!(env!("OUT_DIR"), "/families.rs"));

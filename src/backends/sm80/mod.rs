@@ -6,11 +6,18 @@ mod mma_attn;
 mod mma_mla;
 mod mma_mla_sparse;
 
+use mla_runtime::backends;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 pub use mma_attn::MmaAttn;
 pub use mma_mla::{MmaMla, MmaMlaDs};
 pub use mma_mla_sparse::MmaMlaSparse;
+
+/// This family's prefill backends, and then those of a list.
+pub type Prefill<Rest> = backends![MmaAttn, ..Rest];
+
+/// This family's decode backends, and then those of a list.
+pub type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
 
 /// Where the conformance of all of this family's backends passed, as machine code for 9.0.
 const ON_H200: Run = Run {

@@ -1,4 +1,4 @@
-//! A made-up family, `sm89`: folders of its own, and a row in each table.
+//! A made-up family, `sm89`: files of its own, and one row of one table.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,17 @@ use crate::tree::{Tree, contributing};
 
 const MODULE: &str = r#"//! Kernels for Ada, made up.
 
+use mla_runtime::backends;
+
 mod made_up;
 
 pub use made_up::MadeUp;
+
+/// This family's prefill backends, and then those of a list.
+pub type Prefill<Rest> = backends![..Rest];
+
+/// This family's decode backends, and then those of a list.
+pub type Decode<Rest> = backends![MadeUp, ..Rest];
 "#;
 
 const BACKEND: &str = r#"//! MADE_UP: refuses every call.
@@ -52,8 +60,9 @@ impl DecodeBackend for MadeUp {
 }
 "#;
 
-/// What the family consists of in folders of its own.
-const FOLDERS: [(&str, &str); 3] = [
+/// What the family consists of, in folders of its name.
+const FILES: [(&str, &str); 4] = [
+    ("cuda/sm89/targets.txt", "sm_89\n"),
     (
         "cuda/sm89/decode/made_up.cu",
         "extern \"C\" __global__ void made_up() {}\n",
@@ -62,21 +71,8 @@ const FOLDERS: [(&str, &str); 3] = [
     ("src/backends/sm89/made_up.rs", BACKEND),
 ];
 
-/// What it adds to a file that is there: before this text.
-const ROWS: [(&str, &str, &str); 4] = [
-    ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n"),
-    (
-        "build.rs",
-        "        .cutlass()\n",
-        "        .family(mla_build::Family::new(\"sm89\", [\"sm_89\"]))\n",
-    ),
-    ("src/backends/mod.rs", "pub mod sm90;\n", "pub mod sm89;\n"),
-    (
-        "src/backends/mod.rs",
-        "    \"sm90\", SM90,",
-        "    \"sm89\", SM89, sm89 { prefill: [], decode: [MadeUp] }\n",
-    ),
-];
+/// What it adds to a file that is there, before this text.
+const ROW: (&str, &str, &str) = ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n");
 
 /// Holds, if it compiles, where the family is `on` or not.
 fn example(on: bool) -> String {
@@ -98,17 +94,16 @@ fn example(on: bool) -> String {
 
 #[test]
 #[ignore = "checks a copy of the workspace: cargo test -p xtask --test additions -- --ignored"]
-fn a_made_up_family_is_its_folders_and_a_row_in_each_listed_table() {
+fn a_made_up_family_is_its_files_and_one_row() {
     let tree = Tree::new();
-    for (file, text) in FOLDERS {
+    for (file, text) in FILES {
+        assert!(file.contains("/sm89/"), "{file}");
         tree.write(file, text);
     }
-    let mut tables = BTreeSet::new();
-    for (file, before, row) in ROWS {
-        tree.edit(file, before, &format!("{row}{before}"));
-        tables.insert(file.to_owned());
-    }
-    assert_eq!(tables, contributing("Add a family of kernels", "sm89"));
+    let (file, before, row) = ROW;
+    tree.edit(file, before, &format!("{row}{before}"));
+    let listed = contributing("Add a family of kernels", "sm89");
+    assert_eq!(listed, BTreeSet::from([file.to_owned()]));
     let check = |features: &[&str]| {
         let features = format!("--features={}", features.join(","));
         tree.check(&[
