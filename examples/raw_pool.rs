@@ -1,12 +1,13 @@
-//! The raw tier: an engine with a memory pool of its own calls the C interface with addresses, strides
-//! and a stream. Nothing here allocates but the pool.
+//! The raw tier: an engine with a memory pool of its own calls the C interface with addresses,
+//! strides and a stream. Nothing here allocates but the pool.
 //!
 //! ```console
 //! $ cargo run --release --features sm90 --example raw_pool
 //! ```
 //!
-//! A step of decodes by hand: cache write, q_nope · W_UK, attention, · W_UV. Every latent is a vector of
-//! ones, so whatever the scores, a head's output is the sum of its value weights over the latent.
+//! A step of decodes by hand: cache write, q_nope · W_UK, attention, · W_UV. Every latent is a
+//! vector of ones, so whatever the scores, a head's output is the sum of its value weights over the
+//! latent.
 
 use std::error::Error;
 use std::mem::zeroed;
@@ -45,15 +46,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = context.new_stream()?;
     let raw_stream = stream.cu_stream();
     const POOL: usize = 64 << 20;
-    // SAFETY: the context is current, and the pool is freed at the end of `main`, after the stream has
-    // passed everything.
+    // SAFETY: the context is current, and the pool is freed at the end of `main`, after the stream
+    // has passed everything.
     let base = unsafe { result::malloc_sync(POOL) }?;
     let mut pool = Pool {
         next: base,
         end: base + POOL as u64,
     };
-    // SAFETY: the ranges that it is given come from the pool, and the host's bytes are ordinary memory,
-    // which the driver has read when the call returns.
+    // SAFETY: the ranges that it is given come from the pool, and the host's bytes are ordinary
+    // memory, which the driver has read when the call returns.
     let upload = |address: u64, bytes: &[u8]| unsafe {
         result::memcpy_htod_async(address, bytes, raw_stream)
     };
@@ -197,8 +198,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     decode.workspace_bytes = workspace_bytes;
 
     let stream_pointer = raw_stream.cast();
-    // SAFETY: the context is current; every address is the pool's, holds what its strides and extents say,
-    // and stays until the stream has passed the launches.
+    // SAFETY: the context is current; every address is the pool's, holds what its strides and
+    // extents say, and stays until the stream has passed the launches.
     unsafe {
         raw::check("load", raw::mla_load_helpers())?;
         raw::check("cache write", raw::mla_cache_write(&write, stream_pointer))?;

@@ -1,10 +1,11 @@
-//! Decode context parallelism: a request's cache spread over GPUs, each of which attends to its own part.
+//! Decode context parallelism: a request's cache spread over GPUs, each of which attends to its own
+//! part.
 //!
-//! Which rank holds which token is [`plan::parallel`](mla_runtime::plan::parallel)'s. Each rank runs an
-//! ordinary layer for all heads on its part of the cache: its requests have the new token and as many
-//! cached ones as the rank holds ([`local_len`]; none makes the request padding), and the new token's
-//! slot is [`new_token_slots_on`]'s, skipped on all ranks but one. Since the product with W_UV is linear,
-//! what the ranks then hold merges by log-sum-exp as it is:
+//! Which rank holds which token is [`plan::parallel`](mla_runtime::plan::parallel)'s. Each rank
+//! runs an ordinary layer for all heads on its part of the cache: its requests have the new token
+//! and as many cached ones as the rank holds ([`local_len`]; none makes the request padding), and
+//! the new token's slot is [`new_token_slots_on`]'s, skipped on all ranks but one. Since the
+//! product with W_UV is linear, what the ranks then hold merges by log-sum-exp as it is:
 //!
 //! ```text
 //! rank r      (out_r, lse_r)  = layer on its part of the cache      [T, H, V], [H, T]
@@ -12,9 +13,9 @@
 //! every rank  out, lse        = merge of all, in the order of the ranks
 //! ```
 //!
-//! So V values per head and token travel instead of L, and every rank ends with the same bits. It is for
-//! steps of one new token per request: of several, those that another rank holds would be seen too late.
-//! Everything but [`Communicator::new`] and [`PartialResults::new`] only enqueues.
+//! So V values per head and token travel instead of L, and every rank ends with the same bits. It
+//! is for steps of one new token per request: of several, those that another rank holds would be
+//! seen too late. Everything but [`Communicator::new`] and [`PartialResults::new`] only enqueues.
 //!
 //! [`local_len`]: mla_runtime::plan::parallel::ContextParallel::local_len
 //! [`new_token_slots_on`]: mla_runtime::plan::slots::BlockTables::new_token_slots_on
@@ -32,8 +33,8 @@ use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
 use crate::device::{Buffer, Bytes, BytesMut, Cuda};
 use crate::library;
 
-/// What the ranks of a group have in common: made by one of them, and carried to the others by whatever
-/// means the engine has.
+/// What the ranks of a group have in common: made by one of them, and carried to the others by
+/// whatever means the engine has.
 #[derive(Clone, Copy)]
 pub struct GroupId([c_char; 128]);
 
@@ -69,7 +70,8 @@ pub struct Communicator {
     ranks: usize,
 }
 
-// SAFETY: NCCL asks that calls on one communicator do not overlap, from whatever thread. It is not `Sync`.
+// SAFETY: NCCL asks that calls on one communicator do not overlap, from whatever thread. It is not
+// `Sync`.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
@@ -90,7 +92,8 @@ impl Communicator {
         device.bind()?;
         let mut raw = std::ptr::null_mut();
         let id = sys::ncclUniqueId { internal: id.0 };
-        // SAFETY: the device's context is current, and NCCL writes the communicator before it returns.
+        // SAFETY: the device's context is current, and NCCL writes the communicator before it
+        // returns.
         unsafe { result::comm_init_rank(&mut raw, ranks as i32, id, rank as i32) }
             .map_err(failed("join group"))?;
         Ok(Self {
@@ -111,7 +114,8 @@ impl Communicator {
         self.ranks
     }
 
-    /// Every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has to call it.
+    /// Every rank's `from` to every rank's `to`, in the order of the ranks. Every rank has to call
+    /// it.
     ///
     /// # Errors
     ///
@@ -128,8 +132,8 @@ impl Communicator {
             return Ok(());
         }
         self.device.bind()?;
-        // SAFETY: both ranges are device memory of the lengths that are checked above, the second is
-        // borrowed mutably; the stream is the device's.
+        // SAFETY: both ranges are device memory of the lengths that are checked above, the second
+        // is borrowed mutably; the stream is the device's.
         unsafe {
             result::all_gather(
                 from.address() as *const _,
@@ -188,8 +192,8 @@ impl PartialResults {
         })
     }
 
-    /// Makes of each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, those of the whole
-    /// cache. Every rank has to call it.
+    /// Makes of each rank's own `out` `[T, H, V]` and `lse` `[H, T]`, both without gaps, those of
+    /// the whole cache. Every rank has to call it.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Whether the libraries of CUDA are there.
 //!
-//! cudarc loads each when it is first called, and panics where it is missing, so it is asked beforehand.
-//! Where another crate of the program has cudarc link them instead, as candle does, there is no such
-//! question: without them the program would not have started.
+//! cudarc loads each when it is first called, and panics where it is missing, so it is asked
+//! beforehand. Where another crate of the program has cudarc link them instead, as candle does,
+//! there is no such question: without them the program would not have started.
 
 // Stands behind the functions of this name below, which hide it where they exist.
 #[allow(dead_code)]

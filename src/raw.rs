@@ -3,9 +3,9 @@
 //!
 //! Every function takes a plain struct of device addresses, extents and strides, and a stream
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
-//! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's context
-//! current. [`mla_decode_sm90_work_items`] alone takes addresses of host memory and enqueues nothing: it
-//! says how a decode would be divided.
+//! [`MlaStatus`]; [`check`] makes a `Result` of it. The calling thread must have the stream's
+//! context current. [`mla_decode_sm90_work_items`] alone takes addresses of host memory and
+//! enqueues nothing: it says how a decode would be divided.
 //!
 //! # Safety
 //!
@@ -41,7 +41,8 @@ pub mod compiled {
     include!(concat!(env!("OUT_DIR"), "/mla_compiled.rs"));
 }
 
-/// The code of the status of every function in a build without kernels, with the feature `gpu` alone.
+/// The code of the status of every function in a build without kernels, with the feature `gpu`
+/// alone.
 pub const LEFT_OUT: i32 = -1;
 
 /// What stands in each function's place where no kernels are compiled.

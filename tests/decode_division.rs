@@ -69,7 +69,8 @@ impl Batch {
                     // SAFETY: the struct is plain data, for which zero is a value.
                     items =
                         vec![unsafe { std::mem::zeroed::<MlaDecodeWorkItem>() }; count as usize];
-                    // SAFETY: the pointers are to arrays of as many elements as the header asks for.
+                    // SAFETY: the pointers are to arrays of as many elements as the header asks
+                    // for.
                     let status = unsafe {
                         raw::mla_decode_sm90_work_items(
                             &params,
@@ -100,7 +101,8 @@ impl Batch {
                     .or_default()
                     .push((group, *item));
             }
-            // A group's place in the workspace: for a split of a tile that begins with it, and for another.
+            // A group's place in the workspace: for a split of a tile that begins with it, and for
+            // another.
             let split = |first| {
                 items
                     .iter()

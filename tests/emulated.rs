@@ -1,5 +1,5 @@
-//! The portable family's kernels on the host: compiled for the processor, every thread a fiber, and compared
-//! with f64. What tests/emulator leaves to a GPU is its timing and its memory model.
+//! The portable family's kernels on the host: compiled for the processor, every thread a fiber, and
+//! compared with f64. What tests/emulator leaves to a GPU is its timing and its memory model.
 #![cfg(feature = "sm80")]
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ fn prefill_agrees_with_f64() {
     run("prefill");
 }
 
-/// Compiles tests/emulator/`name`.cpp with the compiler and the headers of the kernels' build, and runs it.
+/// Compiles tests/emulator/`name`.cpp with the compiler and the headers of the kernels' build, and
+/// runs it.
 fn run(name: &str) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let report = Report::load(&Path::new(env!("OUT_DIR")).join("mla.report.json")).unwrap();

@@ -35,7 +35,8 @@ fn each_architecture_adds_at_most_20_mib() {
     }
 }
 
-/// What the report remembers of each unit's compilation is what a cold build of everything is made of.
+/// What the report remembers of each unit's compilation is what a cold build of everything is made
+/// of.
 #[test]
 fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
     const CORES: usize = 2;
@@ -47,7 +48,8 @@ fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
             .all(|unit| unit.compile_seconds > 0.0 && unit.peak > 0)
     );
 
-    // No schedule that keeps both busy ends later than half of the work and the longest unit after it.
+    // No schedule that keeps both busy ends later than half of the work and the longest unit after
+    // it.
     let longest = report
         .units
         .iter()
@@ -67,8 +69,8 @@ fn a_cold_build_takes_at_most_15_minutes_and_16_gib_on_two_cores() {
     );
 }
 
-/// What the driver makes of the family's PTX on GPUs for which this build has no machine code is what ptxas makes
-/// of it for them.
+/// What the driver makes of the family's PTX on GPUs for which this build has no machine code is
+/// what ptxas makes of it for them.
 #[test]
 #[cfg(feature = "sm80")]
 #[ignore = "compiles for GPUs that a build leaves to the driver: MLA_BUILD_TARGETS_SM80=sm_80,sm_86,sm_89,sm_90,sm_100,sm_120,sm_121,compute_80 cargo test --features sm80 --test kernel_budget -- --include-ignored"]

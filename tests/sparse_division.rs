@@ -1,4 +1,5 @@
-//! How sparse attention divides its lists among CTAs, computed on the host by the launch's own code.
+//! How sparse attention divides its lists among CTAs, computed on the host by the launch's own
+//! code.
 #![cfg(feature = "sm90")]
 
 use mla_kernels::raw::{self, MlaSparseParams};

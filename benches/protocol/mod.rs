@@ -1,5 +1,6 @@
-//! How this folder's benchmarks time: the L2 cache filled with something else (512 MiB are written) before
-//! every sample, CUDA events around one replay of a graph of the whole case, the median of the samples.
+//! How this folder's benchmarks time: the L2 cache filled with something else (512 MiB are written)
+//! before every sample, CUDA events around one replay of a graph of the whole case, the median of
+//! the samples.
 
 use std::error::Error;
 use std::fs;
@@ -74,8 +75,8 @@ impl Stopwatch {
         })
     }
 
-    /// Times what `work` enqueues. It is run once before it is captured, so that libraries load what they
-    /// need.
+    /// Times what `work` enqueues. It is run once before it is captured, so that libraries load
+    /// what they need.
     pub(crate) fn time(
         &mut self,
         gpu: &Cuda,

@@ -1,6 +1,7 @@
 //! Compiles the kernels below a folder without Cargo: the library is not bound to build scripts.
 //!
-//! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --family sm90`
+//! `cargo run -p mla-build --example compile -- FOLDER OUTPUT --sources 'cuda/**/*.cu' --family
+//! sm90`
 
 use std::path::PathBuf;
 
@@ -10,7 +11,8 @@ use mla_build::{Kernels, Wheel, report};
 /// Compile the CUDA kernels below a folder into a static library.
 #[derive(Parser)]
 struct Arguments {
-    /// The folder that sources and includes are relative to. Without it, as a build script of Cargo.
+    /// The folder that sources and includes are relative to. Without it, as a build script of
+    /// Cargo.
     #[arg(requires = "output")]
     root: Option<PathBuf>,
     /// Where the library goes.
@@ -18,8 +20,8 @@ struct Arguments {
     /// Globs of the sources.
     #[arg(long, default_value = "cuda/**/*.cu")]
     sources: Vec<String>,
-    /// A library and the glob of its sources, for several from one script: NAME=GLOB. By default one is
-    /// made, `kernels`, of all sources.
+    /// A library and the glob of its sources, for several from one script: NAME=GLOB. By default
+    /// one is made, `kernels`, of all sources.
     #[arg(long, value_parser = library)]
     library: Vec<(String, String)>,
     /// Families of kernels, by the name of their feature.
@@ -37,7 +39,8 @@ struct Arguments {
     /// Require the CUTLASS headers and make them an include root.
     #[arg(long)]
     cutlass: bool,
-    /// A pinned wheel and a folder of it, whose headers count as the system's: NAME==VERSION:FOLDER.
+    /// A pinned wheel and a folder of it, whose headers count as the system's:
+    /// NAME==VERSION:FOLDER.
     #[arg(long, value_parser = wheel)]
     wheel: Vec<Wheel>,
     /// The C++ compiler.

@@ -8,8 +8,8 @@ use std::{
 
 use crate::{Error, compiler::Host, symbols::Tag, toolkit::Found};
 
-/// Wraps everything that the header and the headers beside it declare, and returns the files that were
-/// read.
+/// Wraps everything that the header and the headers beside it declare, and returns the files that
+/// were read.
 pub(crate) fn write(
     header: &Path,
     output: &Path,

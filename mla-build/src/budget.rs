@@ -188,8 +188,8 @@ impl Rule {
             && matches(Some(&self.name), short(&kernel.name))
     }
 
-    /// Whether the build has a target and a source of which the rule speaks: what a feature leaves out is
-    /// no mistake.
+    /// Whether the build has a target and a source of which the rule speaks: what a feature leaves
+    /// out is no mistake.
     fn is_about(&self, report: &Report) -> bool {
         let built = |target: &String| matches(self.target.as_ref(), target);
         let units = &report.units;

@@ -1,5 +1,5 @@
-//! What was compiled: as constants that the package's own code is checked against, and as a variable for an
-//! attribute that names none of them.
+//! What was compiled: as constants that the package's own code is checked against, and as a
+//! variable for an attribute that names none of them.
 
 use std::{
     fmt::Write as _,
@@ -15,7 +15,8 @@ use crate::{
     unit,
 };
 
-/// The variable in which the package's code finds what was compiled: `sm90:on:sm_90a;sm100:off:sm_100f`.
+/// The variable in which the package's code finds what was compiled:
+/// `sm90:on:sm_90a;sm100:off:sm_100f`.
 const VARIABLE: &str = "MLA_BUILD_COMPILED";
 
 /// Writes a constant for each family, and one for the sources of none.
@@ -28,8 +29,9 @@ pub(crate) fn write(families: &Families, output: &Path) -> Result<(), Error> {
     fs::write(output, text).map_err(Error::file("write", output))
 }
 
-/// Tells Cargo, in a variable of the package's code, which families have CUDA sources in these globs, whether
-/// each is turned on, and its targets. Where no folder is a family's, `all` stands for them.
+/// Tells Cargo, in a variable of the package's code, which families have CUDA sources in these
+/// globs, whether each is turned on, and its targets. Where no folder is a family's, `all` stands
+/// for them.
 pub(crate) fn tell(families: &Families, root: &Path, globs: &[String]) -> Result<(), Error> {
     static KNOWN: Mutex<Vec<Group>> = Mutex::new(Vec::new());
     // A list holds whole groups at every moment, so a panic elsewhere leaves it sound.
@@ -77,8 +79,8 @@ fn groups(families: &Families, root: &Path, globs: &[String]) -> Result<Vec<Grou
     Ok(groups)
 }
 
-/// Adds what one library more was compiled for. Of a family that libraries compile for different targets,
-/// those count that all have: nothing says which library's kernels an attribute means.
+/// Adds what one library more was compiled for. Of a family that libraries compile for different
+/// targets, those count that all have: nothing says which library's kernels an attribute means.
 fn add(known: &mut Vec<Group>, group: Group) {
     match known.iter_mut().find(|it| it.family == group.family) {
         None => known.push(group),
@@ -89,8 +91,8 @@ fn add(known: &mut Vec<Group>, group: Group) {
     }
 }
 
-/// Nothing without a CUDA source. What is in no family's folder was compiled for at least what each family was,
-/// so it says nothing where there are folders.
+/// Nothing without a CUDA source. What is in no family's folder was compiled for at least what each
+/// family was, so it says nothing where there are folders.
 fn value(known: &[Group]) -> Option<String> {
     let by_family = known.iter().any(|group| group.family.is_some());
     let groups: Vec<_> = known
@@ -182,7 +184,8 @@ mod tests {
              pub const SM90: &[&str] = &[];\n\
              /// Targets that the family `sm100` was compiled for, under nvcc's names.\n\
              pub const SM100: &[&str] = &[];\n\
-             /// Targets that sources in no family's folder were compiled for, under nvcc's names.\n\
+             /// Targets that sources in no family's folder were compiled for, under nvcc's
+             /// names.\n\
              pub const ALL: &[&str] = &[\"sm_80\", \"sm_90\", \"sm_100\", \"sm_120\", \"compute_80\"];\n"
         );
     }

@@ -1,5 +1,5 @@
-//! What went wrong in a unit, reduced to what a person reads first: the compiler's first error, in the
-//! compiler's words, and a hint where the cause is known.
+//! What went wrong in a unit, reduced to what a person reads first: the compiler's first error, in
+//! the compiler's words, and a hint where the cause is known.
 
 use std::{fmt, path::PathBuf};
 
@@ -62,14 +62,15 @@ impl fmt::Display for Failures {
     }
 }
 
-/// The first error in what nvcc printed, with the lines that explain it. The compilers that nvcc runs
-/// each have their own form: `file(12): error: …` (cudafe++, cicc), `file:12:3: fatal error: …` (the
-/// host compiler), `ptxas error   : …`, `nvcc fatal   : …`.
+/// The first error in what nvcc printed, with the lines that explain it. The compilers that nvcc
+/// runs each have their own form: `file(12): error: …` (cudafe++, cicc), `file:12:3: fatal error:
+/// …` (the host compiler), `ptxas error   : …`, `nvcc fatal   : …`.
 pub(crate) fn first_error(log: &str, status: &str) -> String {
     const MOST_LINES: usize = 12;
     let lines: Vec<_> = log.lines().collect();
     let Some(start) = lines.iter().position(|line| is_error(line)) else {
-        // Without an error line the last words are the best there is; an empty text is never an answer.
+        // Without an error line the last words are the best there is; an empty text is never an
+        // answer.
         let last: Vec<_> = lines
             .iter()
             .rev()

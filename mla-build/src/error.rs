@@ -79,8 +79,8 @@ pub enum Error {
         accepted: String,
     },
 
-    /// The globs given to [`Kernels::sources`](crate::Kernels::sources) match nothing that is compiled
-    /// for the families that are turned on.
+    /// The globs given to [`Kernels::sources`](crate::Kernels::sources) match nothing that is
+    /// compiled for the families that are turned on.
     #[error("sources: no source for {families} among {globs}, in {}", root.display())]
     NoSources {
         /// The families that are turned on.
@@ -123,7 +123,8 @@ pub enum Error {
         sources: [String; 2],
     },
 
-    /// Objects that were compiled before are not of this package's sources and settings, or are not whole.
+    /// Objects that were compiled before are not of this package's sources and settings, or are not
+    /// whole.
     #[error(
         "{}: {field}: given {given}, accepted {accepted}; MLA_BUILD_PREBUILT=none compiles the kernels instead",
         path.display()

@@ -7,8 +7,9 @@ use crate::{
     target::{self, Target},
 };
 
-/// The unit in which kernels are compiled. A Cargo feature of its name turns it on, a source folder of its
-/// name holds its kernels, and each of those is compiled for all of its targets into one object.
+/// The unit in which kernels are compiled. A Cargo feature of its name turns it on, a source folder
+/// of its name holds its kernels, and each of those is compiled for all of its targets into one
+/// object.
 ///
 /// ```
 /// use mla_build::Family;
@@ -21,9 +22,10 @@ use crate::{
 /// assert_eq!(portable.targets().last().unwrap(), "sm_89");
 /// ```
 ///
-/// Targets have nvcc's names. `sm_90` is machine code for 9.0 and later minor versions, `sm_90a` for 9.0
-/// alone with all of its instructions, `sm_100f` for 10.0 and later minor versions with those that they
-/// share, and `compute_80` is PTX, which the driver compiles for 8.0 and everything later.
+/// Targets have nvcc's names. `sm_90` is machine code for 9.0 and later minor versions, `sm_90a`
+/// for 9.0 alone with all of its instructions, `sm_100f` for 10.0 and later minor versions with
+/// those that they share, and `compute_80` is PTX, which the driver compiles for 8.0 and everything
+/// later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
     name: String,
@@ -41,7 +43,8 @@ const BUILT_IN: &[(&str, &[&str])] = &[
 ];
 
 impl Family {
-    /// A family of this name for these targets. Names and targets are checked when the build starts.
+    /// A family of this name for these targets. Names and targets are checked when the build
+    /// starts.
     pub fn new(
         name: impl Into<String>,
         targets: impl IntoIterator<Item = impl Into<String>>,
@@ -267,7 +270,8 @@ fn parse(field: &str, names: &[String]) -> Result<Vec<Target>, Error> {
     Ok(targets)
 }
 
-/// Refuses names that are no names, mean something else in a source's path, or would make one constant.
+/// Refuses names that are no names, mean something else in a source's path, or would make one
+/// constant.
 fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
     let mut constants = BTreeSet::new();
     for family in declared {
@@ -289,8 +293,8 @@ fn distinguishable(declared: &[Declared]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The families that the features of the package being built turn on, as Cargo tells its build script in
-/// `CARGO_FEATURE_*`.
+/// The families that the features of the package being built turn on, as Cargo tells its build
+/// script in `CARGO_FEATURE_*`.
 fn by_features(declared: &[Declared]) -> Result<BTreeSet<String>, Error> {
     let mut found = BTreeSet::new();
     for (key, _) in env::vars_os() {

@@ -26,9 +26,9 @@ use crate::{
 /// ```
 ///
 /// All paths are relative to the package. A source below a folder with a [family](Family)'s name is
-/// compiled for its targets if the family is turned on; any other (by habit below `all`) for everything
-/// that any family is compiled for, into one object. `common` is for headers, and a source there is an
-/// error.
+/// compiled for its targets if the family is turned on; any other (by habit below `all`) for
+/// everything that any family is compiled for, into one object. `common` is for headers, and a
+/// source there is an error.
 #[derive(Clone, Debug, Default)]
 #[must_use = "nothing is built before `compile`"]
 pub struct Kernels {
@@ -63,8 +63,8 @@ pub struct Built {
     /// The Rust declarations of the header, to be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
     pub bindings: Option<PathBuf>,
-    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets, and
-    /// `ALL` for sources in no family's folder. To be included with
+    /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets,
+    /// and `ALL` for sources in no family's folder. To be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>_compiled.rs"))`.
     pub compiled: PathBuf,
     /// What was done.
@@ -77,9 +77,9 @@ impl Kernels {
         Self::default()
     }
 
-    /// Adds the sources that a glob matches. `*` stays within a folder, `**` crosses them. nvcc compiles
-    /// `.cu`; the C++ compiler compiles `.cc`, `.cpp` and `.cxx`, which belong to every build if they lie in
-    /// no family's folder, also to one without a family.
+    /// Adds the sources that a glob matches. `*` stays within a folder, `**` crosses them. nvcc
+    /// compiles `.cu`; the C++ compiler compiles `.cc`, `.cpp` and `.cxx`, which belong to every
+    /// build if they lie in no family's folder, also to one without a family.
     pub fn sources(mut self, glob: impl Into<String>) -> Self {
         self.sources.push(glob.into());
         self
@@ -92,9 +92,9 @@ impl Kernels {
         self
     }
 
-    /// The Rust declarations of the header, checked in. They stand for what bindgen makes where only
-    /// bindings are asked for, so that a check needs no libclang; a test of the package holds them to the
-    /// header.
+    /// The Rust declarations of the header, checked in. They stand for what bindgen makes where
+    /// only bindings are asked for, so that a check needs no libclang; a test of the package holds
+    /// them to the header.
     pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
         self.declarations = Some(file.into());
         self
@@ -112,15 +112,15 @@ impl Kernels {
         self
     }
 
-    /// Adds a flag of nvcc, with its value in the same text. Targets, include roots, macros and outputs
-    /// have their own setters, and are refused here.
+    /// Adds a flag of nvcc, with its value in the same text. Targets, include roots, macros and
+    /// outputs have their own setters, and are refused here.
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
     }
 
-    /// Adds a flag for the sources that a glob matches, after those of all: of nvcc, or for sources in C++
-    /// of the C++ compiler. A glob that matches no source is an error.
+    /// Adds a flag for the sources that a glob matches, after those of all: of nvcc, or for sources
+    /// in C++ of the C++ compiler. A glob that matches no source is an error.
     pub fn flag_for(self, glob: impl Into<String>, flag: impl Into<String>) -> Self {
         self.particular(glob.into(), What::Flag(flag.into()))
     }
@@ -130,9 +130,9 @@ impl Kernels {
         self.particular(glob.into(), What::Define(define.into()))
     }
 
-    /// Says how many bytes each compilation of the sources that a glob matches needs, for a first build:
-    /// afterwards what it did need is known. Without it 2 GiB are assumed, or what sources of the same
-    /// folder needed if that is more.
+    /// Says how many bytes each compilation of the sources that a glob matches needs, for a first
+    /// build: afterwards what it did need is known. Without it 2 GiB are assumed, or what sources
+    /// of the same folder needed if that is more.
     pub fn memory_for(self, glob: impl Into<String>, bytes: u64) -> Self {
         self.particular(glob.into(), What::Memory(bytes))
     }
@@ -174,17 +174,17 @@ impl Kernels {
         self
     }
 
-    /// Adds a folder of objects that were compiled before, as `MLA_BUILD_EXPORT` writes them. If they are of
-    /// these sources, flags and targets, and no variable or setter asks for anything else, they are the
-    /// library, and no part of the toolkit is needed. A folder without any is passed over. The environment
-    /// variable `MLA_BUILD_PREBUILT` names other folders, or `none`.
+    /// Adds a folder of objects that were compiled before, as `MLA_BUILD_EXPORT` writes them. If
+    /// they are of these sources, flags and targets, and no variable or setter asks for anything
+    /// else, they are the library, and no part of the toolkit is needed. A folder without any is
+    /// passed over. The environment variable `MLA_BUILD_PREBUILT` names other folders, or `none`.
     pub fn prebuilt(mut self, folder: impl Into<PathBuf>) -> Self {
         self.prebuilt.push(folder.into());
         self
     }
 
-    /// The command that installs the toolkit, for the message that says it is missing. By default that
-    /// is the call of pip.
+    /// The command that installs the toolkit, for the message that says it is missing. By default
+    /// that is the call of pip.
     pub fn install_command(mut self, command: impl Into<String>) -> Self {
         self.install_command = Some(command.into());
         self
@@ -196,7 +196,8 @@ impl Kernels {
         self
     }
 
-    /// Where the library goes, by default `OUT_DIR`. With a folder given, nothing is printed for Cargo.
+    /// Where the library goes, by default `OUT_DIR`. With a folder given, nothing is printed for
+    /// Cargo.
     pub fn out_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.out_dir = Some(folder.into());
         self
@@ -237,12 +238,14 @@ impl Kernels {
         Ok(enabled.map(|family| family.name).collect())
     }
 
-    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list what it
-    /// would compile. Tells the package's `#[mla_backend]` the same, and does nothing else. Returns the file.
+    /// Writes the constants of [`Built::compiled`], for a build that compiles no kernels: they list
+    /// what it would compile. Tells the package's `#[mla_backend]` the same, and does nothing else.
+    /// Returns the file.
     ///
     /// # Errors
     ///
-    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot be written.
+    /// As [`enabled`](Self::enabled), a source in a folder that says nothing, or a file that cannot
+    /// be written.
     pub fn constants(&self, library: &str) -> Result<PathBuf, Error> {
         let out_dir = output_folder(self.out_dir.clone())?;
         let path = out_dir.join(format!("{library}_compiled.rs"));
@@ -273,17 +276,19 @@ impl Kernels {
     /// Compiles what the cache does not hold, makes a static library, wraps the header, writes the
     /// report, and tells Cargo what to link and what to watch.
     ///
-    /// Every name that the library defines is its own: another package's function of the same name is
-    /// another function. The bindings know the names; code that declares functions by hand finds what
-    /// stands before each, two underscores included, in the environment variable
-    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"), "decode")]`.
+    /// Every name that the library defines is its own: another package's function of the same name
+    /// is another function. The bindings know the names; code that declares functions by hand finds
+    /// what stands before each, two underscores included, in the environment variable
+    /// `MLA_BUILD_PREFIX_<LIBRARY>`: `#[link_name = concat!(env!("MLA_BUILD_PREFIX_API"),
+    /// "decode")]`.
     ///
-    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing is compiled
-    /// and CUDA is not needed: bindings and constants are made, which is enough for `cargo check`. What is
-    /// then linked all the same fails with a missing library whose name says why.
+    /// With the environment variable `MLA_BUILD_ONLY=bindings`, and where docs.rs builds, nothing
+    /// is compiled and CUDA is not needed: bindings and constants are made, which is enough for
+    /// `cargo check`. What is then linked all the same fails with a missing library whose name says
+    /// why.
     ///
-    /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build script
-    /// may read or write the environment meanwhile.
+    /// It sets `LIBCLANG_PATH` for bindgen where it is not set, so no other thread of the build
+    /// script may read or write the environment meanwhile.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Compiles CUDA kernels from a Cargo build script: nvcc for the sources, bindgen for the header, one
-//! static library at the end.
+//! Compiles CUDA kernels from a Cargo build script: nvcc for the sources, bindgen for the header,
+//! one static library at the end.
 //!
 //! ```no_run
 //! fn main() -> Result<(), mla_build::Error> {
@@ -8,9 +8,9 @@
 //! }
 //! ```
 //!
-//! An object is compiled once: it is kept in a cache of the user, under a key of what it is made of and
-//! never of where or when. Another checkout, another profile, another target folder find it there.
-//! `docs/kernel-build.md` tells how it works; [`Kernels`] is where to start.
+//! An object is compiled once: it is kept in a cache of the user, under a key of what it is made of
+//! and never of where or when. Another checkout, another profile, another target folder find it
+//! there. `docs/kernel-build.md` tells how it works; [`Kernels`] is where to start.
 
 #[cfg(feature = "bindings")]
 mod bindings;

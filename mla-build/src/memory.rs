@@ -3,8 +3,8 @@
 use std::fs;
 
 /// Bytes that new processes may take without the machine swapping or the container being killed:
-/// the system's estimate, or what is left of the control group's limit where that is less. `None` where
-/// the system tells neither.
+/// the system's estimate, or what is left of the control group's limit where that is less. `None`
+/// where the system tells neither.
 pub(crate) fn available() -> Option<u64> {
     let system = fs::read_to_string("/proc/meminfo")
         .ok()

@@ -1,4 +1,5 @@
-//! Running a compiler: its output in the order in which it was printed, its time and its peak memory.
+//! Running a compiler: its output in the order in which it was printed, its time and its peak
+//! memory.
 
 use std::{
     io::{self, Read},
@@ -15,8 +16,8 @@ pub(crate) struct Finished {
     /// Standard output and standard error as one stream.
     pub(crate) log: String,
     pub(crate) elapsed: Duration,
-    /// The largest resident set of any one process among the compiler and all that it ran, in bytes.
-    /// nvcc runs its passes one after another, so this is the unit's peak.
+    /// The largest resident set of any one process among the compiler and all that it ran, in
+    /// bytes. nvcc runs its passes one after another, so this is the unit's peak.
     pub(crate) peak: u64,
 }
 

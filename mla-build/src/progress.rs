@@ -1,8 +1,8 @@
 //! What happens while a build runs, as it happens.
 //!
-//! Cargo shows a build script's output only when it has ended, so a driver that wants to show progress
-//! names a file in [`VARIABLE`]; one JSON [`Event`] is appended per line. Without a driver the same is
-//! printed on standard error, where `cargo build -vv` shows it.
+//! Cargo shows a build script's output only when it has ended, so a driver that wants to show
+//! progress names a file in [`VARIABLE`]; one JSON [`Event`] is appended per line. Without a driver
+//! the same is printed on standard error, where `cargo build -vv` shows it.
 
 use std::{
     env,

@@ -111,8 +111,8 @@ fn properties(line: &str, kernel: &mut Kernel) {
     }
 }
 
-/// `24 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out `used`
-/// before the barriers and print `1024+16 bytes smem`.
+/// `24 registers, used 1 barriers, 1024 bytes smem, 400 bytes cmem[0]`; older releases leave out
+/// `used` before the barriers and print `1024+16 bytes smem`.
 fn resources(text: &str, kernel: &mut Kernel) {
     for part in text.split(',') {
         let part = part.trim().trim_start_matches("used ");

@@ -160,8 +160,8 @@ impl Report {
         self.units.iter().map(|unit| unit.compile_seconds).sum()
     }
 
-    /// Peak memory of the `count` largest units together, in bytes: no build with as many jobs needs
-    /// more.
+    /// Peak memory of the `count` largest units together, in bytes: no build with as many jobs
+    /// needs more.
     pub fn peak_of_largest(&self, count: usize) -> u64 {
         let mut peaks: Vec<_> = self.units.iter().map(|unit| unit.peak).collect();
         peaks.sort_unstable_by_key(|&peak| std::cmp::Reverse(peak));
@@ -238,8 +238,8 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} GiB")
 }
 
-/// The name of a kernel without its return type and parameters: template arguments tell instantiations
-/// apart, parameters only make the line long.
+/// The name of a kernel without its return type and parameters: template arguments tell
+/// instantiations apart, parameters only make the line long.
 pub fn short(name: &str) -> &str {
     // Only instantiations of templates are mangled with their return type, and a kernel's is void.
     let name = name.strip_prefix("void ").unwrap_or(name);

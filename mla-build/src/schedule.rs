@@ -1,9 +1,9 @@
 //! In which order, and how many at once.
 //!
-//! Cargo's jobserver decides how many compilers run: this process owns one token by right, and every
-//! further compiler waits for one of Cargo's. On top of that stands a gate on memory: a unit starts
-//! when its expected peak fits into what the machine has left, or when nothing else runs here, so that
-//! a build on a small machine is slow and not dead.
+//! Cargo's jobserver decides how many compilers run: this process owns one token by right, and
+//! every further compiler waits for one of Cargo's. On top of that stands a gate on memory: a unit
+//! starts when its expected peak fits into what the machine has left, or when nothing else runs
+//! here, so that a build on a small machine is slow and not dead.
 
 use std::{
     sync::{OnceLock, mpsc},
@@ -18,9 +18,11 @@ pub(crate) struct Job<T> {
     pub(crate) work: T,
     /// Bytes that it is expected to need at its peak.
     pub(crate) memory: u64,
-    /// If that is a guess, what it resembles: a job of the same kin that needed more raises the guess.
+    /// If that is a guess, what it resembles: a job of the same kin that needed more raises the
+    /// guess.
     pub(crate) kin: Option<String>,
-    /// Seconds that it is expected to take; the longest goes first, so that none is left over alone.
+    /// Seconds that it is expected to take; the longest goes first, so that none is left over
+    /// alone.
     pub(crate) seconds: f64,
 }
 
@@ -265,8 +267,8 @@ mod tests {
         );
     }
 
-    /// Six jobs that each take 10 and of which 2 are expected: the first two run together, and what is then
-    /// known of their kin keeps the others apart.
+    /// Six jobs that each take 10 and of which 2 are expected: the first two run together, and what
+    /// is then known of their kin keeps the others apart.
     #[test]
     fn a_guess_that_was_too_low_is_mended_by_the_first_that_ends() {
         let limits = Limits {

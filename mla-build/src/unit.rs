@@ -155,7 +155,8 @@ pub(crate) fn discover(
     Ok(units)
 }
 
-/// The families that have CUDA sources, turned on or not, and `None` for sources in no family's folder.
+/// The families that have CUDA sources, turned on or not, and `None` for sources in no family's
+/// folder.
 pub(crate) fn folders<'a>(
     root: &Path,
     globs: &[String],
@@ -175,8 +176,8 @@ pub(crate) fn folders<'a>(
     Ok(folders)
 }
 
-/// Gives units what is said of their sources. A glob that matches no source, of whatever family, is a
-/// mistake.
+/// Gives units what is said of their sources. A glob that matches no source, of whatever family, is
+/// a mistake.
 fn particularise(
     units: &mut [Unit],
     sources: &BTreeSet<String>,
@@ -218,8 +219,8 @@ pub(crate) fn matcher(field: &str, glob: &str) -> Result<GlobMatcher, Error> {
         })
 }
 
-/// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of these
-/// files, and keeps the second in every one.
+/// Whether a folder is a target folder of Cargo's. It marks one that it made with the first of
+/// these files, and keeps the second in every one.
 pub(crate) fn is_target_folder(folder: &Path) -> bool {
     ["CACHEDIR.TAG", ".rustc_info.json"]
         .iter()
@@ -240,7 +241,8 @@ fn find(root: &Path, globs: &[String]) -> Result<BTreeSet<String>, Error> {
         for entry in walk {
             let entry = match entry {
                 Ok(entry) => entry,
-                // A folder that does not exist matches nothing, and that is an error of its own below.
+                // A folder that does not exist matches nothing, and that is an error of its own
+                // below.
                 Err(error)
                     if error
                         .io_error()
@@ -294,8 +296,9 @@ enum Place<'a> {
     All,
 }
 
-/// What the folders of a source say about it: a family's name means that family, `all` means everything
-/// that any family is compiled for, and a source in neither means the same. `common` is for headers.
+/// What the folders of a source say about it: a family's name means that family, `all` means
+/// everything that any family is compiled for, and a source in neither means the same. `common` is
+/// for headers.
 fn of_path<'a>(source: &Path, families: &'a Families) -> Result<Place<'a>, Error> {
     let place = |problem: String| Error::SourcePlace {
         source_file: source.to_owned(),

@@ -11,7 +11,8 @@ use crate::error::CliError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Cargo's build folder, by default its target folder [default: what `cargo metadata` says here].
+    /// Cargo's build folder, by default its target folder [default: what `cargo metadata` says
+    /// here].
     #[arg(long, value_name = "DIR")]
     target_dir: Option<PathBuf>,
     /// How to write the result.

@@ -48,8 +48,8 @@ impl Deviation {
         )
     }
 
-    /// Whether no row is farther off than `tolerance`, relative to its reference, and all together by no
-    /// larger angle.
+    /// Whether no row is farther off than `tolerance`, relative to its reference, and all together
+    /// by no larger angle.
     pub(crate) fn is_within(&self, tolerance: f64) -> bool {
         // 1 − cos α is α²/2 for small α.
         self.max_relative <= tolerance && self.cosine_difference() <= tolerance * tolerance / 2.0
@@ -65,7 +65,8 @@ pub(crate) fn worst(so_far: f64, error: f64) -> f64 {
     }
 }
 
-/// Different (token, head) pairs, in order: the first, the last, and others at random. There is at least one.
+/// Different (token, head) pairs, in order: the first, the last, and others at random. There is at
+/// least one.
 pub(crate) fn choose(
     rng: &mut Rng,
     tokens: &Range<usize>,

@@ -1,7 +1,8 @@
 //! The `mla` command: which backend a model gets on which GPU and why, how a batch is planned, and
 //! how much memory it takes.
 //!
-//! It knows the backends that its program links. A program of your own, which links yours as well, is
+//! It knows the backends that its program links. A program of your own, which links yours as well,
+//! is
 //!
 //! ```
 //! use std::process::ExitCode;
@@ -77,7 +78,8 @@ enum Command {
     /// Time attention, check it, and say how far the limit is.
     #[cfg(feature = "bench")]
     Bench(Box<bench::Args>),
-    /// Try every backend of this program on this machine's GPU: the output is worth sending to its authors.
+    /// Try every backend of this program on this machine's GPU: the output is worth sending to its
+    /// authors.
     #[cfg(feature = "bench")]
     Selftest(selftest::Args),
     /// Show what the last build of CUDA kernels did.

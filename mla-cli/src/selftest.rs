@@ -1,5 +1,5 @@
-//! `mla selftest`: whether every backend of this program is right on this machine's GPU, and how fast. What it
-//! prints is what an owner of a GPU that nobody has tried can send back.
+//! `mla selftest`: whether every backend of this program is right on this machine's GPU, and how
+//! fast. What it prints is what an owner of a GPU that nobody has tried can send back.
 
 use std::fmt::Write as _;
 use std::time::Instant;

@@ -94,8 +94,8 @@ mod cpu {
         }
 
         fn watch_memory(&self) -> Memory {
-            // Gives back what is free, so that it is not counted as in use, and makes the peak that the
-            // system has noted what is in use now.
+            // Gives back what is free, so that it is not counted as in use, and makes the peak that
+            // the system has noted what is in use now.
             //
             // SAFETY: the function may be called at any time, by any thread.
             #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -199,8 +199,8 @@ mod cuda {
                 }
                 let start = event()?;
                 match &graph {
-                    // SAFETY: what the work was given is borrowed by `work`, which lives longer than
-                    // the wait below, and only this stream uses it.
+                    // SAFETY: what the work was given is borrowed by `work`, which lives longer
+                    // than the wait below, and only this stream uses it.
                     Some(graph) => unsafe { graph.replay() }?,
                     None => work(self)?,
                 }
@@ -270,8 +270,8 @@ mod cuda {
         format!("GPU-{}", parts.join("-"))
     }
 
-    /// Bytes of the current GPU that are in use. Everything is allocated before it is timed and freed
-    /// after it, so what is in use then is the peak.
+    /// Bytes of the current GPU that are in use. Everything is allocated before it is timed and
+    /// freed after it, so what is in use then is the peak.
     fn used() -> Option<u64> {
         let (free, total) = result::mem_get_info().ok()?;
         Some((total - free) as u64)

@@ -4,8 +4,8 @@ use mla_kernels::{FAMILIES, Gpu, present_gpu};
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::kernels::Family;
 
-/// What a selection is made for where no other hardware is named: the first GPU, or the processor where
-/// there is none that can be used.
+/// What a selection is made for where no other hardware is named: the first GPU, or the processor
+/// where there is none that can be used.
 pub(crate) fn present_target() -> Target {
     present_gpu().map_or(Target::CPU, |gpu| gpu.target())
 }

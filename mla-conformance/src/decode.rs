@@ -71,7 +71,8 @@ impl DecodeCase {
     ///
     /// # Errors
     ///
-    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal results.
+    /// What the backend did wrong. Two runs of one case that give equal [`Bits`] gave equal
+    /// results.
     pub fn check<B: DecodeBackend>(
         &self,
         device: &B::Device,

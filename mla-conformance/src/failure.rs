@@ -76,8 +76,8 @@ pub enum Failure {
         /// Which byte of it.
         byte: usize,
     },
-    /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came from
-    /// the registry differs from the type.
+    /// Two runs over the same inputs differ, though the spec says `deterministic`, or what came
+    /// from the registry differs from the type.
     #[error(
         "{name}: {how} gives other bits than the first, for {}. Make the order of additions follow \
          from the shapes, or remove the feature `deterministic`",

@@ -185,7 +185,8 @@ impl<'a> Pages<'a> {
         })
     }
 
-    /// Whether the entries of tokens `start..end` of a request are pages of a cache that has so many.
+    /// Whether the entries of tokens `start..end` of a request are pages of a cache that has so
+    /// many.
     pub(crate) fn check(
         &self,
         request: usize,

@@ -97,8 +97,8 @@ fn blocks<T: Element>(
     })
 }
 
-// All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they are
-// contiguous and there are few `rows` to multiply, by rows otherwise.
+// All of `b[product]` to `to`, and its strides there (of columns, of rows): by columns where they
+// are contiguous and there are few `rows` to multiply, by rows otherwise.
 fn read_columns<T: Element>(
     b: &Elements<'_, T>,
     product: usize,

@@ -20,9 +20,10 @@
 //! ```
 //!
 //! Work is spread over a thread pool, and no result depends on the number of threads: what a task
-//! computes, and the order in which parts are added up, follow from the shapes alone. They do depend on
-//! the processor: attention in bf16 is multiplied as bf16 where the processor does so, on its matrix unit or by
-//! AVX-512's products of pairs, and then rounds the softmax's weights to bf16 (see [`Cpu::portable`]).
+//! computes, and the order in which parts are added up, follow from the shapes alone. They do
+//! depend on the processor: attention in bf16 is multiplied as bf16 where the processor does so, on
+//! its matrix unit or by AVX-512's products of pairs, and then rounds the softmax's weights to bf16
+//! (see [`Cpu::portable`]).
 //!
 //! Unsafe code is confined to disjoint writes by threads, the calls of the `gemm` crate, and the
 //! instructions of AVX-512 and AMX. It is checked by running its tests under AddressSanitizer:
@@ -99,8 +100,8 @@ impl Cpu {
         }
     }
 
-    /// The same without the processor's matrix unit (AMX): bf16 is multiplied by AVX-512's products of
-    /// pairs, if it has those, and else in f32.
+    /// The same without the processor's matrix unit (AMX): bf16 is multiplied by AVX-512's products
+    /// of pairs, if it has those, and else in f32.
     #[must_use]
     pub fn without_matrix_unit(mut self) -> Self {
         self.instructions = Instructions::Vectors;

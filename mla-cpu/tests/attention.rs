@@ -52,8 +52,8 @@ fn limits(query_len: usize) -> StepLimits {
         .with_context_rows(4096)
 }
 
-// A case in each of the ways that the processor has: each must agree with the reference, and not depend on the number
-// of threads.
+// A case in each of the ways that the processor has: each must agree with the reference, and not
+// depend on the number of threads.
 fn each_way(check: impl Fn(&Cpu) -> Result<Bits, Failure>) {
     let ways: [fn(Cpu) -> Cpu; 3] = [|cpu| cpu, Cpu::without_matrix_unit, Cpu::portable];
     for way in ways {

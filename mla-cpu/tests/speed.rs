@@ -12,8 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 const INPUTS: usize = 2048;
 const OUTPUTS: usize = 1024;
 
-/// The time that this process has computed for. Unlike a clock on the wall it stands while others compute, so that
-/// a busy machine tells the same as an idle one.
+/// The time that this process has computed for. Unlike a clock on the wall it stands while others
+/// compute, so that a busy machine tells the same as an idle one.
 fn computed() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime)
         .try_into()

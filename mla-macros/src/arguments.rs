@@ -290,7 +290,8 @@ fn paths(text: &LitStr) -> syn::Result<Vec<Path>> {
     value.split(['|', ',']).map(parse).collect()
 }
 
-// What the tokens would say in quotes, without brackets around them and quotes within: if the key takes it.
+// What the tokens would say in quotes, without brackets around them and quotes within: if the key
+// takes it.
 fn meant(tokens: &[TokenTree], key: Key) -> Option<String> {
     let unquoted = |tokens: &[TokenTree]| text_of(tokens).replace('"', "");
     let mut candidates = vec![unquoted(tokens)];

@@ -6,8 +6,8 @@ use crate::place::Phase;
 use crate::spec::Spec;
 use crate::vocabulary::Name;
 
-/// What the spec says, as a table of two columns: what comes before the provider and what behind it, since
-/// only the compiler knows the one that is not given.
+/// What the spec says, as a table of two columns: what comes before the provider and what behind
+/// it, since only the compiler knows the one that is not given.
 pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
     let decode = spec.phase == Phase::Decode;
     let mut rows = vec![

@@ -1,6 +1,8 @@
-//! How a struct that has room for new fields is filled: by its constructor, and by a `with_…` method a field.
+//! How a struct that has room for new fields is filled: by its constructor, and by a `with_…`
+//! method a field.
 
-/// Writes the methods. Each takes the struct by value, so that calls can be chained, in constants too.
+/// Writes the methods. Each takes the struct by value, so that calls can be chained, in constants
+/// too.
 macro_rules! setters {
     ($($method:ident($field:ident: $type:ty);)*) => {
         $(

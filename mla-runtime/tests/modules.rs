@@ -1,7 +1,8 @@
-//! No circle of imports among the modules: what a reader has to know before a file is above it, never beside it.
+//! No circle of imports among the modules: what a reader has to know before a file is above it,
+//! never beside it.
 //!
-//! The files of one folder are compared with each other, and so are the folders of the crate. A folder's own file and
-//! those in it may name each other, and tests may name anything.
+//! The files of one folder are compared with each other, and so are the folders of the crate. A
+//! folder's own file and those in it may name each other, and tests may name anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -129,7 +130,8 @@ impl Crate {
     fn circles(&self) -> Vec<String> {
         let mut circles = Vec::new();
         for (folder, mut imports) in self.imports() {
-            // What imports nothing that is left, or is imported by nothing that is left, is in no circle.
+            // What imports nothing that is left, or is imported by nothing that is left, is in no
+            // circle.
             loop {
                 let sources: BTreeSet<String> = imports.keys().cloned().collect();
                 let targets: BTreeSet<String> = imports.values().flatten().cloned().collect();
@@ -233,8 +235,8 @@ fn absolute(named: Name, path: &[String], children: &[String]) -> Option<Name> {
     }
 }
 
-/// The sources of a package of this workspace, and how many modules there are at least: whatever the reader
-/// above misses, it has read what there is.
+/// The sources of a package of this workspace, and how many modules there are at least: whatever
+/// the reader above misses, it has read what there is.
 const PACKAGES: &[(&str, usize)] = &[
     ("mla-runtime", 40),
     ("mla-cpu", 15),

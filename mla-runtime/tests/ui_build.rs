@@ -1,9 +1,11 @@
-//! What the compiler says of an attribute that does not name its kernels' family, in a package whose families have
-//! GPUs in common. After a change of a message, run `cargo xtask goldens --bless` and read the difference.
+//! What the compiler says of an attribute that does not name its kernels' family, in a package
+//! whose families have GPUs in common. After a change of a message, run `cargo xtask goldens
+//! --bless` and read the difference.
 
 #[test]
 fn errors() {
-    // SAFETY: no other thread runs: this is the only test of the program, and it has started nothing.
+    // SAFETY: no other thread runs: this is the only test of the program, and it has started
+    // nothing.
     unsafe {
         // As mla-build sets it.
         std::env::set_var(

@@ -1,5 +1,5 @@
-//! Expanded prefill, whichever family the kernel is of: calls as the kernels' C interface takes them, and what
-//! the backends that make them do.
+//! Expanded prefill, whichever family the kernel is of: calls as the kernels' C interface takes
+//! them, and what the backends that make them do.
 
 use std::ffi::c_void;
 
@@ -82,9 +82,10 @@ pub(super) fn prefill(
     params.workspace = workspace.address() as *mut _;
     params.workspace_bytes = workspace.len();
     device.bind()?;
-    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree; the output
-    // and the workspace are borrowed mutably, the latter was allocated zeroed by the same kernel's query; and
-    // the call states the bounds of the lengths, on which the kernel relies.
+    // SAFETY: `params` checked every tensor to hold what its layout says and the layouts to agree;
+    // the output and the workspace are borrowed mutably, the latter was allocated zeroed by the
+    // same kernel's query; and the call states the bounds of the lengths, on which the kernel
+    // relies.
     raw::check("prefill", unsafe {
         kernel.launch(&params, device.raw_stream())
     })
@@ -101,7 +102,8 @@ fn shape(config: &LayerConfig) -> Result<raw::MlaPrefillParams> {
     }
     let problem = &config.problem;
     let dims = problem.dims.head;
-    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: a launch refuses them.
+    // SAFETY: a struct of plain numbers and pointers, for which zeros are values: a launch refuses
+    // them.
     let mut params: raw::MlaPrefillParams = unsafe { std::mem::zeroed() };
     params.heads = narrow("heads", problem.heads as usize)?;
     params.nope_dim = narrow("nope", dims.nope as usize)?;

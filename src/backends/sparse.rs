@@ -1,5 +1,5 @@
-//! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the kernel is
-//! of.
+//! Calls of sparse absorbed attention as the kernels' C interface takes them, whichever family the
+//! kernel is of.
 
 use mla_runtime::backend::{DecodeCall, LayerConfig, ListedCache, Output};
 use mla_runtime::error::{Error, Result};

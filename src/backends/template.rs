@@ -1,9 +1,10 @@
 //! The `impl` blocks of backends that launch one kernel, written once for all families.
 //!
-//! What they do lies in `absorbed` and `expanded`, which a build without kernels leaves out. The blocks are
-//! here, since the attribute makes absent entries of them there.
+//! What they do lies in `absorbed` and `expanded`, which a build without kernels leaves out. The
+//! blocks are here, since the attribute makes absent entries of them there.
 
-/// A dense decode backend: its type, its kernel (a `DenseKernel`), its feature, and what else it claims.
+/// A dense decode backend: its type, its kernel (a `DenseKernel`), its feature, and what else it
+/// claims.
 macro_rules! dense_backend {
     (
         $(#[$about:meta])*
@@ -84,7 +85,8 @@ macro_rules! dense_backend {
     };
 }
 
-/// An expanded prefill backend: its type, its kernel (an `ExpandedKernel`), its feature, and what else it claims.
+/// An expanded prefill backend: its type, its kernel (an `ExpandedKernel`), its feature, and what
+/// else it claims.
 macro_rules! expanded_backend {
     (
         $(#[$about:meta])*

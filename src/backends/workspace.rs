@@ -16,8 +16,8 @@ pub(super) fn size(
     Ok(bytes)
 }
 
-/// The same as `workspace_bytes` of a backend says it, which does not fail: what keeps the size from being
-/// known keeps `state` from allocating it, and is said there.
+/// The same as `workspace_bytes` of a backend says it, which does not fail: what keeps the size
+/// from being known keeps `state` from allocating it, and is said there.
 pub(super) fn bytes(size: Result<usize>) -> u64 {
     size.map_or(0, |bytes| bytes as u64)
 }

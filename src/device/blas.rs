@@ -15,8 +15,8 @@ use mla_runtime::tensor::Layout;
 use super::memory::{Account, Buffer, Bytes};
 use crate::library;
 
-// What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so its
-// calls can be captured.
+// What cuBLAS recommends for Hopper and later. With a workspace of its own it allocates nothing, so
+// its calls can be captured.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A cuBLAS handle that is tied to one stream, or none where the library is missing.
@@ -30,16 +30,17 @@ struct Handle {
     workspace: Buffer,
 }
 
-// SAFETY: "the library is thread safe and its functions can be called from multiple host threads, even
-// with the same handle" (cuBLAS documentation), as long as its configuration does not change: stream
-// and workspace are set once, before anyone else has the handle.
+// SAFETY: "the library is thread safe and its functions can be called from multiple host threads,
+// even with the same handle" (cuBLAS documentation), as long as its configuration does not change:
+// stream and workspace are set once, before anyone else has the handle.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle was created once and is destroyed once. There is nobody to tell of an error.
+        // SAFETY: the handle was created once and is destroyed once. There is nobody to tell of an
+        // error.
         let _ = unsafe { result::destroy_handle(self.raw) };
     }
 }
@@ -53,9 +54,9 @@ impl Blas {
         let workspace = Buffer::zeroed(stream, WORKSPACE_BYTES, &Account::default())?;
         let raw = result::create_handle().map_err(failed("create cublas handle"))?;
         let handle = Handle { raw, workspace };
-        // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type differently.
-        // The workspace outlives the handle. The stream comes first, since setting it resets the
-        // workspace.
+        // SAFETY: handle and stream live; cuBLAS and the driver name the same stream type
+        // differently. The workspace outlives the handle. The stream comes first, since setting it
+        // resets the workspace.
         unsafe {
             result::set_stream(raw, stream.cu_stream().cast())
                 .map_err(failed("set cublas stream"))?;
@@ -68,8 +69,8 @@ impl Blas {
         })
     }
 
-    /// `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says; extents and
-    /// dtypes agree, none of the extents is 0, and `c` is written by nobody else.
+    /// `c[i] = a[i] · b[i]`, as [`Device::gemm`](mla_runtime::device::Device::gemm) says; extents
+    /// and dtypes agree, none of the extents is 0, and `c` is written by nobody else.
     pub(super) fn gemm(
         &self,
         (a, a_layout): (Bytes<'_>, &Layout),
@@ -109,8 +110,9 @@ impl Blas {
         };
         let (alpha, beta) = (1f32, 0f32);
         // SAFETY: the layouts were checked to lie within their bytes, and the operands describe the
-        // same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host, of
-        // the compute type, and read before the call returns. The handle's stream and workspace live.
+        // same elements in the order that cuBLAS counts them. `alpha` and `beta` are on the host,
+        // of the compute type, and read before the call returns. The handle's stream and workspace
+        // live.
         unsafe {
             sys::cublasGemmStridedBatchedEx_64(
                 handle.raw,

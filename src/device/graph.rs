@@ -14,8 +14,8 @@ pub struct Graph {
     graph: CudaGraph,
 }
 
-// SAFETY: the driver asks that calls on one graph do not overlap, from whatever thread. `Graph` is not
-// `Sync`, and every method that makes a call takes it by reference from the thread that has it.
+// SAFETY: the driver asks that calls on one graph do not overlap, from whatever thread. `Graph` is
+// not `Sync`, and every method that makes a call takes it by reference from the thread that has it.
 unsafe impl Send for Graph {}
 
 impl Graph {
@@ -24,8 +24,8 @@ impl Graph {
     /// # Safety
     ///
     /// All memory that the captured launches were given is still allocated and stays so until the
-    /// stream has passed this, and no other stream accesses it in conflict meanwhile. The borrows that
-    /// the capture was made with have ended, so the compiler cannot check it.
+    /// stream has passed this, and no other stream accesses it in conflict meanwhile. The borrows
+    /// that the capture was made with have ended, so the compiler cannot check it.
     ///
     /// # Errors
     ///
@@ -47,13 +47,13 @@ impl Graph {
 impl Cuda {
     /// Captures what `record` enqueues on this device instead of running it.
     ///
-    /// cudarc's event tracking is off meanwhile for the whole context, since its events would tie the
-    /// graph to work outside of it.
+    /// cudarc's event tracking is off meanwhile for the whole context, since its events would tie
+    /// the graph to work outside of it.
     ///
     /// # Errors
     ///
-    /// That of `record`, or the driver's: where something was called that cannot be captured, such as
-    /// an allocation, a copy to the host or a wait.
+    /// That of `record`, or the driver's: where something was called that cannot be captured, such
+    /// as an allocation, a copy to the host or a wait.
     pub fn capture(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         let tracking = Untracked::new(self.stream().context());
         self.stream()
@@ -109,9 +109,10 @@ struct Untracked<'a> {
 impl<'a> Untracked<'a> {
     fn new(context: &'a Arc<CudaContext>) -> Self {
         let was_tracking = context.is_event_tracking();
-        // SAFETY: slices that are made meanwhile have no events, which is what not tracking means to
-        // their maker; those made before keep theirs. Captured work does not run yet, so nothing of it
-        // can conflict with other streams; `Graph::replay` states what its caller must ensure.
+        // SAFETY: slices that are made meanwhile have no events, which is what not tracking means
+        // to their maker; those made before keep theirs. Captured work does not run yet, so nothing
+        // of it can conflict with other streams; `Graph::replay` states what its caller must
+        // ensure.
         unsafe { context.disable_event_tracking() };
         Self {
             context,

@@ -13,8 +13,8 @@ use super::{Cuda, failed};
 
 /// Device memory that was allocated through a [`Cuda`], and is freed with it.
 ///
-/// It is a plain allocation, at one address for its whole life: what a captured graph needs, and peer
-/// access and NCCL as well. Freeing waits for the stream on which it was allocated.
+/// It is a plain allocation, at one address for its whole life: what a captured graph needs, and
+/// peer access and NCCL as well. Freeing waits for the stream on which it was allocated.
 pub struct Buffer {
     address: u64,
     len: usize,
@@ -104,8 +104,8 @@ impl Drop for Buffer {
         let context = self.stream.context();
         context.record_err(context.bind_to_thread());
         context.record_err(self.stream.synchronize());
-        // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed every
-        // launch that was given it.
+        // SAFETY: the address came from `malloc_sync`, is freed once, and the stream has passed
+        // every launch that was given it.
         context.record_err(unsafe { result::free_sync(self.address) });
         self.account.0.fetch_sub(self.len as u64, Ordering::Relaxed);
     }
@@ -124,8 +124,9 @@ impl Bytes<'_> {
     ///
     /// # Safety
     ///
-    /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until the
-    /// stream has passed every launch that reads them, they stay allocated and nothing else writes them.
+    /// `address` is that of `len` bytes of memory of the device that the bytes are used on. Until
+    /// the stream has passed every launch that reads them, they stay allocated and nothing else
+    /// writes them.
     pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
         Self {
             address,
@@ -232,8 +233,8 @@ impl BytesMut<'_> {
     }
 }
 
-/// A slice of cudarc's, lent to be read. Where cudarc tracks events, the device's stream waits for the
-/// slice's last write, and the slice's next writer waits for everything enqueued before this is
+/// A slice of cudarc's, lent to be read. Where cudarc tracks events, the device's stream waits for
+/// the slice's last write, and the slice's next writer waits for everything enqueued before this is
 /// dropped.
 pub struct Lent<'a> {
     bytes: Bytes<'a>,

@@ -1,11 +1,11 @@
-//! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc, the
-//! helper operations through this crate's kernels, products through cuBLAS, but those of few tokens with a
-//! matrix per head through a kernel of this crate.
+//! The GPU as a [`Device`](mla_runtime::device::Device): memory, streams and graphs through cudarc,
+//! the helper operations through this crate's kernels, products through cuBLAS, but those of few
+//! tokens with a matrix per head through a kernel of this crate.
 //!
-//! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those of a
-//! [`Buffer`], or of a cudarc slice through [`Cuda::lend`]. The raw one, for engines with pools of their
-//! own, is [`Bytes::from_raw`] over any address, and below that [`raw`], the C interface
-//! itself.
+//! There are two tiers. The typed one is [`Cuda`] with the runtime's tensors over [`Bytes`]: those
+//! of a [`Buffer`], or of a cudarc slice through [`Cuda::lend`]. The raw one, for engines with
+//! pools of their own, is [`Bytes::from_raw`] over any address, and below that [`raw`], the C
+//! interface itself.
 //!
 //! Everything is enqueued on the device's own stream and returns at once, except
 //! [`download`](mla_runtime::device::Memory::download),
@@ -59,7 +59,8 @@ struct Inner {
 impl Cuda {
     /// The GPU with this number, in its primary context, and a new stream of its own.
     ///
-    /// This loads every helper kernel and makes the workspace of cuBLAS, so that nothing later has to.
+    /// This loads every helper kernel and makes the workspace of cuBLAS, so that nothing later has
+    /// to.
     ///
     /// # Errors
     ///
@@ -87,7 +88,8 @@ impl Cuda {
             .map_err(failed("bind context"))?;
         // SAFETY: the function takes nothing; the context it loads into is current.
         let loaded = unsafe { raw::mla_load_helpers() };
-        // In a build without kernels there is nothing to load, and each operation says so that needs one.
+        // In a build without kernels there is nothing to load, and each operation says so that
+        // needs one.
         if loaded.code != raw::LEFT_OUT {
             raw::check("load kernels", loaded)?;
         }
@@ -102,8 +104,8 @@ impl Cuda {
         })
     }
 
-    /// The stream that everything is enqueued on. Through it, cudarc gives events, and waits between
-    /// streams.
+    /// The stream that everything is enqueued on. Through it, cudarc gives events, and waits
+    /// between streams.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.inner.stream
     }
@@ -113,8 +115,8 @@ impl Cuda {
         &self.inner.gpu
     }
 
-    /// The bytes of all buffers that this device or a clone of it allocated and that still live; without
-    /// the workspace of cuBLAS.
+    /// The bytes of all buffers that this device or a clone of it allocated and that still live;
+    /// without the workspace of cuBLAS.
     pub fn allocated_bytes(&self) -> u64 {
         self.inner.account.bytes()
     }
@@ -136,8 +138,8 @@ impl Cuda {
         &self.inner.blas
     }
 
-    /// Makes the stream's context current for this thread. A launch through the [raw tier](crate::raw), or
-    /// through a C function of one's own, goes to the current context.
+    /// Makes the stream's context current for this thread. A launch through the [raw
+    /// tier](crate::raw), or through a C function of one's own, goes to the current context.
     ///
     /// # Errors
     ///

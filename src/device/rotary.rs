@@ -71,8 +71,8 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// A rotation alone, as a cache write: of a cache without pages, to which no slot belongs. What stands for its
-/// rows and slots is read and not used. `None`: there is nothing to rotate.
+/// A rotation alone, as a cache write: of a cache without pages, to which no slot belongs. What
+/// stands for its rows and slots is read and not used. `None`: there is nothing to rotate.
 pub(super) fn params(
     rotary: &Rotary<'_>,
     vectors: RotaryQuery<'_>,

@@ -12,7 +12,8 @@ use mla_runtime::error::Result;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-/// A GPU with a stream of its own, which one test has at a time: some measure time, and some need much memory.
+/// A GPU with a stream of its own, which one test has at a time: some measure time, and some need
+/// much memory.
 pub(crate) struct Gpu {
     device: Cuda,
     // Behind the device, which is thus dropped before the next test has its turn.
@@ -27,8 +28,8 @@ impl Deref for Gpu {
     }
 }
 
-/// The first GPU, when no other test has it; the tests that ask for it are ignored where there is none. A
-/// test asks once: who asks again while it holds the first waits for itself.
+/// The first GPU, when no other test has it; the tests that ask for it are ignored where there is
+/// none. A test asks once: who asks again while it holds the first waits for itself.
 pub(crate) fn gpu() -> Gpu {
     // The context is kept, or it would be destroyed and made anew between tests.
     static TURN: Mutex<Option<Arc<CudaContext>>> = Mutex::new(None);

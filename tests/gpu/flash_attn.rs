@@ -1,7 +1,8 @@
-//! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary, mixed
-//! in one batch, and random batches; keys fewer and more than queries, packed and split; NaN around everything
-//! and in other requests; offsets beyond 2^31 elements; bad arguments; and five runs, of which the last four
-//! replay a captured graph, with the same bits; and graphs captured with loose bounds.
+//! FLASH_ATTN against the f64 reference and the CPU device: lengths around every tile boundary,
+//! mixed in one batch, and random batches; keys fewer and more than queries, packed and split; NaN
+//! around everything and in other requests; offsets beyond 2^31 elements; bad arguments; and five
+//! runs, of which the last four replay a captured graph, with the same bits; and graphs captured
+//! with loose bounds.
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -604,7 +605,8 @@ fn a_graph_with_loose_bounds_replays_for_other_lengths() {
     }
 }
 
-// The kernel weighs against a reference that it raises afterwards; here that comes too late, and it has to start over.
+// The kernel weighs against a reference that it raises afterwards; here that comes too late, and it
+// has to start over.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_attn"]
 fn scores_may_rise_beyond_what_weights_can_hold() {

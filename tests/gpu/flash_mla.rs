@@ -1,5 +1,5 @@
-//! FLASHMLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever nothing may
-//! be read.
+//! FLASHMLA on a Hopper GPU against the CPU's decode backend, on batches with poison wherever
+//! nothing may be read.
 
 use half::{bf16, f16};
 use mla_cpu::{Cpu, CpuDecode};
@@ -318,8 +318,8 @@ fn floats(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// The conventions of the field's own tests: an output passes within 8e-4 or 2.01/128 of the expected
-/// value and a cosine difference below 5e-6, a log-sum-exp within 1e-6 or 8.01/65536.
+/// The conventions of the field's own tests: an output passes within 8e-4 or 2.01/128 of the
+/// expected value and a cosine difference below 5e-6, a log-sum-exp within 1e-6 or 8.01/65536.
 fn assert_close(name: &str, dtype: DType, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
     let (out, expected) = (floats(dtype, &got.0), floats(dtype, &want.0));
     let (mut product, mut squares) = (0f64, 0f64);
@@ -461,8 +461,8 @@ fn offsets_beyond_two_to_the_31_elements_agree_with_the_cpu() {
     check("a cache of more than 4 GiB", &case, 5);
 }
 
-// Batches of more tiles than teams, so that each block goes from piece to piece: what a piece leaves behind for the next
-// one, a race between them shows in one launch of hundreds.
+// Batches of more tiles than teams, so that each block goes from piece to piece: what a piece
+// leaves behind for the next one, a race between them shows in one launch of hundreds.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn hundreds_of_launches_give_the_same_bits() {
@@ -508,8 +508,8 @@ fn hundreds_of_launches_give_the_same_bits() {
     }
 }
 
-// CTAs that never wait for the other splits of their query tile make all of them fall back, unless all are there
-// already: then one CTA combines what several would have.
+// CTAs that never wait for the other splits of their query tile make all of them fall back, unless
+// all are there already: then one CTA combines what several would have.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla"]
 fn falling_back_gives_the_same_bits() {
@@ -546,7 +546,8 @@ fn falling_back_gives_the_same_bits() {
         for patience in [0, -1, 2000] {
             params.split_patience = patience;
             for launch in 0..50 {
-                // SAFETY: the parameters describe memory that lives as long as the step and the workspace.
+                // SAFETY: the parameters describe memory that lives as long as the step and the
+                // workspace.
                 let status = unsafe { raw::mla_decode_sm90(&params, gpu.raw_stream()) };
                 raw::check("decode", status).unwrap();
                 let got = step.results(gpu).unwrap();
@@ -567,7 +568,8 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
     let gpu = &*gpu();
     let case = Case::new(16, vec![(1, 3000), (1, 40), (1, 0), (1, 700)]);
     let numbers = Numbers::random(&case, 11);
-    // Other lengths, within the pages of the first request: its rows are the only ones that are all there.
+    // Other lengths, within the pages of the first request: its rows are the only ones that are all
+    // there.
     let pages = case.max_pages();
     let mut shorter = numbers.block_table.clone();
     for (request, row) in shorter.chunks_exact_mut(pages).enumerate() {
@@ -591,8 +593,8 @@ fn a_captured_step_replays_with_other_lengths_and_pages() {
         let table = bytemuck::cast_slice(&block_table);
         gpu.upload(table, Cuda::bytes_mut(&mut step.block_table))
             .unwrap();
-        // SAFETY: `step` and `state` hold everything that the capture was given, and only this stream
-        // uses it.
+        // SAFETY: `step` and `state` hold everything that the capture was given, and only this
+        // stream uses it.
         unsafe { graph.replay() }.unwrap();
         let got = step.results(gpu).unwrap();
         let eager = Numbers {

@@ -1,8 +1,8 @@
-//! The helpers of the GPU against those of the CPU device: bit for bit where a format is exact, within
-//! rounding elsewhere.
+//! The helpers of the GPU against those of the CPU device: bit for bit where a format is exact,
+//! within rounding elsewhere.
 //!
-//! Each operation is a function over any device, run on both with the same bytes. Inputs lie among NaN,
-//! outputs are compared with everything around them.
+//! Each operation is a function over any device, run on both with the same bytes. Inputs lie among
+//! NaN, outputs are compared with everything around them.
 
 use mla_cpu::Cpu;
 use mla_kernels::device::{Rotary, RotaryQuery, RotaryStyle};
@@ -25,7 +25,8 @@ use crate::tensors::{
     On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
 };
 
-// ---- Cache write ----------------------------------------------------------------------------------
+// ---- Cache write
+// ----------------------------------------------------------------------------------
 
 struct Write {
     latent: Tensor,
@@ -39,7 +40,8 @@ fn dims(latent: usize, rope: usize) -> MlaDims {
     MlaDims::new(latent as u32, HeadDims::new(128, rope as u32, 128))
 }
 
-// Dimensions, paddings and pages of all kinds; half of the cases are aligned as an engine's would be.
+// Dimensions, paddings and pages of all kinds; half of the cases are aligned as an engine's would
+// be.
 fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout {
     let (latent, rope) = if rng.random_bool(0.5) {
         pick(rng, &[(512, 64), (256, 32), (512, 0), (128, 64)])
@@ -160,8 +162,8 @@ fn every_finite_16_bit_value_is_quantised_as_on_the_cpu() {
             let mut layout = CacheLayout::contiguous(dims(512, 64), format, 2, 64);
             layout.scale = scale;
             let mut latent = Tensor::poison(Layout::contiguous(dtype, [tokens, 1, 512]), 0);
-            // All 65536 patterns in numeric order, so that neighbours in a group are of one size; no
-            // number becomes 1, whose NaN the formats keep differently.
+            // All 65536 patterns in numeric order, so that neighbours in a group are of one size;
+            // no number becomes 1, whose NaN the formats keep differently.
             for (pattern, bytes) in latent.bytes.chunks_exact_mut(2).enumerate() {
                 bytes.copy_from_slice(&(pattern as u16).to_le_bytes());
                 if get(dtype, bytes, 0).is_nan() {
@@ -214,7 +216,8 @@ fn slots_outside_the_cache_are_skipped() {
     );
 }
 
-// ---- Rotary embedding -----------------------------------------------------------------------------
+// ---- Rotary embedding
+// -----------------------------------------------------------------------------
 
 // The oracle: pairs turned in f32, one product after the other, rounded to the dtype.
 fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], style: RotaryStyle) {
@@ -334,7 +337,8 @@ fn a_fused_rotation_is_one_beforehand() {
     }
 }
 
-// ---- Gather ---------------------------------------------------------------------------------------
+// ---- Gather
+// ---------------------------------------------------------------------------------------
 
 struct Gather {
     cache: Vec<u8>,
@@ -538,7 +542,8 @@ fn a_page_that_does_not_exist_gives_nan() {
     );
 }
 
-// ---- Merge ----------------------------------------------------------------------------------------
+// ---- Merge
+// ----------------------------------------------------------------------------------------
 
 struct Merge {
     out: Tensor,
@@ -674,7 +679,8 @@ fn merging_touches_nothing_between_the_rows() {
     }
 }
 
-// ---- Log-sum-exps ---------------------------------------------------------------------------------
+// ---- Log-sum-exps
+// ---------------------------------------------------------------------------------
 
 fn run_convert<D: Device, C: LseConvention>(
     device: &D,
@@ -722,7 +728,8 @@ fn log_sum_exps_are_converted_as_on_the_cpu() {
     }
 }
 
-// ---- Copies ---------------------------------------------------------------------------------------
+// ---- Copies
+// ---------------------------------------------------------------------------------------
 
 fn run_copy<D: Device>(device: &D, from: Option<&Tensor>, to: &Tensor) -> Result<Vec<u8>> {
     let mut out = On::new(device, to)?;
@@ -773,7 +780,8 @@ fn copies_agree_with_the_cpu() {
     }
 }
 
-// ---- Products -------------------------------------------------------------------------------------
+// ---- Products
+// -------------------------------------------------------------------------------------
 
 fn run_gemm<D: Device>(device: &D, [a, b, c]: [&Tensor; 3]) -> Result<Tensor> {
     let (a, b, mut c) = (
@@ -845,7 +853,8 @@ fn an_empty_inner_axis_gives_zeros() {
     assert_eq!(c.values(), [0.0; 24]);
 }
 
-// ---- Size -----------------------------------------------------------------------------------------
+// ---- Size
+// -----------------------------------------------------------------------------------------
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
@@ -1038,7 +1047,8 @@ fn offsets_go_beyond_31_bits_of_elements() {
     }
 }
 
-// ---- Graphs and tiers -----------------------------------------------------------------------------
+// ---- Graphs and tiers
+// -----------------------------------------------------------------------------
 
 // A step that uses every operation once, over memory that stays where it is.
 struct Step {
@@ -1194,7 +1204,8 @@ fn a_captured_step_replays_with_other_inputs_as_it_runs_without() {
     );
     for seed in 1..5 {
         captured.set(gpu, seed).unwrap();
-        // SAFETY: `captured` holds everything that its capture was given, and only this stream uses it.
+        // SAFETY: `captured` holds everything that its capture was given, and only this stream uses
+        // it.
         unsafe { graph.replay() }.unwrap();
         eager.set(gpu, seed).unwrap();
         eager.enqueue(gpu).unwrap();

@@ -1,6 +1,6 @@
-//! What needs a GPU, in one program, since each carries the code of all kernels: a module per kernel, and the
-//! conformance suite and the layer over them. A filter runs one of them:
-//! `cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla`.
+//! What needs a GPU, in one program, since each carries the code of all kernels: a module per
+//! kernel, and the conformance suite and the layer over them. A filter runs one of them: `cargo
+//! test --release --features sm90 --test gpu -- --include-ignored flash_mla`.
 
 #![cfg(feature = "gpu")]
 

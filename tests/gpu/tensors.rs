@@ -16,8 +16,8 @@ pub(crate) fn normal(rng: &mut StdRng) -> f32 {
     (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * v).cos()
 }
 
-/// A tensor in host memory: its first element lies `offset` bytes into the buffer, so that a device's
-/// view of it can be as misaligned as one likes.
+/// A tensor in host memory: its first element lies `offset` bytes into the buffer, so that a
+/// device's view of it can be as misaligned as one likes.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(crate) bytes: Vec<u8>,

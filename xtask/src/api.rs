@@ -28,8 +28,8 @@ const PACKAGES: [(&str, &str); 7] = [
     ("mla-cli", ""),
 ];
 
-/// rustdoc's description of a crate for programs is not stable: this compiler's is what `public-api`
-/// reads.
+/// rustdoc's description of a crate for programs is not stable: this compiler's is what
+/// `public-api` reads.
 const COMPILER: &str = "1.95";
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -78,8 +78,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn list(workspace: &Workspace, package: &str, features: &str) -> anyhow::Result<String> {
-    // A folder of its own: build scripts of other crates look at RUSTC_BOOTSTRAP, and everything would be
-    // built anew each time it comes and goes.
+    // A folder of its own: build scripts of other crates look at RUSTC_BOOTSTRAP, and everything
+    // would be built anew each time it comes and goes.
     let target = workspace.target.join("api");
     let status = workspace
         .cargo()

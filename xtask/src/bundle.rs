@@ -18,8 +18,8 @@ pub(crate) struct Arguments {
     /// The features to pack: those of architectures, and `nccl` for the tests of two GPUs.
     #[arg(long, value_delimiter = ',', default_value = "sm90")]
     features: Vec<String>,
-    /// Also the test of `mla-candle` on a GPU, packed by xz. Building it takes what candle's `cuda` takes: nvcc on
-    /// the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
+    /// Also the test of `mla-candle` on a GPU, packed by xz. Building it takes what candle's `cuda`
+    /// takes: nvcc on the path, a CUDA toolkit to link, `CUDA_COMPUTE_CAP`.
     #[arg(long)]
     candle: bool,
     /// Where the bundle goes; what is there is replaced. By default `bundle` in the target folder.
@@ -30,8 +30,8 @@ pub(crate) struct Arguments {
 /// The most that a bundle may hold: it travels with every run.
 const MOST: u64 = 60 << 20;
 
-/// Where all programs are if they hold more than that. Each carries the kernels of all families, so one archive that
-/// sees across programs is little larger than one of them; `run.sh` unpacks it.
+/// Where all programs are if they hold more than that. Each carries the kernels of all families, so
+/// one archive that sees across programs is little larger than one of them; `run.sh` unpacks it.
 const ARCHIVE: &str = "programs.tar.xz";
 
 const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
@@ -102,7 +102,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             )?;
         }
     }
-    // The tool's own features turn on those of the kernels, and the device that it offers. It has those of architectures.
+    // The tool's own features turn on those of the kernels, and the device that it offers. It has
+    // those of architectures.
     let of_tool: Vec<_> = arguments
         .features
         .iter()
@@ -236,8 +237,8 @@ fn has_ignored_tests(executable: &Path) -> anyhow::Result<bool> {
             .any(|line| line.ends_with(": test")))
 }
 
-/// Most of a program with candle in it are its kernels, as readable assembly and for every quantised format: a seventh of it
-/// is left.
+/// Most of a program with candle in it are its kernels, as readable assembly and for every
+/// quantised format: a seventh of it is left.
 fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
     let status = Command::new("xz")
         .args(["--compress", "--stdout", "--threads=0"])

@@ -1,5 +1,5 @@
-//! Compiles the kernels through Cargo and shows what Cargo hides: what the build script does, while it
-//! does it.
+//! Compiles the kernels through Cargo and shows what Cargo hides: what the build script does, while
+//! it does it.
 
 use std::{
     fs::File,

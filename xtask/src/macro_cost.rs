@@ -35,7 +35,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         workspace.root.join("Cargo.lock"),
         package.join("Cargo.lock"),
     )?;
-    // Without an architecture, as a check build is anywhere; its own manifest, outside the workspace.
+    // Without an architecture, as a check build is anywhere; its own manifest, outside the
+    // workspace.
     fs::write(
         package.join("Cargo.toml"),
         format!(

@@ -34,7 +34,8 @@ enum Chore {
     Cache(cache::Arguments),
     /// Pack the GPU tests and benchmarks into a folder that runs on a machine without Rust.
     Bundle(bundle::Arguments),
-    /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them anew.
+    /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them
+    /// anew.
     Goldens(goldens::Arguments),
     /// Compare the public interface of each crate with the checked-in list, or write it anew.
     Api(api::Arguments),
@@ -42,7 +43,8 @@ enum Chore {
     Sass(sass::Arguments),
     /// Check that what would be published is complete, and nothing else.
     Package(package::Arguments),
-    /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be published.
+    /// Compile the kernels into packages, so that a release needs no nvcc, and check what would be
+    /// published.
     Release(release::Arguments),
     /// Time what one more backend adds to a check build of mla-kernels.
     MacroCost(macro_cost::Arguments),

@@ -1,5 +1,6 @@
-//! Makes what a release has beside the sources: each family's kernels, compiled, in a package of its own.
-//! Whoever builds mla-kernels from a registry then needs neither nvcc nor CUTLASS nor libclang.
+//! Makes what a release has beside the sources: each family's kernels, compiled, in a package of
+//! its own. Whoever builds mla-kernels from a registry then needs neither nvcc nor CUTLASS nor
+//! libclang.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +26,8 @@ pub(crate) struct Arguments {
     check: bool,
 }
 
-/// A family's package holds the sources of no family for the combinations in which it is the last of these.
+/// A family's package holds the sources of no family for the combinations in which it is the last
+/// of these.
 const FAMILIES: [&str; 3] = ["sm80", "sm90", "sm100"];
 
 /// What crates.io takes.

@@ -1,5 +1,5 @@
-//! Compares the machine code of two revisions, symbol names aside: a step that only renames or moves code
-//! leaves it as it was.
+//! Compares the machine code of two revisions, symbol names aside: a step that only renames or
+//! moves code leaves it as it was.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,8 +12,8 @@ use anyhow::{Context, bail, ensure};
 
 use crate::Workspace;
 
-/// The disassemblers, which the toolkit does not need and does not have. They read what earlier compilers
-/// made; the wheels have no release as old as the toolkit's.
+/// The disassemblers, which the toolkit does not need and does not have. They read what earlier
+/// compilers made; the wheels have no release as old as the toolkit's.
 const PACKAGES: &[&str] = &[
     "nvidia-cuda-cuobjdump==13.2.51",
     "nvidia-cuda-nvdisasm==13.2.51",
@@ -35,8 +35,8 @@ pub(crate) struct Arguments {
     /// The Python whose pip downloads cuobjdump and nvdisasm, once, where PATH has none.
     #[arg(long, default_value = "python3")]
     python: PathBuf,
-    /// Compile this tree into `--out` and end: what the command calls itself for, since a build speaks
-    /// to Cargo on its standard output.
+    /// Compile this tree into `--out` and end: what the command calls itself for, since a build
+    /// speaks to Cargo on its standard output.
     #[arg(long, hide = true, requires = "out")]
     compile: Option<PathBuf>,
     #[arg(long, hide = true)]
@@ -218,8 +218,8 @@ impl Tools {
     }
 }
 
-/// The folder of a wheel's programs, installed into a folder of its own: two of them have files of one
-/// name.
+/// The folder of a wheel's programs, installed into a folder of its own: two of them have files of
+/// one name.
 fn installed(python: &Path, folder: &Path, package: &str) -> anyhow::Result<PathBuf> {
     let target = folder.join(package);
     if !target.exists() {

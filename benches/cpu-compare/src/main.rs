@@ -1,6 +1,6 @@
-//! The CPU backends beside candle's tensor operations and PyTorch's attention, on the same inputs in
-//! one run. Rounds are interleaved, and ratios are medians over rounds of ratios within a round, so
-//! that whatever else loads the machine hits all alike.
+//! The CPU backends beside candle's tensor operations and PyTorch's attention, on the same inputs
+//! in one run. Rounds are interleaved, and ratios are medians over rounds of ratios within a round,
+//! so that whatever else loads the machine hits all alike.
 //!
 //! `PYTHON` names the interpreter; where it cannot import torch, torch is left out and the table
 //! says so. With `--without-candle` candle only computes what the others are compared with;
@@ -152,9 +152,9 @@ fn compare<T: Element + candle_core::WithDType>(
     let mut times = vec![[const { Vec::new() }; 2]; contenders.len()];
     for _ in 0..ROUNDS {
         for ([first, settled], contender) in times.iter_mut().zip(&mut contenders) {
-            // Threads of the contender before may still spin in wait for work, caches hold its data,
-            // and threads that wake after a pause begin on one core: a pause, and runs that do not
-            // count until everything has settled, give everyone the same start.
+            // Threads of the contender before may still spin in wait for work, caches hold its
+            // data, and threads that wake after a pause begin on one core: a pause, and runs that
+            // do not count until everything has settled, give everyone the same start.
             std::thread::sleep(PAUSE);
             let start = Instant::now();
             first.push((contender.run)()?);

@@ -1,7 +1,7 @@
 //! A decode backend for NVIDIA GPUs in a crate of its own, with a kernel of its own.
 //!
-//! The kernel is simple rather than fast, and takes what the built-in FLASHMLA does not: more than 128
-//! heads. So it is chosen there, and FLASHMLA elsewhere.
+//! The kernel is simple rather than fast, and takes what the built-in FLASHMLA does not: more than
+//! 128 heads. So it is chosen there, and FLASHMLA elsewhere.
 
 use mla_kernels::Cuda;
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query, StepLimits};
@@ -96,8 +96,8 @@ impl DecodeBackend for Naive {
             softmax_scale: self.0.softmax_scale,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree, and the
-        // output is borrowed mutably; the launch reads nothing beyond them.
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree,
+        // and the output is borrowed mutably; the launch reads nothing beyond them.
         match unsafe { ffi::naive_decode(&params, device.raw_stream()) } {
             0 => Ok(()),
             status => Err(Error::Device {

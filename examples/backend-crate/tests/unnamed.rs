@@ -1,5 +1,5 @@
-//! A dependency that the program does not name is not linked: its backends are not there, and the error
-//! says how to change that.
+//! A dependency that the program does not name is not linked: its backends are not there, and the
+//! error says how to change that.
 
 use mla_runtime::registry::Registry;
 use mla_runtime::spec::Phase;

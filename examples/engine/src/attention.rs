@@ -18,7 +18,8 @@ pub struct Common<D: Device> {
     pub rotary: RotaryTables<D>,
 }
 
-/// The weights of a layer's attention, each `[in, out]` but `W_kv_b`, which is as checkpoints hold it.
+/// The weights of a layer's attention, each `[in, out]` but `W_kv_b`, which is as checkpoints hold
+/// it.
 pub struct Attention<D: Device> {
     q_a: Tensor<D>,
     q_norm: Tensor<D>,

@@ -131,8 +131,8 @@ impl Routing {
         }))
     }
 
-    /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are sigmoids of the
-    /// router's logits. Of equal ones the first is chosen.
+    /// The weight of each expert for one token, 0 of those that it does not go to; `scores` are
+    /// sigmoids of the router's logits. Of equal ones the first is chosen.
     pub fn weigh(&self, scores: &[f32], bias: &[f32], weights: &mut [f32]) {
         let biased: Vec<f32> = scores.iter().zip(bias).map(|(x, bias)| x + bias).collect();
         let of_group = self.experts / self.groups;
@@ -161,7 +161,8 @@ impl Routing {
 /// The most experts that the kernel on a GPU routes to.
 pub const MOST_EXPERTS: usize = 256;
 
-/// Where the `count` largest values are of those that are `eligible`, the first of equal ones first.
+/// Where the `count` largest values are of those that are `eligible`, the first of equal ones
+/// first.
 fn largest(values: &[f32], count: usize, eligible: impl Fn(usize) -> bool) -> Vec<usize> {
     let mut places: Vec<usize> = (0..values.len()).filter(|at| eligible(*at)).collect();
     places.sort_by(|a, b| values[*b].total_cmp(&values[*a]));

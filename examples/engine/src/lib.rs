@@ -1,4 +1,5 @@
-//! A small inference engine: a DeepSeek-like model of random weights, served as an engine serves one.
+//! A small inference engine: a DeepSeek-like model of random weights, served as an engine serves
+//! one.
 //!
 //! | module | what |
 //! |---|---|
@@ -13,8 +14,8 @@
 //! | [`engine`] | requests in, tokens out |
 //! | [`metrics`], [`status`] | what is counted, and what a terminal shows meanwhile |
 //!
-//! What a step takes of the library stands in [`attention`], [`runner`] and [`operations`] between comments that say
-//! so: at most 25 lines for a step, which `tests/lines.rs` counts.
+//! What a step takes of the library stands in [`attention`], [`runner`] and [`operations`] between
+//! comments that say so: at most 25 lines for a step, which `tests/lines.rs` counts.
 
 pub mod attention;
 pub mod config;

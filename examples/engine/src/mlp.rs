@@ -1,8 +1,10 @@
-//! What stands behind the attention of a decoder layer: a gated MLP, or a mixture of experts as DeepSeek-V3 has it.
+//! What stands behind the attention of a decoder layer: a gated MLP, or a mixture of experts as
+//! DeepSeek-V3 has it.
 //!
-//! Every expert computes every token, and the router's weights, of which all but a few are 0, add up what they say. A
-//! step then enqueues the same launches wherever its tokens are routed, as a graph needs it. An engine that is to be
-//! fast sorts the tokens by expert and multiplies in groups.
+//! Every expert computes every token, and the router's weights, of which all but a few are 0, add
+//! up what they say. A step then enqueues the same launches wherever its tokens are routed, as a
+//! graph needs it. An engine that is to be fast sorts the tokens by expert and multiplies in
+//! groups.
 
 use mla_runtime::Result;
 use mla_runtime::prelude::*;

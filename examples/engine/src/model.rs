@@ -80,8 +80,8 @@ impl<D: Operations> Model<D> {
         &self.common.config
     }
 
-    /// Enqueues a prepared step of `tokens` tokens: from `memory.ids` to `memory.best`, the likeliest token
-    /// behind each.
+    /// Enqueues a prepared step of `tokens` tokens: from `memory.ids` to `memory.best`, the
+    /// likeliest token behind each.
     ///
     /// # Errors
     ///

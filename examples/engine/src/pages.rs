@@ -1,9 +1,10 @@
-//! The page allocator: which pages are free, who refers to the others, and which prefixes they hold.
+//! The page allocator: which pages are free, who refers to the others, and which prefixes they
+//! hold.
 //!
-//! A page whose tokens are all there may be registered under them and everything before them. A later request
-//! with the same beginning refers to it instead of computing it again. A page that nobody refers to any more keeps
-//! its prefix until the room is needed, the longest unused first. Whoever writes to a page that others may read
-//! gets a copy.
+//! A page whose tokens are all there may be registered under them and everything before them. A
+//! later request with the same beginning refers to it instead of computing it again. A page that
+//! nobody refers to any more keeps its prefix until the room is needed, the longest unused first.
+//! Whoever writes to a page that others may read gets a copy.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -111,8 +112,8 @@ impl Pages {
         pages
     }
 
-    /// Registers the first `pages` under the tokens that fill them. A page whose tokens another one holds already
-    /// stays as it is.
+    /// Registers the first `pages` under the tokens that fill them. A page whose tokens another one
+    /// holds already stays as it is.
     pub fn register(&mut self, tokens: &[u32], pages: &[i32]) {
         let mut before = 0;
         for (tokens, &page) in tokens.chunks_exact(self.page_size).zip(pages) {
@@ -129,7 +130,8 @@ impl Pages {
         }
     }
 
-    /// Whether its only holder may write to it: no one else refers to it or will find it by its prefix.
+    /// Whether its only holder may write to it: no one else refers to it or will find it by its
+    /// prefix.
     pub fn is_private(&self, page: i32) -> bool {
         self.holders[page as usize] == 1 && self.registered[page as usize].is_none()
     }

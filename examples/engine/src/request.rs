@@ -55,7 +55,8 @@ impl Request {
         self.pages = pages;
     }
 
-    /// The tokens that have to go through the model before the next one is known: one for a request that decodes.
+    /// The tokens that have to go through the model before the next one is known: one for a request
+    /// that decodes.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.cached
     }

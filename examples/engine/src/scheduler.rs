@@ -1,8 +1,9 @@
 //! Which requests a step brings, and how many tokens each.
 //!
-//! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to prompts, in parts
-//! if need be. A request that finds no page waits until the youngest ones have given theirs back: they start again
-//! later, with what they have generated as part of their prompt. So the oldest always gets on.
+//! Requests that decode come first, each with its drafts; what is left of a step's tokens goes to
+//! prompts, in parts if need be. A request that finds no page waits until the youngest ones have
+//! given theirs back: they start again later, with what they have generated as part of their
+//! prompt. So the oldest always gets on.
 
 use std::collections::VecDeque;
 
@@ -22,7 +23,8 @@ pub struct Share {
     pub drafts: Vec<u32>,
 }
 
-/// A page to copy before the step, and where to: someone is about to write to a page that others read.
+/// A page to copy before the step, and where to: someone is about to write to a page that others
+/// read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copy {
     /// The page as it is.
@@ -129,7 +131,8 @@ impl Scheduler {
         Ok(shares)
     }
 
-    /// Notes what a step has made of a request: `accepted` of its new tokens stay, and `tokens` are new.
+    /// Notes what a step has made of a request: `accepted` of its new tokens stay, and `tokens` are
+    /// new.
     pub fn advance(&mut self, id: RequestId, accepted: usize, tokens: &[u32]) {
         let Some(request) = self.running.iter_mut().find(|request| request.id == id) else {
             return;
@@ -140,7 +143,8 @@ impl Scheduler {
             .register(&request.tokens[..request.cached], &request.pages);
     }
 
-    /// Lets requests run for which there is room, each with the pages of what others have computed already.
+    /// Lets requests run for which there is room, each with the pages of what others have computed
+    /// already.
     fn admit(&mut self, metrics: &mut Metrics) {
         while self.running.len() < self.most_requests {
             let Some(mut request) = self.waiting.pop_front() else {
@@ -162,8 +166,8 @@ impl Scheduler {
         }
     }
 
-    /// Looks again for what others have computed, for a request that has nothing: they may have done so since it
-    /// was let in.
+    /// Looks again for what others have computed, for a request that has nothing: they may have
+    /// done so since it was let in.
     fn share_prefix(&mut self, id: RequestId, metrics: &mut Metrics) {
         let page = self.pages.page_size();
         let nothing = |request: &&mut Request| request.id == id && request.pages.is_empty();
@@ -191,8 +195,8 @@ impl Scheduler {
         }
     }
 
-    /// Gets a request the pages of `total` tokens, its own where it will write. Says whether it has them; if not, it
-    /// was sent back or waits.
+    /// Gets a request the pages of `total` tokens, its own where it will write. Says whether it has
+    /// them; if not, it was sent back or waits.
     fn reserve(
         &mut self,
         id: RequestId,
@@ -207,7 +211,8 @@ impl Scheduler {
                 return Ok(false);
             };
             let request = &mut self.running[at];
-            // The first page that is written may be another's, too: only the last one that was shared can be.
+            // The first page that is written may be another's, too: only the last one that was
+            // shared can be.
             let first = request.cached / page_size;
             let foreign = request.pages.get(first).copied();
             let foreign = foreign.filter(|page| !self.pages.is_private(*page));

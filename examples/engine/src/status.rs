@@ -1,4 +1,5 @@
-//! What a terminal shows while the engine runs: a line of its state, and above it the tokens as they come.
+//! What a terminal shows while the engine runs: a line of its state, and above it the tokens as
+//! they come.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -106,7 +106,8 @@ fn alone(prompts: &[Vec<u32>], more: usize) -> Vec<Vec<u32>> {
 fn a_batch_says_what_each_request_says_alone() {
     let prompts = prompts();
     let expected = alone(&prompts, 20);
-    // With room for all, with few tokens a step, and with so few pages that requests give theirs back.
+    // With room for all, with few tokens a step, and with so few pages that requests give theirs
+    // back.
     for size in [
         SIZE,
         Size { tokens: 8, ..SIZE },

@@ -105,8 +105,8 @@ impl Plan {
         );
         println!("cargo::rustc-link-lib=static={}", self.tag.as_str());
         println!("cargo::{}", self.tag.prefix_variable(&self.library));
-        // The runtime is linked in whole, and itself looks for the driver when it is first called: a
-        // program with kernels starts on a machine without one.
+        // The runtime is linked in whole, and itself looks for the driver when it is first called:
+        // a program with kernels starts on a machine without one.
         println!("cargo::rustc-link-lib=static=cudart_static");
         for system in ["stdc++", "dl", "rt", "pthread"] {
             println!("cargo::rustc-link-lib=dylib={system}");

@@ -156,8 +156,8 @@ impl Search {
             .collect()
     }
 
-    /// The site-packages folders: of the active environment, of the user, of the system, and at last
-    /// the own toolkit folder, which pip filled with the same layout.
+    /// The site-packages folders: of the active environment, of the user, of the system, and at
+    /// last the own toolkit folder, which pip filled with the same layout.
     pub(super) fn site_packages(&self, looked: &mut Vec<String>) -> Vec<(String, PathBuf)> {
         let mut folders: Vec<(String, PathBuf)> = Vec::new();
         let mut add = |place: &str, folder: PathBuf| {
@@ -202,7 +202,8 @@ impl Search {
     }
 }
 
-/// The site-packages folders that a Python knows: the user's and the system's, wherever it keeps them.
+/// The site-packages folders that a Python knows: the user's and the system's, wherever it keeps
+/// them.
 fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
     const QUESTION: &str =
         "import site\nprint(site.getusersitepackages())\nprint(*site.getsitepackages(), sep='\\n')";
@@ -220,8 +221,8 @@ fn ask(python: Option<&Path>) -> Result<Vec<PathBuf>, String> {
         .collect())
 }
 
-/// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in them,
-/// so that `cuda-9.2` comes before `cuda-12.8`.
+/// The entries of a folder whose name starts with `prefix`, in ascending order of the numbers in
+/// them, so that `cuda-9.2` comes before `cuda-12.8`.
 pub(super) fn children(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();

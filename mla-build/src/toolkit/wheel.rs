@@ -11,10 +11,11 @@ use crate::{Error, compiler::Include};
 
 /// A wheel whose headers the sources include, in one version and no other.
 ///
-/// It is looked for where the toolkit's wheels are: in the folder that `MLA_WHEEL_<NAME>` names, in the
-/// site-packages of the active environment, of the user and of the system, and in a folder of its own,
-/// `<name>-<version>` below `MLA_WHEELS` or below `mla-build/wheels` in the user's data folder. Another version
-/// is passed over. No build installs anything: the error says by which command pip does.
+/// It is looked for where the toolkit's wheels are: in the folder that `MLA_WHEEL_<NAME>` names, in
+/// the site-packages of the active environment, of the user and of the system, and in a folder of
+/// its own, `<name>-<version>` below `MLA_WHEELS` or below `mla-build/wheels` in the user's data
+/// folder. Another version is passed over. No build installs anything: the error says by which
+/// command pip does.
 ///
 /// ```
 /// use mla_build::{Kernels, Wheel};
@@ -50,23 +51,23 @@ impl Wheel {
         }
     }
 
-    /// Pins what the include roots hold, by a hash that the refusal of another one tells. pip checks the wheel when
-    /// it installs it; this checks what is there when it is compiled.
+    /// Pins what the include roots hold, by a hash that the refusal of another one tells. pip
+    /// checks the wheel when it installs it; this checks what is there when it is compiled.
     #[must_use]
     pub fn contents(mut self, hash: impl Into<String>) -> Self {
         self.contents = Some(hash.into());
         self
     }
 
-    /// Adds an include root (`-I`), relative to site-packages. Roots are searched in the order of the
-    /// calls, after the package's own and before CUTLASS.
+    /// Adds an include root (`-I`), relative to site-packages. Roots are searched in the order of
+    /// the calls, after the package's own and before CUTLASS.
     #[must_use]
     pub fn include(self, folder: impl Into<String>) -> Self {
         self.root(folder.into(), false)
     }
 
-    /// Adds an include root whose headers the compilers do not warn about (`-isystem`). It is searched after
-    /// every root that [`include`](Self::include) adds, and after CUDA's headers.
+    /// Adds an include root whose headers the compilers do not warn about (`-isystem`). It is
+    /// searched after every root that [`include`](Self::include) adds, and after CUDA's headers.
     #[must_use]
     pub fn system(self, folder: impl Into<String>) -> Self {
         self.root(folder.into(), true)
@@ -187,8 +188,8 @@ impl Wheel {
         })
     }
 
-    /// Of the paths and contents of all files in the include roots, but for the bytecode that pip and Python
-    /// write beside Python's sources.
+    /// Of the paths and contents of all files in the include roots, but for the bytecode that pip
+    /// and Python write beside Python's sources.
     fn hash(&self, site: &Path) -> Result<String, Error> {
         let mut files = BTreeMap::new();
         for root in &self.roots {
@@ -301,7 +302,8 @@ mod tests {
         assert!(find(&here, hash).is_ok());
         let elsewhere = site(&[("flash_infer_py", "0.7.2.post1")]);
         header(&elsewhere, "one");
-        // What lies beside the include roots does not count, nor does what pip compiles within them.
+        // What lies beside the include roots does not count, nor does what pip compiles within
+        // them.
         fs::write(elsewhere.path().join("flash/module.py"), "pass").unwrap();
         let bytecode = elsewhere.path().join("flash/include/tools/__pycache__");
         fs::create_dir_all(&bytecode).unwrap();

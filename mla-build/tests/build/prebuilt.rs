@@ -1,4 +1,5 @@
-//! Objects of a release: taken where nothing is there to compile them, and refused where they do not fit.
+//! Objects of a release: taken where nothing is there to compile them, and refused where they do
+//! not fit.
 
 use std::{fs, process::Command};
 

@@ -7,8 +7,9 @@ use std::{
 
 use crate::stub::{World, driver};
 
-/// A package whose build script starts the example `compile`, with a host function `decode` in the library
-/// `decode` that tells `number`. Everything else is called alike in each. In `cu` there are kernels as well.
+/// A package whose build script starts the example `compile`, with a host function `decode` in the
+/// library `decode` that tells `number`. Everything else is called alike in each. In `cu` there are
+/// kernels as well.
 fn package(world: &World, name: &str, [family, extension]: [&str; 2], number: u32, needs: &str) {
     let write = |file: &str, text: &str| world.write(&format!("{name}/{file}"), text);
     write(
@@ -101,8 +102,8 @@ fn succeeded(ran: Output) -> String {
     String::from_utf8_lossy(&ran.stdout).into_owned()
 }
 
-/// What it prints: for each package, of which library its functions are, what it compiled, and what its attribute
-/// is told.
+/// What it prints: for each package, of which library its functions are, what it compiled, and what
+/// its attribute is told.
 fn each_its_own(told: [&str; 3]) -> String {
     let [first, program, second] = told;
     format!(

@@ -198,7 +198,8 @@ fn cutlass_headers_count_like_any_other() {
         "package/cuda/sm90/d.cu",
         "#include <cute/tensor.hpp>\nbody-d\n",
     );
-    // As a plain include root: the search for CUTLASS has tests of its own, and reads the environment.
+    // As a plain include root: the search for CUTLASS has tests of its own, and reads the
+    // environment.
     let kernels = || world.kernels().include(world.at("cutlass/include"));
     world.compiled_by(kernels());
     fs::rename(world.at("cutlass"), world.at("cutlass-4")).unwrap();

@@ -5,7 +5,8 @@ use std::{fs, path::Path, process::Command};
 use crate::stub::World;
 use mla_build::{Built, Family, Kernels};
 
-/// A package whose sources, names and library are called as in every other, compiled by the real C++ compiler.
+/// A package whose sources, names and library are called as in every other, compiled by the real
+/// C++ compiler.
 fn package(world: &World, name: &str, number: u32) -> Kernels {
     let at = |file: &str| format!("{name}/kernels/{file}");
     // One weak name with different bodies: of two in one program a linker keeps one.

@@ -4,7 +4,8 @@ use std::{fs, process::Output};
 
 use crate::stub::World;
 
-/// A package whose source tells which CUTLASS it was compiled with, and a wheel with one of its own.
+/// A package whose source tells which CUTLASS it was compiled with, and a wheel with one of its
+/// own.
 fn world() -> World {
     let world = World::new();
     world.program(

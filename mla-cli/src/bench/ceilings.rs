@@ -28,7 +28,8 @@ pub(super) struct Ceilings {
     pub(super) source: String,
 }
 
-/// Known GPUs: a part of the name, FLOP/s of products in bf16 and f16, and bytes/s of streaming reads.
+/// Known GPUs: a part of the name, FLOP/s of products in bf16 and f16, and bytes/s of streaming
+/// reads.
 const STATED: [(&str, f64, f64, &str); 1] = [(
     "H200",
     794e12,

@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::deviation::{Deviation, worst};
 use crate::run::reference;
 
-/// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they are
-/// in f64.
+/// One head's output for one token: the row and its log-sum-exp, as a backend gave them and as they
+/// are in f64.
 pub(super) struct Row {
     pub(super) given: (Vec<f64>, f64),
     pub(super) expected: (Vec<f64>, f64),
@@ -41,8 +41,8 @@ fn finite_or_infinite<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64,
 const LSE_TOLERANCE: f64 = 1e-3;
 
 /// What a row's relative error may be: weights, values and the output are each rounded to the dtype
-/// once, at random from key to key, and the worst of many rows is a few times the typical one. In f32
-/// sums of thousands of terms and the exponential count instead.
+/// once, at random from key to key, and the worst of many rows is a few times the typical one. In
+/// f32 sums of thousands of terms and the exponential count instead.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 10.0 * 2f64.powi(-9),

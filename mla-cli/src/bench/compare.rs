@@ -222,8 +222,9 @@ fn differences(before: &Report, after: &Report) -> Vec<String> {
         .collect()
 }
 
-/// Mann and Whitney's rank test, two-sided: the chance that two samples of one distribution have ranks
-/// as different as these, by the normal approximation with its corrections for ties and continuity.
+/// Mann and Whitney's rank test, two-sided: the chance that two samples of one distribution have
+/// ranks as different as these, by the normal approximation with its corrections for ties and
+/// continuity.
 fn rank_test(a: &[f64], b: &[f64]) -> f64 {
     let mut all: Vec<(f64, bool)> = a.iter().map(|x| (*x, true)).collect();
     all.extend(b.iter().map(|x| (*x, false)));

@@ -69,7 +69,8 @@ impl Layer {
         Ok(backend)
     }
 
-    /// Refuses what would not fit into memory, and what the backends would refuse when the step is set up.
+    /// Refuses what would not fit into memory, and what the backends would refuse when the step is
+    /// set up.
     pub(super) fn try_out<D: Stopwatch>(&self, site: &Site<'_, D>) -> Result<(), CliError> {
         let (registry, device) = (site.registry, site.device);
         let workload = self.workload()?;

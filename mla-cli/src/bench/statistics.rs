@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Samples this many median absolute deviations away from the median are called outliers. For normal
-/// samples that is five standard deviations.
+/// Samples this many median absolute deviations away from the median are called outliers. For
+/// normal samples that is five standard deviations.
 const OUTLIER: f64 = 7.4;
 
 /// Samples in one number each.

@@ -38,7 +38,8 @@ pub(crate) struct Args {
     /// otherwise 65536.
     #[arg(long, value_name = "W", value_parser = natural)]
     rows: Option<u32>,
-    /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the workspace.
+    /// Find what fits in this much memory, such as 80GiB: the cache, or with --tokens the
+    /// workspace.
     #[arg(long, value_name = "SIZE", value_parser = args::size)]
     fit: Option<ByteSize>,
     /// The most requests of a step.
@@ -147,7 +148,8 @@ fn fitted(
             Ok(first.with_pages(pages))
         }
         (Some(_), None) => {
-            // With fewer rows a step has more chunks, and its arrays are longer: down from the most.
+            // With fewer rows a step has more chunks, and its arrays are longer: down from the
+            // most.
             let mut fitted = needs(MOST_ROWS)?;
             loop {
                 fitted = needs(max_rows(&fitted, bytes)?.min(MOST_ROWS))?;

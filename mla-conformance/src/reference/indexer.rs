@@ -38,7 +38,8 @@ pub fn layer_norm(row: &[f64], weight: &[f64], bias: &[f64], epsilon: f64) -> Ve
         .collect()
 }
 
-/// The Hadamard transform divided by √n: element i of the result is Σ_j (−1)^popcount(i & j) x_j / √n.
+/// The Hadamard transform divided by √n: element i of the result is Σ_j (−1)^popcount(i & j) x_j /
+/// √n.
 pub fn hadamard(row: &[f64]) -> Vec<f64> {
     let sign = |i: usize, j: usize| {
         if (i & j).count_ones().is_multiple_of(2) {
@@ -55,7 +56,8 @@ pub fn hadamard(row: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// The scale of an index key or query: the least power of two that is not below max(|x|, 1e-4) / 448.
+/// The scale of an index key or query: the least power of two that is not below max(|x|, 1e-4) /
+/// 448.
 pub fn index_scale(row: &[f64]) -> f64 {
     let largest = row.iter().fold(1e-4, |most: f64, x| most.max(x.abs()));
     let mut scale = 2f64.powi(-60);
@@ -71,8 +73,8 @@ pub fn quantise_index(row: &[f64]) -> (Vec<u8>, f64) {
     (row.iter().map(|x| encode_e4m3(x / scale)).collect(), scale)
 }
 
-/// The logit of one key: scale · Σ weight · relu(query · key), over the heads' queries and weights, all of
-/// them as e4m3 codes.
+/// The logit of one key: scale · Σ weight · relu(query · key), over the heads' queries and weights,
+/// all of them as e4m3 codes.
 ///
 /// # Panics
 ///

@@ -1,7 +1,7 @@
 //! Attention as the formulas say, in f64: what every implementation is compared with.
 //!
-//! Nothing here is fast, and nothing is shared with the code it judges. It is meant to be checked by
-//! reading it.
+//! Nothing here is fast, and nothing is shared with the code it judges. It is meant to be checked
+//! by reading it.
 
 mod cache;
 mod indexer;

@@ -81,9 +81,9 @@ fn detect() -> bool {
     }
 }
 
-// One kernel: `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32, for up to two tiles each
-// of rows and columns. `a` tiles have rows `a_pitch` bytes apart and step by 64 bytes; `b` tiles lie
-// whole, one after the other; the two tiles of a row of `c` are neighbours.
+// One kernel: `c[i][j] = c[i][j]? + Σ a[i] · b[j]` over `steps` steps of 32, for up to two tiles
+// each of rows and columns. `a` tiles have rows `a_pitch` bytes apart and step by 64 bytes; `b`
+// tiles lie whole, one after the other; the two tiles of a row of `c` are neighbours.
 macro_rules! kernel {
     ($name:ident, [$($start:literal),*], [$($step:literal),*], [$($end:literal),*]) => {
         /// # Safety
@@ -285,8 +285,8 @@ impl Bf16Products for Amx {
             let c = [0, second].map(|row| out[row * width + column..].as_mut_ptr().cast());
             let (a_pitch, c_pitch) = (KEYS * size_of::<bf16>(), width * size_of::<f32>());
             // SAFETY: `begin` configured the tiles. Each `a` is a group's 16 rows of KEYS weights;
-            // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32 columns
-            // of 16 rows of `out`, whose width is a multiple of 32.
+            // each `b` is KEYS / 32 tiles, of which `steps` at most are used; each `c` is 32
+            // columns of 16 rows of `out`, whose width is a multiple of 32.
             unsafe {
                 if groups == 2 {
                     add_2x2(a, a_pitch, b, c, c_pitch, steps);

@@ -1,5 +1,5 @@
-//! Attention in bf16: inputs bf16, products and sums f32, and the softmax's weights rounded to bf16,
-//! as every flash attention in bf16 does.
+//! Attention in bf16: inputs bf16, products and sums f32, and the softmax's weights rounded to
+//! bf16, as every flash attention in bf16 does.
 //!
 //! Instructions that multiply bf16 add up the products of two neighbours. What they broadcast or
 //! take by rows lies so already; what they take by columns is *paired*: two rows are interleaved.
@@ -44,8 +44,8 @@ pub(crate) trait Bf16Products: Copy + Send {
         scores: &mut [f32],
     );
 
-    /// out[..groups · 16][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`, values
-    /// paired: `[width / 16][KEYS / 2][16][2]`; `count` and `width` are multiples of 32.
+    /// out[..groups · 16][..width] += weights[.., ..count] · values, weights `[BLOCK, KEYS]`,
+    /// values paired: `[width / 16][KEYS / 2][16][2]`; `count` and `width` are multiples of 32.
     fn accumulate(
         self,
         values: &[bf16],
@@ -334,7 +334,8 @@ fn pair_values(rows: &[&[bf16]], width: usize, to: &mut [bf16]) {
     };
     let (low, high) = (interleave(0), interleave(16));
     let tile = KEYS * LANES;
-    // By columns first: what is written at a time lies together, and a line of each row is read once.
+    // By columns first: what is written at a time lies together, and a line of each row is read
+    // once.
     for column in (0..width).step_by(2 * LANES) {
         let (first, second) = to[column / LANES * tile..].split_at_mut(tile);
         let pairs = rows.as_chunks().0.iter();

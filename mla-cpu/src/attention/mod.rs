@@ -190,8 +190,8 @@ pub(crate) trait Engine: Sized + Send {
     fn tile(&mut self, keys: usize);
 
     /// Attends the rows of block `block` to what they see of the tile; there is one `running` per
-    /// sixteen rows. `in_place` are the keys of a whole tile, of which every row sees all, and whose
-    /// first part are the values; without it the tile is what was written.
+    /// sixteen rows. `in_place` are the keys of a whole tile, of which every row sees all, and
+    /// whose first part are the values; without it the tile is what was written.
     fn block(
         &mut self,
         in_place: Option<&[&[Self::Lane]]>,

@@ -11,7 +11,8 @@ pub(crate) trait SingleProducts: Copy + Send {
     /// Whether it takes keys wherever they lie, rather than one after the other.
     const IN_PLACE: bool;
 
-    /// Lays out queries `[rows, width]` as [`score`](Self::score) takes them, sixteen rows by sixteen.
+    /// Lays out queries `[rows, width]` as [`score`](Self::score) takes them, sixteen rows by
+    /// sixteen.
     fn arrange(self, queries: &[f32], width: usize, to: &mut [f32]);
 
     /// scores[..count][..groups · 16] = keys · queries, scores `[KEYS, MAX_BLOCK]`.

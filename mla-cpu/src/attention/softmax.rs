@@ -11,9 +11,9 @@ pub(crate) const LANES: usize = 16;
 
 /// 2^x for x ≤ 0, with a relative error below 2^−22; 0 below −126; NaN for NaN.
 ///
-/// x is split as n + f, n its nearest integer. 2^f comes from the polynomial of degree 6 that
-/// meets it in the Chebyshev points of [−½, ½] (relative error 3e-9, below the rounding of f32), and
-/// 2^n is written into the exponent's bits.
+/// x is split as n + f, n its nearest integer. 2^f comes from the polynomial of degree 6 that meets
+/// it in the Chebyshev points of [−½, ½] (relative error 3e-9, below the rounding of f32), and 2^n
+/// is written into the exponent's bits.
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     // Adding 1.5·2^23 leaves the nearest integer in the low bits of the sum.

@@ -195,7 +195,8 @@ macro_rules! products {
                 }
             }
 
-            // `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are left.
+            // `ROWS` rows by `C` registers of columns from `column` on, of which `columns` are
+            // left.
             #[target_feature(enable = $features)]
             unsafe fn sum_values<
                 const STEP: usize,

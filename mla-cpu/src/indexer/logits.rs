@@ -11,8 +11,8 @@ use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::{IndexCacheLayout, IndexCacheRef, IndexDims, IndexQueries, IndexRows};
 use mla_runtime::tensor::TensorMut;
 
-/// Keys that are multiplied at a time, a lane of a vector each: whatever lane a key is in, its sums are
-/// formed in the same order, so equal keys have equal logits.
+/// Keys that are multiplied at a time, a lane of a vector each: whatever lane a key is in, its sums
+/// are formed in the same order, so equal keys have equal logits.
 const LANES: usize = 32;
 
 /// Heads that are multiplied at a time.
@@ -119,7 +119,8 @@ impl Tile {
     }
 }
 
-/// The logits of a tile's first keys. Products are rounded before they are added, on every processor.
+/// The logits of a tile's first keys. Products are rounded before they are added, on every
+/// processor.
 #[multiversion(targets(
     "x86_64+avx512f+avx512vl+avx512dq+avx512bw+avx2+fma",
     "x86_64+avx2+fma"

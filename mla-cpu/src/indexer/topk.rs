@@ -102,7 +102,8 @@ impl Scratch {
     }
 }
 
-/// A number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below that of −inf.
+/// A number that is larger for a larger value: equal for −0 and +0, and 0 for NaN, below that of
+/// −inf.
 fn rank(value: f32) -> u32 {
     if value.is_nan() {
         return 0;

@@ -1,6 +1,8 @@
-//! What an engine can get wrong, case by case: each is refused with the field's name and nothing written, or is right.
+//! What an engine can get wrong, case by case: each is refused with the field's name and nothing
+//! written, or is right.
 //!
-//! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse` writes it anew.
+//! `refusals.txt` is what each refused case says. `BLESS=1 cargo test -p mla-cpu --test misuse`
+//! writes it anew.
 
 mod aligned;
 mod cases;

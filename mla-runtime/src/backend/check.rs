@@ -147,7 +147,8 @@ impl<'a, D: Device> Query<'a, D> {
         }
     }
 
-    /// The latent part, of `latent` columns, and the rotary one, which a concatenated query has side by side.
+    /// The latent part, of `latent` columns, and the rotary one, which a concatenated query has
+    /// side by side.
     ///
     /// # Errors
     ///
@@ -164,8 +165,9 @@ impl<'a, D: Device> Query<'a, D> {
 }
 
 impl<D: Device> DecodeCall<'_, D> {
-    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment, the cache, the
-    /// lengths of arrays, and lists of slots. What is left to a backend is what only it knows.
+    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
+    /// the cache, the lengths of arrays, and lists of slots. What is left to a backend is what only
+    /// it knows.
     ///
     /// # Errors
     ///
@@ -209,8 +211,8 @@ impl<D: Device> DecodeCall<'_, D> {
 }
 
 impl<D: Device> PrefillCall<'_, D> {
-    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment, and the lengths
-    /// of arrays. What is left to a backend is what only it knows.
+    /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
+    /// and the lengths of arrays. What is left to a backend is what only it knows.
     ///
     /// # Errors
     ///

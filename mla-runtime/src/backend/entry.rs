@@ -73,8 +73,8 @@ impl Entry {
         (self.availability)()
     }
 
-    /// Whether it can run on `target`, as far as this machine and this build go, and should where it was not
-    /// `asked` for by name.
+    /// Whether it can run on `target`, as far as this machine and this build go, and should where
+    /// it was not `asked` for by name.
     pub fn availability_on(&self, target: Target, asked: bool) -> Availability {
         let kernels = self.kernels.availability(target, asked);
         self.availability().on(target).and(kernels)

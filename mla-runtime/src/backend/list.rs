@@ -7,8 +7,8 @@ use crate::availability::{Availability, Cause};
 use crate::kernels::Kernels;
 use crate::spec::{BackendSpec, Phase};
 
-/// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at its
-/// end.
+/// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at
+/// its end.
 ///
 /// It is `(A, (B, ()))`. The order says nothing: priorities do.
 #[macro_export]
@@ -109,8 +109,8 @@ impl<B: DecodeBackend> DecodeMember for B {
     const MEMBER: Member = Member::present(B::ENTRY);
 }
 
-/// A backend that this build leaves out: its constraints, and what would bring it back. The attribute writes
-/// it where the backend's `feature` is off.
+/// A backend that this build leaves out: its constraints, and what would bring it back. The
+/// attribute writes it where the backend's `feature` is off.
 pub trait Absent {
     /// What it would support.
     const SPEC: BackendSpec;
@@ -202,8 +202,8 @@ impl<B, T> Nth<0> for (B, T) {
     type Backend = B;
 }
 
-// One step further than the index before. The language cannot yet compute an index from another where
-// it is a parameter.
+// One step further than the index before. The language cannot yet compute an index from another
+// where it is a parameter.
 macro_rules! nth {
     ($($index:literal after $before:literal),* $(,)?) => {$(
         impl<B, T: Nth<$before>> Nth<$index> for (B, T) {

@@ -6,8 +6,9 @@
 //! | the program, among types that you list | you support several GPUs, with backends you know | [`with_backends`], once; then a `match`, or a pointer that you keep | one load and an indirect call |
 //! | the program, among all that is linked | backends come from crates that you do not know | [`Registry::instantiate_decode`](crate::registry::Registry::instantiate_decode) | an indirect call, and checks that state and metadata are its own: 62 instructions |
 //!
-//! All three go by the same rules, which are `const fn`s: [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) says what speaks
-//! against a backend, [`tried_before`](crate::selection::tried_before) which of two is better, and
+//! All three go by the same rules, which are `const fn`s:
+//! [`BackendSpec::reasons`](crate::spec::BackendSpec::reasons) says what speaks against a backend,
+//! [`tried_before`](crate::selection::tried_before) which of two is better, and
 //! [`Best`](crate::selection::Best) keeps the best of all.
 //!
 //! # One GPU: the compiler chooses
@@ -30,7 +31,8 @@
 //! }
 //! ```
 //!
-//! Where no backend fits, the program does not compile, and the error lists what speaks against each:
+//! Where no backend fits, the program does not compile, and the error lists what speaks against
+//! each:
 //!
 //! ```compile_fail
 //! # use mla_runtime::best_decode;
@@ -51,8 +53,8 @@
 //! # Several GPUs: one pointer into code that was compiled for the choice
 //!
 //! The program selects, and [`with_backends`] turns the selection into types again, for which
-//! everything that follows is compiled: here a whole engine behind its own trait. A call of `step` is
-//! one load and an indirect call; within it every call is direct.
+//! everything that follows is compiled: here a whole engine behind its own trait. A call of `step`
+//! is one load and an indirect call; within it every call is direct.
 //!
 //! ```
 //! use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend};
@@ -108,8 +110,8 @@
 //! # Ok::<(), SelectionError>(())
 //! ```
 //!
-//! With two or three GPUs an enumeration is as good, and a call is one `match`: its arms name what the
-//! compiler chooses for each.
+//! With two or three GPUs an enumeration is as good, and a call is one `match`: its arms name what
+//! the compiler chooses for each.
 //!
 //! ```
 //! # use mla_runtime::best_decode;
@@ -131,8 +133,9 @@
 //! # What that is in machine code
 //!
 //! A backend that does nothing but launch, called in three ways. These files are compared with the
-//! linked programs by the tests of `mla-dispatch` (`mla-runtime/tests/crates/dispatch`), which also have
-//! callgrind count a million dispatches and an allocator count allocations, of which there are none.
+//! linked programs by the tests of `mla-dispatch` (`mla-runtime/tests/crates/dispatch`), which also
+//! have callgrind count a million dispatches and an allocator count allocations, of which there are
+//! none.
 //!
 //! By hand, without this crate, one takes the addresses and calls the C function:
 //!

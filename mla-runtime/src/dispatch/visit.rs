@@ -33,8 +33,8 @@ pub trait LayerVisitor<D: Device> {
     fn visit<P: PrefillBackend<Device = D>, B: DecodeBackend<Device = D>>(self) -> Self::Output;
 }
 
-/// An element of a list that a visitor can be sent to: a prefill backend for this type of device, or one that
-/// this build leaves out, to which nobody is sent.
+/// An element of a list that a visitor can be sent to: a prefill backend for this type of device,
+/// or one that this build leaves out, to which nobody is sent.
 pub trait PrefillArm<D: Device>: PrefillMember {
     /// Sends the visitor there, or returns `None` where the backend is left out.
     fn visit<V: PrefillVisitor<D>>(visitor: V) -> Option<V::Output> {
@@ -43,8 +43,8 @@ pub trait PrefillArm<D: Device>: PrefillMember {
     }
 }
 
-/// An element of a list that a visitor can be sent to: a decode backend for this type of device, or one that
-/// this build leaves out, to which nobody is sent.
+/// An element of a list that a visitor can be sent to: a decode backend for this type of device, or
+/// one that this build leaves out, to which nobody is sent.
 pub trait DecodeArm<D: Device>: DecodeMember {
     /// Sends the visitor there, or returns `None` where the backend is left out.
     fn visit<V: DecodeVisitor<D>>(visitor: V) -> Option<V::Output> {

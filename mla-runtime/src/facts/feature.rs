@@ -23,8 +23,9 @@ pub enum Feature {
     Sinks,
     /// Results that do not depend on what else is in the batch.
     Deterministic,
-    /// A NaN in an input is in the output of every row that sees it, and of no other. Without this it may be lost,
-    /// and may reach rows that are computed beside it: earlier ones of the request, and in prefill a neighbour's.
+    /// A NaN in an input is in the output of every row that sees it, and of no other. Without this
+    /// it may be lost, and may reach rows that are computed beside it: earlier ones of the request,
+    /// and in prefill a neighbour's.
     NanPropagation,
     /// Outputs with gaps between tokens, and heads in any order.
     StridedOutputs,

@@ -65,7 +65,8 @@ impl KvFormat {
         }
     }
 
-    /// Whether a cache has one scale, [`CacheLayout::scale`](crate::cache::CacheLayout::scale): value = stored · scale.
+    /// Whether a cache has one scale, [`CacheLayout::scale`](crate::cache::CacheLayout::scale):
+    /// value = stored · scale.
     pub const fn has_tensor_scale(self) -> bool {
         match self {
             Self::F32 | Self::F16 | Self::BF16 | Self::Fp8DsMla => false,

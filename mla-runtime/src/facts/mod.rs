@@ -1,5 +1,5 @@
-//! What models and GPUs are, one concept to a file. Their names on the command line, in JSON and in the attribute
-//! are one function.
+//! What models and GPUs are, one concept to a file. Their names on the command line, in JSON and in
+//! the attribute are one function.
 
 pub mod capability;
 pub mod dims;

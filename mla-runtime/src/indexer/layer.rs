@@ -15,16 +15,17 @@ where
     P::Device: IndexDevice,
     D: DecodeStage<Device = P::Device>,
 {
-    /// Runs a layer with its own indexer for the prepared step: writes the rows of both caches, in one launch
-    /// where the device can, makes the lists, and attends to what they name. Only enqueues. The call's
-    /// `slot_lists` are not looked at.
+    /// Runs a layer with its own indexer for the prepared step: writes the rows of both caches, in
+    /// one launch where the device can, makes the lists, and attends to what they name. Only
+    /// enqueues. The call's `slot_lists` are not looked at.
     ///
-    /// The result is that of [`Indexer::select`], [`IndexerWorkspace::lists`] and [`forward`](Self::forward);
-    /// layers that share the lists go on with the latter two.
+    /// The result is that of [`Indexer::select`], [`IndexerWorkspace::lists`] and
+    /// [`forward`](Self::forward); layers that share the lists go on with the latter two.
     ///
     /// # Errors
     ///
-    /// As theirs. A call that does not fit the prepared step is refused before anything is enqueued.
+    /// As theirs. A call that does not fit the prepared step is refused before anything is
+    /// enqueued.
     pub fn forward_selecting(
         &self,
         workspace: &mut Workspace<P, D>,

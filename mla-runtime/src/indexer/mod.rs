@@ -1,9 +1,9 @@
 //! The lightning indexer of sparse attention: which cached tokens each query token attends to.
 //!
 //! DeepSeek-V3.2 and GLM-5 score every cached token for every query token with a small attention of
-//! its own, and attend to the `topk` tokens of the highest scores. Beside the layer's cache stands an
-//! [index cache](IndexCacheLayout) of one quantised key per token. With index heads h, index keys of D
-//! values of which the first R are rotary, and a token t of a request:
+//! its own, and attend to the `topk` tokens of the highest scores. Beside the layer's cache stands
+//! an [index cache](IndexCacheLayout) of one quantised key per token. With index heads h, index
+//! keys of D values of which the first R are rotary, and a token t of a request:
 //!
 //! ```text
 //! key      k[t]      = quantise(H(rope(LayerNorm(W_k · x[t]))))              [D] e4m3, one f32 scale
@@ -14,16 +14,17 @@
 //! ```
 //!
 //! (DeepSeek-V3.2-Exp, `inference/model.py`.) LayerNorm has a weight and a bias. H is a Hadamard
-//! transform divided by √D, or nothing: since it is orthogonal it changes the quantisation alone, but a
-//! cache that was written with it has to be read with it. A scale is the least power of two that is not
-//! below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
+//! transform divided by √D, or nothing: since it is orthogonal it changes the quantisation alone,
+//! but a cache that was written with it has to be read with it. A scale is the least power of two
+//! that is not below max(|x|, 1e-4) / 448. Values are rounded once, when they are quantised.
 //!
 //! # What a list is
 //!
-//! The selection is exact and deterministic, given the logits: the `topk` largest, and among equal ones
-//! those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks below it. A
-//! token that sees no more than `topk` tokens gets them all. A list is in ascending order of position,
-//! with −1 behind its last entry, and serves every head; the layers that [share](IndexLayers) it, too.
+//! The selection is exact and deterministic, given the logits: the `topk` largest, and among equal
+//! ones those of the lowest positions. −0 equals +0, −inf is the smallest number, and NaN ranks
+//! below it. A token that sees no more than `topk` tokens gets them all. A list is in ascending
+//! order of position, with −1 behind its last entry, and serves every head; the layers that
+//! [share](IndexLayers) it, too.
 //!
 //! # Objects
 //!
@@ -33,11 +34,11 @@
 //! | [`IndexerWorkspace`] | once per engine | the scratch of a selection, and the lists that it made |
 //! | [`IndexCall`] | per layer and step | views of the engine's own tensors |
 //!
-//! [`Indexer::select`] writes the new tokens' index keys and makes the lists of a step that a layer's
-//! [`Workspace`](crate::layer::Workspace) was prepared for. The layer takes them as
-//! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). It only enqueues, as the layer does.
-//! [`MlaLayer::forward_selecting`](crate::layer::MlaLayer::forward_selecting) does both in one call.
-//! A device that can do it implements [`IndexDevice`].
+//! [`Indexer::select`] writes the new tokens' index keys and makes the lists of a step that a
+//! layer's [`Workspace`](crate::layer::Workspace) was prepared for. The layer takes them as
+//! [`LayerCall::slot_lists`](crate::layer::LayerCall::slot_lists). It only enqueues, as the layer
+//! does. [`MlaLayer::forward_selecting`](crate::layer::MlaLayer::forward_selecting) does both in
+//! one call. A device that can do it implements [`IndexDevice`].
 
 mod cache;
 mod device;

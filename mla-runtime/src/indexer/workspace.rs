@@ -10,7 +10,8 @@ use crate::layer::{Workspace, WorkspaceId};
 use crate::plan::memory::MemoryPlan;
 use crate::tensor::ArrayRef;
 
-/// The scratch of an engine's indexers and their lists: made once, used by one layer after the other.
+/// The scratch of an engine's indexers and their lists: made once, used by one layer after the
+/// other.
 pub struct IndexerWorkspace<D: Device> {
     pub(super) buffer: D::Buffer,
     pub(super) regions: Regions,

@@ -17,7 +17,8 @@ use crate::spec::QueryLen;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct StepRequest<'a> {
-    /// The tokens that the step brings: all of a prompt, a part of it, one token, or a token and its drafts.
+    /// The tokens that the step brings: all of a prompt, a part of it, one token, or a token and
+    /// its drafts.
     pub new_tokens: u32,
     /// The tokens that there will then be: those in the cache and the new ones.
     pub total: u32,
@@ -36,7 +37,8 @@ impl<'a> StepRequest<'a> {
     }
 }
 
-/// A planned step: requests in the order in which a layer takes them, and where each one's tokens stand.
+/// A planned step: requests in the order in which a layer takes them, and where each one's tokens
+/// stand.
 ///
 /// ```
 /// # use mla_runtime::layer::{Step, StepRequest};
@@ -71,13 +73,13 @@ pub struct Step {
 }
 
 impl Step {
-    /// Orders the requests as the workspace's layers take them, checks them, and finds where each token
-    /// stands.
+    /// Orders the requests as the workspace's layers take them, checks them, and finds where each
+    /// token stands.
     ///
     /// # Errors
     ///
-    /// If a request contradicts itself or has too few pages, if two write to one page, or if there are more
-    /// than the workspace was made for.
+    /// If a request contradicts itself or has too few pages, if two write to one page, or if there
+    /// are more than the workspace was made for.
     pub fn plan<P, D>(workspace: &Workspace<P, D>, requests: &[StepRequest<'_>]) -> Result<Self>
     where
         P: PrefillStage,
@@ -86,9 +88,10 @@ impl Step {
         Self::plan_sparse(workspace, requests, 0)
     }
 
-    /// [`Self::plan`] for a sparse problem whose requests of at most `dense_within` tokens attend to all
-    /// that they see, by the dense paths ([`StepBatch::dense_within`]): what the model chooses of a context.
-    /// Of such requests long prompts take the expanded path, if the limits have room for context.
+    /// [`Self::plan`] for a sparse problem whose requests of at most `dense_within` tokens attend
+    /// to all that they see, by the dense paths ([`StepBatch::dense_within`]): what the model
+    /// chooses of a context. Of such requests long prompts take the expanded path, if the limits
+    /// have room for context.
     ///
     /// # Errors
     ///
@@ -107,8 +110,8 @@ impl Step {
         Self::ordered(problem, limits, threshold, dense_within, requests)
     }
 
-    /// [`Self::plan`] without a workspace: for layers of this problem, steps within these limits, and requests
-    /// of at most `threshold` new tokens on the absorbed path.
+    /// [`Self::plan`] without a workspace: for layers of this problem, steps within these limits,
+    /// and requests of at most `threshold` new tokens on the absorbed path.
     ///
     /// # Errors
     ///
@@ -192,9 +195,10 @@ impl Step {
         step
     }
 
-    /// The same with padding behind the requests of the absorbed path, of as many new tokens as each of those
-    /// has, until there are `requests` requests in all: what a graph that was captured for so many needs.
-    /// Padding attends to nothing and writes nothing; the rows of the expanded path move behind it.
+    /// The same with padding behind the requests of the absorbed path, of as many new tokens as
+    /// each of those has, until there are `requests` requests in all: what a graph that was
+    /// captured for so many needs. Padding attends to nothing and writes nothing; the rows of the
+    /// expanded path move behind it.
     ///
     /// # Errors
     ///
@@ -244,7 +248,8 @@ impl Step {
         &self.requests
     }
 
-    /// The numbers of the requests, as they were given, in the order of the layer; padding has none.
+    /// The numbers of the requests, as they were given, in the order of the layer; padding has
+    /// none.
     pub fn order(&self) -> &[usize] {
         &self.order
     }
@@ -263,8 +268,8 @@ impl Step {
         self.rows[request].clone()
     }
 
-    /// The row of each request's last new token, by number: what the next token is sampled from. `None`: it
-    /// brings none.
+    /// The row of each request's last new token, by number: what the next token is sampled from.
+    /// `None`: it brings none.
     pub fn last_rows(&self) -> impl Iterator<Item = Option<usize>> + '_ {
         self.rows.iter().map(|rows| rows.clone().next_back())
     }

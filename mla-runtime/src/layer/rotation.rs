@@ -10,10 +10,11 @@ use crate::lse::LseMut;
 use crate::rotary::{RotaryQuery, Rotation};
 use crate::tensor::{TensorMut, TensorRef};
 
-/// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the prepared step.
+/// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
+/// prepared step.
 ///
-/// What is rotated in place, and what on the way, depends on the step: afterwards `query` and `rope` hold
-/// either.
+/// What is rotated in place, and what on the way, depends on the step: afterwards `query` and
+/// `rope` hold either.
 #[non_exhaustive]
 pub struct UnrotatedCall<'a, D: Device> {
     /// The layer's weights.
@@ -76,9 +77,9 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
 }
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
-    /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. The cache write rotates
-    /// on its way if every token is on the absorbed path, at no launch of its own; otherwise queries and keys
-    /// are rotated in place before it. The results are the same.
+    /// [Runs](Self::forward) the layer on queries and keys that are not rotated yet. The cache
+    /// write rotates on its way if every token is on the absorbed path, at no launch of its own;
+    /// otherwise queries and keys are rotated in place before it. The results are the same.
     ///
     /// # Errors
     ///

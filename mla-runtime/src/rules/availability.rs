@@ -10,7 +10,8 @@ use crate::text::{self, Text};
 pub enum Cause {
     /// The backend is known by name, but this version has no implementation of it.
     NotBuilt,
-    /// The backend is known by name, but its kernels are to be had only with what no crate here brings along.
+    /// The backend is known by name, but its kernels are to be had only with what no crate here
+    /// brings along.
     Needs(&'static str),
     /// A crate that has an implementation is not linked into the program.
     NotLinked(&'static str),
@@ -35,7 +36,8 @@ pub enum Cause {
     },
     /// Of the families that its kernels are compiled in, this build has none that runs on the GPU.
     CompiledFor(&'static [Family]),
-    /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by name.
+    /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
+    /// name.
     NeverRun,
 }
 
@@ -167,8 +169,8 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// What it is for `target`: what this machine lacks speaks against a backend only where it has to run
-    /// here. Usable in constants.
+    /// What it is for `target`: what this machine lacks speaks against a backend only where it has
+    /// to run here. Usable in constants.
     #[must_use]
     pub const fn on(self, target: Target) -> Self {
         match self {

@@ -1,13 +1,14 @@
 //! What a package's build script says of its kernels, for an attribute without the key `compiled`.
 //!
-//! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have sources,
-//! whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
+//! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have
+//! sources, whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
 
 use super::family::{Code, Family};
 use super::kernels::Fault;
 use crate::text::is_equal;
 
-/// The families that a backend's kernels can be of: those that its key `feature` names, or else all.
+/// The families that a backend's kernels can be of: those that its key `feature` names, or else
+/// all.
 #[derive(Clone, Copy)]
 pub struct Build {
     text: Option<&'static str>,
@@ -98,8 +99,8 @@ impl Build {
         }
     }
 
-    /// What keeps the families from saying where the backend runs: two that have a GPU in common, of which
-    /// nothing says whose kernels it launches there.
+    /// What keeps the families from saying where the backend runs: two that have a GPU in common,
+    /// of which nothing says whose kernels it launches there.
     pub const fn fault(self) -> Option<Fault> {
         let mut rest = self.text;
         while let Some(text) = rest {

@@ -8,8 +8,8 @@ use crate::text::Text;
 pub struct Family {
     /// Its name: that of the Cargo feature that compiles it.
     pub name: &'static str,
-    /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`, `compute_80`); empty
-    /// where the feature is off.
+    /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`,
+    /// `compute_80`); empty where the feature is off.
     pub targets: &'static [&'static str],
 }
 

@@ -1,9 +1,9 @@
-//! What is known of the kernels behind a backend: what this build compiled them for, and on which GPUs their
-//! tests passed.
+//! What is known of the kernels behind a backend: what this build compiled them for, and on which
+//! GPUs their tests passed.
 //!
-//! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend takes. These facts stand beside it, and
-//! a selection goes by them as well: what this build left out is not selected, and kernels that have run
-//! nowhere are selected only by name.
+//! A [`BackendSpec`](crate::spec::BackendSpec) declares what a backend takes. These facts stand
+//! beside it, and a selection goes by them as well: what this build left out is not selected, and
+//! kernels that have run nowhere are selected only by name.
 
 use crate::availability::{Availability, Cause};
 use crate::capability::{Capability, CapabilityMatch, Target};
@@ -28,8 +28,8 @@ pub struct Run {
 /// What is known of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Kernels {
-    /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None` where the
-    /// backend does not say.
+    /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None`
+    /// where the backend does not say.
     pub families: Option<&'static [Family]>,
     /// Where its tests passed. `None` where nobody keeps such a table; an empty one says nowhere.
     pub run_on: Option<&'static [Run]>,
@@ -57,9 +57,9 @@ impl Kernels {
         }
     }
 
-    /// Whether the code that this capability would run has passed its tests on some GPU, or nobody keeps a
-    /// table of that. The code is that of a family: what has run on one GPU counts for every other that
-    /// takes the same family.
+    /// Whether the code that this capability would run has passed its tests on some GPU, or nobody
+    /// keeps a table of that. The code is that of a family: what has run on one GPU counts for
+    /// every other that takes the same family.
     ///
     /// # Panics
     ///
@@ -90,7 +90,8 @@ impl Kernels {
         false
     }
 
-    /// Whether the kernels can run on `target`, and should where nobody `asked` for their backend by name.
+    /// Whether the kernels can run on `target`, and should where nobody `asked` for their backend
+    /// by name.
     ///
     /// # Panics
     ///
@@ -110,8 +111,9 @@ impl Kernels {
         Availability::Available
     }
 
-    /// What is wrong with declaring `declared` for these families: a set of capabilities of which nothing
-    /// that is compiled runs anywhere. `None` as long as a family is left out, because it might.
+    /// What is wrong with declaring `declared` for these families: a set of capabilities of which
+    /// nothing that is compiled runs anywhere. `None` as long as a family is left out, because it
+    /// might.
     ///
     /// # Panics
     ///
@@ -139,8 +141,8 @@ impl Kernels {
     }
 }
 
-/// The sets of capabilities that the targets of `families` run on, each set once: what `sm = "compiled"`
-/// declares. `N` is [`count`] of the same families.
+/// The sets of capabilities that the targets of `families` run on, each set once: what `sm =
+/// "compiled"` declares. `N` is [`count`] of the same families.
 ///
 /// # Panics
 ///
@@ -164,8 +166,8 @@ pub const fn capabilities<const N: usize>(families: &[Family]) -> [CapabilityMat
     sets
 }
 
-/// How many sets [`capabilities`] gives: at least one, which is anything where nothing is compiled, since
-/// then another reason speaks against the backend.
+/// How many sets [`capabilities`] gives: at least one, which is anything where nothing is compiled,
+/// since then another reason speaks against the backend.
 ///
 /// # Panics
 ///

@@ -272,9 +272,9 @@ impl LsePrecision {
         }
     }
 
-    /// By how much the rounding of weights moves the log-sum-exp at most, beside what f32 itself does: a sum of
-    /// weights that are each wrong by a factor of 1 ± u is, too, and its logarithm by u. That u is half the
-    /// distance from 1 to the next number of `dtype`.
+    /// By how much the rounding of weights moves the log-sum-exp at most, beside what f32 itself
+    /// does: a sum of weights that are each wrong by a factor of 1 ± u is, too, and its logarithm
+    /// by u. That u is half the distance from 1 to the next number of `dtype`.
     pub const fn error(self, dtype: DType) -> f64 {
         match (self, dtype) {
             (Self::F32, _) | (Self::DType, DType::F32) => 0.0,
@@ -336,7 +336,8 @@ impl QueryFormat {
 pub enum KeyLayout {
     /// One tensor `[T, H, P+R]`, in which the layer repeats the rotary part for every head.
     Packed,
-    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nobody packs them.
+    /// The head's part `[T, H, P]` and the shared rotary part `[T, 1, R]` apart, so that nobody
+    /// packs them.
     Split,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! An engine that is asked for `FLASHINFER_MLA` deserves a better answer than "no such name": its
 //! true constraints, and that it is not built in this version, or which crate has it. So the
-//! support matrix is complete, and its gaps can be seen. Where a backend of the same name is linked,
-//! it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
+//! support matrix is complete, and its gaps can be seen. Where a backend of the same name is
+//! linked, it takes the known one's place; [`Registry`](crate::registry::Registry) says how.
 //!
 //! # Order
 //!

@@ -141,9 +141,9 @@ impl Registry {
         Self::linked_by(Some)
     }
 
-    /// As [`linked`](Self::linked), of what `settle` makes of each linked entry: the entry itself, the same
-    /// [under another name](Entry::named), or `None` to leave it out. So a program that links two crates
-    /// which claim one name can settle that, whatever the crates say:
+    /// As [`linked`](Self::linked), of what `settle` makes of each linked entry: the entry itself,
+    /// the same [under another name](Entry::named), or `None` to leave it out. So a program that
+    /// links two crates which claim one name can settle that, whatever the crates say:
     ///
     /// ```
     /// use mla_runtime::backend::Entry;

@@ -7,8 +7,8 @@
 //! - Candidates are tried from the highest priority on the target down, ties by name. The first
 //!   against which nothing speaks is selected.
 //! - A backend asked for by name is the only one tried. It is never replaced by another.
-//! - What this build has not compiled for the target is never selected, and what has run on no GPU yet only by
-//!   name ([`Kernels`](crate::kernels::Kernels)).
+//! - What this build has not compiled for the target is never selected, and what has run on no GPU
+//!   yet only by name ([`Kernels`](crate::kernels::Kernels)).
 //! - Cache formats are tried in the order of the request. The first for which both phases have a
 //!   backend is taken.
 //! - Within a format, the page size whose decode backend has the highest priority is taken, ties by
@@ -232,8 +232,8 @@ fn refusals(phase: &PhaseExplanation) -> String {
         })
 }
 
-/// Whether `a` is tried before `b` on this hardware: by priority, ties by name. Usable in constants,
-/// so that a choice by the compiler is that of a selection at run time.
+/// Whether `a` is tried before `b` on this hardware: by priority, ties by name. Usable in
+/// constants, so that a choice by the compiler is that of a selection at run time.
 pub const fn tried_before(a: &BackendSpec, b: &BackendSpec, target: Target) -> bool {
     let (first, second) = (a.priority.on(target), b.priority.on(target));
     if first != second {
@@ -253,9 +253,9 @@ const fn name_before(a: &[u8], b: &[u8]) -> bool {
     a.len() < b.len()
 }
 
-/// The best of the candidates that were considered so far: of those against which nothing speaks, the
-/// one that is tried before all others. Usable in constants, so that a choice by the compiler is that
-/// of a selection at run time.
+/// The best of the candidates that were considered so far: of those against which nothing speaks,
+/// the one that is tried before all others. Usable in constants, so that a choice by the compiler
+/// is that of a selection at run time.
 #[derive(Clone, Copy, Debug)]
 pub struct Best<'a> {
     target: Target,
@@ -298,8 +298,8 @@ impl<'a> Best<'a> {
 }
 
 impl Registry {
-    /// Chooses backends to run, and says which as a `tracing` event: the only one in this project, as
-    /// nothing that runs per step logs.
+    /// Chooses backends to run, and says which as a `tracing` event: the only one in this project,
+    /// as nothing that runs per step logs.
     ///
     /// # Errors
     ///
@@ -354,7 +354,8 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where a name is unknown, or the request makes no sense for any backend (no heads, pages of no tokens).
+    /// Where a name is unknown, or the request makes no sense for any backend (no heads, pages of
+    /// no tokens).
     pub fn explain(&self, request: &SelectionRequest) -> Result<Explanation, SelectionError> {
         request.check()?;
         for phase in [Phase::Prefill, Phase::Decode] {

@@ -1,5 +1,6 @@
-//! Views of memory that the host reads: made of typed slices without a copy, and read and written one element
-//! at a time, whatever the dtype and the alignment. For backends that are to be simple, and for tests.
+//! Views of memory that the host reads: made of typed slices without a copy, and read and written
+//! one element at a time, whatever the dtype and the alignment. For backends that are to be simple,
+//! and for tests.
 
 use crate::dtype::{DType, Element};
 use crate::error::Result;

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::error::Result;
 
-/// A device's memory: what is owned, what is borrowed to read and to write, and the copies from and to the host.
+/// A device's memory: what is owned, what is borrowed to read and to write, and the copies from and
+/// to the host.
 ///
 /// A handle is cheap to clone and refers to the same memory and stream.
 pub trait Memory: Clone + Send + Sync + 'static {

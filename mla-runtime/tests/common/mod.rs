@@ -15,8 +15,8 @@ use mla_runtime::rotary::{Rotary, RotaryQuery};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
-/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its operations only
-/// the transfers do anything.
+/// Claims to be an NVIDIA GPU, so that backends on it may name capabilities, or a processor. Of its
+/// operations only the transfers do anything.
 #[derive(Clone)]
 pub(crate) struct Bytes<const PROCESSOR: bool = false>;
 

@@ -1,4 +1,5 @@
-//! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated beforehand.
+//! Calls with queries and keys that are not rotated yet, against those whose tensors were rotated
+//! beforehand.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::cache::CacheMut;

@@ -1,8 +1,8 @@
 //! The kernels of mla-kernels' family `sm100`, compiled.
 //!
-//! mla-kernels takes them in its build script if its sources are those that they were made of, and then
-//! needs neither nvcc nor CUTLASS. In a checkout there are none before `cargo xtask release` makes them, and
-//! the kernels are compiled. NOTICE says what they contain.
+//! mla-kernels takes them in its build script if its sources are those that they were made of, and
+//! then needs neither nvcc nor CUTLASS. In a checkout there are none before `cargo xtask release`
+//! makes them, and the kernels are compiled. NOTICE says what they contain.
 
 /// The folder of the objects, as `mla_build::Kernels::prebuilt` takes it.
 pub const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/objects");

@@ -1,7 +1,7 @@
 //! FLASHMLA_SPARSE: sparse absorbed attention on Hopper GPUs, one launch per step.
 //!
-//! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared: a
-//! captured step can be replayed with other lists in the same arrays.
+//! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared:
+//! a captured step can be replayed with other lists in the same arrays.
 
 use mla_runtime::mla_backend;
 
@@ -14,10 +14,11 @@ use {
     mla_runtime::error::Result,
 };
 
-/// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to 128
-/// heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any size;
-/// caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales. A second cache
-/// with lists of its own takes part in the same softmax, and short requests may go by their block tables.
+/// Attention to the cache rows that each query token's list of slots names, on Hopper GPUs: 1 to
+/// 128 heads without padding, lists of up to 8192 slots of which any may be invalid, pages of any
+/// size; caches of the queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
+/// A second cache with lists of its own takes part in the same softmax, and short requests may go
+/// by their block tables.
 #[derive(Debug)]
 pub struct FlashMlaSparse {
     #[cfg(feature = "sm90")]
@@ -70,8 +71,8 @@ impl DecodeBackend for FlashMlaSparse {
             return Ok(());
         };
         device.bind()?;
-        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the layouts to
-        // agree; the kernel itself skips slots that the cache does not have.
+        // SAFETY: `params` checked every tensor and array to hold what its layout says, and the
+        // layouts to agree; the kernel itself skips slots that the cache does not have.
         raw::check("sparse attention", unsafe {
             raw::mla_sparse_sm90(&params, device.raw_stream())
         })

@@ -20,8 +20,8 @@ impl IndexDevice for Cuda {
     fn write_index_keys(&self, config: &IndexerConfig, keys: IndexKeys<'_, Self>) -> Result<()> {
         let params = keys_params(config, keys)?;
         self.bind()?;
-        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree;
-        // the kernel itself skips slots that the cache does not have.
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
+        // to agree; the kernel itself skips slots that the cache does not have.
         raw::check("index keys", unsafe {
             raw::mla_index_keys_sm90(&params, self.raw_stream())
         })
@@ -37,8 +37,8 @@ impl IndexDevice for Cuda {
         let keys = keys_params(config, keys)?;
         let rows = rows_params(rows, query)?;
         self.bind()?;
-        // SAFETY: as above, of both; the caches are borrowed mutably, so they are apart from each other and from
-        // all that is read.
+        // SAFETY: as above, of both; the caches are borrowed mutably, so they are apart from each
+        // other and from all that is read.
         raw::check("index write", unsafe {
             raw::mla_index_write_sm90(&rows, &keys, self.raw_stream())
         })
@@ -115,8 +115,9 @@ impl IndexDevice for Cuda {
         params.heads = narrow("index_n_heads", dims.heads as usize)?;
         params.width = narrow("index_head_dim", dims.width as usize)?;
         self.bind()?;
-        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree;
-        // the kernel itself leaves out pages that the cache does not have, and columns that are not there.
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
+        // to agree; the kernel itself leaves out pages that the cache does not have, and columns
+        // that are not there.
         raw::check("index logits", unsafe {
             raw::mla_index_logits_sm90(&params, self.raw_stream())
         })
@@ -161,7 +162,8 @@ impl IndexDevice for Cuda {
         params.max_pages = narrow("block table", rows.batch.block_table.max_pages())?;
         params.page_size = narrow("page size", page_size)?;
         self.bind()?;
-        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts to agree.
+        // SAFETY: every tensor and array was checked to hold what its layout says, and the layouts
+        // to agree.
         raw::check("top-k", unsafe {
             raw::mla_topk_sm90(&params, self.raw_stream())
         })

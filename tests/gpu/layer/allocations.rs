@@ -16,8 +16,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the counter
-// needs no allocation itself.
+// SAFETY: every method is the system allocator's; counting touches nothing that it returns, and the
+// counter needs no allocation itself.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -82,8 +82,9 @@ fn a_call_allocates_nothing_and_takes_microseconds() {
         });
         assert_eq!(allocations, 0, "{name}");
 
-        // The stream is kept from filling up, so that what is timed is enqueuing and not waiting. Long enough
-        // that other work on this machine, or a core that is slow to wake, does not count.
+        // The stream is kept from filling up, so that what is timed is enqueuing and not waiting.
+        // Long enough that other work on this machine, or a core that is slow to wake, does not
+        // count.
         let mut best = Duration::MAX;
         for _ in 0..400 {
             gpu.synchronize().unwrap();

@@ -1,4 +1,5 @@
-//! The parts of a step, one after the other, against the whole step, which writes the cache and multiplies by W_UK at once.
+//! The parts of a step, one after the other, against the whole step, which writes the cache and
+//! multiplies by W_UK at once.
 
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
@@ -60,7 +61,8 @@ fn the_parts_give_the_bits_of_the_whole() {
     }
 }
 
-/// More tokens than the product's own kernel takes without a cache write: there W_UK alone is cuBLAS's, which sums in another order.
+/// More tokens than the product's own kernel takes without a cache write: there W_UK alone is
+/// cuBLAS's, which sums in another order.
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
 fn more_tokens_than_a_product_alone_agree_with_the_cpu() {

@@ -1,4 +1,5 @@
-//! Tensors that no kernel takes as they lie: each is refused by its name before anything is enqueued.
+//! Tensors that no kernel takes as they lie: each is refused by its name before anything is
+//! enqueued.
 
 use std::ops::Range;
 

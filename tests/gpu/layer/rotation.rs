@@ -15,7 +15,8 @@ use crate::common::{get, gpu, put, upload};
 
 const POSITIONS: usize = 2000;
 
-/// The tables, and each token's position: its request's context, and its place among the new tokens.
+/// The tables, and each token's position: its request's context, and its place among the new
+/// tokens.
 struct Tables {
     cos: Vec<f32>,
     sin: Vec<f32>,

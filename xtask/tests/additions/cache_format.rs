@@ -17,8 +17,8 @@ const CHECKED: &[&str] = &[
     "--bins",
 ];
 
-/// Gives each match that lacks the format an arm, as the compiler suggests, until everything compiles. Returns the
-/// files that did not.
+/// Gives each match that lacks the format an arm, as the compiler suggests, until everything
+/// compiles. Returns the files that did not.
 fn rust(tree: &Tree) -> BTreeSet<String> {
     let mut places = BTreeSet::new();
     tree.edit(
@@ -78,7 +78,8 @@ fn rust(tree: &Tree) -> BTreeSet<String> {
             }
         }
         assert!(!arms.is_empty() || places.len() > 1, "{errors:#?}");
-        // From the end of each file, so that a place stays what it was; one may be reported by several crates.
+        // From the end of each file, so that a place stays what it was; one may be reported by
+        // several crates.
         arms.sort();
         arms.dedup();
         for (file, at, text) in arms.into_iter().rev() {
@@ -192,7 +193,8 @@ struct Error {
     message: String,
 }
 
-/// The errors in the sources that choose kernels; what is compiled for the GPU is looked at, and no more.
+/// The errors in the sources that choose kernels; what is compiled for the GPU is looked at, and no
+/// more.
 fn errors(tree: &Tree) -> Vec<Error> {
     let listed = Command::new("git")
         .args(["ls-files", "cuda/*.cu"])

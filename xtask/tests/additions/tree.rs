@@ -16,8 +16,8 @@ use cargo_metadata::{
 /// A copy of all that belongs to the repository, below the target folder.
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
-    // One test at a time: Cargo takes two copies that build in one folder for the same packages, and what they
-    // depend on takes a minute to check.
+    // One test at a time: Cargo takes two copies that build in one folder for the same packages,
+    // and what they depend on takes a minute to check.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -87,7 +87,8 @@ impl Tree {
         self.write(file, &text.replace(from, to));
     }
 
-    /// Checks the Rust code, kernels aside, and returns the compilers' errors, each with the folder of its package.
+    /// Checks the Rust code, kernels aside, and returns the compilers' errors, each with the folder
+    /// of its package.
     pub(crate) fn check(&self, arguments: &[&str]) -> Vec<Diagnostic> {
         let output = Command::new(env!("CARGO"))
             .args(["check", "--quiet", "--keep-going", "--message-format=json"])
@@ -130,7 +131,8 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The files that the table in a section of CONTRIBUTING.md names, with `name` for `<format>` and `<family>`.
+/// The files that the table in a section of CONTRIBUTING.md names, with `name` for `<format>` and
+/// `<family>`.
 pub(crate) fn contributing(section: &str, name: &str) -> BTreeSet<String> {
     let text = include_str!("../../../CONTRIBUTING.md");
     let text = text.split("\n## ").find(|it| it.starts_with(section));

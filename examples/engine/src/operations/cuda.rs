@@ -1,4 +1,5 @@
-//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`; steps of decodes are replayed from graphs.
+//! On a GPU, in bf16, by the kernels in `kernels/all/rows.cu`; steps of decodes are replayed from
+//! graphs.
 
 use mla_kernels::Cuda;
 use mla_kernels::decode_graph::DecodeGraphs;
@@ -77,8 +78,8 @@ fn enqueue_rows(
         width: rows.width as i32,
         eps: rows.eps,
     };
-    // SAFETY: every tensor holds what its layout says, results are borrowed mutably, and the engine's own
-    // ids are below the rows of what is gathered.
+    // SAFETY: every tensor holds what its layout says, results are borrowed mutably, and the
+    // engine's own ids are below the rows of what is gathered.
     unsafe { enqueue(gpu, name, launch, &params) }
 }
 
@@ -143,8 +144,8 @@ impl Operations for Cuda {
             normalise: i32::from(routing.normalise),
             scale: routing.scale,
         };
-        // SAFETY: the model's views are rows of as many experts without gaps, of which a configuration has at
-        // most 256; weights are borrowed mutably.
+        // SAFETY: the model's views are rows of as many experts without gaps, of which a
+        // configuration has at most 256; weights are borrowed mutably.
         unsafe { enqueue(self, "route", ffi::engine_route, &params) }
     }
 
@@ -163,7 +164,8 @@ impl Operations for Cuda {
             experts: experts as i32,
             width: width as i32,
         };
-        // SAFETY: the model's views are of these shapes without gaps, and results are borrowed mutably.
+        // SAFETY: the model's views are of these shapes without gaps, and results are borrowed
+        // mutably.
         unsafe { enqueue(self, "add_weighted", ffi::engine_add_weighted, &params) }
     }
 
@@ -233,8 +235,8 @@ impl Operations for Cuda {
         else {
             return Ok(false);
         };
-        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses one stream, and
-        // its allocator hands out pages of the cache alone.
+        // SAFETY: the runner owns all that was captured and frees none of it before itself, uses
+        // one stream, and its allocator hands out pages of the cache alone.
         unsafe { graph.replay(model.layer(), shared, &step.batch()?) }?;
         // End of the library.
         Ok(true)

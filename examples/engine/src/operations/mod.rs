@@ -96,8 +96,8 @@ pub trait Operations: Device {
     /// If the device fails.
     fn argmax(&self, from: TensorRef<'_, Self>, to: Self::BytesMut<'_>) -> Result<()>;
 
-    /// Captures what the model enqueues for steps of decodes, one for each of these numbers of new tokens
-    /// and several numbers of requests.
+    /// Captures what the model enqueues for steps of decodes, one for each of these numbers of new
+    /// tokens and several numbers of requests.
     ///
     /// # Errors
     ///

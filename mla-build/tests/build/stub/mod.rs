@@ -16,8 +16,8 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A package of three units: `a` and `b` include `shared.h`, `b` and `c` include `cute/layout.hpp` of
-    /// the toolkit.
+    /// A package of three units: `a` and `b` include `shared.h`, `b` and `c` include
+    /// `cute/layout.hpp` of the toolkit.
     pub(crate) fn new() -> Self {
         let world = Self {
             folder: tempfile::tempdir().unwrap(),

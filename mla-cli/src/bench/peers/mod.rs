@@ -1,8 +1,9 @@
-//! `mla bench peers`: the built-in backends beside published ones, which a Python script times by the same
-//! protocol on the same GPU.
+//! `mla bench peers`: the built-in backends beside published ones, which a Python script times by
+//! the same protocol on the same GPU.
 //!
-//! Case by case and in rounds, first ours and then the others: a card at the limit of its power remembers what it did
-//! before, so whoever ran all of its cases first would look better than it is.
+//! Case by case and in rounds, first ours and then the others: a card at the limit of its power
+//! remembers what it did before, so whoever ran all of its cases first would look better than it
+//! is.
 
 mod regions;
 mod script;
@@ -59,8 +60,8 @@ pub(super) struct Args {
     /// Where to write the table in Markdown, as BENCHMARKS.md has it.
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Where to write, in Markdown, how far ahead of the best peer we are by query tiles and context. With
-    /// --plot it is drawn, too.
+    /// Where to write, in Markdown, how far ahead of the best peer we are by query tiles and
+    /// context. With --plot it is drawn, too.
     #[arg(long, value_name = "FILE")]
     regions: Option<PathBuf>,
     #[command(flatten)]

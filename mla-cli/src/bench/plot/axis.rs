@@ -13,8 +13,8 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis for values that were chosen: each of them gets a label if there is room. `within` are further
-    /// values that the axis must hold.
+    /// An axis for values that were chosen: each of them gets a label if there is room. `within`
+    /// are further values that the axis must hold.
     pub(super) fn chosen(name: &str, values: &[f64], within: &[f64]) -> Self {
         let range = span(values.iter().chain(within));
         let mut ticks: Vec<f64> = values.to_vec();

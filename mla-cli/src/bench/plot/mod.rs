@@ -1,4 +1,5 @@
-//! Drawings of a result: roofline, time by what varies, crossover; whichever it has the figures for.
+//! Drawings of a result: roofline, time by what varies, crossover; whichever it has the figures
+//! for.
 
 mod axis;
 mod chart;

@@ -1,4 +1,5 @@
-//! What a model's configuration says about its rotary embedding, and the angles that follow from it.
+//! What a model's configuration says about its rotary embedding, and the angles that follow from
+//! it.
 //!
 //! Pair i of R/2 turns, at position p, by the angle p · f(i). With the base θ:
 //!
@@ -8,11 +9,12 @@
 //! | linear | θ^(−2i/R) / factor |
 //! | yarn | θ^(−2i/R) · (1 − r(i) + r(i) / factor) |
 //!
-//! where r is a ramp from 0 to 1: with d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that turns
-//! β times within the original context, it rises from ⌊d(`beta_fast`)⌋ to ⌈d(`beta_slow`)⌉. Pairs that turn
-//! fast keep their frequency, and those that turn slowly are interpolated (Peng et al., YaRN,
-//! arXiv:2309.00071, section 3.2). DeepSeek's models also multiply the cosines and sines by
-//! m(`mscale`) / m(`mscale_all_dim`) and the scores by m(`mscale_all_dim`)², with m(s) = 0.1 · s · ln(factor) + 1.
+//! where r is a ramp from 0 to 1: with d(β) = R · ln(original / (2πβ)) / (2 ln θ), the pair that
+//! turns β times within the original context, it rises from ⌊d(`beta_fast`)⌋ to ⌈d(`beta_slow`)⌉.
+//! Pairs that turn fast keep their frequency, and those that turn slowly are interpolated (Peng et
+//! al., YaRN, arXiv:2309.00071, section 3.2). DeepSeek's models also multiply the cosines and sines
+//! by m(`mscale`) / m(`mscale_all_dim`) and the scores by m(`mscale_all_dim`)², with m(s) = 0.1 · s
+//! · ln(factor) + 1.
 
 use std::f64::consts::PI;
 
@@ -28,8 +30,8 @@ use crate::facts::rotary_style::RotaryStyle;
 pub struct Rope {
     /// θ: the base of the frequencies (`rope_theta`).
     pub theta: f64,
-    /// The longest sequence that the model was made for (`max_position_embeddings`), if the configuration
-    /// says.
+    /// The longest sequence that the model was made for (`max_position_embeddings`), if the
+    /// configuration says.
     pub max_positions: Option<u32>,
     /// Which elements form a pair (`rope_interleave`).
     pub style: RotaryStyle,
@@ -78,8 +80,8 @@ impl Rope {
     ///
     /// # Errors
     ///
-    /// If `width` is odd, the scaling is [of another kind](RopeScaling::Other), or yarn lacks the original
-    /// context.
+    /// If `width` is odd, the scaling is [of another kind](RopeScaling::Other), or yarn lacks the
+    /// original context.
     pub fn frequencies(&self, width: u32) -> Result<Vec<f64>> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("qk_rope_head_dim", width, "an even number"));
@@ -110,8 +112,8 @@ impl Rope {
         self.yarn().map_or(1.0, Yarn::attention_factor)
     }
 
-    /// The cosines and the sines for the positions from 0 up to `positions`, each `[positions, R/2]`, R being
-    /// `width`: calculated in f64 and rounded once.
+    /// The cosines and the sines for the positions from 0 up to `positions`, each `[positions,
+    /// R/2]`, R being `width`: calculated in f64 and rounded once.
     ///
     /// # Errors
     ///
@@ -160,9 +162,11 @@ pub const OTHER_SCALINGS: &[&str] = &["dynamic", "longrope", "su", "llama3", "mr
 pub struct Yarn {
     /// By how much the context was extended (`factor`).
     pub factor: f64,
-    /// The context before that (`original_max_position_embeddings`; without it `max_position_embeddings`).
+    /// The context before that (`original_max_position_embeddings`; without it
+    /// `max_position_embeddings`).
     pub original_max_positions: Option<u32>,
-    /// Pairs that turn more often than this within the original context keep their frequency (`beta_fast`).
+    /// Pairs that turn more often than this within the original context keep their frequency
+    /// (`beta_fast`).
     pub beta_fast: f64,
     /// Pairs that turn less often than this are interpolated in full (`beta_slow`).
     pub beta_slow: f64,
@@ -178,7 +182,8 @@ pub struct Yarn {
 }
 
 impl Yarn {
-    /// With the values that configurations leave out: β of 32 and 1, `mscale` 1 and `mscale_all_dim` 0.
+    /// With the values that configurations leave out: β of 32 and 1, `mscale` 1 and
+    /// `mscale_all_dim` 0.
     pub const fn new(factor: f64, original_max_positions: Option<u32>) -> Self {
         Self {
             factor,
@@ -447,7 +452,8 @@ mod tests {
         ModelConfig::preset(name).unwrap().rope
     }
 
-    /// The frequency of a pair as the paper puts it: by the wavelength, in turns within the context.
+    /// The frequency of a pair as the paper puts it: by the wavelength, in turns within the
+    /// context.
     fn independent(rope: &Rope, width: u32, pair: u32) -> f64 {
         let exponent = 2.0 * f64::from(pair) / f64::from(width);
         let plain = (-exponent * rope.theta.ln()).exp();

@@ -114,8 +114,8 @@ impl<'a, D: Memory> Rotary<'a, D> {
 /// The rotation that a layer's call asks for: tables, and the positions of the step's tokens.
 #[non_exhaustive]
 pub struct Rotation<'a, D: Memory> {
-    /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the tokens
-    /// from kv − q on.
+    /// The position of each token, `[T]`; `None`: what the prepared step says, of each request the
+    /// tokens from kv − q on.
     pub positions: Option<ArrayRef<'a, D, i64>>,
     /// f32 `[1, positions, R/2]`.
     pub cos: TensorRef<'a, D>,

@@ -7,8 +7,8 @@ use crate::model::Rope;
 use crate::tensor::{Layout, TensorRef};
 use crate::views::memory::Memory;
 
-/// The cosines and sines of every position that an engine serves, in a device's memory: made once, used by
-/// every layer and step.
+/// The cosines and sines of every position that an engine serves, in a device's memory: made once,
+/// used by every layer and step.
 pub struct RotaryTables<D: Memory> {
     buffer: D::Buffer,
     layout: Layout,

@@ -1,7 +1,8 @@
-//! What a dispatch costs: one program per way to call a backend, all of which launch the same kernel.
+//! What a dispatch costs: one program per way to call a backend, all of which launch the same
+//! kernel.
 //!
-//! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to nothing,
-//! so that what is counted is the way to it.
+//! The kernel is a function of the C interface, as a CUDA kernel's launch is. It does next to
+//! nothing, so that what is counted is the way to it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
@@ -139,8 +140,8 @@ impl DecodeBackend for Launch {
             out: out.into_bytes().as_mut_ptr(),
             workspace: state.workspace.as_mut_ptr(),
         };
-        // SAFETY: the parameters are on this stack, and the output was checked to be as large as its
-        // shape says.
+        // SAFETY: the parameters are on this stack, and the output was checked to be as large as
+        // its shape says.
         match unsafe { example_decode(&params, self.stream) } {
             0 => Ok(()),
             status => Err(refused(status)),

@@ -1,9 +1,9 @@
 //! The programs' machine code, instruction counts and allocations.
 //!
-//! The code is read from the linked programs, by objdump, which comes with the linker. It is compared
-//! with itself, and with the files of `mla-runtime/dispatch`, which the documentation shows and
-//! `cargo xtask goldens --bless` writes. Those hold for the compiler that they name; what another
-//! makes of the programs is held to the same relations.
+//! The code is read from the linked programs, by objdump, which comes with the linker. It is
+//! compared with itself, and with the files of `mla-runtime/dispatch`, which the documentation
+//! shows and `cargo xtask goldens --bless` writes. Those hold for the compiler that they name; what
+//! another makes of the programs is held to the same relations.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 use std::collections::HashMap;
@@ -31,7 +31,8 @@ fn output(program: &str, arguments: &[&str]) -> String {
 /// A linked program, as objdump shows it.
 struct Program {
     code: String,
-    // What the table of addresses, through which functions of other crates and of C are called, holds.
+    // What the table of addresses, through which functions of other crates and of C are called,
+    // holds.
     addresses: HashMap<u64, String>,
     compiler: String,
 }
@@ -83,8 +84,8 @@ impl Program {
             .collect()
     }
 
-    // The instructions of a function whose code begins in the next line, with numbered labels in place
-    // of addresses and names in place of the table's slots.
+    // The instructions of a function whose code begins in the next line, with numbered labels in
+    // place of addresses and names in place of the table's slots.
     fn function(&self, name: &str, code: &str) -> Vec<String> {
         let lines: Vec<(&str, &str)> = code
             .lines()

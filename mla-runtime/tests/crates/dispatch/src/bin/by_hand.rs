@@ -26,8 +26,8 @@ fn by_hand(engine: &mut Engine<Launch>, call: DecodeCall<'_, Cpu>) -> Result<()>
         out: out.into_bytes().as_mut_ptr(),
         workspace,
     };
-    // SAFETY: the parameters are on this stack, and the output was checked to be as large as its shape
-    // says.
+    // SAFETY: the parameters are on this stack, and the output was checked to be as large as its
+    // shape says.
     match unsafe { example_decode(&params, stream) } {
         0 => Ok(()),
         status => Err(refused(status)),
