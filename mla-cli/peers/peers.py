@@ -95,6 +95,50 @@ class DecodeCase:
         return flat[..., :LATENT].contiguous(), flat[..., LATENT:].contiguous()
 
 
+class SparseCase:
+    """Queries, a cache as one row of rows, and lists of its slots at the positions that `mla` sends."""
+
+    def __init__(self, case):
+        self.lens = [kv for _, kv in case["requests"]]
+        self.query_lens = [q for q, _ in case["requests"]]
+        self.heads, self.format, topk = case["heads"], case["cache"], case["topk"]
+        pages = -(-max(self.lens) // PAGE)
+        table = torch.randperm(len(self.lens) * pages, device="cuda").view(-1, pages)
+        positions = torch.full((len(case["positions"]), topk), -1, dtype=torch.int64)
+        for row, own in zip(positions, case["positions"]):
+            row[: len(own)] = torch.tensor(own)
+        positions = positions.cuda()
+        requests = torch.arange(len(self.lens)).repeat_interleave(torch.tensor(self.query_lens)).cuda()
+        slots = table[requests[:, None], positions.clamp_min(0) // PAGE] * PAGE + positions % PAGE
+        self.slots = torch.where(positions >= 0, slots, -1).to(torch.int32)
+        self.valid = (positions >= 0).sum(-1, dtype=torch.int32)
+        self.query = normal(len(positions), self.heads, ROW, deviation=0.1)
+        self.rows = self.make_rows(table.numel() * PAGE)
+
+    def make_rows(self, count):
+        if self.format == "bf16":
+            return normal(count, ROW, deviation=0.1)
+        if self.format != "fp8_ds_mla":
+            raise ValueError(f"takes caches of bf16 and fp8_ds_mla, not {self.format}")
+        rows = torch.empty(count, 656, dtype=torch.uint8, device="cuda")
+        for part in rows.split(1 << 18):
+            numbers = torch.empty(len(part), ROW, device="cuda").normal_(0, 0.1)
+            groups = numbers[:, :LATENT].view(-1, 4, 128)
+            scales = groups.abs().amax(-1, keepdim=True) / 448
+            part[:, :LATENT] = (groups / scales).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1)
+            part[:, LATENT : LATENT + 16] = scales.flatten(1).view(torch.uint8)
+            part[:, LATENT + 16 :] = numbers[:, LATENT:].to(DTYPE).view(torch.uint8)
+        return rows
+
+    def padded(self, heads, fill=torch.Tensor.new_zeros):
+        """The queries with as many heads as a kernel takes."""
+        if heads == self.heads:
+            return self.query
+        query = fill(self.query, (len(self.query), heads, ROW))
+        query[:, : self.heads] = self.query
+        return query
+
+
 class PrefillCase:
     def __init__(self, case):
         self.query_lens, self.key_lens = zip(*case["requests"])
@@ -147,6 +191,41 @@ class FlashMla:
         *_, schedule, splits = attend(None, None)
         return {"e2e_us": Recording(lambda: attend(None, None)), "planned_us": Recording(lambda: attend(schedule, splits))}
 
+    def sparse(self, case):
+        """As engines call it: heads padded to 64 or 128, and a cache of bf16 by the prefill kernel."""
+        case = SparseCase(case)
+        heads = 64 if case.heads <= 64 else 128
+        padded = case.padded(heads)
+        if case.format == "bf16":
+            rows, lists = case.rows.view(-1, 1, ROW), case.slots[:, None]
+            counts = None if bool((case.slots >= 0).all()) else case.valid
+
+            def attend_rows(query, counts):
+                torch.ops._flashmla_C.sparse_prefill_fwd(query, rows, lists, SCALE, LATENT, None, counts, None)
+
+            return {
+                "e2e_us": Recording(lambda: attend_rows(case.padded(heads, torch.Tensor.new_empty), case.valid)),
+                "planned_us": Recording(lambda: attend_rows(padded, counts)),
+            }
+        queries = set(case.query_lens)
+        if len(queries) != 1:
+            raise ValueError("query lengths differ")
+        shape = (len(case.query_lens), *queries)
+        rows, lists = case.rows.view(-1, PAGE, 1, 656), case.slots.view(*shape, -1)
+
+        def attend(query, schedule, splits):
+            return torch.ops._flashmla_C.sparse_decode_fwd(
+                query.view(*shape, heads, ROW), rows, lists, None, None,  # topk_length, attn_sink
+                schedule, splits, None, None, None,                       # extra_kv, extra_indices, extra_topk_length
+                LATENT, SCALE, None,                                      # d_v, scale, out
+            )
+
+        *_, schedule, splits = attend(padded, None, None)
+        return {
+            "e2e_us": Recording(lambda: attend(case.padded(heads), None, None)),
+            "planned_us": Recording(lambda: attend(padded, schedule, splits)),
+        }
+
 
 class FlashAttention3:
     def __init__(self, wheels):
@@ -187,6 +266,34 @@ class FlashAttention3:
 
         schedule = plan()
         return {"e2e_us": Recording(lambda: attend(plan())), "planned_us": Recording(lambda: attend(schedule))}
+
+    def sparse(self, case):
+        """Pages of one token, with the lists for tables: every query token is a request."""
+        case = SparseCase(case)
+        if case.format != "bf16":
+            raise ValueError(f"takes caches of bf16, not {case.format}")
+        latent, rope = case.query[..., :LATENT].contiguous(), case.query[..., LATENT:].contiguous()
+        rows = case.rows[:, None, None]
+        tokens, topk = case.slots.shape
+
+        def starts():
+            return torch.arange(tokens + 1, dtype=torch.int32, device="cuda")
+
+        def attend(starts, schedule):
+            self.call(
+                rope, rows[..., LATENT:], rows[..., :LATENT], q_v=latent, starts=starts, lens=case.valid,
+                most=(1, topk), table=case.slots, causal=True, schedule=schedule,
+            )
+
+        begin = starts()
+        schedule = self.schedule(
+            tokens, 1, topk, case.heads, 1, ROPE, LATENT, DTYPE, case.valid, begin, None, None, None, None, 1, 0, True,
+            -1, -1, False, 0, None, 0,
+        )
+        return {
+            "e2e_us": Recording(lambda: attend(starts(), None)),
+            "planned_us": Recording(lambda: attend(begin, schedule)),
+        }
 
     def prefill(self, case):
         case = PrefillCase(case)

@@ -18,13 +18,26 @@ impl Cost {
     /// token and a row that it sees; queries, outputs and log-sum-exp once, and each request's rows
     /// once for all its tokens and heads.
     pub(crate) fn decode(problem: &Problem, requests: &[Request]) -> Self {
-        let dims = problem.dims;
-        let [heads, latent, rope] = [problem.heads, dims.latent, dims.head.rope].map(f64::from);
-        let element = problem.dtype.bytes() as f64;
-        let token = heads * ((2.0 * latent + rope) * element + 4.0);
         let rows: f64 = requests.iter().map(|r| f64::from(r.kv)).sum();
+        Self::sparse(problem, requests, pairs(requests, true), rows, 0)
+    }
+
+    /// Sparse absorbed attention: as [`decode`](Self::decode) of so many pairs of a query token and a row of
+    /// its list; each row that lists name once, and lists of so many entries.
+    pub(crate) fn sparse(
+        problem: &Problem,
+        requests: &[Request],
+        pairs: f64,
+        rows: f64,
+        width: u32,
+    ) -> Self {
+        let dims = problem.dims;
+        let [heads, latent, rope, width] =
+            [problem.heads, dims.latent, dims.head.rope, width].map(f64::from);
+        let element = problem.dtype.bytes() as f64;
+        let token = heads * ((2.0 * latent + rope) * element + 4.0) + 4.0 * width;
         Self {
-            flop: 2.0 * heads * pairs(requests, true) * (2.0 * latent + rope),
+            flop: 2.0 * heads * pairs * (2.0 * latent + rope),
             bytes: rows * problem.kv_format.row_bytes(dims) as f64 + query_tokens(requests) * token,
         }
     }
@@ -86,6 +99,13 @@ mod tests {
         // 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds; 5 rows of 6 and 3 tokens of 2·(11 + 1).
         assert_eq!(decode.flop, 2.0 * 2.0 * 6.0 * 11.0);
         assert_eq!(decode.bytes, 4.0 * (5.0 * 6.0 + 3.0 * 2.0 * 12.0));
+        // 6 pairs with 4 rows, and 3 lists of 7 entries.
+        let sparse = Cost::sparse(&problem, &requests, 6.0, 4.0, 7);
+        assert_eq!(sparse.flop, decode.flop);
+        assert_eq!(
+            sparse.bytes,
+            4.0 * (4.0 * 6.0 + 3.0 * 2.0 * 12.0 + 3.0 * 7.0)
+        );
         let prefill = Cost::prefill(&problem, &requests, false);
         assert_eq!(prefill.flop, 2.0 * 2.0 * 7.0 * 6.0);
         assert_eq!(

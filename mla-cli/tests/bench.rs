@@ -59,6 +59,10 @@ fn every_shipped_sweep_runs() {
         ("num-splits", "--range s=1"),
         ("page", "--range s=1"),
         ("prefill", "--range q=1"),
+        (
+            "sparse",
+            "--kv bf16 --range b=2 --range s=1 --topk 40 --valid 9,40",
+        ),
         ("speculative", "--range b=1 --range q=1,8"),
         ("threshold", ""),
     ];
@@ -165,6 +169,31 @@ fn parameters_compete_and_models_do_not() {
         text.contains("CPU page=16") && text.contains("CPU page=64"),
         "{text}"
     );
+}
+
+#[test]
+fn sparse_attention_is_that_to_listed_slots() {
+    let lists = "--topk 24 --lists random,clustered,pages,sorted,shared --valid 24,7 --page 16";
+    let line = format!("3q2s100_q4s9 {lists} {TOY} --kv f32,fp8 --dtype f32");
+    let line = line.replace("--check 4", "--check 20");
+    let (_, report) = bench("sparse", &line);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2 * 5 * 2);
+    let mut ids: Vec<_> = rows.iter().map(|row| row["id"].as_str().unwrap()).collect();
+    assert_eq!(ids[0], "3q2s100_q4s9 kv=f32 lists=random valid=24");
+    ids.dedup();
+    assert_eq!(ids.len(), rows.len());
+    for row in rows {
+        assert_eq!(row["kind"], "sparse");
+        assert_eq!(row["errors"]["pass"], true, "{row}");
+        // Six lists have all their entries; four tokens see 6 to 9 tokens.
+        let pairs = match row["parameters"]["valid"].as_str().unwrap() {
+            "24" => 6 * 24 + 6 + 7 + 8 + 9,
+            _ => 6 * 7 + 6 + 7 + 7 + 7,
+        };
+        let flop = 2.0 * 2.0 * (64.0 + 8.0) * f64::from(pairs);
+        assert_eq!(row["cost"]["flop"].as_f64(), Some(flop));
+    }
 }
 
 #[test]
@@ -338,6 +367,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         "cases.json",
         r#"{"protocol": "", "decode": [{"id": "d", "b": 1, "h": 2, "s_q": 1, "kv": 9}]}"#,
     );
+    let listed = file("listed.yaml", "batches: [8q1s1k]\nlists: sorted\n");
     let results = file("results.json", r#"{"schema": 1}"#);
     let refusals: &[(String, &str)] = &[
         (
@@ -360,6 +390,32 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         (
             "8q1s1k --threshold 3 --measure attention".into(),
             "threshold: given a value, with --measure attention",
+        ),
+        (
+            "8q1s1k --topk 9 --measure layer".into(),
+            "topk: given a value, with --measure layer, accepted one only where attention alone",
+        ),
+        (
+            "8q1s1k --topk 9 --threshold 3".into(),
+            "threshold: given a value, with --topk, accepted one only where the layer is timed",
+        ),
+        (
+            "8q1s1k --topk 9 --valid 10".into(),
+            "valid: given 10, accepted at most topk, 9",
+        ),
+        ("8q1s1k --lists sorted".into(), "--topk"),
+        (
+            format!("--config {listed}"),
+            "lists: given a value without topk",
+        ),
+        (
+            "8q1s1k --topk 9 --lists sorted,sorted".into(),
+            "lists: given sorted twice, accepted each value once",
+        ),
+        ("8q1s1k --topk 0".into(), "--topk"),
+        (
+            "8q1s1k --topk 9 --cases {cases}".replace("{cases}", &cases),
+            "beside --cases",
         ),
         (
             "q64s128 --measure attention".into(),

@@ -5,7 +5,7 @@ use mla_conformance::reference::{attend, decode_row};
 use mla_runtime::Result;
 use mla_runtime::backend::{
     Chunk, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Output, PrefillBatch,
-    PrefillCall, PrefillStage, Query, SelectedDecode, SelectedPrefill, StepLimits,
+    PrefillCall, PrefillStage, Query, SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
@@ -20,6 +20,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 use rayon::prelude::*;
 
 use super::check::{Errors, Row};
+use super::lists::{Lists, distinct_rows};
 use super::random::{Normal, bytes_of, upload};
 use crate::cost::{Cost, query_tokens};
 use crate::deviation::choose;
@@ -43,6 +44,8 @@ pub(super) struct Attention {
     /// Parts into which a decode backend is told to divide rows.
     pub(super) num_splits: Option<u32>,
     pub(super) seed: u64,
+    /// What each query token of a sparse attention attends to.
+    pub(super) lists: Option<Lists>,
 }
 
 /// The form of an attention.
@@ -61,10 +64,26 @@ impl Attention {
 
     /// Of one layer.
     pub(super) fn cost(&self) -> Cost {
-        match self.kind {
-            Kind::Decode => Cost::decode(&self.config.problem, &self.requests),
-            Kind::Prefill { causal } => Cost::prefill(&self.config.problem, &self.requests, causal),
+        let problem = &self.config.problem;
+        if let Some(lists) = self.lists {
+            let positions = self.positions();
+            let pairs = positions.iter().map(Vec::len).sum::<usize>() as f64;
+            let rows = distinct_rows(&self.requests, &positions) as f64;
+            return Cost::sparse(problem, &self.requests, pairs, rows, lists.topk);
         }
+        match self.kind {
+            Kind::Decode => Cost::decode(problem, &self.requests),
+            Kind::Prefill { causal } => Cost::prefill(problem, &self.requests, causal),
+        }
+    }
+
+    /// The positions in its request that each query token's list names; none where attention is dense.
+    fn positions(&self) -> Vec<Vec<u32>> {
+        let page_size = self.config.problem.page_size;
+        let lists = self.lists;
+        lists.map_or_else(Vec::new, |lists| {
+            lists.positions(&self.requests, page_size, self.seed)
+        })
     }
 
     fn longest(&self, of: fn(&Request) -> u32) -> usize {
@@ -121,7 +140,9 @@ impl Attention {
                 let pages: f64 = self.requests.iter().map(|r| self.pages_of(r) as f64).sum();
                 let slots = pages * f64::from(problem.page_size);
                 let row = problem.kv_format.row_bytes(dims) as f64;
-                let table = self.requests.len() as f64 * self.max_pages() as f64 * 4.0;
+                let width = self.lists.map_or(0, |lists| lists.topk);
+                let table = self.requests.len() as f64 * self.max_pages() as f64 * 4.0
+                    + tokens * f64::from(width) * 4.0;
                 layers * slots * row + table + tokens * heads * (2.0 * latent + rope) * element
             }
             Kind::Prefill { .. } => {
@@ -274,6 +295,9 @@ pub(super) struct Decode<'a, D: Device> {
     block_table: D::Buffer,
     lens: D::Buffer,
     query_starts: D::Buffer,
+    /// Of a sparse attention: what each query token's list names, and the lists.
+    positions: Vec<Vec<u32>>,
+    slots: Option<D::Buffer>,
     outcome: Outcome<D>,
 }
 
@@ -314,7 +338,17 @@ impl<'a, D: Device> Decode<'a, D> {
             .collect::<Result<_>>()?;
         let query_numbers = Normal::new(what.seed + 1, dtype, what.deviation);
         let lens: Vec<i32> = what.requests.iter().map(|r| r.kv as i32).collect();
+        let positions = what.positions();
+        let slots = match what.lists {
+            None => None,
+            Some(lists) => {
+                let slots = slots_of(what, lists, &positions, &table);
+                Some(upload(device, &bytes_of(&slots))?)
+            }
+        };
         Ok(Self {
+            positions,
+            slots,
             state: backend.state(device, &limits)?,
             metadata: backend.metadata(device, &limits)?,
             query: query_numbers.buffer(device, 0, tokens * heads * row)?,
@@ -360,6 +394,15 @@ impl<'a, D: Device> Decode<'a, D> {
                 [&self.block_table, &self.lens, &self.query_starts],
             )?;
             let (out, lse) = self.outcome.write()?;
+            let slots = match (&self.slots, self.what.lists) {
+                (Some(slots), Some(lists)) => {
+                    let width = lists.topk as usize;
+                    let entries = self.what.tokens() * width;
+                    let slots = ArrayRef::new(D::bytes(slots), entries)?;
+                    Some(SlotLists::new(slots, width))
+                }
+                _ => None,
+            };
             let call = DecodeCall::new(
                 match self.backend.spec().query_format {
                     QueryFormat::Concatenated => Query::Concatenated(query.shorten()),
@@ -372,7 +415,8 @@ impl<'a, D: Device> Decode<'a, D> {
                 batch,
                 out,
             )
-            .with_lse(lse);
+            .with_lse(lse)
+            .with_slots(slots);
             self.backend
                 .decode(device, call, &mut self.state, &self.metadata)?;
         }
@@ -389,7 +433,7 @@ impl<'a, D: Device> Decode<'a, D> {
         let max_pages = self.batch()?.block_table.max_pages();
         let cache = &self.caches[self.caches.len() - 1];
         // Not of `self`, which threads cannot share.
-        let query_numbers = &self.query_numbers;
+        let (query_numbers, positions) = (&self.query_numbers, &self.positions);
         let mut compared = Vec::new();
         for rows in chosen(what, count)
             .chunk_by(|a, b| request_of(&starts, a.0) == request_of(&starts, b.0))
@@ -421,7 +465,13 @@ impl<'a, D: Device> Decode<'a, D> {
                     let own = token - starts[index] as usize;
                     let seen = kv - request.q as usize + own + 1;
                     let scale = what.config.softmax_scale.into();
-                    attend(&query, &keys[..seen], &values[..seen], scale)
+                    let Some(list) = positions.get(token) else {
+                        return attend(&query, &keys[..seen], &values[..seen], scale);
+                    };
+                    let listed = list.iter().map(|at| *at as usize);
+                    let own_keys: Vec<_> = listed.clone().map(|at| keys[at]).collect();
+                    let own_values: Vec<_> = listed.map(|at| values[at]).collect();
+                    attend(&query, &own_keys, &own_values, scale)
                 })
                 .collect();
             for (&(token, head), expected) in rows.iter().zip(expected) {
@@ -433,6 +483,23 @@ impl<'a, D: Device> Decode<'a, D> {
         }
         Ok(Errors::of(&compared, problem.dtype))
     }
+}
+
+/// The lists as a backend takes them: a token's position is a slot of its request's pages.
+fn slots_of(what: &Attention, lists: Lists, positions: &[Vec<u32>], table: &[i32]) -> Vec<i32> {
+    let (page_size, max_pages) = (what.config.problem.page_size, what.max_pages());
+    let width = lists.topk as usize;
+    let starts = what.starts(|r| r.q);
+    let mut slots = Vec::with_capacity(positions.len() * width);
+    for (token, list) in positions.iter().enumerate() {
+        let pages = &table[request_of(&starts, token) * max_pages..];
+        slots.extend(list.iter().map(|position| {
+            let page = pages[(position / page_size) as usize];
+            page * page_size as i32 + (position % page_size) as i32
+        }));
+        slots.resize((token + 1) * width, -1);
+    }
+    slots
 }
 
 fn batch<'b, D: Device>(

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use mla_runtime::batch::{MAX_LEN, MAX_REQUESTS, Request};
+use mla_runtime::kv_format::KvFormat;
 use rand_mt::Mt;
 use serde::Deserialize;
 
+use super::lists::{ListKind, Lists};
 use crate::error::CliError;
 
 /// The whole file.
@@ -19,6 +21,8 @@ struct File {
     decode: Vec<Decode>,
     #[serde(default)]
     prefill: Vec<Prefill>,
+    #[serde(default)]
+    sparse: Vec<Sparse>,
 }
 
 #[derive(Deserialize)]
@@ -47,6 +51,26 @@ struct Prefill {
     causal: bool,
 }
 
+/// Attention to listed slots.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sparse {
+    id: String,
+    h: u32,
+    /// Requests, and the query and kv tokens of each.
+    b: u32,
+    s_q: u32,
+    kv: u32,
+    /// The format of the cache, whose pages have 64 tokens.
+    cache: String,
+    topk: u32,
+    /// `topk` where absent.
+    valid: Option<u32>,
+    /// Random where absent.
+    #[serde(default)]
+    lists: ListKind,
+}
+
 /// One attention to time.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Case {
@@ -59,6 +83,7 @@ pub(super) struct Case {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CaseKind {
     Decode,
+    Sparse { kv_format: KvFormat, lists: Lists },
     Prefill { causal: bool },
 }
 
@@ -106,6 +131,10 @@ fn parse(text: &str) -> Result<Vec<Case>, String> {
         let id = case.id.clone();
         cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
     }
+    for case in file.sparse {
+        let id = case.id.clone();
+        cases.push(case.read().map_err(|problem| format!("{id}: {problem}"))?);
+    }
     for (index, case) in cases.iter().enumerate() {
         if cases[..index].iter().any(|other| other.id == case.id) {
             return Err(format!("id: given {} twice, accepted: once", case.id));
@@ -139,6 +168,42 @@ impl Decode {
             heads: self.h,
             requests: lens.into_iter().map(request).collect(),
             kind: CaseKind::Decode,
+        }
+        .checked()
+    }
+}
+
+impl Sparse {
+    fn read(self) -> Result<Case, String> {
+        if !(1..=MAX_REQUESTS).contains(&(self.b as usize)) {
+            return Err(format!("b: given {}, accepted 1 to {MAX_REQUESTS}", self.b));
+        }
+        let formats = KvFormat::ALL.iter();
+        let Some(kv_format) = formats.copied().find(|f| f.name() == self.cache) else {
+            let names: Vec<_> = KvFormat::ALL.iter().map(|f| f.name()).collect();
+            let names = names.join(", ");
+            return Err(format!("cache: given {:?}, accepted {names}", self.cache));
+        };
+        let valid = self.valid.unwrap_or(self.topk);
+        if !(1..=self.topk).contains(&valid) {
+            return Err(format!("valid: given {valid}, accepted 1 to topk"));
+        }
+        let request = Request {
+            q: self.s_q,
+            kv: self.kv,
+        };
+        Case {
+            id: self.id,
+            heads: self.h,
+            requests: vec![request; self.b as usize],
+            kind: CaseKind::Sparse {
+                kv_format,
+                lists: Lists {
+                    kind: self.lists,
+                    topk: self.topk,
+                    valid,
+                },
+            },
         }
         .checked()
     }
@@ -240,6 +305,32 @@ mod tests {
         assert_eq!(lens(&cases[2]), [(3, 3), (4, 9)]);
         assert_eq!(cases[2].kind, CaseKind::Prefill { causal: false });
 
+        let sparse = |case: &str| parse(&format!(r#"{{"protocol": "", "sparse": [{case}]}}"#));
+        let case =
+            r#"{"id": "s", "b": 2, "h": 16, "s_q": 1, "kv": 70, "cache": "fp8_ds_mla", "topk": 8"#;
+        let read = sparse(&format!("{case}, \"valid\": 5}}")).unwrap();
+        let lists = Lists {
+            kind: ListKind::Random,
+            topk: 8,
+            valid: 5,
+        };
+        let kv_format = KvFormat::Fp8DsMla;
+        assert_eq!(read[0].kind, CaseKind::Sparse { kv_format, lists });
+        assert_eq!(read[0].requests.len(), 2);
+        let refusals = [
+            (r#", "valid": 9}"#, "valid: given 9, accepted 1 to topk"),
+            (r#", "lists": "odd"}"#, "unknown variant `odd`"),
+        ];
+        for (rest, message) in refusals {
+            let error = sparse(&format!("{case}{rest}")).unwrap_err();
+            assert!(error.contains(message), "{rest}: {error}");
+        }
+        let error = sparse(&format!("{}}}", case.replace("fp8_ds_mla", "odd"))).unwrap_err();
+        assert!(
+            error.contains(r#"cache: given "odd", accepted "#),
+            "{error}"
+        );
+
         let decode = |case: &str| {
             let text = format!(r#"{{"protocol": "", "decode": [{case}]}}"#);
             parse(&text).unwrap_err()
@@ -297,6 +388,14 @@ mod tests {
         let grid = parse(include_str!("../../cases/grid.json")).unwrap();
         let decodes = grid.iter().filter(|case| case.kind == CaseKind::Decode);
         assert_eq!((decodes.count(), grid.len()), (115, 245));
+    }
+
+    #[test]
+    fn the_sparse_cases_can_be_read() {
+        let cases = parse(include_str!("../../cases/sparse.json")).unwrap();
+        let is_sparse = |case: &Case| matches!(case.kind, CaseKind::Sparse { .. });
+        assert!(cases.iter().all(is_sparse));
+        assert_eq!(cases.len(), 44);
     }
 
     /// The first numbers that `torch.randn` gives after `manual_seed(0)`, as often printed.

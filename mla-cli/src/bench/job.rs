@@ -63,7 +63,8 @@ impl Subject {
 
     pub(super) const fn kind(&self) -> &'static str {
         match self {
-            Self::Attention(Attention { kind, .. }) => match kind {
+            Self::Attention(attention) => match attention.kind {
+                Kind::Decode if attention.lists.is_some() => "sparse",
                 Kind::Decode => "decode",
                 Kind::Prefill { .. } => "prefill",
             },

@@ -13,6 +13,7 @@ mod environment;
 mod indexer;
 mod job;
 mod layer;
+mod lists;
 mod measure;
 mod peers;
 mod plan;

@@ -20,7 +20,8 @@ use super::attention::{Attention, Kind};
 use super::cases::{Case, CaseKind};
 use super::job::{Job, Subject};
 use super::layer::Layer;
-use super::settings::{Key, Measure, Route, Settings, Switch};
+use super::lists::Lists;
+use super::settings::{Key, Measure, Route, SEED, Settings, Switch};
 use super::site::Site;
 use crate::args::read_config;
 use crate::error::CliError;
@@ -73,6 +74,7 @@ pub(super) fn sweep<D: Stopwatch>(
 ) -> Result<Vec<Job>, CliError> {
     let batches = batches(settings)?;
     let models = models(settings)?;
+    let lists = settings.lists()?;
     let mut plan = Plan::new(site, settings);
     for model in &models {
         let heads = settings
@@ -84,10 +86,13 @@ pub(super) fn sweep<D: Stopwatch>(
                 for kv in axis(&model.kv_formats) {
                     for page in axis(&settings.page.clone().unwrap_or_else(|| vec![64])) {
                         let kv_format = *kv;
-                        let problem = Problem::new(model.config.dims, heads, model.dtype)
-                            .with_kv_format(kv_format)
-                            .with_page_size(*page);
-                        plan.batch(model, &problem, batch)?;
+                        for lists in &lists {
+                            let problem = Problem::new(model.config.dims, heads, model.dtype)
+                                .with_kv_format(kv_format)
+                                .with_page_size(*page)
+                                .with_sparse(lists.is_some());
+                            plan.batch(model, &problem, batch, *lists)?;
+                        }
                     }
                 }
             }
@@ -317,7 +322,13 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         }
     }
 
-    fn batch(&mut self, model: &Model, problem: &Problem, batch: &Batch) -> Result<(), CliError> {
+    fn batch(
+        &mut self,
+        model: &Model,
+        problem: &Problem,
+        batch: &Batch,
+        lists: Option<Lists>,
+    ) -> Result<(), CliError> {
         let settings = self.settings;
         let of_layer = [
             (Key::Path, settings.path.is_some()),
@@ -328,6 +339,22 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let wants_layer = of_layer
             .iter()
             .find_map(|(key, given)| given.then_some(*key));
+        if let Some(lists) = lists {
+            return match (settings.measure, wants_layer) {
+                (Some(Measure::Layer), _) => Err(refused(
+                    "topk",
+                    "a value, with --measure layer",
+                    "one only where attention alone is timed: the lists of a layer are made by its indexer",
+                )),
+                (_, Some(key)) => Err(refused(
+                    key.name(),
+                    "a value, with --topk",
+                    format!("one only {}", key.effective()),
+                )),
+                // Whatever the phase, it is absorbed.
+                (_, None) => self.attention(model, problem, batch, Phase::Decode, Some(lists)),
+            };
+        }
         match (settings.measure, phase_of(&batch.spec), wants_layer) {
             (Some(Measure::Attention), _, Some(key)) => Err(refused(
                 key.name(),
@@ -341,7 +368,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                  or that of prefills without context",
             )),
             (Some(Measure::Attention) | None, Some(phase), None) => {
-                self.attention(model, problem, batch, phase)
+                self.attention(model, problem, batch, phase, None)
             }
             _ => self.layer(model, problem, batch),
         }
@@ -353,6 +380,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         problem: &Problem,
         batch: &Batch,
         phase: Phase,
+        lists: Option<Lists>,
     ) -> Result<(), CliError> {
         let requests = batch.spec.requests();
         let problem = problem.with_query_len(match phase {
@@ -386,9 +414,18 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                     deviation: 1.0,
                     layers: settings.layers.unwrap_or(1) as usize,
                     num_splits: num_splits.filter(|_| phase == Phase::Decode),
-                    seed: settings.seed.unwrap_or(1).into(),
+                    seed: settings.seed.unwrap_or(SEED).into(),
+                    lists,
                 };
-                let parameters = splits(num_splits).collect();
+                let of_lists = lists.map(|lists| {
+                    [
+                        ("topk", lists.topk.to_string()),
+                        ("lists", lists.kind.name().to_owned()),
+                        ("valid", lists.valid.to_string()),
+                    ]
+                });
+                let of_lists = of_lists.into_iter().flatten();
+                let parameters = of_lists.chain(splits(num_splits)).collect();
                 let subject = Subject::Attention(attention);
                 self.push(model, batch, backend.to_owned(), parameters, subject)?;
             }
@@ -524,7 +561,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                     rows,
                     num_splits: num_splits.filter(|_| !absorbed.is_empty()),
                     layers: self.settings.layers.unwrap_or(1) as usize,
-                    seed: self.settings.seed.unwrap_or(1),
+                    seed: self.settings.seed.unwrap_or(SEED),
                 };
                 let backends = match (absorbed.is_empty(), expanded().next().is_none()) {
                     (true, _) => (*prefill).to_owned(),
@@ -577,6 +614,9 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             ("dtype", several(&settings.dtype)),
             ("heads", several(&settings.heads)),
             ("kv", several(&settings.kv)),
+            ("topk", several(&settings.topk)),
+            ("lists", several(&settings.lists)),
+            ("valid", several(&settings.valid)),
         ];
         let of_contender = [
             ("page", several(&settings.page)),
@@ -774,7 +814,7 @@ pub(super) fn cases<D: Stopwatch>(
     let mut plan = Plan::new(site, settings);
     for case in cases {
         let (kind, phase, deviation) = match case.kind {
-            CaseKind::Decode => (Kind::Decode, Phase::Decode, 0.1),
+            CaseKind::Decode | CaseKind::Sparse { .. } => (Kind::Decode, Phase::Decode, 0.1),
             CaseKind::Prefill { causal } => (Kind::Prefill { causal }, Phase::Prefill, 1.0),
         };
         let problem =
@@ -782,6 +822,13 @@ pub(super) fn cases<D: Stopwatch>(
                 Phase::Decode => workload::query_len(&case.requests),
                 Phase::Prefill => QueryLen::Single,
             });
+        let (problem, lists) = match case.kind {
+            CaseKind::Sparse { kv_format, lists } => {
+                let problem = problem.with_kv_format(kv_format).with_sparse(true);
+                (problem, Some(lists))
+            }
+            _ => (problem, None),
+        };
         let problem = with_graphs(problem, site.graphs, phase);
         plan.note(
             &case.id,
@@ -806,7 +853,8 @@ pub(super) fn cases<D: Stopwatch>(
                 deviation,
                 layers: settings.layers.unwrap_or(1) as usize,
                 num_splits: None,
-                seed: settings.seed.unwrap_or(1).into(),
+                seed: settings.seed.unwrap_or(SEED).into(),
+                lists,
             };
             site.about
                 .check_memory("memory", &case.id, attention.bytes())?;

@@ -18,7 +18,7 @@ use crate::stopwatch::Conditions;
 pub(super) struct Row {
     /// What rows that compete with each other have in common.
     pub(super) id: String,
-    /// `decode` or `prefill` for attention alone, or `layer`.
+    /// `decode`, `sparse` or `prefill` for attention alone, or `layer`.
     pub(super) kind: String,
     /// Who competes.
     #[serde(rename = "impl")]

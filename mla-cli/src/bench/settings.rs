@@ -12,9 +12,13 @@ use mla_runtime::batch::template::{Range, TemplateError};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::lists::{ListKind, Lists};
 use crate::args::{MAX_SAMPLES, natural, positive, samples};
 use crate::device::DeviceName;
 use crate::error::CliError;
+
+/// What random numbers are made from where nothing is said.
+pub(super) const SEED: u32 = 1;
 
 /// The keys.
 #[derive(clap::Args, Clone, Default, Debug, Deserialize, Serialize)]
@@ -70,6 +74,19 @@ pub(super) struct Settings {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) page: Option<Vec<u32>>,
+    /// Entries of each query token's list of slots: attention is then sparse, absorbed and alone
+    /// [default: to the whole context].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) topk: Option<Vec<u32>>,
+    /// How the entries of lists lie [default: random].
+    #[arg(long, value_name = "KIND", value_delimiter = ',', requires = "topk")]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) lists: Option<Vec<ListKind>>,
+    /// Entries of a list that name a slot, if the context has so many; the others are -1 [default: all].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive, requires = "topk")]
+    #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
+    pub(super) valid: Option<Vec<u32>>,
     /// Backends to compare, each in its phase; `all` is all that fit [default: the best that fits].
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
@@ -337,6 +354,9 @@ impl Settings {
             dtype: self.dtype.or(file.dtype),
             kv: self.kv.or(file.kv),
             page: self.page.or(file.page),
+            topk: self.topk.or(file.topk),
+            lists: self.lists.or(file.lists),
+            valid: self.valid.or(file.valid),
             backends: self.backends.or(file.backends),
             prefill: self.prefill.or(file.prefill),
             decode: self.decode.or(file.decode),
@@ -375,6 +395,9 @@ impl Settings {
             ("--dtype", self.dtype.is_some()),
             ("--kv", self.kv.is_some()),
             ("--page", self.page.is_some()),
+            ("--topk", self.topk.is_some()),
+            ("--lists", self.lists.is_some()),
+            ("--valid", self.valid.is_some()),
             ("--path", self.path.is_some()),
             ("--threshold", self.threshold.is_some()),
             ("--piece", self.piece.is_some()),
@@ -396,6 +419,8 @@ impl Settings {
         let lists = [
             ("heads", &self.heads),
             ("page", &self.page),
+            ("topk", &self.topk),
+            ("valid", &self.valid),
             ("piece", &self.piece),
             ("rows", &self.rows),
             ("num_splits", &self.num_splits),
@@ -434,6 +459,12 @@ impl Settings {
             ("dtype", text(&self.dtype)),
             ("kv", text(&self.kv)),
             ("page", number(&self.page)),
+            ("topk", number(&self.topk)),
+            (
+                "lists",
+                repeated(&self.lists, |lists| lists.name().to_owned()),
+            ),
+            ("valid", number(&self.valid)),
             ("backends", text(&self.backends)),
             ("prefill", text(&self.prefill)),
             ("decode", text(&self.decode)),
@@ -454,6 +485,57 @@ impl Settings {
                 accepted: "each value once".to_owned(),
             }),
         }
+    }
+
+    /// The lists of sparse attention, every combination; one absence where attention is dense.
+    pub(super) fn lists(&self) -> Result<Vec<Option<Lists>>, CliError> {
+        let refused = |argument, given: String, accepted: String| {
+            Err(CliError::Argument {
+                argument,
+                given,
+                accepted,
+            })
+        };
+        let Some(widths) = &self.topk else {
+            // An argument asks for it by itself; a file does not.
+            return match (&self.lists, &self.valid) {
+                (None, None) => Ok(vec![None]),
+                (lists, _) => {
+                    let argument = if lists.is_some() { "lists" } else { "valid" };
+                    refused(
+                        argument,
+                        "a value without topk".to_owned(),
+                        "one beside topk, which makes attention sparse".to_owned(),
+                    )
+                }
+            };
+        };
+        let kinds = self.lists.clone().unwrap_or_default();
+        let kinds = if kinds.is_empty() {
+            vec![ListKind::default()]
+        } else {
+            kinds
+        };
+        let mut all = Vec::new();
+        for topk in widths {
+            for kind in &kinds {
+                for valid in self.valid.as_ref().unwrap_or(&vec![*topk]) {
+                    if valid > topk {
+                        return refused(
+                            "valid",
+                            valid.to_string(),
+                            format!("at most topk, {topk}"),
+                        );
+                    }
+                    all.push(Some(Lists {
+                        kind: *kind,
+                        topk: *topk,
+                        valid: *valid,
+                    }));
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// The numbers of each name, by arguments and file.

@@ -32,17 +32,21 @@ impl Point {
     pub(super) fn new(case: &Case, ratio: f64) -> Self {
         let heads = u64::from(case.heads);
         let tiles = |q: u32| match case.kind {
-            CaseKind::Decode => (u64::from(q) * heads).div_ceil(TILE_ROWS),
+            CaseKind::Decode | CaseKind::Sparse { .. } => {
+                (u64::from(q) * heads).div_ceil(TILE_ROWS)
+            }
             CaseKind::Prefill { .. } => u64::from(q).div_ceil(TILE_ROWS) * heads,
         };
         let context = |q: u32, kv: u32| match case.kind {
             CaseKind::Prefill { causal: true } => kv - q,
             CaseKind::Prefill { causal: false } | CaseKind::Decode => kv,
+            CaseKind::Sparse { lists, .. } => kv.min(lists.valid),
         };
         let requests = || case.requests.iter();
         Self {
             kind: match case.kind {
                 CaseKind::Decode => "Decode",
+                CaseKind::Sparse { .. } => "Sparse",
                 CaseKind::Prefill { .. } => "Prefill",
             },
             tiles: requests().map(|r| tiles(r.q)).sum(),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Args;
 use crate::bench::cases::{Case, CaseKind};
+use crate::bench::settings::SEED;
 use crate::bench::statistics::Summary;
 use crate::error::CliError;
 
@@ -94,12 +95,29 @@ struct Round<'a> {
     causal: bool,
     /// Query and kv tokens.
     requests: Vec<[u32; 2]>,
+    #[serde(flatten)]
+    sparse: Option<RoundLists>,
 }
 
+/// What a round of sparse attention says besides.
+#[derive(Serialize)]
+struct RoundLists {
+    cache: &'static str,
+    topk: u32,
+    /// The positions in its request that each query token attends to. Absent where the case is that of the round
+    /// before, since there are many of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    positions: Option<Vec<Vec<u32>>>,
+}
+
+/// Tokens in a page of the cache, in all cases.
+const PAGE: u32 = 64;
+
 impl<'a> Round<'a> {
-    fn new(case: &'a Case, samples: usize) -> Self {
+    fn new(case: &'a Case, samples: usize, is_new: bool) -> Self {
         let (kind, causal) = match case.kind {
             CaseKind::Decode => ("decode", true),
+            CaseKind::Sparse { .. } => ("sparse", true),
             CaseKind::Prefill { causal } => ("prefill", causal),
         };
         Self {
@@ -109,6 +127,14 @@ impl<'a> Round<'a> {
             heads: case.heads,
             causal,
             requests: case.requests.iter().map(|r| [r.q, r.kv]).collect(),
+            sparse: match case.kind {
+                CaseKind::Sparse { kv_format, lists } => Some(RoundLists {
+                    cache: kv_format.name(),
+                    topk: lists.topk,
+                    positions: is_new.then(|| lists.positions(&case.requests, PAGE, SEED.into())),
+                }),
+                CaseKind::Decode | CaseKind::Prefill { .. } => None,
+            },
         }
     }
 }
@@ -155,6 +181,8 @@ pub(super) struct Script {
     aside: Option<JoinHandle<()>>,
     bar: ProgressBar,
     said: Said,
+    /// The case of the round before.
+    current: Option<String>,
 }
 
 impl Script {
@@ -185,6 +213,7 @@ impl Script {
             aside: Some(thread::spawn(move || show(errors, &beside))),
             bar: bar.clone(),
             said: Said::default(),
+            current: None,
         };
         let mut peers = 0;
         let is_loaded = script.read(|line| match line {
@@ -210,8 +239,11 @@ impl Script {
 
     /// Has the peers timed on a case, for one round.
     pub(super) fn time(&mut self, case: &Case, samples: usize) -> Result<(), CliError> {
+        let is_new = self.current.as_ref() != Some(&case.id);
+        self.current = Some(case.id.clone());
         // Strings and numbers.
-        let json = serde_json::to_string(&Round::new(case, samples)).expect("a round is JSON");
+        let json =
+            serde_json::to_string(&Round::new(case, samples, is_new)).expect("a round is JSON");
         let written = self
             .rounds
             .as_mut()
