@@ -9,7 +9,7 @@
 //
 // A row of 512 + 64 values is 64 + 8 octets: three accesses per lane. Several tokens per warp, in
 // turn or loaded ahead, and rows copied through shared memory by bulk copies were slower or no
-// faster: docs/kernels/helpers.md.
+// faster: docs/log/helpers.md.
 #pragma once
 
 #include "../common/status.cuh"
