@@ -48,7 +48,6 @@ mod rows;
 mod transpose;
 mod view;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 pub use buffer::Buffer;
@@ -139,8 +138,8 @@ impl Cpu {
 
 impl Memory for Cpu {
     type Buffer = Buffer;
-    type Bytes<'a> = &'a [u8];
-    type BytesMut<'a> = &'a mut [u8];
+
+    mla_runtime::host_bytes!();
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         Buffer::zeroed(bytes)
@@ -152,38 +151,6 @@ impl Memory for Cpu {
 
     fn bytes_mut(buffer: &mut Buffer) -> Self::BytesMut<'_> {
         buffer.as_bytes_mut()
-    }
-
-    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn address(bytes: Self::Bytes<'_>) -> usize {
-        bytes.as_ptr().addr()
-    }
-
-    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
-        &bytes[range]
-    }
-
-    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
-        bytes.split_at_mut(at)
-    }
-
-    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
-        bytes
-    }
-
-    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
-        bytes
-    }
-
-    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
-        bytes
     }
 
     fn upload(&self, from: &[u8], to: &mut [u8]) -> Result<()> {

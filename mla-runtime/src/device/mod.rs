@@ -254,7 +254,8 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// As theirs.
+    /// If shapes or dtypes disagree with each other or with the cache, the width that is rotated is
+    /// odd, or the device fails.
     fn write_cache_and_absorb(
         &self,
         rows: CacheRows<'_, Self>,

@@ -102,7 +102,8 @@ pub trait IndexDevice: Device {
     ///
     /// # Errors
     ///
-    /// As theirs.
+    /// If shapes or dtypes disagree with each other or with a cache, the width that is rotated is
+    /// odd, or the device fails.
     fn write_cache_and_index_keys(
         &self,
         config: &IndexerConfig,

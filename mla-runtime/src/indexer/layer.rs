@@ -24,8 +24,8 @@ where
     ///
     /// # Errors
     ///
-    /// As theirs. A call that does not fit the prepared step is refused before anything is
-    /// enqueued.
+    /// Those of [`Indexer::select`] and [`forward`](Self::forward). A call that does not fit the
+    /// prepared step is refused before anything is enqueued.
     pub fn forward_selecting(
         &self,
         workspace: &mut Workspace<P, D>,

@@ -324,13 +324,10 @@ pub const CPU_DECODE: BackendSpec = BackendSpec {
     kv_formats: KvFormat::ALL,
     query_len: QueryLen::Ragged,
     sparse: SparseSupport::Optional,
-    features: FeatureSet::of(&[
-        Feature::Deterministic,
-        Feature::NanPropagation,
-        Feature::StridedOutputs,
-        Feature::DenseRequests,
-        Feature::SecondCache,
-    ]),
+    features: cpu(Phase::Decode)
+        .features
+        .with(Feature::DenseRequests)
+        .with(Feature::SecondCache),
     ..cpu(Phase::Decode)
 }
 .checked();

@@ -13,6 +13,52 @@ pub trait HostMemory: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mu
 
 impl<D> HostMemory for D where D: for<'a> Memory<Bytes<'a> = &'a [u8], BytesMut<'a> = &'a mut [u8]> {}
 
+/// What bytes are, in an `impl` of [`Memory`](crate::device::Memory) for a device in the host's
+/// memory: slices. What is left to write is the buffer, how it is allocated and borrowed, and the
+/// copies.
+#[macro_export]
+macro_rules! host_bytes {
+    () => {
+        type Bytes<'a> = &'a [u8];
+        type BytesMut<'a> = &'a mut [u8];
+
+        fn byte_len(bytes: Self::Bytes<'_>) -> usize {
+            bytes.len()
+        }
+
+        fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
+            bytes.len()
+        }
+
+        fn address(bytes: Self::Bytes<'_>) -> usize {
+            bytes.as_ptr().addr()
+        }
+
+        fn byte_range(bytes: Self::Bytes<'_>, range: ::core::ops::Range<usize>) -> Self::Bytes<'_> {
+            &bytes[range]
+        }
+
+        fn split_mut(
+            bytes: Self::BytesMut<'_>,
+            at: usize,
+        ) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
+            bytes.split_at_mut(at)
+        }
+
+        fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
+            bytes
+        }
+
+        fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
+            bytes
+        }
+
+        fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
+            bytes
+        }
+    };
+}
+
 impl<'a, D: HostMemory> TensorRef<'a, D> {
     /// The elements of a slice, row-major without gaps. Nothing is copied.
     ///

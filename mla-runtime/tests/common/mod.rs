@@ -3,7 +3,6 @@
 #![allow(dead_code, unused_macros, reason = "each test program uses some of it")]
 
 use std::cell::Cell;
-use std::ops::Range;
 
 use mla_cpu::Buffer;
 use mla_runtime::availability::Availability;
@@ -37,8 +36,8 @@ pub(crate) fn operations() -> usize {
 
 impl<const PROCESSOR: bool> Memory for Bytes<PROCESSOR> {
     type Buffer = Buffer;
-    type Bytes<'a> = &'a [u8];
-    type BytesMut<'a> = &'a mut [u8];
+
+    mla_runtime::host_bytes!();
 
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer> {
         Buffer::zeroed(bytes)
@@ -50,38 +49,6 @@ impl<const PROCESSOR: bool> Memory for Bytes<PROCESSOR> {
 
     fn bytes_mut(buffer: &mut Self::Buffer) -> Self::BytesMut<'_> {
         buffer.as_bytes_mut()
-    }
-
-    fn byte_len(bytes: Self::Bytes<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn byte_len_mut(bytes: &Self::BytesMut<'_>) -> usize {
-        bytes.len()
-    }
-
-    fn address(bytes: Self::Bytes<'_>) -> usize {
-        bytes.as_ptr().addr()
-    }
-
-    fn byte_range(bytes: Self::Bytes<'_>, range: Range<usize>) -> Self::Bytes<'_> {
-        &bytes[range]
-    }
-
-    fn split_mut(bytes: Self::BytesMut<'_>, at: usize) -> (Self::BytesMut<'_>, Self::BytesMut<'_>) {
-        bytes.split_at_mut(at)
-    }
-
-    fn shorten<'short, 'long: 'short>(bytes: Self::Bytes<'long>) -> Self::Bytes<'short> {
-        bytes
-    }
-
-    fn reborrow<'a>(bytes: &'a mut Self::BytesMut<'_>) -> Self::BytesMut<'a> {
-        bytes
-    }
-
-    fn freeze<'a>(bytes: &'a Self::BytesMut<'_>) -> Self::Bytes<'a> {
-        bytes
     }
 
     fn upload(&self, from: &[u8], to: Self::BytesMut<'_>) -> Result<()> {
