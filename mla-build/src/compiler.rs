@@ -31,16 +31,22 @@ pub(crate) const KEYED: &[&str] = &[
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
 ];
 
 /// Those that list folders of headers.
 pub(crate) const INCLUDE_VARIABLES: &[&str] = &["CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
+
+/// Flags of libclang's, which bindgen reads.
+const BINDGEN: &str = "BINDGEN_EXTRA_CLANG_ARGS";
 
 /// Environment variables that change what the compilers do. Those that are not keyed name a
 /// program, whose version is part of the key.
 pub(crate) fn variables() -> Vec<String> {
     let mut names: Vec<_> = KEYED.iter().map(|&name| name.to_owned()).collect();
     names.push("NVCC_CCBIN".to_owned());
+    names.push(BINDGEN.to_owned());
     let target = env::var("TARGET").unwrap_or_default();
     // As the `cc` crate looks for them.
     for tool in ["CXX", "AR"] {
@@ -53,6 +59,10 @@ pub(crate) fn variables() -> Vec<String> {
             names.push(format!("{tool}_{target}"));
             names.push(format!("{tool}_{}", target.replace(['-', '.'], "_")));
         }
+    }
+    if !target.is_empty() {
+        names.push(format!("{BINDGEN}_{target}"));
+        names.push(format!("{BINDGEN}_{}", target.replace('-', "_")));
     }
     names
 }

@@ -14,12 +14,25 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+/// The role of the package's own folder.
+pub(crate) const PACKAGE: &str = "package";
+
+/// What the roles of include roots elsewhere begin with; a number follows.
+pub(crate) const ADDED: &str = "include ";
+
 /// A file by the role of its folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct RolePath {
     /// Empty for a file that belongs to no role; then `path` is absolute.
     pub(crate) role: String,
     pub(crate) path: String,
+}
+
+impl RolePath {
+    /// Whether it lies in the package or in an include root that its script adds.
+    pub(crate) fn is_of_the_script(&self) -> bool {
+        self.role == PACKAGE || self.role.starts_with(ADDED)
+    }
 }
 
 /// The folders of one build.

@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     Built, Error, Kernels,
-    cache::{self, Cache, Entry, Key, Lookup, PACKAGE},
+    cache::{self, Cache, Entry, Key, Lookup},
     compiled,
     compiler::{self, Compiler, Host, Include},
     diagnostic::{Failure, Failures},
@@ -24,7 +24,7 @@ use crate::{
     flags::{self, Named},
     progress::{Event, Progress},
     report::{self, Outcome},
-    roles::Roles,
+    roles::{ADDED, PACKAGE, Roles},
     schedule::Limits,
     shell,
     symbols::Tag,
@@ -165,7 +165,7 @@ impl Plan {
             let role = match folder.strip_prefix(&root) {
                 Ok(inside) => format!("{PACKAGE}/{}", inside.display()),
                 Err(_) => {
-                    let role = format!("include {number}");
+                    let role = format!("{ADDED}{number}");
                     roles.push((role.clone(), folder.clone()));
                     role
                 }

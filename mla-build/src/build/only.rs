@@ -57,7 +57,9 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     let mut watched = Vec::new();
     let bindings = bindings(&kernels, library, &root, &out_dir, &tag, &mut watched)?;
     if for_cargo {
-        for name in [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES) {
+        let names = [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES);
+        let compilers = crate::compiler::variables();
+        for name in names.copied().chain(compilers.iter().map(String::as_str)) {
             println!("cargo::rerun-if-env-changed={name}");
         }
         for path in &watched {

@@ -20,13 +20,24 @@ use crate::roles::Roles;
 /// A header as a directive spells it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Include {
+    /// Empty if a macro stands for it: then it may be any file beside this one, in quotes.
     pub(crate) name: String,
     /// In quotes, so that the folder of the file is searched too.
     pub(crate) quoted: bool,
 }
 
+impl Include {
+    fn of_macro() -> Self {
+        Self {
+            name: String::new(),
+            quoted: true,
+        }
+    }
+}
+
 /// Every header that the directives of a text name, whether it is included or asked for with
-/// `__has_include`, in any branch. A header that a macro names is in none of them.
+/// `__has_include`, in any branch. A header that `__has_include` asks for by a macro's name is in
+/// none of them.
 pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
     let mut found = BTreeSet::new();
     let mut rest = text;
@@ -39,7 +50,10 @@ pub(crate) fn includes(text: &str) -> BTreeSet<Include> {
         let (word, after) = directive.split_at(length);
         match word {
             "include" | "include_next" | "import" | "embed" => {
-                found.extend(header(skip_blank(after)));
+                let named = skip_blank(after);
+                let by_macro = named.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+                found.extend(header(named));
+                found.extend(by_macro.then(Include::of_macro));
             }
             "if" | "elif" | "define" => {
                 let line = logical_line(after);
@@ -153,8 +167,8 @@ impl Lookup {
         }
     }
 
-    /// What the includes of a file find, and what its own name finds elsewhere: a macro may name
-    /// it.
+    /// What the includes of a file find, and what its own name finds elsewhere: a macro of another
+    /// file may name it.
     pub(crate) fn meaning(
         &self,
         file: &Path,
@@ -167,6 +181,13 @@ impl Lookup {
         let mut candidates = Vec::new();
         let own = file.parent().unwrap_or(Path::new("/"));
         for include in includes {
+            if include.name.is_empty() {
+                // The toolkit's headers and a wheel's stay as they were released.
+                if roles.name(file).is_of_the_script() {
+                    candidates.extend(beside(own));
+                }
+                continue;
+            }
             if include.quoted {
                 candidates.extend(candidate(own.join(&include.name)));
             }
@@ -229,6 +250,16 @@ impl Lookup {
     }
 }
 
+/// The files in a folder, in an order that is always the same.
+fn beside(folder: &Path) -> Vec<Candidate> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| candidate(entry.path()))
+        .collect();
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
 fn candidate(path: PathBuf) -> Option<Candidate> {
     let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
     Some(Candidate {
@@ -267,7 +298,7 @@ mod tests {
                  # /* odd */ include /* too */ <f.h>\n#import \"g.h\"\n#include MACRO\n\
                  #define CAT(a, b) a ## b\n#include <unfinished\n#pragma once\n"
             ),
-            ["<a.h>", "\"b.h\"", "<d/e.h>", "<f.h>", "\"g.h\""]
+            ["\"\"", "<a.h>", "\"b.h\"", "<d/e.h>", "<f.h>", "\"g.h\""]
         );
     }
 
@@ -282,6 +313,25 @@ mod tests {
             ["<a.h>", "\"b.h\"", "<c.h>", "<d.h>"]
         );
         assert_eq!(names("#if __has_include(NAME)\n#define \\\n#"), [""; 0]);
+    }
+
+    #[test]
+    fn an_include_by_a_macro_means_any_file_beside_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let (file, includes) = (at("a.cu"), includes("#include TILE\n"));
+        let meaning = || {
+            let roles = Roles::new([("package".to_owned(), at(""))]);
+            let lookup = Lookup::new(Vec::new(), at(""));
+            lookup.meaning(&file, &includes, &roles).hash
+        };
+        let nothing = meaning();
+        fs::write(at("tile.h"), "").unwrap();
+        let one = meaning();
+        fs::write(at("other.h"), "").unwrap();
+        assert!(nothing != one && one != meaning());
+        fs::remove_file(at("other.h")).unwrap();
+        assert_eq!(one, meaning());
     }
 
     #[test]

@@ -185,9 +185,6 @@ impl DependencySet {
     }
 }
 
-/// The role of the package's own folder.
-pub(crate) const PACKAGE: &str = "package";
-
 /// What is kept of a compilation beside its object.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Meta {

@@ -114,6 +114,9 @@ fn a_build_script_runs_again_for_what_changed_and_then_no_more() {
         "HOST_CXX",
         "CXX_x86_64-unknown-linux-gnu",
         "CXX_x86_64_unknown_linux_gnu",
+        "COMPILER_PATH",
+        "BINDGEN_EXTRA_CLANG_ARGS",
+        "BINDGEN_EXTRA_CLANG_ARGS_x86_64_unknown_linux_gnu",
     ] {
         package.set(variable, package.world.at("none"));
         package.notices(variable);

@@ -37,6 +37,23 @@ fn a_header_beside_a_header_hides_one_of_an_include_root() {
 }
 
 #[test]
+fn a_header_beside_a_source_hides_one_that_a_macro_names() {
+    let world = World::new();
+    world.write("package/cuda/tile.h", "tile-root\n");
+    // The stub is told what the macro stands for.
+    world.write(
+        "package/cuda/sm90/d.cu",
+        "#define TILE \"tile.h\"\n#include TILE\n// has: tile.h\n",
+    );
+    world.compiled();
+    assert!(world.library("out").contains("tile-root"));
+    assert_eq!(world.compiled(), NONE);
+    world.write("package/cuda/sm90/tile.h", "tile-beside\n");
+    assert_eq!(world.compiled(), ["cuda/sm90/d.cu"]);
+    assert!(world.library("out").contains("tile-beside"));
+}
+
+#[test]
 fn an_own_header_that_hides_a_system_header_is_noticed() {
     let world = World::new();
     world.write("system/stdint.h", "stdint-system\n");

@@ -161,7 +161,7 @@ fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
     let package = Package::new();
     package.write(
         "package/cuda/sm90/a.cu",
-        "#include <stdint.h>\n#include \"flag.opt.h\"\n#if __has_include(<extra.h>)\n#include <extra.h>\n\
+        "#include <stdint.h>\n#define FLAG \"flag.opt.h\"\n#include FLAG\n#if __has_include(<extra.h>)\n#include <extra.h>\n\
          #else\n#define EXTRA 1\n#endif\n__global__ void a(float *x) { *x = EXTRA; }\n",
     );
     package.write("package/cuda/common/flag.opt.h", "#pragma once\n");
@@ -181,6 +181,12 @@ fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
         build(),
         ["cuda/sm90/a.cu"],
         "an own header hides a system header"
+    );
+    package.write("package/cuda/sm90/flag.opt.h", "#pragma once\n");
+    assert_eq!(
+        build(),
+        ["cuda/sm90/a.cu"],
+        "hides what a macro names, and is its equal"
     );
     package.write("package/nvcc.opt", "-lineinfo -maxrregcount=64\n");
     assert_eq!(build().len(), 4);

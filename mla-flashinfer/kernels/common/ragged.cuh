@@ -2,8 +2,9 @@
 #pragma once
 
 #include <flashinfer/allocator.h>
-#include <algorithm>
 #include <flashinfer/attention/mask.cuh>
+
+#include <algorithm>
 #include <iterator>
 
 #include "dtype.cuh"
