@@ -221,7 +221,7 @@ mod gpu {
             if self.arguments.skips(&id) {
                 return Ok(());
             }
-            let requests = vec![Request { q: 1, kv: 4096 }; requests];
+            let requests = vec![Request::new(1, 4096); requests];
             self.step(id, heads, &requests, 0)
         }
 
@@ -231,10 +231,7 @@ mod gpu {
             if self.arguments.skips(&id) {
                 return Ok(());
             }
-            let requests = [Request {
-                q: new,
-                kv: new + context,
-            }];
+            let requests = [Request::new(new, new + context)];
             self.step(id, heads, &requests, context as usize)
         }
 

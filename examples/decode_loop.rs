@@ -135,10 +135,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tables.clear();
         for request in &mut running {
             request.len += 1;
-            requests.push(Request {
-                q: 1,
-                kv: request.len as u32,
-            });
+            requests.push(Request::new(1, request.len as u32));
             let first = (request.seat * PAGES) as i32;
             tables.extend(first..first + PAGES as i32);
         }

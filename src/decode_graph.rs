@@ -24,6 +24,7 @@ use crate::device::{Cuda, Graph};
 
 /// What a graph is captured for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct DecodeShape {
     /// The requests of a step, padding included.
     pub requests: usize,
@@ -34,6 +35,15 @@ pub struct DecodeShape {
 }
 
 impl DecodeShape {
+    /// So many requests of `query_len` new tokens each, of at most `max_len` tokens in all.
+    pub const fn new(requests: usize, query_len: u32, max_len: u32) -> Self {
+        Self {
+            requests,
+            query_len,
+            max_len,
+        }
+    }
+
     /// The tokens of a step, padding included.
     pub const fn tokens(&self) -> usize {
         self.requests * self.query_len as usize
@@ -264,10 +274,7 @@ impl Padded {
 
     /// `tables` has a row of `width` entries for each request, as many as its tokens need.
     fn fill(&mut self, requests: &[Request], tables: &[i32], width: usize, slots: Option<&[i64]>) {
-        let padding = Request {
-            q: self.shape.query_len,
-            kv: 0,
-        };
+        let padding = Request::new(self.shape.query_len, 0);
         self.requests.clear();
         self.requests.extend_from_slice(requests);
         self.requests.resize(self.shape.requests, padding);

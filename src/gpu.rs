@@ -5,6 +5,7 @@ use mla_runtime::capability::{Capability, Target};
 
 /// A GPU of this machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Gpu {
     /// Its number for the driver, from 0.
     pub ordinal: usize,

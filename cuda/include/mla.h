@@ -146,8 +146,10 @@ typedef struct MlaDecodeParams {
 /* Leading bytes of a decode workspace that must be zero before its first use. */
 #define MLA_DECODE_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_decode_sm90 needs. Reads heads and query_len, and the current
- * device's properties; the result does not depend on the number of requests nor on any length. */
+/* Bytes of workspace that mla_decode_sm90 needs. Reads what decides about the kernel (heads, query_len,
+ * requests, latent_dim, rope_dim, q_dtype, cache_format) and the current device's properties; the
+ * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
+ * launch takes of so many requests, pages and tokens in a page is refused here. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. */
@@ -241,8 +243,9 @@ typedef struct MlaDeviceLimits {
 
 /* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads heads,
  * query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has; the
- * result does not depend on the number of requests nor on any length. Loads the kernels, so that no
- * launch has to. */
+ * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
+ * launch takes of so many requests, pages and tokens in a page is refused here. Loads the kernels, so
+ * that no launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 

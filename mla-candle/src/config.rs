@@ -46,9 +46,17 @@ impl Config {
 
 /// How much a module has room for: what its cache and its workspace are made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Room {
     /// The most sequences of a batch.
     pub batch: usize,
     /// The most tokens of a sequence.
     pub max_len: usize,
+}
+
+impl Room {
+    /// For so many sequences of at most `max_len` tokens.
+    pub const fn new(batch: usize, max_len: usize) -> Self {
+        Self { batch, max_len }
+    }
 }

@@ -158,6 +158,7 @@ impl MlaAttention {
         let Room {
             batch: most,
             max_len,
+            ..
         } = self.room;
         if batch > most {
             candle_core::bail!("batch: given {batch}, accepted at most {most}");

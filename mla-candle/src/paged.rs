@@ -106,13 +106,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Paged<P, D> {
             dims.head.kv_b(),
         ]
         .map(|extent| extent as usize);
-        let requests = vec![
-            Request {
-                q: span.len as u32,
-                kv: (span.offset + span.len) as u32,
-            };
-            span.batch
-        ];
+        let requests =
+            vec![Request::new(span.len as u32, (span.offset + span.len) as u32); span.batch];
         let pages = self.workspace.limits().pages_per_request;
         let block_tables = BlockTables::new(&self.block_tables, pages, PAGE as u32)?;
         let batch = StepBatch::new(&requests, block_tables);

@@ -128,10 +128,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
     let mut peer = DeepSeekV2::new(&config, weights.clone())?;
 
     let block = weights.pp("model.layers.0");
-    let room = Room {
-        batch: BATCH,
-        max_len: MAX_LEN,
-    };
+    let room = Room::new(BATCH, MAX_LEN);
     let mut ours = MlaAttention::new(&Config::from_json(&json)?, room, block.pp("self_attn"))?;
     let embeddings = weights.get((HIDDEN, HIDDEN), "model.embed_tokens.weight")?;
     let before = rms_norm(HIDDEN, EPS, block.pp("input_layernorm"))?;
@@ -244,10 +241,7 @@ fn what_does_not_fit_is_refused_by_its_name() -> Result<()> {
     let weights = random_weights(&config, DType::F32, &Device::Cpu)?;
     let weights = VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
     let weights = weights.pp("model.layers.0.self_attn");
-    let room = Room {
-        batch: 1,
-        max_len: 8,
-    };
+    let room = Room::new(1, 8);
     let mut ours = MlaAttention::new(&Config::from_json(&case.json())?, room, weights)?;
     let mut refused = |shape: (usize, usize), offset| {
         let hidden = Tensor::ones((shape.0, shape.1, HIDDEN), DType::F32, &Device::Cpu)?;

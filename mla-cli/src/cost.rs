@@ -84,7 +84,7 @@ mod tests {
     fn pairs_are_those_of_a_loop() {
         for (q, kv) in [(1, 1), (1, 9), (4, 4), (5, 13)] {
             let counted: u32 = (0..q).map(|own| kv - q + own + 1).sum();
-            let requests = [Request { q, kv }];
+            let requests = [Request::new(q, kv)];
             assert_eq!(pairs(&requests, true), f64::from(counted));
             assert_eq!(pairs(&requests, false), f64::from(q * kv));
         }
@@ -94,7 +94,7 @@ mod tests {
     fn costs_of_requests_small_enough_to_count() {
         // L, P, R, V, H in f32.
         let problem = Problem::new(MlaDims::new(5, HeadDims::new(2, 1, 3)), 2, DType::F32);
-        let requests = [Request { q: 1, kv: 3 }, Request { q: 2, kv: 2 }];
+        let requests = [Request::new(1, 3), Request::new(2, 2)];
         let decode = Cost::decode(&problem, &requests);
         // 3 + 1 + 2 pairs of 2·5 + 1 multiply-adds; 5 rows of 6 and 3 tokens of 2·(11 + 1).
         assert_eq!(decode.flop, 2.0 * 2.0 * 6.0 * 11.0);

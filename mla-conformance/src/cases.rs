@@ -270,10 +270,7 @@ impl Accepted {
                 .iter()
                 .map(|row| {
                     let head = heads.iter().find(|head| head.rope == row.rope);
-                    let head = head.copied().unwrap_or(HeadDims {
-                        rope: row.rope,
-                        ..HeadDims::R1
-                    });
+                    let head = head.copied().unwrap_or(HeadDims::R1.with_rope(row.rope));
                     MlaDims::new(row.latent, head)
                 })
                 .collect(),

@@ -377,10 +377,8 @@ mod tests {
 
     /// Whether a log-sum-exp of `got` passes for one of `want`.
     fn passes(precision: LsePrecision, dtype: DType, got: f32, want: f64) -> bool {
-        let spec = BackendSpec {
-            lse_precision: precision,
-            ..BackendSpec::new("ROUNDED", Phase::Decode, Platform::Cpu)
-        };
+        let spec =
+            BackendSpec::new("ROUNDED", Phase::Decode, Platform::Cpu).with_lse_precision(precision);
         let written = Written {
             problem: Problem::new(MlaDims::R1, 1, dtype),
             width: 0,

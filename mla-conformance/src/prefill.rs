@@ -265,12 +265,10 @@ impl Numbers {
 fn chunk(key_lens: &[u32]) -> Option<ContextChunk> {
     let start = key_lens.iter().position(|len| *len > 0)?;
     let end = key_lens.iter().rposition(|len| *len > 0)? + 1;
-    Some(ContextChunk {
-        request_start: start,
-        request_end: end,
-        starts: vec![0; end - start],
-        seq_lens: key_lens[start..end].to_vec(),
-        is_continuation: false,
-        local: None,
-    })
+    let starts = vec![0; end - start];
+    Some(ContextChunk::new(
+        start..end,
+        starts,
+        key_lens[start..end].to_vec(),
+    ))
 }

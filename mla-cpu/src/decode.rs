@@ -118,7 +118,8 @@ impl DecodeBackend for CpuDecode {
         };
         let threads = device.threads();
         let heads = self.config.problem.heads as usize;
-        let rows = ROWS.min((heads * limits.decode_query_len.max(1)).next_multiple_of(LANES));
+        let rows = heads.saturating_mul(limits.decode_query_len.max(1));
+        let rows = rows.min(ROWS).next_multiple_of(LANES);
         let engines = Engines::new(device, self.config.problem.dtype, rows, widths, true)?;
         let out_pitch = engines.value_pitch();
         let shared_rows = threads * MAX_SPLITS * rows;

@@ -1,23 +1,116 @@
-//! Typed slices as tensors, one element at a time.
+//! Views of sizes that nobody has: refused, or what they mean.
 
-use mla_cpu::Cpu;
-use mla_runtime::Result;
-use mla_runtime::lse::LseMut;
-use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
+use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
+use mla_runtime::backend::{LayerConfig, StepLimits};
+use mla_runtime::cache::{CacheLayout, CacheRef};
+use mla_runtime::dims::{HeadDims, MlaDims};
+use mla_runtime::dtype::DType;
+use mla_runtime::indexer::{IndexCacheLayout, IndexDims};
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::layer::{MlaLayer, Step, StepRequest};
+use mla_runtime::lse::{LseLayout, LseRef, Natural};
+use mla_runtime::plan::memory::MemoryNeeds;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+use mla_runtime::tensor::{Layout, TensorRef};
+
+const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
 #[test]
-fn elements_are_found_by_strides() -> Result<()> {
-    let data: Vec<half::bf16> = (0..24).map(|i| half::bf16::from_f32(i as f32)).collect();
-    let tensor = TensorRef::<Cpu>::from_slice(&data, [2, 3, 4])?.transpose(0, 1);
-    assert_eq!(tensor.at([2, 1, 3]), 23.0);
-    assert_eq!(tensor.at([1, 0, 2]), 6.0);
-    let mut written = [0.0f32; 24];
-    let mut tensor = TensorMut::<Cpu>::from_slice(&mut written, [2, 3, 4])?.transpose(0, 1);
-    tensor.set([2, 1, 3], 7.0);
-    assert_eq!(written[23], 7.0);
-    assert_eq!(ArrayRef::<Cpu, i32>::from_slice(&[3, -4]).at(1), -4);
-    let mut lse = [0.0; 6];
-    LseMut::<Cpu>::from_slice(&mut lse, 2, 3)?.set(1, 2, 9.0);
-    assert_eq!(lse[5], 9.0);
-    Ok(())
+fn sizes_that_overflow_are_refused() {
+    let refused = |layout| {
+        let view = TensorRef::<Cpu>::new(&[0; 64], layout).map(drop);
+        view.unwrap_err().to_string()
+    };
+    for shape in [[2, usize::MAX, 2], [usize::MAX; 3], [1, 1 << 40, 1 << 40]] {
+        let layout = Layout::contiguous(DType::F32, shape);
+        assert_eq!(layout.elements(), usize::MAX);
+        assert!(
+            refused(layout).ends_with("accepted one that lies within 64 bytes"),
+            "{layout}"
+        );
+    }
+    assert_eq!(
+        Layout::contiguous(DType::F32, [usize::MAX, 0, 2]).elements(),
+        0
+    );
+    let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 2, usize::MAX);
+    assert_eq!(cache.slots(), usize::MAX);
+    assert!(CacheRef::<Cpu>::new(&[0; 96], cache).is_err());
+    let index = IndexCacheLayout::contiguous(IndexDims::GLM_5, usize::MAX, usize::MAX);
+    assert_eq!(index.slots(), usize::MAX);
+    let widest = HeadDims::new(u32::MAX, u32::MAX, u32::MAX);
+    assert_eq!(
+        (widest.qk(), MlaDims::new(u32::MAX, widest).row()),
+        (u32::MAX, u32::MAX)
+    );
+}
+
+#[test]
+fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
+    let problem = Problem::new(DIMS, 2, DType::F32);
+    let none = problem.with_page_size(0);
+    let limits = StepLimits::new(2, 2, 2);
+    let refusal = "page size: given 0, accepted 1 and up";
+    let needs = MemoryNeeds::of_steps(&none, &limits).map(drop);
+    assert_eq!(needs.unwrap_err().to_string(), refusal);
+    let step = Step::within(&none, &limits, 1, &[StepRequest::new(1, 1, &[0])]).map(drop);
+    assert_eq!(step.unwrap_err().to_string(), refusal);
+    let many = limits.with_pages_per_request(usize::MAX / 2);
+    let step = Step::within(&problem, &many, 1, &[StepRequest::new(1, 9, &[])]).map(drop);
+    assert_eq!(
+        step.unwrap_err().to_string(),
+        "requests.pages: given 0 of request 0, accepted at least 1, for 9 tokens"
+    );
+    // No request has more new tokens than a step.
+    let config = LayerConfig::new(problem.with_query_len(QueryLen::Ragged), 0.1);
+    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).unwrap();
+    let limits = limits.with_decode_query_len(usize::MAX);
+    layer.workspace(&limits).unwrap();
+
+    let wide = MlaDims::new(8, HeadDims::new(4, 65537, 4));
+    let config = LayerConfig::new(Problem::new(wide, 2, DType::F32), 0.1);
+    let layer = MlaLayer::<CpuPrefill, CpuDecode>::of(&Cpu::new(), &config).map(drop);
+    assert_eq!(
+        layer.unwrap_err().to_string(),
+        "qk_rope_head_dim: given 65537, accepted at most 65536"
+    );
+}
+
+#[test]
+fn a_stride_between_single_rows_may_be_anything() {
+    for stride in [0, 1, usize::MAX] {
+        let layout = Layout {
+            dtype: DType::F32,
+            shape: [1, 1, 4],
+            strides: [stride, stride, 1],
+        };
+        let view = TensorRef::<Cpu>::new(&[0; 16], layout).unwrap();
+        assert_eq!(*view.layout(), Layout::contiguous(DType::F32, [1, 1, 4]));
+        view.expect_aligned("query", 16).unwrap();
+
+        let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 2);
+        let strided = CacheRef::<Cpu>::new(&[0; 96], cache.with_page_stride(stride)).unwrap();
+        assert_eq!(*strided.layout(), cache);
+
+        let layout = LseLayout {
+            row_stride: stride,
+            ..LseLayout::heads_first(1, 3)
+        };
+        let lse = LseRef::<Cpu, Natural>::new(&[0; 12], layout).unwrap();
+        assert_eq!(lse.layout(), LseLayout::heads_first(1, 3));
+    }
+    // A row of many that is told apart by no distance is not one row.
+    let layout = Layout {
+        strides: [0, 4, 1],
+        ..Layout::contiguous(DType::F32, [3, 1, 4])
+    };
+    let view = TensorRef::<Cpu>::new(&[0; 16], layout).unwrap();
+    assert_eq!(
+        view.expect_aligned("query", 16).unwrap_err().to_string(),
+        "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows apart by \
+         multiples of 16 bytes"
+    );
+    let one = view.narrow(0, 1..2).unwrap();
+    one.expect_aligned("query", 16).unwrap();
 }

@@ -109,9 +109,9 @@ impl PrefillBackend for Cudnn {
         Ok(Self { config: *config })
     }
 
-    fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> Result<u64> {
         // Without what plans ask for once they are built.
-        (KEPT_CALLS * LISTS * (limits.requests + 1) * size_of::<i32>()) as u64
+        Ok((KEPT_CALLS * LISTS * (limits.requests + 1) * size_of::<i32>()) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {

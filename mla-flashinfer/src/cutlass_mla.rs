@@ -1,9 +1,8 @@
 //! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
 //!
-//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request
-//! is divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends
-//! to both, and a kernel of our own merges what they give. All of that is enqueued from lengths on
-//! the device, so that a captured step serves others.
+//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request is divided into its
+//! whole tiles and a copy of the rest with zeros behind it; the kernel attends to both, and a kernel of our own merges
+//! what they give. All of that is enqueued from lengths on the device, so that a captured step serves others.
 
 use mla_runtime::mla_backend;
 
@@ -20,8 +19,8 @@ use {
     mla_runtime::error::{Error, Result},
 };
 
-/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has
-/// run on no GPU yet, so it is chosen by name only.
+/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has run on no GPU yet, so it
+/// is chosen by name only.
 #[derive(Debug)]
 pub struct CutlassMla {
     #[cfg(feature = "sm100")]
@@ -137,14 +136,10 @@ impl DecodeBackend for CutlassMla {
         Ok(Self::with(config, ffi::fi_cutlass_mla))
     }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
-        // What keeps the sizes from being known keeps `state` from allocating them, and says so
-        // there.
-        let sizes = sms(device).and_then(|sms| self.sizes(limits, sms));
-        sizes.map_or(0, |sizes| {
-            let twice = sizes.rows + sizes.out + sizes.lse + sizes.lens;
-            (2 * twice + sizes.table + sizes.lens + sizes.partial) as u64
-        })
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
+        let sizes = self.sizes(limits, sms(device)?)?;
+        let twice = sizes.rows + sizes.out + sizes.lse + sizes.lens;
+        Ok((2 * twice + sizes.table + sizes.lens + sizes.partial) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {
@@ -166,6 +161,16 @@ impl DecodeBackend for CutlassMla {
     }
 
     fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cuda,
+        _: &DecodeBatch<'_, Cuda>,
+        _: &mut CutlassMlaState,
+        (): &mut (),
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -306,8 +311,8 @@ impl Step<'_, '_> {
             max_pages: int("max pages", self.batch.block_table.max_pages())?,
             table_width: int("entries of the block table", self.width)?,
         };
-        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of
-        // 16 bytes, and the state's buffers have room for this number of requests and entries.
+        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of 16 bytes, and the
+        // state's buffers have room for this number of requests and entries.
         check("division of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
         })
@@ -342,9 +347,8 @@ impl Step<'_, '_> {
             dtype: dtype_code(config.problem.dtype)?,
             softmax_scale: config.softmax_scale,
         };
-        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the
-        // keys, and queries for all heads; the state's buffers have room for this number of
-        // requests.
+        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the keys, and queries for
+        // all heads; the state's buffers have room for this number of requests.
         check("CUTLASS_MLA", unsafe {
             (self.backend.attend)(&raw const call, self.device.raw_stream())
         })
@@ -374,16 +378,14 @@ impl Step<'_, '_> {
             heads: int("heads", self.backend.config.problem.heads as usize)?,
             dtype: dtype_code(self.backend.config.problem.dtype)?,
         };
-        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts
-        // say.
+        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts say.
         check("merge of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
         })
     }
 }
 
-/// Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads
-/// what the kernel would.
+/// Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads what the kernel would.
 #[cfg(all(test, feature = "sm100"))]
 mod tests {
     use std::ffi::c_void;
@@ -423,6 +425,16 @@ mod tests {
             Ok(())
         }
 
+        fn prepare(
+            &self,
+            _: &Cuda,
+            _: &DecodeBatch<'_, Cuda>,
+            _: &mut CutlassMlaState,
+            (): &mut (),
+        ) -> Result<()> {
+            Ok(())
+        }
+
         fn decode(
             &self,
             device: &Cuda,
@@ -435,8 +447,7 @@ mod tests {
     }
 
     mla_conformance::decode_conformance!(
-        #[ignore = "needs a GPU: \
-            cargo test --package mla-flashinfer --features sm90,sm100 --lib -- --include-ignored"]
+        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90,sm100 --lib -- --include-ignored"]
         StandIn,
         Cuda::new(0).expect("a GPU that the kernels were built for")
     );
@@ -466,8 +477,7 @@ mod tests {
         call: *const ffi::FiCutlassMla,
         stream: *mut c_void,
     ) -> i32 {
-        // SAFETY: the caller gives a call that lives, and the stream that its tensors are written
-        // on.
+        // SAFETY: the caller gives a call that lives, and the stream that its tensors are written on.
         let call = unsafe {
             sys::cuStreamSynchronize(stream.cast()).result().unwrap();
             &*call

@@ -1,9 +1,9 @@
 //! FLASHINFER_MLA: absorbed decode over a paged cache.
 //!
-//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides
-//! the lengths that the host knows among the SMs and copies the lists into buffers that never move.
-//! So a captured step can be replayed once the next one is prepared, as long as its batch has the
-//! requests and query tokens of the captured one.
+//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides the lengths that
+//! the host knows among the SMs and copies the lists into buffers that never move. So a captured step can be
+//! replayed once the next one is prepared, as long as its batch has the requests and query tokens of the captured
+//! one.
 
 use mla_runtime::mla_backend;
 
@@ -21,8 +21,8 @@ use {
     mla_runtime::kernels::Kernels,
 };
 
-/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any
-/// number of heads, any page size, query lengths that differ; rows begin at multiples of 16 bytes.
+/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number of heads, any
+/// page size, query lengths that differ; rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
     #[cfg(feature = "gpu")]
@@ -72,8 +72,8 @@ impl FlashInferMla {
         uniform.min(limits.tokens)
     }
 
-    /// Entries that each list needs: as many works as a plan within the limits can have, and an
-    /// entry for each SM and one more.
+    /// Entries that each list needs: as many works as a plan within the limits can have, and an entry for each SM
+    /// and one more.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::most_tokens(limits).saturating_mul(self.heads());
         let tiles = (2 * limits.requests).max(rows / 128 + limits.requests);
@@ -122,11 +122,8 @@ impl DecodeBackend for FlashInferMla {
         })
     }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
-        // What keeps the sizes from being known keeps `state` from allocating them, and says so
-        // there.
-        self.sizes(device, limits)
-            .map_or(0, |sizes| sizes.iter().sum::<usize>() as u64)
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
+        Ok(self.sizes(device, limits)?.iter().sum::<usize>() as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferMlaState> {
@@ -179,8 +176,8 @@ impl DecodeBackend for FlashInferMla {
             grid_y: 0,
         };
         device.bind()?;
-        // SAFETY: each list has the length that the header gives for these numbers of requests and
-        // entries, the staging is as long as it asked for, and all of them outlive the call.
+        // SAFETY: each list has the length that the header gives for these numbers of requests and entries, the
+        // staging is as long as it asked for, and all of them outlive the call.
         check("plan of FLASHINFER_MLA", unsafe {
             ffi::fi_mla_plan(&raw mut call)
         })?;
@@ -251,17 +248,15 @@ impl DecodeBackend for FlashInferMla {
             softmax_scale: self.config.softmax_scale,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
-        // the lists are those of a plan for this batch, and the workspace is as large as the plan
-        // assumes.
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the lists are
+        // those of a plan for this batch, and the workspace is as large as the plan assumes.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
         let Some(target) = lse else {
             return Ok(());
         };
         let head_stride = target.layout().row_stride as i64;
-        // SAFETY: the source holds tokens × heads, as checked above; the target what its layout
-        // says.
+        // SAFETY: the source holds tokens × heads, as checked above; the target what its layout says.
         let status = unsafe {
             ffi::fi_transpose_lse(
                 state.lse.address() as *const _,

@@ -1,11 +1,10 @@
 //! FLASHINFER: expanded prefill over ragged batches.
 //!
-//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are
-//! made once per step, in [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all
-//! layers; that of a further chunk with each call, since nothing bounds how many chunks a step has.
-//! The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own turns it into
-//! `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see
-//! no key.
+//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are made once per step, in
+//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all layers; that of a further chunk with each call,
+//! since nothing bounds how many chunks a step has. The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own
+//! turns it into `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see no
+//! key.
 
 use mla_runtime::mla_backend;
 
@@ -23,9 +22,8 @@ use {
     mla_runtime::error::{Error, Result},
 };
 
-/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on
-/// Blackwell if `sm100` is, otherwise fa2. Outputs of the last two have no gaps. Rows begin at
-/// multiples of 16 bytes.
+/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on Blackwell if `sm100` is,
+/// otherwise fa2. Outputs of the last two have no gaps. Rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInfer {
     #[cfg(feature = "gpu")]
@@ -72,8 +70,8 @@ struct Plan {
     causal: bool,
 }
 
-/// The plan of a context chunk that has none in the step's plans, partial results, and the
-/// log-sum-exp in FlashInfer's order.
+/// The plan of a context chunk that has none in the step's plans, partial results, and the log-sum-exp in
+/// FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
     chunk: Plan,
@@ -150,9 +148,8 @@ impl FlashInfer {
         }
         let mut call = plan.call(self, workspace)?;
         device.bind()?;
-        // SAFETY: each list has the length that the header gives for this number of requests; the
-        // staging and the lists on the device hold as many bytes as is said, and FlashInfer refuses
-        // to write more.
+        // SAFETY: each list has the length that the header gives for this number of requests; the staging and the
+        // lists on the device hold as many bytes as is said, and FlashInfer refuses to write more.
         let status = unsafe { ffi::fi_ragged_plan(&raw mut call, device.raw_stream()) };
         plan.numbers = call.numbers;
         check("plan of FLASHINFER", status)
@@ -242,15 +239,13 @@ impl FlashInfer {
         };
         device.bind()?;
         if key_tokens > 0 {
-            // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree; the plan is for these numbers of tokens, and the workspace as large as was
-            // said when it was made.
+            // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the plan is
+            // for these numbers of tokens, and the workspace as large as was said when it was made.
             let status = unsafe { (self.version.launch)(&raw const run, device.raw_stream()) };
             check("FLASHINFER", status)?;
             if !target.is_null() {
                 let (tokens, factor) = (run.query_tokens, std::f32::consts::LN_2);
-                // SAFETY: the source holds query tokens × heads, as checked above; the target what
-                // its layout says.
+                // SAFETY: the source holds query tokens × heads, as checked above; the target what its layout says.
                 let status = unsafe {
                     let stream = device.raw_stream();
                     ffi::fi_transpose_lse(
@@ -331,13 +326,10 @@ impl PrefillBackend for FlashInfer {
         })
     }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
-        // What keeps the sizes from being known keeps `state` from allocating them, and says so
-        // there.
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
         let plans = 2 + Self::planned_chunks(limits) as u64;
-        self.sizes(device, limits).map_or(0, |sizes| {
-            plans * sizes.lists as u64 + sizes.workspace as u64 + self.lse_bytes(limits) as u64
-        })
+        let sizes = self.sizes(device, limits)?;
+        Ok(plans * sizes.lists as u64 + sizes.workspace as u64 + self.lse_bytes(limits) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<FlashInferState> {

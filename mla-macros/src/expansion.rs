@@ -312,7 +312,7 @@ impl Runtime {
         }
     }
 
-    /// The spec's value, each field written out.
+    /// The spec's value, each field set: the struct has room for more.
     fn spec(&self, spec: &Spec, platform: &TokenStream) -> TokenStream {
         let path = &self.path;
         let (name, provider, quant_output) = (&spec.name, provider(spec), spec.quant_output);
@@ -382,35 +382,31 @@ impl Runtime {
         });
         let otherwise = Literal::i32_unsuffixed(spec.priority.otherwise.unwrap_or(0));
         quote! {
-            #path::spec::BackendSpec {
-                name: #name,
-                provider: #provider,
-                phase: #path::spec::Phase::#phase,
-                platform: #platform,
-                capabilities: #capabilities,
-                dtypes: #dtypes,
-                dims: #dims,
-                cache_dims: #cache_dims,
-                heads: #path::spec::HeadCounts::#heads,
-                kv_formats: #kv_formats,
-                page_sizes: #path::spec::PageSizes::#page_sizes,
-                query_len: #path::spec::QueryLen::#query_len,
-                max_query_len: #max_query_len,
-                query_format: #path::spec::QueryFormat::#query_format,
-                key_layout: #path::spec::KeyLayout::#key_layout,
-                padded_values: #padded_values,
-                alignment: #alignment,
-                graphs: #path::spec::GraphSupport::#graphs,
-                lse: #path::spec::LseOutput::#lse,
-                lse_precision: #path::spec::LsePrecision::#lse_precision,
-                quant_output: #quant_output,
-                sparse: #path::spec::SparseSupport::#sparse,
-                features: #path::feature::FeatureSet::of(#features),
-                priority: #path::spec::Priority {
-                    by_capability: &[#(#by_capability),*],
-                    otherwise: #otherwise,
-                },
-            }
+            #path::spec::BackendSpec::new(#name, #path::spec::Phase::#phase, #platform)
+            .with_provider(#provider)
+            .with_capabilities(#capabilities)
+            .with_dtypes(#dtypes)
+            .with_dims(#dims)
+            .with_cache_dims(#cache_dims)
+            .with_heads(#path::spec::HeadCounts::#heads)
+            .with_kv_formats(#kv_formats)
+            .with_page_sizes(#path::spec::PageSizes::#page_sizes)
+            .with_query_len(#path::spec::QueryLen::#query_len)
+            .with_max_query_len(#max_query_len)
+            .with_query_format(#path::spec::QueryFormat::#query_format)
+            .with_key_layout(#path::spec::KeyLayout::#key_layout)
+            .with_padded_values(#padded_values)
+            .with_alignment(#alignment)
+            .with_graphs(#path::spec::GraphSupport::#graphs)
+            .with_lse(#path::spec::LseOutput::#lse)
+            .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
+            .with_quant_output(#quant_output)
+            .with_sparse(#path::spec::SparseSupport::#sparse)
+            .with_features(#path::feature::FeatureSet::of(#features))
+            .with_priority(#path::spec::Priority {
+                by_capability: &[#(#by_capability),*],
+                otherwise: #otherwise,
+            })
             .checked()
         }
     }

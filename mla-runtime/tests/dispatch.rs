@@ -267,14 +267,12 @@ fn any_spec(index: usize) -> impl Strategy<Value = BackendSpec> {
         move |(capabilities, priority, dtypes, page_sizes, cuda)| {
             let platform = if cuda { Platform::Cuda } else { Platform::Cpu };
             let name = ["C", "A", "E", "B", "D", "AB"][index];
-            BackendSpec {
-                capabilities,
-                priority,
-                dtypes,
-                page_sizes,
-                kv_formats: &[KvFormat::F16, KvFormat::BF16],
-                ..BackendSpec::new(name, Phase::Decode, platform)
-            }
+            BackendSpec::new(name, Phase::Decode, platform)
+                .with_capabilities(capabilities)
+                .with_priority(priority)
+                .with_dtypes(dtypes)
+                .with_page_sizes(page_sizes)
+                .with_kv_formats(&[KvFormat::F16, KvFormat::BF16])
         },
     )
 }

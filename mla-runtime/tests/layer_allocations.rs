@@ -72,17 +72,15 @@ impl PrefillBackend for Nothing {
     type State = u64;
     type Metadata = u64;
 
-    const SPEC: BackendSpec = BackendSpec {
-        padded_values: true,
-        ..BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu)
-    };
+    const SPEC: BackendSpec =
+        BackendSpec::new("NOTHING", Phase::Prefill, Platform::Cpu).with_padded_values(true);
 
     fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
         Ok(Self)
     }
 
-    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> u64 {
-        1000
+    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(1000)
     }
 
     fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
@@ -103,18 +101,16 @@ impl DecodeBackend for Nothing {
     type State = u64;
     type Metadata = u64;
 
-    const SPEC: BackendSpec = BackendSpec {
-        query_len: QueryLen::Ragged,
-        query_format: QueryFormat::Concatenated,
-        ..BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
-    };
+    const SPEC: BackendSpec = BackendSpec::new("NOTHING", Phase::Decode, Platform::Cpu)
+        .with_query_len(QueryLen::Ragged)
+        .with_query_format(QueryFormat::Concatenated);
 
     fn new(_: &Inert, _: &LayerConfig) -> Result<Self> {
         Ok(Self)
     }
 
-    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> u64 {
-        300
+    fn workspace_bytes(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
+        Ok(300)
     }
 
     fn state(&self, _: &Inert, _: &StepLimits) -> Result<u64> {
@@ -160,7 +156,7 @@ fn a_call_allocates_nothing() {
     // What backends say they allocate is in the plan.
     assert_eq!(workspace.plan().backend_bytes, 512 + 1024);
 
-    let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request { q, kv });
+    let requests = [(1, 300), (2, 500), (7, 400), (20, 20)].map(|(q, kv)| Request::new(q, kv));
     let pages = [0; 4 * 8];
     let batch = StepBatch::new(&requests, BlockTables::new(&pages, 8, 64).unwrap());
     workspace.prepare(&layer, &batch).unwrap();

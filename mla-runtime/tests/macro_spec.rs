@@ -29,32 +29,28 @@ const SM100: CapabilityMatch = CapabilityMatch::Exact(Capability::new(10, 0));
 
 #[test]
 fn the_literal_form_gives_the_spec_it_says() {
-    const EXPECTED: BackendSpec = BackendSpec {
-        name: "FLASH_ATTN",
-        provider: env!("CARGO_PKG_NAME"),
-        phase: Phase::Prefill,
-        platform: Platform::Cuda,
-        capabilities: &[SM90_ALONE, SM100],
-        dtypes: &[DType::F16, DType::BF16],
-        dims: Some(&[HeadDims::new(128, 64, 128)]),
-        cache_dims: None,
-        heads: HeadCounts::Any,
-        kv_formats: &[],
-        page_sizes: PageSizes::Any,
-        query_len: QueryLen::Ragged,
-        max_query_len: None,
-        query_format: QueryFormat::Split,
-        key_layout: KeyLayout::Packed,
-        padded_values: false,
-        alignment: 1,
-        graphs: GraphSupport::Never,
-        lse: LseOutput::Ln,
-        lse_precision: LsePrecision::F32,
-        quant_output: false,
-        sparse: SparseSupport::Never,
-        features: FeatureSet::NONE,
-        priority: Priority::everywhere(0),
-    };
+    const EXPECTED: BackendSpec = BackendSpec::new("FLASH_ATTN", Phase::Prefill, Platform::Cuda)
+        .with_provider(env!("CARGO_PKG_NAME"))
+        .with_capabilities(&[SM90_ALONE, SM100])
+        .with_dtypes(&[DType::F16, DType::BF16])
+        .with_dims(Some(&[HeadDims::new(128, 64, 128)]))
+        .with_cache_dims(None)
+        .with_heads(HeadCounts::Any)
+        .with_kv_formats(&[])
+        .with_page_sizes(PageSizes::Any)
+        .with_query_len(QueryLen::Ragged)
+        .with_max_query_len(None)
+        .with_query_format(QueryFormat::Split)
+        .with_key_layout(KeyLayout::Packed)
+        .with_padded_values(false)
+        .with_alignment(1)
+        .with_graphs(GraphSupport::Never)
+        .with_lse(LseOutput::Ln)
+        .with_lse_precision(LsePrecision::F32)
+        .with_quant_output(false)
+        .with_sparse(SparseSupport::Never)
+        .with_features(FeatureSet::NONE)
+        .with_priority(Priority::everywhere(0));
     assert_eq!(FlashAttn::SPEC, EXPECTED);
 }
 
@@ -105,44 +101,43 @@ impl mla_runtime::backend::DecodeBackend for EveryKey {
 
 #[test]
 fn every_key_reaches_its_field() {
-    const EXPECTED: BackendSpec = BackendSpec {
-        name: "EVERY_KEY_2",
-        provider: "elsewhere",
-        phase: Phase::Decode,
-        platform: Platform::Cuda,
-        capabilities: &[
+    const EXPECTED: BackendSpec = BackendSpec::new("EVERY_KEY_2", Phase::Decode, Platform::Cuda)
+        .with_provider("elsewhere")
+        .with_capabilities(&[
             SM90_ALONE,
             CapabilityMatch::Family(10),
             CapabilityMatch::Floor(Capability::new(12, 0)),
-        ],
-        dtypes: &[DType::F16, DType::BF16],
-        dims: Some(&[HeadDims::new(128, 64, 128), HeadDims::new(192, 64, 256)]),
-        cache_dims: Some(&[CacheDims::R1]),
-        heads: HeadCounts::Range(1, 128),
-        kv_formats: &[
+        ])
+        .with_dtypes(&[DType::F16, DType::BF16])
+        .with_dims(Some(&[
+            HeadDims::new(128, 64, 128),
+            HeadDims::new(192, 64, 256),
+        ]))
+        .with_cache_dims(Some(&[CacheDims::R1]))
+        .with_heads(HeadCounts::Range(1, 128))
+        .with_kv_formats(&[
             KvFormat::F16,
             KvFormat::BF16,
             KvFormat::Fp8,
             KvFormat::Fp8DsMla,
-        ],
-        page_sizes: PageSizes::MultipleOf(16),
-        query_len: QueryLen::Ragged,
-        max_query_len: Some(8),
-        query_format: QueryFormat::Concatenated,
-        key_layout: KeyLayout::Packed,
-        padded_values: false,
-        alignment: 16,
-        graphs: GraphSupport::Always,
-        lse: LseOutput::Log2,
-        lse_precision: LsePrecision::DType,
-        quant_output: true,
-        sparse: SparseSupport::Optional,
-        features: FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]),
-        priority: Priority {
+        ])
+        .with_page_sizes(PageSizes::MultipleOf(16))
+        .with_query_len(QueryLen::Ragged)
+        .with_max_query_len(Some(8))
+        .with_query_format(QueryFormat::Concatenated)
+        .with_key_layout(KeyLayout::Packed)
+        .with_padded_values(false)
+        .with_alignment(16)
+        .with_graphs(GraphSupport::Always)
+        .with_lse(LseOutput::Log2)
+        .with_lse_precision(LsePrecision::DType)
+        .with_quant_output(true)
+        .with_sparse(SparseSupport::Optional)
+        .with_features(FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]))
+        .with_priority(Priority {
             by_capability: &[(SM90_ALONE, 100), (CapabilityMatch::Family(10), -50)],
             otherwise: 7,
-        },
-    };
+        });
     assert_eq!(EveryKey::SPEC, EXPECTED);
 }
 
@@ -158,20 +153,16 @@ impl DecodeBackend for inner::Decode {
 #[test]
 fn defaults_are_those_of_the_phase() {
     let spec = <inner::Decode as DecodeBackend>::SPEC;
-    let least = BackendSpec {
-        provider: env!("CARGO_PKG_NAME"),
-        ..BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda)
-    };
+    let least = BackendSpec::new("DECODE", Phase::Decode, Platform::Cuda)
+        .with_provider(env!("CARGO_PKG_NAME"));
     assert_eq!(
         spec,
-        BackendSpec {
-            dtypes: &[DType::F32, DType::BF16],
-            kv_formats: &[KvFormat::F32, KvFormat::BF16],
-            page_sizes: PageSizes::List(&[64]),
-            heads: HeadCounts::List(&[16, 64]),
-            priority: Priority::everywhere(-3),
-            ..least
-        }
+        least
+            .with_dtypes(&[DType::F32, DType::BF16])
+            .with_kv_formats(&[KvFormat::F32, KvFormat::BF16])
+            .with_page_sizes(PageSizes::List(&[64]))
+            .with_heads(HeadCounts::List(&[16, 64]))
+            .with_priority(Priority::everywhere(-3))
     );
 }
 
@@ -281,13 +272,11 @@ mod left_out {
 fn a_backend_whose_feature_is_off_is_absent_with_the_same_spec() {
     use mla_runtime::dispatch::{Absent, DecodeMember};
 
-    let spec = BackendSpec {
-        provider: env!("CARGO_PKG_NAME"),
-        capabilities: &[SM100],
-        dtypes: &[DType::BF16],
-        kv_formats: &[KvFormat::BF16],
-        ..BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda)
-    };
+    let spec = BackendSpec::new("LEFT_OUT", Phase::Decode, Platform::Cuda)
+        .with_provider(env!("CARGO_PKG_NAME"))
+        .with_capabilities(&[SM100])
+        .with_dtypes(&[DType::BF16])
+        .with_kv_formats(&[KvFormat::BF16]);
     assert_eq!(left_out::LeftOut::SPEC, spec);
     assert_eq!(*left_out::LeftOut::MEMBER.spec(), spec);
     let entry = left_out::LeftOut::ENTRY;

@@ -33,10 +33,8 @@ const fn prefill(name: &'static str) -> BackendSpec {
 }
 
 const fn decode(name: &'static str, priority: i32) -> BackendSpec {
-    BackendSpec {
-        priority: Priority::everywhere(priority),
-        ..BackendSpec::new(name, Phase::Decode, Platform::Cuda)
-    }
+    BackendSpec::new(name, Phase::Decode, Platform::Cuda)
+        .with_priority(Priority::everywhere(priority))
 }
 
 fn registry(specs: &[BackendSpec]) -> Registry {
@@ -84,13 +82,10 @@ fn priority_decides_and_names_break_ties_whatever_the_order_of_linking() {
 #[test]
 fn priority_is_that_of_the_target() {
     const SPECS: [BackendSpec; 2] = [
-        BackendSpec {
-            priority: Priority {
-                by_capability: &[(CapabilityMatch::Exact(Capability::new(9, 0)), 5)],
-                otherwise: -5,
-            },
-            ..decode("HOPPER", 0)
-        },
+        decode("HOPPER", 0).with_priority(Priority {
+            by_capability: &[(CapabilityMatch::Exact(Capability::new(9, 0)), 5)],
+            otherwise: -5,
+        }),
         decode("PLAIN", 0),
     ];
     let registry = registry(&SPECS);
@@ -110,10 +105,8 @@ fn the_order_can_be_evaluated_by_the_compiler() {
 
 #[test]
 fn candidates_that_do_not_apply_come_last_in_the_same_order() {
-    const ONLY_80: BackendSpec = BackendSpec {
-        capabilities: &[CapabilityMatch::Exact(Capability::new(8, 0))],
-        ..decode("C", 9)
-    };
+    const ONLY_80: BackendSpec =
+        decode("C", 9).with_capabilities(&[CapabilityMatch::Exact(Capability::new(8, 0))]);
     let mut registry = registry(&[ONLY_80, decode("B", 1), decode("A", 0)]);
     let off = Entry::known(decode("OFF", 5), feature_off);
     registry.add(off).unwrap();
@@ -159,10 +152,7 @@ fn an_unknown_capability_is_reported_and_not_guessed() {
 
 #[test]
 fn a_cpu_backend_is_no_fallback_for_a_gpu() {
-    const CPU: BackendSpec = BackendSpec {
-        platform: Platform::Cpu,
-        ..decode("CPU", 1000)
-    };
+    const CPU: BackendSpec = decode("CPU", 1000).with_platform(Platform::Cpu);
     let registry = registry(&[CPU, decode("D", 0)]);
     assert_eq!(selected_decode(&registry, &request(SM90)), Some("D"));
     assert_eq!(
@@ -179,10 +169,7 @@ fn a_cpu_backend_is_no_fallback_for_a_gpu() {
 
 #[test]
 fn cache_formats_are_tried_in_the_order_of_the_request() {
-    const FP8: BackendSpec = BackendSpec {
-        kv_formats: &[KvFormat::Fp8],
-        ..decode("FP8", 9)
-    };
+    const FP8: BackendSpec = decode("FP8", 9).with_kv_formats(&[KvFormat::Fp8]);
     let registry = registry(&[prefill("P"), decode("PLAIN", 0), FP8]);
     for (kv_formats, name, kv_format) in [
         (vec![KvFormat::BF16, KvFormat::Fp8], "PLAIN", KvFormat::BF16),
@@ -224,14 +211,8 @@ fn a_format_counts_only_where_both_phases_have_a_backend() {
 
 #[test]
 fn the_page_size_with_the_best_decode_backend_is_taken() {
-    const PAGE_128: BackendSpec = BackendSpec {
-        page_sizes: PageSizes::List(&[128]),
-        ..decode("PAGE_128", 5)
-    };
-    const PAGE_16: BackendSpec = BackendSpec {
-        page_sizes: PageSizes::MultipleOf(16),
-        ..decode("PAGE_16", 0)
-    };
+    const PAGE_128: BackendSpec = decode("PAGE_128", 5).with_page_sizes(PageSizes::List(&[128]));
+    const PAGE_16: BackendSpec = decode("PAGE_16", 0).with_page_sizes(PageSizes::MultipleOf(16));
     let registry = registry(&[prefill("P"), PAGE_128, PAGE_16]);
     for (page_sizes, name, page_size) in [
         (vec![64, 128], "PAGE_128", 128),
@@ -277,10 +258,7 @@ fn a_request_that_nobody_could_serve_is_an_error() {
 #[test]
 fn two_claims_to_a_name_are_an_error_that_names_both() {
     let mut registry = registry(&[decode("D", 0)]);
-    const OTHER: BackendSpec = BackendSpec {
-        provider: "elsewhere",
-        ..decode("D", 1)
-    };
+    const OTHER: BackendSpec = decode("D", 1).with_provider("elsewhere");
     let error = registry.add(Entry::known(OTHER, available)).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -298,11 +276,9 @@ fn two_claims_to_a_name_are_an_error_that_names_both() {
 
 #[test]
 fn an_override_takes_the_name_until_it_is_reset() {
-    const OTHER: BackendSpec = BackendSpec {
-        provider: "elsewhere",
-        capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
-        ..decode("TRITON_MLA", 1)
-    };
+    const OTHER: BackendSpec = decode("TRITON_MLA", 1)
+        .with_provider("elsewhere")
+        .with_capabilities(&[CapabilityMatch::Exact(Capability::new(9, 0))]);
     let mut registry = Registry::known();
     registry
         .add(Entry::known(decode("TRITON_MLA", 0), available))
@@ -365,10 +341,8 @@ fn the_crate_that_has_a_backend_is_named() {
 
 #[test]
 fn a_linked_backend_takes_a_known_name_only_on_hardware_that_it_accepts() {
-    const NATIVE: BackendSpec = BackendSpec {
-        capabilities: &[CapabilityMatch::Exact(Capability::new(9, 0))],
-        ..prefill("FLASH_ATTN")
-    };
+    const NATIVE: BackendSpec =
+        prefill("FLASH_ATTN").with_capabilities(&[CapabilityMatch::Exact(Capability::new(9, 0))]);
     let mut registry = Registry::known();
     registry.add(Entry::known(NATIVE, available)).unwrap();
     let row = |target| {

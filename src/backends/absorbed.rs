@@ -84,6 +84,40 @@ fn shape(config: &LayerConfig, query_len: usize) -> Result<raw::MlaDecodeParams>
     Ok(params)
 }
 
+/// The most that steps within the limits bring: what a kernel's workspace depends on, and what it refuses before
+/// anything is launched.
+fn largest(config: &LayerConfig, limits: &StepLimits) -> Result<raw::MlaDecodeParams> {
+    let mut params = shape(config, limits.decode_query_len.max(1))?;
+    params.requests = narrow("limits.requests", limits.requests.max(1))?;
+    params.max_pages = narrow("limits.pages_per_request", limits.pages_per_request)?;
+    Ok(params)
+}
+
+/// A refusal of what [`largest`] made of the limits, by their names.
+fn of_limits(error: Error) -> Error {
+    match error {
+        Error::Argument {
+            field: "requests",
+            given,
+            accepted,
+        } => Error::Argument {
+            field: "limits.requests",
+            given,
+            accepted,
+        },
+        Error::Argument {
+            field: "max_pages",
+            given,
+            accepted,
+        } => Error::Argument {
+            field: "limits.pages_per_request",
+            given,
+            accepted,
+        },
+        error => error,
+    }
+}
+
 /// The call, checked; `None` if there is nothing to do.
 fn params(
     config: &LayerConfig,
@@ -148,9 +182,9 @@ fn workspace(
     device: &Cuda,
     limits: &StepLimits,
 ) -> Result<usize> {
-    let params = shape(config, limits.decode_query_len.max(1))?;
+    let params = largest(config, limits)?;
     // SAFETY: the context is current.
-    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) })
+    workspace::size(device, |bytes| unsafe { kernel.workspace(&params, bytes) }).map_err(of_limits)
 }
 
 pub(super) fn workspace_bytes(
@@ -158,8 +192,8 @@ pub(super) fn workspace_bytes(
     config: &LayerConfig,
     device: &Cuda,
     limits: &StepLimits,
-) -> u64 {
-    workspace::bytes(workspace(kernel, config, device, limits))
+) -> Result<u64> {
+    Ok(workspace(kernel, config, device, limits)? as u64)
 }
 
 pub(super) fn state(

@@ -55,8 +55,8 @@ pub(super) fn workspace_bytes(
     kernel: impl ExpandedKernel,
     config: &LayerConfig,
     device: &Cuda,
-) -> u64 {
-    workspace::bytes(workspace(kernel, config, device))
+) -> Result<u64> {
+    Ok(workspace(kernel, config, device)? as u64)
 }
 
 pub(super) fn state(

@@ -38,7 +38,7 @@ macro_rules! dense_backend {
                 &self,
                 device: &Self::Device,
                 limits: &mla_runtime::backend::StepLimits,
-            ) -> u64 {
+            ) -> mla_runtime::Result<u64> {
                 $crate::backends::absorbed::workspace_bytes(
                     self.kernel, &self.config, device, limits,
                 )
@@ -122,7 +122,7 @@ macro_rules! expanded_backend {
                 &self,
                 device: &Self::Device,
                 _: &mla_runtime::backend::StepLimits,
-            ) -> u64 {
+            ) -> mla_runtime::Result<u64> {
                 $crate::backends::expanded::workspace_bytes(self.kernel, &self.config, device)
             }
 

@@ -15,9 +15,3 @@ pub(super) fn size(
     raw::check("workspace", query(&mut bytes))?;
     Ok(bytes)
 }
-
-/// The same as `workspace_bytes` of a backend says it, which does not fail: what keeps the size
-/// from being known keeps `state` from allocating it, and is said there.
-pub(super) fn bytes(size: Result<usize>) -> u64 {
-    size.map_or(0, |bytes| bytes as u64)
-}

@@ -12,7 +12,7 @@ const BYTES_REACHED: f64 = 0.854;
 
 /// The figures of the GPU, as the model of a layer's times takes them; none if the driver does not
 /// say.
-pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Gpu> {
+pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<GpuFigures> {
     let figure = |attribute| context.attribute(attribute).ok().map(f64::from);
     let multiprocessors = context
         .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
@@ -24,7 +24,7 @@ pub(super) fn of(context: &CudaContext, capability: Capability) -> Option<Gpu> {
     let flop = f64::from(multiprocessors) * clock * flop_per_cycle(capability);
     // Two transfers in each cycle.
     let bytes = 2.0 * memory_clock * bus_bits / 8.0;
-    Gpu::new(
+    GpuFigures::new(
         u32::try_from(multiprocessors).ok()?,
         FLOP_REACHED * flop,
         BYTES_REACHED * bytes,

@@ -10,7 +10,7 @@ use mla_runtime::capability::{Platform, Target};
 use mla_runtime::device::{AbsorbedQueries, CacheRows, Device, GatherRows, Memory};
 use mla_runtime::error::{Error, Result};
 use mla_runtime::lse::{LseConvention, LseMut, LseRef};
-use mla_runtime::plan::crossover::{Gpu, Machine};
+use mla_runtime::plan::crossover::{GpuFigures, Machine};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
@@ -119,7 +119,7 @@ impl Device for Cuda {
 
     fn machine(&self) -> Machine {
         let figures = machine::of(self.stream().context(), self.gpu().capability);
-        Machine::Gpu(figures.unwrap_or(Gpu::H200))
+        Machine::Gpu(figures.unwrap_or(GpuFigures::H200))
     }
 
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
@@ -222,7 +222,6 @@ impl Device for Cuda {
         rope: TensorMut<'_, Self>,
     ) -> Result<()> {
         let layout = cache.layout();
-        check_scale(layout)?;
         let (latent_dim, rope_dim) = widths(layout);
         let room = latent.shape()[0];
         let dtype = latent.dtype();
@@ -458,7 +457,6 @@ fn write_params(
     rotation: Option<(&Rotary<'_>, Option<RotaryQuery<'_>>)>,
 ) -> Result<raw::MlaCacheWriteParams> {
     let layout = *cache.layout();
-    check_scale(&layout)?;
     let (latent_dim, rope_dim) = widths(&layout);
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
     latent
@@ -541,16 +539,6 @@ fn is_registered(bytes: &[u8]) -> bool {
         sys::cuPointerGetAttributes(1, &raw mut attribute, &raw mut value, bytes.as_ptr() as u64)
     };
     status == sys::CUresult::CUDA_SUCCESS && kind != 0
-}
-
-// The C interface checks it as well, but its status has no room for such a number.
-fn check_scale(layout: &CacheLayout) -> Result<()> {
-    const LIMIT: f32 = (1u64 << 60) as f32;
-    if layout.format.has_tensor_scale() && !(1.0 / LIMIT..=LIMIT).contains(&layout.scale) {
-        let given = format!("{:?}", layout.scale);
-        return Err(Error::argument("cache scale", given, "2^-60 to 2^60"));
-    }
-    Ok(())
 }
 
 fn widths(layout: &CacheLayout) -> (usize, usize) {

@@ -831,7 +831,8 @@ fn what_the_kernel_cannot_take_is_refused_by_name() {
     // Partial results of three splits for each SM, of 128 rows in f32.
     let bytes = FlashAttn::new(gpu, &case.config())
         .unwrap()
-        .workspace_bytes(gpu, &case.limits());
+        .workspace_bytes(gpu, &case.limits())
+        .unwrap();
     assert!((1..=32 << 20).contains(&bytes), "{bytes}");
     let mut config = case.config();
     config.softmax_scale = f32::NAN;
@@ -851,7 +852,8 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let bench = Bench::<FlashAttn>::new(gpu, &case, &inputs);
     let bytes = FlashAttn::new(gpu, &case.config())
         .unwrap()
-        .workspace_bytes(gpu, &case.limits());
+        .workspace_bytes(gpu, &case.limits())
+        .unwrap();
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let address = |host: &Host, buffer: &Buffer| buffer.address() + host.span().start as u64;
     let [query, nope, rope, _, values] = &bench.buffers;

@@ -535,7 +535,7 @@ fn falling_back_gives_the_same_bits() {
         let numbers = Numbers::random(case, seed);
         let step = Step::<Cuda>::new(gpu, case, &numbers).unwrap();
         let backend = FlashMla::new(gpu, &case.config()).unwrap();
-        let bytes = backend.workspace_bytes(gpu, &case.limits());
+        let bytes = backend.workspace_bytes(gpu, &case.limits()).unwrap();
         let workspace = upload(gpu, &vec![0; bytes as usize]).unwrap();
         let mut params = raw_call(&step, case, &workspace);
         if case.kv == KvFormat::Fp8 {
@@ -687,7 +687,7 @@ fn each_bad_argument_of_the_raw_call_is_named_before_anything_is_launched() {
     let numbers = Numbers::random(&case, 1);
     let step = Step::<Cuda>::new(gpu, &case, &numbers).unwrap();
     let backend = FlashMla::new(gpu, &case.config()).unwrap();
-    let bytes = backend.workspace_bytes(gpu, &case.limits());
+    let bytes = backend.workspace_bytes(gpu, &case.limits()).unwrap();
     let workspace = gpu.allocate(bytes as usize).unwrap();
     let good = raw_call(&step, &case, &workspace);
     let spoilt: &[Spoilt<raw::MlaDecodeParams>] = &[

@@ -161,10 +161,10 @@ impl World {
             &self.config,
             IndexKeys {
                 keys: TensorRef::new(D::bytes(&keys), keys_layout)?,
-                norm: LayerNorm {
-                    weight: TensorRef::new(D::bytes(&weight), norm)?,
-                    bias: TensorRef::new(D::bytes(&bias), norm)?,
-                },
+                norm: LayerNorm::new(
+                    TensorRef::new(D::bytes(&weight), norm)?,
+                    TensorRef::new(D::bytes(&bias), norm)?,
+                ),
                 rotary: Some(self.rotary(&positions, count, [&tables[0], &tables[1]])?),
                 slots: ArrayRef::new(D::bytes(&slots), count)?,
                 cache: IndexCacheMut::new(D::bytes_mut(&mut cache), self.layout)?,
@@ -351,12 +351,10 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
         ] {
             for requests in [&ragged[..], &decode] {
                 let style = [RotaryStyle::Halves, RotaryStyle::Interleaved][seed as usize % 2];
-                let config = IndexerConfig {
-                    dims: IndexDims { topk, ..base.dims },
-                    rotary: style,
-                    hadamard,
-                    ..base
-                };
+                let config = base
+                    .with_dims(base.dims.with_topk(topk))
+                    .with_rotary(style)
+                    .with_hadamard(hadamard);
                 check(&World::new(config, dtype, requests, seed), &gpu)?;
                 seed += 1;
             }

@@ -47,10 +47,14 @@ MlaStatus check_shape(const MlaDecodeParams& p) {
 }
 
 // The schedule counts KV tiles over all tiles of rows in 31 bits, whatever the lengths are.
-bool within_capacity(const MlaDecodeParams& p) {
+void check_capacity(Check& check, const MlaDecodeParams& p) {
     const int64_t tokens = int64_t(p.max_pages) * p.page_size;
     const int64_t tiles = ceil_div(p.query_len * p.heads, 16);
-    return tokens <= INT32_MAX - 64 && int64_t(p.requests) * tiles * (tokens / 16 + 4) <= INT32_MAX;
+    check.that(
+        tokens <= INT32_MAX - 64 && int64_t(p.requests) * tiles * (tokens / 16 + 4) <= INT32_MAX,
+        "max_pages", p.max_pages,
+        "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all requests "
+        "and tiles of 16 query rows");
 }
 
 MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
@@ -66,11 +70,7 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
               "a positive multiple of 16")
         .that(p.pages >= 1 && p.pages <= INT32_MAX, "pages", p.pages, "1..=2147483647")
         .that(p.max_pages >= 1, "max_pages", p.max_pages, "at least 1");
-    if (!check.failed())
-        check.that(
-            within_capacity(p), "max_pages", p.max_pages,
-            "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all "
-            "requests and tiles of 16 query rows");
+    if (!check.failed()) check_capacity(check, p);
     check.that(p.block_table_stride >= p.max_pages || p.requests == 1, "block_table_stride",
                p.block_table_stride, "at least max_pages");
     const struct {
@@ -177,6 +177,9 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
     if (!bytes) return refuse("bytes", 0, "a pointer");
     MlaStatus s = check_shape(*params);
     if (s.code != MLA_OK) return s;
+    Check capacity;
+    if (params->max_pages > 0) check_capacity(capacity, *params);
+    if (capacity.failed()) return capacity.status();
     Limits device;
     s = device_limits(limits, device);
     if (s.code != MLA_OK) return s;

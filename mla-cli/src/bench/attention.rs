@@ -602,14 +602,14 @@ impl<'a, D: Device> Prefill<'a, D> {
         let query_lens: Vec<u32> = what.requests.iter().map(|r| r.q).collect();
         let chunks: Vec<ContextChunk> = match causal {
             true => Vec::new(),
-            false => vec![ContextChunk {
-                request_start: 0,
-                request_end: key_lens.len(),
-                starts: vec![0; key_lens.len()],
-                seq_lens: key_lens.clone(),
-                is_continuation: false,
-                local: None,
-            }],
+            false => {
+                let starts = vec![0; key_lens.len()];
+                vec![ContextChunk::new(
+                    0..key_lens.len(),
+                    starts,
+                    key_lens.clone(),
+                )]
+            }
         };
         let batch = PrefillBatch::new(&query_lens, &query_lens).with_chunks(&chunks);
         backend.prepare(device, &batch, &mut state, &mut metadata)?;

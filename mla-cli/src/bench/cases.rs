@@ -162,7 +162,7 @@ impl Decode {
                 return Err("accepted: either lens, or b and kv, with varlen or without".to_owned());
             }
         };
-        let request = |kv| Request { q: self.s_q, kv };
+        let request = |kv| Request::new(self.s_q, kv);
         Case {
             id: self.id,
             heads: self.h,
@@ -188,10 +188,7 @@ impl Sparse {
         if !(1..=self.topk).contains(&valid) {
             return Err(format!("valid: given {valid}, accepted 1 to topk"));
         }
-        let request = Request {
-            q: self.s_q,
-            kv: self.kv,
-        };
+        let request = Request::new(self.s_q, self.kv);
         Case {
             id: self.id,
             heads: self.h,
@@ -219,7 +216,7 @@ impl Prefill {
                 self.q.len()
             ));
         }
-        let requests = self.q.iter().zip(kv).map(|(&q, kv)| Request { q, kv });
+        let requests = self.q.iter().zip(kv).map(|(&q, kv)| Request::new(q, kv));
         Case {
             id: self.id,
             heads: self.h,
@@ -240,7 +237,7 @@ impl Case {
         if self.requests.is_empty() {
             return Err("given no request, accepted: at least one".to_owned());
         }
-        for Request { q, kv } in &self.requests {
+        for Request { q, kv, .. } in &self.requests {
             if !(1..=*kv).contains(q) || *kv > MAX_LEN {
                 return Err(format!(
                     "given a query of {q} and kv of {kv} tokens, accepted: 1 ≤ query ≤ kv ≤ {MAX_LEN}, \

@@ -90,19 +90,13 @@ pub(super) fn find(
                 .collect();
             let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
             let problem = job.subject.config().problem;
-            let traffic = ExpansionTraffic {
-                element_bytes: problem.dtype.bytes() as u32,
-                packed_keys: false,
-            };
+            let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
             let predict = |machine: &Machine| {
                 // The longer the query, the shorter is the context.
                 let of_query = |q: f64| {
-                    let attention = Attention {
-                        dims: problem.dims,
-                        heads: problem.heads,
-                        context_len: Some((f64::from(kv) - q).max(0.0) as u32),
-                        traffic,
-                    };
+                    let context_len = (f64::from(kv) - q).max(0.0) as u32;
+                    let attention = Attention::new(problem.dims, problem.heads, traffic)
+                        .with_context_len(Some(context_len));
                     crossover(&attention, machine)
                 };
                 let length = (0..3).fold(f64::from(q), |length, _| of_query(length));

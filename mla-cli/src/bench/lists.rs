@@ -137,9 +137,9 @@ mod tests {
     use super::*;
 
     const REQUESTS: [Request; 3] = [
-        Request { q: 1, kv: 900 },
-        Request { q: 3, kv: 40 },
-        Request { q: 20, kv: 1000 },
+        Request::new(1, 900),
+        Request::new(3, 40),
+        Request::new(20, 1000),
     ];
 
     /// The lists of a kind, after checking what all kinds have in common.
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn rows_are_counted_once_for_each_request() {
-        let requests = [Request { q: 1, kv: 9 }, Request { q: 2, kv: 9 }];
+        let requests = [Request::new(1, 9), Request::new(2, 9)];
         let positions = [vec![1, 2], vec![1, 5], vec![5, 6, 7]];
         assert_eq!(distinct_rows(&requests, &positions), 2 + 4);
     }

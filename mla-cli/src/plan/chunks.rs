@@ -36,12 +36,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn output(args: &Args) -> Result<String, CliError> {
-    let limits = ChunkLimits {
-        rows: args.rows,
-        align: args.align,
-        max_chunk: args.max_chunk,
-        parallel: args.parallel.read()?,
-    };
+    let limits = ChunkLimits::new(args.rows, args.align)
+        .with_max_chunk(args.max_chunk)
+        .with_parallel(args.parallel.read()?);
     let plan = plan_chunks(&args.context_lens, &limits)?;
     Ok(args.format.write(&plan, || describe(&plan, args)))
 }

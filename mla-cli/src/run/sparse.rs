@@ -272,21 +272,17 @@ pub(crate) type Selecting<'a, D> = (
 impl<D: IndexDevice> Indexed<D> {
     /// The selection of the prepared step.
     pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
-        let call = IndexCall {
-            query_latent: self.query_latent.view()?,
-            query_weights: self.query_weights.view()?,
-            keys: self.keys.view()?,
-            norm: LayerNorm {
-                weight: self.norm[0].view()?,
-                bias: self.norm[1].view()?,
-            },
-            head_weights: self.head_weights.view()?,
-            rotary: match &self.tables {
-                Some(tables) => Some(tables.rotation()?),
-                None => None,
-            },
-            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
-        };
+        let call = IndexCall::new(
+            [self.query_latent.view()?, self.query_weights.view()?],
+            self.keys.view()?,
+            LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
+            self.head_weights.view()?,
+            IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+        )
+        .with_rotary(match &self.tables {
+            Some(tables) => Some(tables.rotation()?),
+            None => None,
+        });
         Ok((&self.indexer, &mut self.workspace, call))
     }
 
@@ -327,10 +323,7 @@ impl<D: IndexDevice> Indexed<D> {
                     self.indexer.config(),
                     IndexKeys {
                         keys: keys.view()?,
-                        norm: LayerNorm {
-                            weight: self.norm[0].view()?,
-                            bias: self.norm[1].view()?,
-                        },
+                        norm: LayerNorm::new(self.norm[0].view()?, self.norm[1].view()?),
                         rotary,
                         slots: ArrayRef::new(D::bytes(&slots), block.len())?,
                         cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,

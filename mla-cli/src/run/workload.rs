@@ -99,7 +99,7 @@ impl Workload {
             for start in (0..request.q).step_by(piece as usize) {
                 let q = piece.min(request.q - start);
                 let kv = request.context_len() + start + q;
-                requests.push(Request { q, kv });
+                requests.push(Request::new(q, kv));
                 tables.extend_from_slice(pages);
                 absorbed += usize::from(self.absorbed.contains(&index));
             }

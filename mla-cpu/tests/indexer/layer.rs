@@ -17,7 +17,7 @@ use mla_runtime::indexer::{
 use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
-use mla_runtime::rotary::RotaryStyle;
+use mla_runtime::rotary::{RotaryStyle, Rotation};
 use mla_runtime::spec::QueryLen;
 use mla_runtime::tensor::{TensorMut, TensorRef};
 
@@ -33,21 +33,11 @@ const PAGE: usize = 16;
 const PAGES: usize = 24;
 
 fn index_dims(topk: u32) -> IndexDims {
-    IndexDims {
-        heads: 4,
-        width: 32,
-        rope: 8,
-        topk,
-    }
+    IndexDims::new(4, 32, 8, topk)
 }
 
 fn indexer_config(topk: u32) -> IndexerConfig {
-    IndexerConfig {
-        dims: index_dims(topk),
-        rotary: RotaryStyle::Halves,
-        hadamard: false,
-        epsilon: 1e-6,
-    }
+    IndexerConfig::new(index_dims(topk), RotaryStyle::Halves)
 }
 
 fn layer(sparse: bool) -> Layer {
@@ -119,7 +109,7 @@ impl World {
         for (len, q) in self.lens.iter_mut().zip(new) {
             positions.extend(i64::from(*len)..i64::from(*len + q));
             *len += q;
-            requests.push(Request { q, kv: *len });
+            requests.push(Request::new(q, *len));
         }
         let tokens = positions.len();
         let mut of = |width| random(&mut self.rng, tokens * width);
@@ -148,19 +138,21 @@ impl World {
     fn index_call<'a>(&'a self, step: &'a Step, cache: &'a mut [u32]) -> IndexCall<'a, Cpu> {
         let (tokens, layout) = (step.tokens(), self.index_layout());
         let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
-        IndexCall {
-            query_latent: view(&step.query_latent, [tokens, 1, RANK]),
-            query_weights: view(&self.query_weights, [1, RANK, 128]),
-            keys: view(&step.keys, [tokens, 1, 32]),
-            norm: LayerNorm {
-                weight: view(&self.norm[0], [1, 1, 32]),
-                bias: view(&self.norm[1], [1, 1, 32]),
-            },
-            head_weights: view(&step.head_weights, [tokens, 1, 4]),
-            // In whichever style: the indexer knows its own.
-            rotary: Some(step.rotary.view().into()),
-            cache: IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
-        }
+        IndexCall::new(
+            [
+                view(&step.query_latent, [tokens, 1, RANK]),
+                view(&self.query_weights, [1, RANK, 128]),
+            ],
+            view(&step.keys, [tokens, 1, 32]),
+            LayerNorm::new(
+                view(&self.norm[0], [1, 1, 32]),
+                view(&self.norm[1], [1, 1, 32]),
+            ),
+            view(&step.head_weights, [tokens, 1, 4]),
+            IndexCacheMut::new(bytemuck::cast_slice_mut(cache), layout).unwrap(),
+        )
+        // In whichever style: the indexer knows its own.
+        .with_rotary(Rotation::from(step.rotary.view()))
     }
 
     fn layer_call<'a>(
@@ -331,7 +323,7 @@ fn lists_are_those_of_the_reference_and_attention_is_to_them() {
 
         let mut token = 0;
         for (request, keys) in keys.iter_mut().enumerate() {
-            let Request { q, kv } = step.requests[request];
+            let Request { q, kv, .. } = step.requests[request];
             keys.extend((token..token + q as usize).map(|token| key_of(&world, &step, token)));
             assert_eq!(keys.len(), kv as usize);
             for own in 0..q as usize {
@@ -416,10 +408,7 @@ fn logits_by_parts_make_the_same_lists() {
     let indexer = Indexer::new(&Cpu::new(), &indexer_config(9), &sparse.config().problem).unwrap();
     let mut results = Vec::new();
     for rows in [80, 7, 1, 0] {
-        let limits = IndexLimits {
-            logits_bytes: rows * 256 * 4,
-            steps: limits(),
-        };
+        let limits = IndexLimits::new(limits()).with_logits_bytes(rows * 256 * 4);
         let mut own = indexer.workspace(&limits).unwrap();
         assert_eq!(own.rows() as u64, rows.max(1));
         let logits = own.plan().region("index_logits").unwrap().bytes;

@@ -139,12 +139,7 @@ fn logits_are_what_the_formula_gives() {
     World::new(IndexDims::DEEPSEEK_V3_2, &requests, 64, 1).check();
     World::new(IndexDims::GLM_5, &requests, 16, 2).check();
     for (heads, width) in [(1, 4), (3, 20), (5, 36)] {
-        let dims = IndexDims {
-            heads,
-            width,
-            rope: 2,
-            topk: 8,
-        };
+        let dims = IndexDims::new(heads, width, 2, 8);
         World::new(dims, &requests, 4, 3).check();
     }
 }
@@ -214,10 +209,7 @@ fn refusals_name_the_field() {
         refused(IndexDims::DEEPSEEK_V3_2, layout, 90, &world.batch),
         "index queries: given 4096 bytes, accepted 8192, for [1, 64, 128] e4m3"
     );
-    let narrow = IndexCacheLayout {
-        width: 64,
-        ..layout
-    };
+    let narrow = layout.with_width(64);
     assert_eq!(
         refused(dims, narrow, 90, &world.batch),
         "index cache: given keys of 64 values, accepted 128, as index_head_dim says"

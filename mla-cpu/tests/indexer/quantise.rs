@@ -13,22 +13,12 @@ use mla_runtime::tensor::{ArrayRef, TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 
-const DIMS: IndexDims = IndexDims {
-    heads: 6,
-    width: 128,
-    rope: 64,
-    topk: 32,
-};
+const DIMS: IndexDims = IndexDims::new(6, 128, 64, 32);
 
 fn configs() -> impl Iterator<Item = IndexerConfig> {
     let styles = [RotaryStyle::Halves, RotaryStyle::Interleaved];
     styles.into_iter().flat_map(|rotary| {
-        [false, true].map(|hadamard| IndexerConfig {
-            dims: DIMS,
-            rotary,
-            hadamard,
-            epsilon: 1e-6,
-        })
+        [false, true].map(|hadamard| IndexerConfig::new(DIMS, rotary).with_hadamard(hadamard))
     })
 }
 
@@ -70,10 +60,7 @@ fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
         let positions = (0..tokens).map(|_| rng.i64(0..900)).collect();
         let tables = Tables::new(positions, 64, config.rotary);
         // With a gap between pages.
-        let layout = IndexCacheLayout {
-            page_stride: 8448 + 64 * case,
-            ..IndexCacheLayout::contiguous(DIMS, 2, 64)
-        };
+        let layout = IndexCacheLayout::contiguous(DIMS, 2, 64).with_page_stride(8448 + 64 * case);
         let mut cache = vec![0xffu8; 2 * layout.page_stride + 8];
         let start = cache.as_ptr().align_offset(4);
         let cache = &mut cache[start..];
@@ -86,10 +73,10 @@ fn keys_are_normalised_rotated_and_rounded_into_their_slots() {
                         true => TensorRef::from_slice(&narrow, [tokens, 1, width]).unwrap(),
                         false => TensorRef::from_slice(&keys, [tokens, 1, width]).unwrap(),
                     },
-                    norm: LayerNorm {
-                        weight: TensorRef::from_slice(&weight, [1, 1, width]).unwrap(),
-                        bias: TensorRef::from_slice(&bias, [1, 1, width]).unwrap(),
-                    },
+                    norm: LayerNorm::new(
+                        TensorRef::from_slice(&weight, [1, 1, width]).unwrap(),
+                        TensorRef::from_slice(&bias, [1, 1, width]).unwrap(),
+                    ),
                     rotary: Some(tables.view()),
                     slots: ArrayRef::from_slice(&slots),
                     cache: IndexCacheMut::new(&mut *cache, layout).unwrap(),
@@ -175,15 +162,7 @@ fn queries_are_rotated_and_rounded_and_their_scales_are_in_the_weights() {
 
 #[test]
 fn without_a_rotation_nothing_turns() {
-    let config = IndexerConfig {
-        dims: IndexDims {
-            heads: 1,
-            width: 8,
-            rope: 4,
-            topk: 1,
-        },
-        ..IndexerConfig::DEEPSEEK_V3_2
-    };
+    let config = IndexerConfig::DEEPSEEK_V3_2.with_dims(IndexDims::new(1, 8, 4, 1));
     let queries = [1.0f32, -2.0, 3.0, 4.0, 0.5, 448.0, 0.0, -0.25];
     let (mut values, mut scaled) = ([0u8; 8], [0.0f32]);
     Cpu::new()
@@ -206,29 +185,21 @@ fn without_a_rotation_nothing_turns() {
 
 #[test]
 fn refusals_name_the_field() {
-    let config = IndexerConfig {
-        dims: IndexDims {
-            width: 8,
-            rope: 4,
-            heads: 2,
-            topk: 4,
-        },
-        ..IndexerConfig::GLM_5
-    };
+    let config = IndexerConfig::GLM_5.with_dims(IndexDims::new(2, 8, 4, 4));
     let layout = IndexCacheLayout::contiguous(config.dims, 1, 4);
     let (keys, ones) = ([1.0f32; 16], [1.0f32; 8]);
     let tables = Tables::new(vec![0, 1], 4, RotaryStyle::Interleaved);
     let halves = Tables::new(vec![0, 1], 4, RotaryStyle::Halves);
-    let narrow = IndexCacheLayout { width: 4, ..layout };
+    let narrow = layout.with_width(4);
     let refused = |keys: &[f32], width: usize, slots: &[i64], tables: &Tables, layout| {
         let mut cache = vec![0u32; 12];
         let cache = IndexCacheMut::new(bytemuck::cast_slice_mut(&mut cache), layout).unwrap();
         let keys = IndexKeys {
             keys: TensorRef::from_slice(keys, [2, 1, width]).unwrap(),
-            norm: LayerNorm {
-                weight: TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
-                bias: TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
-            },
+            norm: LayerNorm::new(
+                TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
+                TensorRef::from_slice(&ones, [1, 1, 8]).unwrap(),
+            ),
             rotary: Some(tables.view()),
             slots: ArrayRef::from_slice(slots),
             cache,

@@ -16,10 +16,7 @@ impl PrefillBackend for Aligned<CpuPrefill> {
     type State = <CpuPrefill as PrefillBackend>::State;
     type Metadata = ();
 
-    const SPEC: BackendSpec = BackendSpec {
-        alignment: 16,
-        ..CpuPrefill::SPEC
-    };
+    const SPEC: BackendSpec = CpuPrefill::SPEC.with_alignment(16);
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         CpuPrefill::new(device, config).map(Self)
@@ -59,10 +56,7 @@ impl DecodeBackend for Aligned<CpuDecode> {
     type State = <CpuDecode as DecodeBackend>::State;
     type Metadata = ();
 
-    const SPEC: BackendSpec = BackendSpec {
-        alignment: 16,
-        ..CpuDecode::SPEC
-    };
+    const SPEC: BackendSpec = CpuDecode::SPEC.with_alignment(16);
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         CpuDecode::new(device, config).map(Self)

@@ -154,6 +154,34 @@ fn strides(cases: &mut Vec<Case>) {
             },
         );
     }
+    // Nothing lies that far apart: there is one head.
+    for (name, pick) in [TENSORS[1], TENSORS[2]] {
+        for stride in [0, usize::MAX / 2, usize::MAX] {
+            add(
+                cases,
+                format!("{name}: a stride of {stride} for its one head"),
+                Right,
+                move |setup| {
+                    setup.aligned = true;
+                    let view = pick(setup);
+                    view.bytes = view.layout.span_bytes();
+                    view.layout.strides[1] = stride;
+                },
+            );
+        }
+    }
+    for axis in [0, 1] {
+        add(
+            cases,
+            format!("query: a stride of 0 along axis {axis}, for backends of 16 bytes"),
+            Refused,
+            move |setup| {
+                setup.aligned = true;
+                setup.query.bytes = setup.query.layout.span_bytes();
+                setup.query.layout.strides[axis] = 0;
+            },
+        );
+    }
     for (name, strides) in [
         ("out: tokens that overlap", [16, 16, 1]),
         ("out: heads that overlap", [32, 8, 1]),
@@ -335,6 +363,12 @@ fn caches(cases: &mut Vec<Case>) {
     ] {
         add(cases, name, Refused, move |setup| setup.cache.scale = scale);
     }
+    add(
+        cases,
+        "cache: a scale that its format does not have",
+        Refused,
+        |setup| setup.cache.scale = 2.0,
+    );
     add(
         cases,
         "cache: a page stride that overflows",
@@ -547,10 +581,7 @@ fn orders(cases: &mut Vec<Case>) {
         "requests: more new tokens than integers count",
         Refused,
         |setup| {
-            setup.requests[1] = Request {
-                q: u32::MAX,
-                kv: u32::MAX,
-            };
+            setup.requests[1] = Request::new(u32::MAX, u32::MAX);
         },
     );
     add(cases, "requests: long padding", Refused, |setup| {
@@ -563,11 +594,11 @@ fn orders(cases: &mut Vec<Case>) {
         |setup| setup.requests.clear(),
     );
     add(cases, "requests: one without new tokens", Right, |setup| {
-        setup.requests.push(Request { q: 0, kv: 3 });
+        setup.requests.push(Request::new(0, 3));
         setup.tables.extend([5, -1, -1]);
     });
     add(cases, "requests: one without any tokens", Right, |setup| {
-        setup.requests.push(Request { q: 0, kv: 0 });
+        setup.requests.push(Request::new(0, 0));
         setup.tables.extend([-1, -1, -1]);
     });
 }

@@ -145,7 +145,7 @@ impl Default for Setup {
             limits: StepLimits::new(4, 8, 3)
                 .with_decode_query_len(2)
                 .with_context_rows(8),
-            requests: vec![Request { q: 1, kv: 6 }, Request { q: 5, kv: 9 }],
+            requests: vec![Request::new(1, 6), Request::new(5, 9)],
             tables: vec![3, 1, -7, 0, 4, 2],
             max_pages: 3,
             table_page: PAGE as u32,
@@ -230,7 +230,7 @@ impl Setup {
             _ => workspace.prepare(&layer, &batch)?,
         }
         if self.prepared == Prepared::Refused {
-            let wrong = [Request { q: 5, kv: 4 }];
+            let wrong = [Request::new(5, 4)];
             let refused = workspace.prepare(&layer, &StepBatch::new(&wrong, tables));
             assert!(refused.is_err());
         }

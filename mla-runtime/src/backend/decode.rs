@@ -334,9 +334,13 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
-    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+    ///
+    /// # Errors
+    ///
+    /// If the backend takes no steps of these limits; [`Self::state`] refuses them as well.
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
         let _ = (device, limits);
-        0
+        Ok(0)
     }
 
     /// The workspaces for steps within `limits`.
@@ -410,7 +414,11 @@ pub trait DecodeStage: Send + Sync + 'static {
     fn spec(&self) -> &'static BackendSpec;
 
     /// As [`DecodeBackend::workspace_bytes`].
-    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64;
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
     /// As [`DecodeBackend::state`].
     ///
@@ -457,7 +465,7 @@ pub trait DecodeStage: Send + Sync + 'static {
 // methods come from.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
-        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
             let $this = self;
             $source::workspace_bytes($receiver, device, limits)
         }
@@ -596,7 +604,7 @@ impl<B: DecodeBackend> Made<B> {
 // device's.
 trait DecodeObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64>;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -621,7 +629,7 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
         const { &B::SPEC }
     }
 
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64> {
         DecodeBackend::workspace_bytes(self, device, limits)
     }
 

@@ -186,9 +186,13 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
-    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+    ///
+    /// # Errors
+    ///
+    /// If the backend takes no steps of these limits; [`Self::state`] refuses them as well.
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
         let _ = (device, limits);
-        0
+        Ok(0)
     }
 
     /// The workspaces for steps within `limits`.
@@ -251,7 +255,11 @@ pub trait PrefillStage: Send + Sync + 'static {
     fn spec(&self) -> &'static BackendSpec;
 
     /// As [`PrefillBackend::workspace_bytes`].
-    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64;
+    ///
+    /// # Errors
+    ///
+    /// The backend's.
+    fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64>;
 
     /// As [`PrefillBackend::state`].
     ///
@@ -298,7 +306,7 @@ pub trait PrefillStage: Send + Sync + 'static {
 // because the two implementations below must never differ in anything else.
 macro_rules! stage {
     ($source:ident, |$this:ident| $receiver:expr) => {
-        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> u64 {
+        fn workspace_bytes(&self, device: &Self::Device, limits: &StepLimits) -> Result<u64> {
             let $this = self;
             $source::workspace_bytes($receiver, device, limits)
         }
@@ -428,7 +436,7 @@ impl<B: PrefillBackend> Made<B> {
 // device's.
 trait PrefillObject<D: Device>: Send + Sync {
     fn spec(&self) -> &'static BackendSpec;
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64;
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64>;
     fn state(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn metadata(&self, device: &D, limits: &StepLimits) -> Result<Opaque>;
     fn prepare(
@@ -452,7 +460,7 @@ impl<D: Device, B: PrefillBackend<Device = D>> PrefillObject<D> for B {
         const { &B::SPEC }
     }
 
-    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, device: &D, limits: &StepLimits) -> Result<u64> {
         PrefillBackend::workspace_bytes(self, device, limits)
     }
 

@@ -42,6 +42,7 @@ pub const MAX_SPECULATIVE_LEN: u32 = 16;
 
 /// One request of a batch: its new tokens, and all tokens it attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Request {
     /// The query length: how many tokens are new.
     pub q: u32,
@@ -77,6 +78,11 @@ impl fmt::Display for RequestKind {
 }
 
 impl Request {
+    /// So many new tokens, the last of so many tokens in all. A kv of 0 makes padding of it.
+    pub const fn new(q: u32, kv: u32) -> Self {
+        Self { q, kv }
+    }
+
     /// What the request does. A single token without context is a prefill.
     pub const fn kind(self) -> RequestKind {
         if self.q == self.kv {
@@ -229,6 +235,7 @@ impl fmt::Display for BatchSpec {
 /// Which part of a batch spec is wrong, and why.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("batch spec, segment {number} {text:?}, byte {offset}: {problem}", number = .segment + 1)]
+#[non_exhaustive]
 pub struct BatchSpecError {
     /// The index of the segment, from zero.
     pub segment: usize,

@@ -41,6 +41,7 @@ pub struct Range {
 
 /// One spec of a template.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Expanded {
     /// The spec.
     pub spec: BatchSpec,

@@ -7,7 +7,7 @@ use crate::cache::{BlockTable, CacheMut, CacheRef};
 use crate::capability::{Platform, Target};
 use crate::error::Result;
 use crate::lse::{LseConvention, LseMut, LseRef};
-use crate::plan::crossover::{Gpu, Machine};
+use crate::plan::crossover::{GpuFigures, Machine};
 use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
@@ -139,7 +139,7 @@ pub trait Device: Memory {
     fn machine(&self) -> Machine {
         match Self::PLATFORM {
             Platform::Cpu => Machine::Arithmetic,
-            Platform::Cuda | Platform::Rocm => Machine::Gpu(Gpu::H200),
+            Platform::Cuda | Platform::Rocm => Machine::Gpu(GpuFigures::H200),
         }
     }
 

@@ -71,6 +71,7 @@ text::display!(Capability, CapabilityMatch, Target);
 /// A text that is no compute capability.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("sm: given {given:?}, accepted a compute capability such as 9.0, 10.3 or 90")]
+#[non_exhaustive]
 pub struct CapabilityError {
     /// The text as given.
     pub given: String,

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use crate::setters::setters;
 use crate::text::{self, Text};
 
 /// The largest dimension or count that is accepted: far beyond any model's, and small enough that
@@ -14,6 +15,7 @@ pub const MAX_DIM: u32 = 65536;
 
 /// The per-head dimensions (P, R, V) of the expanded form, which backends list as supported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
 pub struct HeadDims {
     /// P: the part of a query or key head without rotary embedding (`qk_nope_head_dim`).
     pub nope: u32,
@@ -32,14 +34,20 @@ impl HeadDims {
         Self { nope, rope, v }
     }
 
+    setters! {
+        with_nope(nope: u32);
+        with_rope(rope: u32);
+        with_v(v: u32);
+    }
+
     /// P + R: the width of an expanded query or key head.
     pub const fn qk(self) -> u32 {
-        self.nope + self.rope
+        self.nope.saturating_add(self.rope)
     }
 
     /// P + V: what one head contributes to the columns of `W_kv_b`.
     pub const fn kv_b(self) -> u32 {
-        self.nope + self.v
+        self.nope.saturating_add(self.v)
     }
 
     /// Equality, usable in constants.
@@ -64,6 +72,7 @@ text::display!(HeadDims);
 
 /// All dimensions of a model: the latent width L and the per-head (P, R, V).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct MlaDims {
     /// L: the width of the cached latent (`kv_lora_rank`).
     pub latent: u32,
@@ -80,9 +89,14 @@ impl MlaDims {
         Self { latent, head }
     }
 
+    setters! {
+        with_latent(latent: u32);
+        with_head(head: HeadDims);
+    }
+
     /// L + R: the values of one cache row, and the width of an absorbed query head.
     pub const fn row(self) -> u32 {
-        self.latent + self.head.rope
+        self.latent.saturating_add(self.head.rope)
     }
 }
 

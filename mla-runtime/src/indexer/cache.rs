@@ -5,6 +5,7 @@ use std::fmt;
 use super::IndexDims;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::setters::setters;
 
 /// Bytes of a key's scale.
 const SCALE_BYTES: usize = 4;
@@ -20,6 +21,7 @@ const SCALE_BYTES: usize = 4;
 /// With pages of 64 and 128 values that is what DeepGEMM, vLLM and SGLang keep: 8448 bytes a page. Slots
 /// are those of the layer's own cache, whose block tables serve both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct IndexCacheLayout {
     /// D: the values of a key.
     pub width: usize,
@@ -38,13 +40,18 @@ impl IndexCacheLayout {
             width: dims.width as usize,
             pages,
             page_size,
-            page_stride: page_size * dims.token_bytes(),
+            page_stride: page_size.saturating_mul(dims.token_bytes()),
         }
+    }
+
+    setters! {
+        with_width(width: usize);
+        with_page_stride(page_stride: usize);
     }
 
     /// The number of slots.
     pub const fn slots(&self) -> usize {
-        self.pages * self.page_size
+        self.pages.saturating_mul(self.page_size)
     }
 
     /// The first byte of a slot's values.
@@ -80,11 +87,16 @@ impl IndexCacheLayout {
                 .checked_mul(self.page_stride)?
                 .checked_add(page)
         });
-        let aligned = (self.width * self.page_size).is_multiple_of(SCALE_BYTES)
-            && self.page_stride.is_multiple_of(SCALE_BYTES);
+        // Of a page that is no longer than integers count, so are its values alone.
+        let aligned = || {
+            (self.width * self.page_size).is_multiple_of(SCALE_BYTES)
+                && self.page_stride.is_multiple_of(SCALE_BYTES)
+        };
         match (page, end) {
             (Some(page), Some(end))
-                if aligned && end <= available && (self.pages == 1 || self.page_stride >= page) =>
+                if aligned()
+                    && end <= available
+                    && (self.pages == 1 || self.page_stride >= page) =>
             {
                 Ok(())
             }

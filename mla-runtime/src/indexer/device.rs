@@ -11,11 +11,19 @@ use crate::rotary::{Rotary, RotaryQuery};
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// The LayerNorm of index keys: (x − mean) / √(variance + epsilon) · weight + bias.
+#[non_exhaustive]
 pub struct LayerNorm<'a, D: Device> {
     /// `[1, 1, D]`, of any dtype.
     pub weight: TensorRef<'a, D>,
     /// `[1, 1, D]`, of any dtype.
     pub bias: TensorRef<'a, D>,
+}
+
+impl<'a, D: Device> LayerNorm<'a, D> {
+    /// Of this weight and bias.
+    pub const fn new(weight: TensorRef<'a, D>, bias: TensorRef<'a, D>) -> Self {
+        Self { weight, bias }
+    }
 }
 
 impl<D: Device> Clone for LayerNorm<'_, D> {

@@ -26,6 +26,7 @@ pub struct Indexer<D> {
 }
 
 /// One selection: views of the engine's tensors, for the T tokens of the prepared step.
+#[non_exhaustive]
 pub struct IndexCall<'a, D: Device> {
     /// The latent of the queries, normalised, as the layer's own query projection takes it: `[T, 1, Q]`.
     pub query_latent: TensorRef<'a, D>,
@@ -42,6 +43,34 @@ pub struct IndexCall<'a, D: Device> {
     pub rotary: Option<Rotation<'a, D>>,
     /// The layer's index cache.
     pub cache: IndexCacheMut<'a, D>,
+}
+
+impl<'a, D: Device> IndexCall<'a, D> {
+    /// A call without a rotation: the shapes are those of the fields.
+    pub const fn new(
+        [query_latent, query_weights]: [TensorRef<'a, D>; 2],
+        keys: TensorRef<'a, D>,
+        norm: LayerNorm<'a, D>,
+        head_weights: TensorRef<'a, D>,
+        cache: IndexCacheMut<'a, D>,
+    ) -> Self {
+        Self {
+            query_latent,
+            query_weights,
+            keys,
+            norm,
+            head_weights,
+            rotary: None,
+            cache,
+        }
+    }
+
+    /// The same with the rotation of keys and queries.
+    #[must_use]
+    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
+        self.rotary = rotary.into();
+        self
+    }
 }
 
 impl<D: IndexDevice> Indexer<D> {

@@ -66,7 +66,7 @@
 //! let mut workspace = layer.workspace(&StepLimits::new(8, 32, 4).with_context_rows(64))?;
 //!
 //! // Once per step. The first request is in page 1, the second in page 0.
-//! let requests = [Request { q: 1, kv: 6 }, Request { q: 3, kv: 3 }];
+//! let requests = [Request::new(1, 6), Request::new(3, 3)];
 //! let block_tables = BlockTables::new(&[1, 0], 1, 64)?;
 //! workspace.prepare(&layer, &StepBatch::new(&requests, block_tables))?;
 //! assert_eq!((workspace.absorbed_tokens(), workspace.tokens()), (1, 4));
@@ -120,6 +120,7 @@ use crate::backend::{
 };
 use crate::cache::{CacheLayout, CacheMut};
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
+use crate::dims::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
@@ -296,6 +297,17 @@ fn check<D: Device>(
             return Err(Error::argument(field, 0, "1 and up"));
         }
     }
+    for (field, given) in [
+        ("heads", problem.heads),
+        ("kv_lora_rank", problem.dims.latent),
+        ("qk_nope_head_dim", problem.dims.head.nope),
+        ("qk_rope_head_dim", problem.dims.head.rope),
+        ("v_head_dim", problem.dims.head.v),
+    ] {
+        if given > MAX_DIM {
+            return Err(Error::argument(field, given, format!("at most {MAX_DIM}")));
+        }
+    }
     if !problem.kv_format.holds(problem.dims) {
         return Err(Error::argument(
             "kv format",
@@ -376,8 +388,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             layers,
             packed_keys: self.packed_keys(),
             padded_values: self.prefill.spec().padded_values,
-            decode_workspace: self.decode.workspace_bytes(&self.device, limits),
-            prefill_workspace: self.prefill.workspace_bytes(&self.device, limits),
+            decode_workspace: self.decode.workspace_bytes(&self.device, limits)?,
+            prefill_workspace: self.prefill.workspace_bytes(&self.device, limits)?,
             ..MemoryNeeds::of_steps(&self.config.problem, limits)?
         })
     }

@@ -281,7 +281,10 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
         let accepted = format!("at most the limit of {}", limits.requests);
         return Err(Error::argument("requests", requests.len(), accepted));
     }
-    let page = problem.page_size.max(1);
+    let page = problem.page_size;
+    if page == 0 {
+        return Err(Error::argument("page size", 0, "1 and up"));
+    }
     let mut tokens = 0usize;
     // Who writes each page.
     let mut writers = HashMap::new();
@@ -295,7 +298,7 @@ fn check(problem: &Problem, limits: &StepLimits, requests: &[StepRequest<'_>]) -
         let needed = request.total.div_ceil(page) as usize;
         if needed > limits.pages_per_request {
             let given = format!("{} of request {index}", request.total);
-            let most = limits.pages_per_request * page as usize;
+            let most = limits.pages_per_request.saturating_mul(page as usize);
             let accepted = format!("at most {most} tokens, the limit of a request's pages");
             return Err(Error::argument("requests.total", given, accepted));
         }

@@ -25,7 +25,7 @@
 //! ```
 //! use mla_runtime::plan::context::{ChunkLimits, plan_chunks};
 //!
-//! let limits = ChunkLimits { rows: 1024, align: 16, max_chunk: None, parallel: None };
+//! let limits = ChunkLimits::new(1024, 16);
 //! let plan = plan_chunks(&[768, 512, 512], &limits)?;
 //! assert_eq!(plan.chunks[0].seq_lens, [768, 256]);
 //! assert_eq!(plan.chunks[1].seq_lens, [256, 512]);
@@ -43,9 +43,11 @@ use serde::Serialize;
 
 use super::PlanError;
 use super::parallel::ContextParallel;
+use crate::setters::setters;
 
 /// What the chunks of a plan have to keep to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ChunkLimits {
     /// W: the rows of the workspace, over all ranks.
     pub rows: u32,
@@ -59,11 +61,29 @@ pub struct ChunkLimits {
     pub parallel: Option<ContextParallel>,
 }
 
+impl ChunkLimits {
+    /// So many rows, cut at multiples of `align` tokens; chunks as long as they fit, on one device.
+    pub const fn new(rows: u32, align: u32) -> Self {
+        Self {
+            rows,
+            align,
+            max_chunk: None,
+            parallel: None,
+        }
+    }
+
+    setters! {
+        with_max_chunk(max_chunk: Option<u32>);
+        with_parallel(parallel: Option<ContextParallel>);
+    }
+}
+
 /// The chunks of one step, in the order in which they are worked through.
 ///
 /// Serialises as `{"chunks": [{"request_start", "request_end", "starts", "seq_lens",
 /// "is_continuation"}]}`, with the fields of [`LocalChunk`] added under context parallelism.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct ContextPlan {
     /// In order; empty if no request has context.
     pub chunks: Vec<ContextChunk>,
@@ -71,6 +91,7 @@ pub struct ContextPlan {
 
 /// One workspace full of context: a segment of each of some consecutive requests.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct ContextChunk {
     /// The first request with a segment in this chunk.
     pub request_start: usize,
@@ -88,8 +109,24 @@ pub struct ContextChunk {
     pub local: Option<LocalChunk>,
 }
 
+impl ContextChunk {
+    /// Of these requests, one segment each, which begins at its start and has its length; no request is
+    /// continued, and the cache is on one device.
+    pub const fn new(requests: Range<usize>, starts: Vec<u32>, seq_lens: Vec<u32>) -> Self {
+        Self {
+            request_start: requests.start,
+            request_end: requests.end,
+            starts,
+            seq_lens,
+            is_continuation: false,
+            local: None,
+        }
+    }
+}
+
 /// The part of a chunk that each rank gathers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct LocalChunk {
     /// `[requests][ranks]`: how many tokens of each request's whole context each rank holds.
     pub local_context_lens: Vec<Vec<u32>>,
@@ -102,6 +139,7 @@ pub struct LocalChunk {
 
 /// The tokens of one request that are in one chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Segment {
     /// The request's index in the batch.
     pub request: usize,

@@ -24,7 +24,7 @@
 //!
 //! # On a GPU
 //!
-//! A [`Gpu`] takes its time for more than that, and each form is a row of steps:
+//! A [`GpuFigures`] takes its time for more than that, and each form is a row of steps:
 //!
 //! | absorbed | expanded |
 //! |---|---|
@@ -51,6 +51,7 @@
 
 use super::PlanError;
 use crate::dims::MlaDims;
+use crate::setters::setters;
 
 /// What one form of the attention costs, over all heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,19 +69,19 @@ pub enum Machine {
     /// caches.
     Arithmetic,
     /// A GPU, with its launches, its memory and its multiprocessors.
-    Gpu(Gpu),
+    Gpu(GpuFigures),
 }
 
 /// What a GPU does at most, and what a launch takes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Gpu {
+pub struct GpuFigures {
     multiprocessors: u32,
     flop_per_second: f64,
     bytes_per_second: f64,
     launch_seconds: f64,
 }
 
-impl Gpu {
+impl GpuFigures {
     /// An NVIDIA H200 as measured, in bf16: 132 multiprocessors, 795 TFLOP/s and 4.2 TB/s.
     pub const H200: Self = Self {
         multiprocessors: 132,
@@ -175,6 +176,7 @@ impl Gpu {
 
 /// What the expansion writes for each cached token and head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ExpansionTraffic {
     /// Bytes of an element of the expanded keys and values.
     pub element_bytes: u32,
@@ -183,6 +185,18 @@ pub struct ExpansionTraffic {
 }
 
 impl ExpansionTraffic {
+    /// Elements of so many bytes, and keys in two pieces.
+    pub const fn new(element_bytes: u32) -> Self {
+        Self {
+            element_bytes,
+            packed_keys: false,
+        }
+    }
+
+    setters! {
+        with_packed_keys(packed_keys: bool);
+    }
+
     /// Bytes per cached token and head.
     pub const fn bytes(self, dims: MlaDims) -> u64 {
         let packed = if self.packed_keys { qk(dims) } else { 0 };
@@ -235,6 +249,7 @@ pub const fn expanded_cost(
 
 /// The attention of one request by a layer of so many heads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Attention {
     /// The widths of the model.
     pub dims: MlaDims,
@@ -256,8 +271,22 @@ const MOST_QUERIES: u32 = 2048;
 const TILE: u32 = 128;
 
 impl Attention {
+    /// Of a model's widths and so many heads, on a long context.
+    pub const fn new(dims: MlaDims, heads: u32, traffic: ExpansionTraffic) -> Self {
+        Self {
+            dims,
+            heads,
+            context_len: None,
+            traffic,
+        }
+    }
+
+    setters! {
+        with_context_len(context_len: Option<u32>);
+    }
+
     /// What the absorbed form takes for `query_len` new tokens.
-    pub fn absorbed_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
+    pub fn absorbed_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
         // Latent queries and outputs of all heads.
         let latent = n.queries * n.heads * n.latent * n.element;
@@ -275,7 +304,7 @@ impl Attention {
     }
 
     /// What the expanded form takes for `query_len` new tokens.
-    pub fn expanded_seconds(&self, query_len: u32, gpu: &Gpu) -> f64 {
+    pub fn expanded_seconds(&self, query_len: u32, gpu: &GpuFigures) -> f64 {
         let n = self.numbers(query_len);
         let written = n.heads * self.traffic.bytes(self.dims) as f64;
         let width = n.heads * (n.nope + n.v);
@@ -329,12 +358,12 @@ impl Attention {
         }
     }
 
-    fn absorbs(&self, query_len: u32, gpu: &Gpu) -> bool {
+    fn absorbs(&self, query_len: u32, gpu: &GpuFigures) -> bool {
         self.absorbed_seconds(query_len, gpu) <= self.expanded_seconds(query_len, gpu)
     }
 
     /// The most query tokens for which the absorbed form takes no longer.
-    fn crossover_on(&self, gpu: &Gpu) -> f64 {
+    fn crossover_on(&self, gpu: &GpuFigures) -> f64 {
         let last = (1..=MOST_QUERIES).rev().find(|&q| self.absorbs(q, gpu));
         match last {
             Some(MOST_QUERIES) => f64::INFINITY,
@@ -401,7 +430,7 @@ mod tests {
         packed_keys: true,
         ..BF16
     };
-    const H200: Machine = Machine::Gpu(Gpu::H200);
+    const H200: Machine = Machine::Gpu(GpuFigures::H200);
     const GLM_5: MlaDims = MlaDims::new(512, HeadDims::new(192, 64, 256));
     const MINICPM3: MlaDims = MlaDims::new(256, HeadDims::new(64, 32, 64));
 
@@ -461,8 +490,14 @@ mod tests {
             for (queries, absorbed, expanded) in times {
                 let attention = r1(heads, kv - queries);
                 for (seconds, measured) in [
-                    (attention.absorbed_seconds(queries, &Gpu::H200), absorbed),
-                    (attention.expanded_seconds(queries, &Gpu::H200), expanded),
+                    (
+                        attention.absorbed_seconds(queries, &GpuFigures::H200),
+                        absorbed,
+                    ),
+                    (
+                        attention.expanded_seconds(queries, &GpuFigures::H200),
+                        expanded,
+                    ),
                 ] {
                     let ratio = seconds * 1e6 / measured;
                     assert!(
@@ -488,7 +523,7 @@ mod tests {
         };
         assert!(crossover(&packed, &H200) > at(16, 8192));
         // A launch costs both, but the expanded form has more of them.
-        let slow = Gpu::H200.with_launch_seconds(20e-6).unwrap();
+        let slow = GpuFigures::H200.with_launch_seconds(20e-6).unwrap();
         assert!(crossover(&r1(16, 8192), &Machine::Gpu(slow)) > at(16, 8192));
         // Nothing to expand.
         assert!(threshold(&r1(16, 0), &H200) >= 1);
@@ -521,8 +556,14 @@ mod tests {
 
     #[test]
     fn gpus_have_positive_figures() {
-        assert_eq!(Gpu::new(132, 795e12, 4.2e12).unwrap(), Gpu::H200);
-        assert_eq!(Gpu::H200.with_rates(795e12, 4.2e12).unwrap(), Gpu::H200);
+        assert_eq!(
+            GpuFigures::new(132, 795e12, 4.2e12).unwrap(),
+            GpuFigures::H200
+        );
+        assert_eq!(
+            GpuFigures::H200.with_rates(795e12, 4.2e12).unwrap(),
+            GpuFigures::H200
+        );
         for (multiprocessors, flop, bytes) in [
             (0, 1.0, 1.0),
             (1, 0.0, 1.0),
@@ -531,15 +572,15 @@ mod tests {
             (1, 1.0, f64::INFINITY),
         ] {
             assert!(
-                Gpu::new(multiprocessors, flop, bytes).is_err(),
+                GpuFigures::new(multiprocessors, flop, bytes).is_err(),
                 "{flop} {bytes}"
             );
         }
         assert_eq!(
-            Gpu::new(1, 1e12, 0.0).unwrap_err().to_string(),
+            GpuFigures::new(1, 1e12, 0.0).unwrap_err().to_string(),
             "bytes_per_second: given 0, accepted a finite number above 0"
         );
-        assert!(Gpu::H200.with_launch_seconds(-1.0).is_err());
+        assert!(GpuFigures::H200.with_launch_seconds(-1.0).is_err());
     }
 
     #[test]
@@ -596,9 +637,9 @@ mod tests {
                 ..r1(heads, context)
             };
             let last = threshold(&attention, &H200);
-            prop_assert!(last == 1 || last == u32::MAX || attention.absorbs(last, &Gpu::H200));
+            prop_assert!(last == 1 || last == u32::MAX || attention.absorbs(last, &GpuFigures::H200));
             let mut later = last.saturating_add(1)..last.saturating_add(300);
-            prop_assert!(later.all(|queries| !attention.absorbs(queries, &Gpu::H200)));
+            prop_assert!(later.all(|queries| !attention.absorbs(queries, &GpuFigures::H200)));
         }
     }
 }

@@ -3,12 +3,14 @@
 use super::limits::StepLimits;
 use crate::error::{Error, Result};
 use crate::facts::indexer::IndexDims;
+use crate::setters::setters;
 
 /// The columns of the logits are a multiple of this: rows then begin at multiples of 1024 bytes.
 const COLUMNS: usize = 256;
 
 /// What a selection's scratch is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct IndexLimits {
     /// The limits of the steps, as the layer's workspace has them.
     pub steps: StepLimits,
@@ -25,10 +27,16 @@ impl IndexLimits {
             logits_bytes: 256 << 20,
         }
     }
+
+    setters! {
+        with_steps(steps: StepLimits);
+        with_logits_bytes(logits_bytes: u64);
+    }
 }
 
 /// What an indexer adds to a [memory plan](super::memory).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct IndexNeeds {
     /// The indexer's extents.
     pub dims: IndexDims,

@@ -68,6 +68,9 @@ impl ArrayLayout {
     /// For steps within `limits` on pages of `page_size`.
     pub(crate) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
         let page = page_size as usize;
+        if page == 0 {
+            return Err(Error::argument("page size", 0, "1 and up"));
+        }
         let too_large =
             |field, given: usize, accepted: String| Err(Error::argument(field, given, accepted));
         // Lengths and starts are 32-bit signed integers on the device.

@@ -231,6 +231,7 @@ pub enum Allocation {
 
 /// One buffer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Region {
     /// The name, as in the [module's](self) table.
     pub name: &'static str,
@@ -248,6 +249,7 @@ pub struct Region {
 
 /// Every buffer of the layer, and what they add up to.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
 pub struct MemoryPlan {
     /// What region offsets are multiples of, and the sizes below too.
     pub alignment: u64,

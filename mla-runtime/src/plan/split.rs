@@ -29,6 +29,7 @@ use crate::batch::Request;
 
 /// How a batch is ordered, and which part of it takes which path.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BatchSplit {
     /// The permutation: the request at place i of the ordered batch is number `order[i]` of the
     /// batch as it was given.

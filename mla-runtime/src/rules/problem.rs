@@ -1,7 +1,7 @@
 //! What an engine asks of a backend.
 
-use super::support::{GraphSupport, QueryLen};
-use crate::dims::MlaDims;
+use super::support::{CacheDims, GraphSupport, QueryLen};
+use crate::dims::{HeadDims, MAX_DIM, MlaDims};
 use crate::dtype::DType;
 use crate::feature::FeatureSet;
 use crate::kv_format::KvFormat;
@@ -115,6 +115,28 @@ impl Problem {
                 field: Field::Heads,
                 given: Given::Count(0),
                 accepted: Accepted::Text("1 and up"),
+            });
+        }
+        if self.heads > MAX_DIM {
+            return Some(Reason {
+                field: Field::Heads,
+                given: Given::Count(self.heads),
+                accepted: Accepted::Text("at most 65536"),
+            });
+        }
+        let HeadDims { nope, rope, v } = self.dims.head;
+        if nope > MAX_DIM || rope > MAX_DIM || v > MAX_DIM {
+            return Some(Reason {
+                field: Field::Dims,
+                given: Given::Dims(self.dims.head),
+                accepted: Accepted::Text("widths of at most 65536"),
+            });
+        }
+        if self.dims.latent > MAX_DIM {
+            return Some(Reason {
+                field: Field::CacheDims,
+                given: Given::CacheDims(CacheDims::new(self.dims.latent, rope)),
+                accepted: Accepted::Text("widths of at most 65536"),
             });
         }
         if !self.kv_format.holds(self.dims) {

@@ -8,6 +8,7 @@ use crate::feature::{Feature, FeatureSet};
 use crate::kv_format::KvFormat;
 use crate::problem::Problem;
 use crate::reason::{Accepted, Field, Given, Reason, Reasons};
+use crate::setters::setters;
 
 use super::support::contains;
 pub use super::support::{
@@ -17,6 +18,7 @@ pub use super::support::{
 
 /// What a backend supports. The attribute writes it as a constant of the backend's `impl` block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BackendSpec {
     /// The name by which it is chosen, such as `FLASHMLA`.
     pub name: &'static str,
@@ -109,6 +111,32 @@ impl BackendSpec {
             features: FeatureSet::NONE,
             priority: Priority::everywhere(0),
         }
+    }
+
+    setters! {
+        with_name(name: &'static str);
+        with_provider(provider: &'static str);
+        with_platform(platform: Platform);
+        with_capabilities(capabilities: &'static [CapabilityMatch]);
+        with_dtypes(dtypes: &'static [DType]);
+        with_dims(dims: Option<&'static [HeadDims]>);
+        with_cache_dims(cache_dims: Option<&'static [CacheDims]>);
+        with_heads(heads: HeadCounts);
+        with_kv_formats(kv_formats: &'static [KvFormat]);
+        with_page_sizes(page_sizes: PageSizes);
+        with_query_len(query_len: QueryLen);
+        with_max_query_len(max_query_len: Option<u32>);
+        with_query_format(query_format: QueryFormat);
+        with_key_layout(key_layout: KeyLayout);
+        with_padded_values(padded_values: bool);
+        with_alignment(alignment: u32);
+        with_graphs(graphs: GraphSupport);
+        with_lse(lse: LseOutput);
+        with_lse_precision(lse_precision: LsePrecision);
+        with_quant_output(quant_output: bool);
+        with_sparse(sparse: SparseSupport);
+        with_features(features: FeatureSet);
+        with_priority(priority: Priority);
     }
 
     /// Everything that speaks against this backend for `problem` on `target`, in the order of

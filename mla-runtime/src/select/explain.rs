@@ -14,6 +14,7 @@ use crate::spec::{BackendSpec, Phase};
 
 /// A backend that was considered.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Candidate {
     /// What it supports.
     pub spec: BackendSpec,
@@ -41,6 +42,7 @@ impl Candidate {
 
 /// The candidates of one phase.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct PhaseExplanation {
     /// The phase.
     pub phase: Phase,
@@ -83,6 +85,7 @@ impl PhaseExplanation {
 /// "provider", "priority", "valid", "graphs", "lse_precision", "compiled_for": ["sm_90a"] or null, "run_on": [{"gpu", "capability", "date",
 /// "commit"}] or null, "reasons": [{"field", "given", "accepted", "message"}]}]}, "decode": {…}}`.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Explanation {
     /// The hardware.
     pub target: Target,

@@ -26,7 +26,7 @@ pub struct CacheLayout {
     pub page_stride: usize,
     /// Bytes from one row to the next within a page.
     pub row_stride: usize,
-    /// The scale of [`KvFormat::Fp8`]: value = stored · scale. 1 in every other format.
+    /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other format.
     pub scale: f32,
 }
 
@@ -44,7 +44,8 @@ impl CacheLayout {
             format,
             pages,
             page_size,
-            page_stride: page_size * row_stride,
+            // No memory is as long as what saturates, so no view is made of it.
+            page_stride: page_size.saturating_mul(row_stride),
             row_stride,
             scale: 1.0,
         }
@@ -58,7 +59,39 @@ impl CacheLayout {
 
     /// The number of slots.
     pub const fn slots(&self) -> usize {
-        self.pages * self.page_size
+        self.pages.saturating_mul(self.page_size)
+    }
+
+    // Between single pages and rows there is no distance, and a stride may be anything. It gets the one of a
+    // cache without gaps: kernels refuse some of the others.
+    fn settled(mut self) -> Self {
+        if self.page_size <= 1 {
+            self.row_stride = self.format.row_bytes(self.dims);
+        }
+        if self.pages <= 1 {
+            self.page_stride = self.page_size.saturating_mul(self.row_stride);
+        }
+        self
+    }
+
+    /// The products of scales and values stay far from what f32 holds on every device.
+    fn check_scale(&self) -> Result<()> {
+        const LARGEST: f32 = (1u64 << 60) as f32;
+        let (fits, accepted) = match self.format.has_tensor_scale() {
+            true => (
+                (1.0 / LARGEST..=LARGEST).contains(&self.scale),
+                "2^-60 to 2^60".to_owned(),
+            ),
+            false => (
+                self.scale == 1.0,
+                format!("1, as {} rows have no scale", self.format),
+            ),
+        };
+        if fits {
+            return Ok(());
+        }
+        let given = format!("{:?}", self.scale);
+        Err(Error::argument("cache scale", given, accepted))
     }
 
     fn check(&self, available: usize) -> Result<()> {
@@ -70,13 +103,7 @@ impl CacheLayout {
                 format!("a latent of a multiple of {}", KvFormat::DS_MLA_GROUP),
             ));
         }
-        if !(self.scale.is_finite() && self.scale > 0.0) {
-            return Err(Error::argument(
-                "cache scale",
-                self.scale,
-                "a finite number above 0",
-            ));
-        }
+        self.check_scale()?;
         if self.page_size == 0 {
             return Err(Error::argument("page size", 0, "1 and up"));
         }
@@ -144,9 +171,10 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     /// # Errors
     ///
     /// Where a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, or the
-    /// scale is no finite positive number.
+    /// scale is not one that the format has.
     pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         layout.check(D::byte_len(bytes))?;
+        let layout = layout.settled();
         Ok(Self { bytes, layout })
     }
 
@@ -186,6 +214,7 @@ impl<'a, D: Memory> CacheMut<'a, D> {
     /// As [`CacheRef::new`].
     pub fn new(bytes: D::BytesMut<'a>, layout: CacheLayout) -> Result<Self> {
         layout.check(D::byte_len_mut(&bytes))?;
+        let layout = layout.settled();
         Ok(Self { bytes, layout })
     }
 

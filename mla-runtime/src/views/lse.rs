@@ -96,12 +96,25 @@ impl LseLayout {
         Ok((part, offset * size_of::<f32>()))
     }
 
+    /// The numbers of rows and columns.
+    fn extents<C: LseConvention>(&self) -> (usize, usize) {
+        match C::HEADS_FIRST {
+            true => (self.heads, self.tokens),
+            false => (self.tokens, self.heads),
+        }
+    }
+
+    // From a single row no other is apart, and its stride may be anything; the C interface takes 63 bits.
+    fn settled<C: LseConvention>(mut self) -> Self {
+        let (rows, columns) = self.extents::<C>();
+        if rows <= 1 {
+            self.row_stride = columns;
+        }
+        self
+    }
+
     fn check<C: LseConvention>(&self, available: usize) -> Result<()> {
-        let (rows, columns) = if C::HEADS_FIRST {
-            (self.heads, self.tokens)
-        } else {
-            (self.tokens, self.heads)
-        };
+        let (rows, columns) = self.extents::<C>();
         if rows == 0 || columns == 0 {
             return Ok(());
         }
@@ -161,6 +174,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
     /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::Bytes<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len(bytes))?;
+        let layout = layout.settled::<C>();
         check_alignment::<D>(bytes, size_of::<f32>())?;
         Ok(Self {
             bytes,
@@ -215,6 +229,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
     /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::BytesMut<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len_mut(&bytes))?;
+        let layout = layout.settled::<C>();
         check_alignment::<D>(D::freeze(&bytes), size_of::<f32>())?;
         Ok(Self {
             bytes,

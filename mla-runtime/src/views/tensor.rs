@@ -32,13 +32,30 @@ impl Layout {
         Self {
             dtype,
             shape,
-            strides: [shape[1] * shape[2], shape[2], 1],
+            // No memory is as long as what saturates, so no view is made of it.
+            strides: [shape[1].saturating_mul(shape[2]), shape[2], 1],
         }
     }
 
-    /// The number of elements.
+    /// The number of elements; `usize::MAX` if there are more.
     pub const fn elements(&self) -> usize {
-        self.shape[0] * self.shape[1] * self.shape[2]
+        let [tokens, heads, width] = self.shape;
+        if tokens == 0 || heads == 0 || width == 0 {
+            return 0;
+        }
+        tokens.saturating_mul(heads).saturating_mul(width)
+    }
+
+    // An axis of at most one index has no neighbours, and so any stride. It gets the one that it has in a
+    // tensor without gaps: kernels and libraries refuse some of the others.
+    fn settled(mut self) -> Self {
+        let gapless = Self::contiguous(self.dtype, self.shape);
+        for axis in 0..3 {
+            if self.shape[axis] <= 1 {
+                self.strides[axis] = gapless.strides[axis];
+            }
+        }
+        self
     }
 
     /// The bytes from the first element to the end of the last, or `None` where that overflows.
@@ -156,7 +173,7 @@ impl<D: Memory> fmt::Debug for TensorRef<'_, D> {
 }
 
 impl<'a, D: Memory> TensorRef<'a, D> {
-    /// A view that begins at the first of `bytes`.
+    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may be anything.
     ///
     /// # Errors
     ///
@@ -164,6 +181,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     pub fn new(bytes: D::Bytes<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len(bytes))?;
         check_alignment::<D>(bytes, layout.dtype.bytes())?;
+        let layout = layout.settled();
         Ok(Self { bytes, layout })
     }
 
@@ -198,8 +216,9 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         }
     }
 
-    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without gaps and begin
-    /// at multiples of them. An alignment of 1 asks for nothing, and a tensor without elements has no rows.
+    /// Checks what a kernel relies on that reads `alignment` bytes at a time: that rows are without gaps, begin
+    /// at multiples of them, and are not the same row by a stride of 0. An alignment of 1 asks for nothing, and a
+    /// tensor without elements has no rows.
     ///
     /// # Errors
     ///
@@ -208,10 +227,12 @@ impl<'a, D: Memory> TensorRef<'a, D> {
         if alignment <= 1 || self.layout.elements() == 0 {
             return Ok(());
         }
-        let bytes = self.dtype().bytes();
-        let [tokens, heads, _] = self.layout.strides;
-        let apart = |stride: usize| (stride * bytes).is_multiple_of(alignment);
-        if !(self.layout.has_unit_columns() && apart(tokens) && apart(heads)) {
+        let Layout { shape, strides, .. } = self.layout;
+        let apart = |axis: usize| {
+            let bytes = strides[axis] * self.dtype().bytes();
+            shape[axis] == 1 || (bytes > 0 && bytes.is_multiple_of(alignment))
+        };
+        if !(self.layout.has_unit_columns() && apart(0) && apart(1)) {
             let accepted = format!(
                 "a last axis of stride 1, and rows apart by multiples of {alignment} bytes"
             );
@@ -283,7 +304,7 @@ impl<D: Memory> fmt::Debug for TensorMut<'_, D> {
 }
 
 impl<'a, D: Memory> TensorMut<'a, D> {
-    /// A view that begins at the first of `bytes`.
+    /// A view that begins at the first of `bytes`. The stride of an axis of at most one index may be anything.
     ///
     /// # Errors
     ///
@@ -299,6 +320,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
                 "an output in which no two indices share an element",
             ));
         }
+        let layout = layout.settled();
         Ok(Self { bytes, layout })
     }
 
@@ -381,6 +403,7 @@ fn narrowed(
     }
     let mut part = *layout;
     part.shape[axis] = range.len();
+    part = part.settled();
     // An empty part has no first element: it begins where the whole does, whose bytes may be fewer
     // than the offset.
     let offset = if part.shape.contains(&0) {

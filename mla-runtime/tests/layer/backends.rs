@@ -90,16 +90,14 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
     type State = <CpuPrefill as PrefillBackend>::State;
     type Metadata = Vec<(usize, usize)>;
 
-    const SPEC: BackendSpec = BackendSpec {
-        name: "DEMANDING",
-        key_layout: if PACKED {
+    const SPEC: BackendSpec = CpuPrefill::SPEC
+        .with_name("DEMANDING")
+        .with_key_layout(if PACKED {
             KeyLayout::Packed
         } else {
             KeyLayout::Split
-        },
-        padded_values: PADDED,
-        ..CpuPrefill::SPEC
-    };
+        })
+        .with_padded_values(PADDED);
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         Ok(Self {
@@ -160,12 +158,10 @@ impl DecodeBackend for Concatenated {
     type State = <CpuDecode as DecodeBackend>::State;
     type Metadata = <CpuDecode as DecodeBackend>::Metadata;
 
-    const SPEC: BackendSpec = BackendSpec {
-        name: "CONCATENATED",
-        query_format: QueryFormat::Concatenated,
-        max_query_len: Some(3),
-        ..CpuDecode::SPEC
-    };
+    const SPEC: BackendSpec = CpuDecode::SPEC
+        .with_name("CONCATENATED")
+        .with_query_format(QueryFormat::Concatenated)
+        .with_max_query_len(Some(3));
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         Ok(Self {

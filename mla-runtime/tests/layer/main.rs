@@ -539,7 +539,7 @@ fn refusals_name_the_field() {
     );
     assert_eq!(
         refuse(&|world| {
-            world.requests.push(Request { q: 1, kv: 1 });
+            world.requests.push(Request::new(1, 1));
             world.tables.extend(vec![0; world.max_pages]);
             world.slots.push(-1);
         }),
@@ -612,7 +612,7 @@ fn cases() -> impl Strategy<Value = Case> {
         1 => (0u32..1, 0u32..20),
     ];
     let requests = proptest::collection::vec(
-        request.prop_map(|(q, context)| Request { q, kv: q + context }),
+        request.prop_map(|(q, context)| Request::new(q, q + context)),
         0..6,
     );
     let padding = proptest::collection::vec(1u32..2, 0..2);
@@ -628,7 +628,7 @@ fn cases() -> impl Strategy<Value = Case> {
             let (threshold, rows, transposed_weights, seed, query_len) = step;
             // Padding is of the absorbed path's length; to be uniform with it, decodes are single.
             if query_len == QueryLen::Ragged && threshold > 0 {
-                requests.extend(padding.iter().map(|q| Request { q: *q, kv: 0 }));
+                requests.extend(padding.iter().map(|q| Request::new(*q, 0)));
             }
             Case {
                 dims,

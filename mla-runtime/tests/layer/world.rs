@@ -54,7 +54,10 @@ impl Case {
             kv_format: KvFormat::F32,
             page_size: 4,
             query_len: QueryLen::Ragged,
-            requests: requests.iter().map(|&(q, kv)| Request { q, kv }).collect(),
+            requests: requests
+                .iter()
+                .map(|&(q, kv)| Request::new(q, kv))
+                .collect(),
             threshold: 4,
             context_rows: 64,
             sparse: false,
@@ -408,7 +411,7 @@ impl World {
         self.query = pick(&whole.query);
         self.latent = pick(&whole.latent);
         self.rope = pick(&whole.rope);
-        self.requests = vec![Request { q: 1, kv: step + 1 }; count];
+        self.requests = vec![Request::new(1, step + 1); count];
         self.slots = (0..count)
             .map(|request| whole.slots[request * len + step as usize])
             .collect();

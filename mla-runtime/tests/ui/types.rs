@@ -1,6 +1,7 @@
 // What is wrong in the block is reported where it stands, although the attribute wrote into it.
 
 use mla_runtime::backend::{DecodeBackend, StepLimits};
+use mla_runtime::error::Result;
 use mla_runtime::mla_backend;
 
 #[macro_use]
@@ -13,7 +14,7 @@ struct WrongReturn;
 impl DecodeBackend for WrongReturn {
     decode_body!(common::Bytes);
 
-    fn workspace_bytes(&self, _: &common::Bytes, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, _: &common::Bytes, limits: &StepLimits) -> Result<u64> {
         limits.tokens
     }
 }
@@ -25,7 +26,7 @@ struct WrongTwice;
 impl DecodeBackend for WrongTwice {
     decode_body!(common::Bytes);
 
-    fn workspace_bytes(&self, _: &common::Bytes, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, _: &common::Bytes, limits: &StepLimits) -> Result<u64> {
         limits.tokens
     }
 }

@@ -68,8 +68,8 @@ impl DecodeBackend for MmaMlaSparse {
         })
     }
 
-    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> u64 {
-        workspace::bytes(self.workspace(device))
+    fn workspace_bytes(&self, device: &Cuda, _: &StepLimits) -> Result<u64> {
+        Ok(self.workspace(device)? as u64)
     }
 
     fn state(&self, device: &Cuda, _: &StepLimits) -> Result<Buffer> {

@@ -115,7 +115,7 @@ impl Batch {
     pub(crate) fn new(case: &Case) -> Self {
         let mut rng = rng(case.seed);
         let dims = case.dims;
-        let all = case.requests.iter().map(|&(q, kv)| Request { q, kv });
+        let all = case.requests.iter().map(|&(q, kv)| Request::new(q, kv));
         let (real, padding): (Vec<_>, Vec<_>) = all.partition(|request| request.kv >= request.q);
         let order = split(&real, case.threshold, false).unwrap();
         let mut requests: Vec<Request> = order.order.iter().map(|&at| real[at]).collect();

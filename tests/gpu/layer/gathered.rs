@@ -23,11 +23,9 @@ impl DecodeBackend for NoDecode {
     type State = ();
     type Metadata = ();
 
-    const SPEC: BackendSpec = BackendSpec {
-        query_len: QueryLen::Ragged,
-        kv_formats: KvFormat::ALL,
-        ..BackendSpec::new("NO_DECODE", Phase::Decode, Platform::Cuda)
-    };
+    const SPEC: BackendSpec = BackendSpec::new("NO_DECODE", Phase::Decode, Platform::Cuda)
+        .with_query_len(QueryLen::Ragged)
+        .with_kv_formats(KvFormat::ALL);
 
     fn new(_: &Cuda, _: &LayerConfig) -> Result<Self> {
         Ok(Self)

@@ -63,11 +63,7 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     let mut other = layer.workspace(&limits).unwrap();
     let batch = decodes(&case, 8, 1, 1);
     let mut engine = Engine::new(gpu, &batch).unwrap();
-    let shape = DecodeShape {
-        requests: 8,
-        query_len: 1,
-        max_len: MAX_LEN,
-    };
+    let shape = DecodeShape::new(8, 1, MAX_LEN);
     let mut graph = DecodeGraph::capture(&layer, &mut workspace, shape, |workspace| {
         engine.forward(&layer, workspace, shape.tokens())
     })
@@ -109,25 +105,15 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     );
     for (shape, message) in [
         (
-            DecodeShape {
-                requests: 9,
-                ..shape
-            },
+            shape.with_requests(9),
             "shape.requests: given 9, accepted at most limits.requests = 8",
         ),
         (
-            DecodeShape {
-                requests: 1,
-                query_len: 2,
-                ..shape
-            },
+            shape.with_requests(1).with_query_len(2),
             "shape.query_len: given 2, accepted at most limits.decode_query_len = 1",
         ),
         (
-            DecodeShape {
-                max_len: 1 << 20,
-                ..shape
-            },
+            shape.with_max_len(1 << 20),
             "shape.max_len: given 1048576, accepted at most 1536 tokens, which the workspace's \
              block table has room for",
         ),

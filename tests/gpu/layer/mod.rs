@@ -20,7 +20,7 @@ mod two_gpus;
 use mla_kernels::Cuda;
 use mla_kernels::backends::sm90::FlashAttn;
 use mla_kernels::backends::sm90::FlashMla;
-use mla_runtime::backend::{DecodeBackend, PrefillBackend};
+use mla_runtime::backend::{DecodeBackend, PrefillBackend, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::device::Device;
 use mla_runtime::dims::{HeadDims, MlaDims};
@@ -160,13 +160,7 @@ fn two_hundred_decode_steps_equal_a_prefill() {
         step.query = pick(&whole.query);
         step.latent = pick(&whole.latent);
         step.rope = pick(&whole.rope);
-        step.requests = vec![
-            Request {
-                q: 1,
-                kv: at as u32 + 1
-            };
-            2
-        ];
+        step.requests = vec![Request::new(1, at as u32 + 1); 2];
         step.slots = vec![whole.slots[at], whole.slots[STEPS as usize + at]];
         if at > 0 {
             step.cache = engine.outcome(gpu).unwrap().cache;
@@ -243,8 +237,8 @@ fn what_is_planned_is_allocated() {
         let plan = workspace.plan();
         let limits = case.limits();
         let backends = [
-            DecodeBackend::workspace_bytes(layer.decode(), gpu, &limits),
-            PrefillBackend::workspace_bytes(layer.prefill(), gpu, &limits),
+            DecodeBackend::workspace_bytes(layer.decode(), gpu, &limits).unwrap(),
+            PrefillBackend::workspace_bytes(layer.prefill(), gpu, &limits).unwrap(),
         ];
         // The plan rounds every region up to 256 bytes; what backends ask for is whole already.
         assert_eq!(backends.map(|bytes| bytes % 256), [0, 0]);
@@ -317,4 +311,27 @@ fn layers_and_streams_keep_apart() {
             assert!(given.cache == expected.cache);
         }
     });
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer"]
+fn limits_that_the_kernel_does_not_take_are_refused_by_a_plan() {
+    let gpu = &*gpu();
+    let layer = gpu_layer(gpu, &Case::new(16, &[]));
+    for (limits, message) in [
+        (
+            StepLimits::new(1025, 1025, 4),
+            "limits.requests: given 1025, accepted 1..=1024",
+        ),
+        (
+            StepLimits::new(1, 1, 1 << 24),
+            "limits.pages_per_request: given 16777216, accepted at most 2^29 tokens per request \
+             (max_pages * page_size)",
+        ),
+    ] {
+        let plan = layer.memory_plan(&limits, 1, 1).map(drop);
+        assert_eq!(plan.unwrap_err().to_string(), message);
+        let workspace = layer.workspace(&limits).map(drop);
+        assert_eq!(workspace.unwrap_err().to_string(), message);
+    }
 }

@@ -56,10 +56,7 @@ fn padded(batch: &Batch, requests: usize, query_len: u32) -> Batch {
     extend(&mut padded.query);
     extend(&mut padded.latent);
     extend(&mut padded.rope);
-    let padding = Request {
-        q: query_len,
-        kv: 0,
-    };
+    let padding = Request::new(query_len, 0);
     padded.requests.resize(requests, padding);
     padded.slots.resize(tokens, SKIPPED);
     padded.tables.resize(requests * padded.max_pages, i32::MAX);

@@ -42,13 +42,7 @@ fn models() -> [(Case, IndexerConfig); 2] {
         sparse: true,
         ..Case::new(heads, &[])
     };
-    let shorter = |config: IndexerConfig| IndexerConfig {
-        dims: IndexDims {
-            topk: TOPK,
-            ..config.dims
-        },
-        ..config
-    };
+    let shorter = |config: IndexerConfig| config.with_dims(config.dims.with_topk(TOPK));
     [
         (
             case(16, HeadDims::R1),
@@ -165,10 +159,10 @@ impl IndexBatch {
 
 fn norm<D: Device>([weight, bias]: &[D::Buffer; 2]) -> Result<LayerNorm<'_, D>> {
     let layout = Layout::contiguous(DType::BF16, [1, 1, WIDTH]);
-    Ok(LayerNorm {
-        weight: TensorRef::new(D::bytes(weight), layout)?,
-        bias: TensorRef::new(D::bytes(bias), layout)?,
-    })
+    Ok(LayerNorm::new(
+        TensorRef::new(D::bytes(weight), layout)?,
+        TensorRef::new(D::bytes(bias), layout)?,
+    ))
 }
 
 /// The same on a device.
@@ -218,24 +212,26 @@ impl<D: IndexDevice> IndexEngine<D> {
         let layout = |shape| Layout::contiguous(DType::BF16, shape);
         let table = Layout::contiguous(DType::F32, [1, POSITIONS, PAIRS]);
         let columns = self.heads * WIDTH;
-        Ok(IndexCall {
-            query_latent: TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, RANK]))?,
-            query_weights: TensorRef::new(D::bytes(&self.weights), layout([1, RANK, columns]))?,
-            keys: TensorRef::new(D::bytes(&self.keys), layout([tokens, 1, WIDTH]))?,
-            norm: norm(&self.norm)?,
-            head_weights: TensorRef::new(
+        Ok(IndexCall::new(
+            [
+                TensorRef::new(D::bytes(&self.latent), layout([tokens, 1, RANK]))?,
+                TensorRef::new(D::bytes(&self.weights), layout([1, RANK, columns]))?,
+            ],
+            TensorRef::new(D::bytes(&self.keys), layout([tokens, 1, WIDTH]))?,
+            norm(&self.norm)?,
+            TensorRef::new(
                 D::bytes(&self.head_weights),
                 layout([tokens, 1, self.heads]),
             )?,
-            rotary: Some(Rotation::new(
-                [
-                    TensorRef::new(D::bytes(&self.tables[0]), table)?,
-                    TensorRef::new(D::bytes(&self.tables[1]), table)?,
-                ],
-                RotaryStyle::Interleaved,
-            )),
-            cache: IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
-        })
+            IndexCacheMut::new(D::bytes_mut(&mut self.cache), self.layout)?,
+        )
+        .with_rotary(Rotation::new(
+            [
+                TensorRef::new(D::bytes(&self.tables[0]), table)?,
+                TensorRef::new(D::bytes(&self.tables[1]), table)?,
+            ],
+            RotaryStyle::Interleaved,
+        )))
     }
 }
 
@@ -339,10 +335,7 @@ where
     let steps = limits.with_decode_query_len(batches[0].tokens().max(1));
     let mut layers = Layers::new(device, batches, index)?;
     let mut workspace = layer.workspace(&steps)?;
-    let limits = IndexLimits {
-        logits_bytes,
-        ..IndexLimits::new(steps)
-    };
+    let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
     let mut lists = layers.indexer.workspace(&limits)?;
     workspace.prepare(layer, &batches[0].step())?;
     layers.forward(layer, &mut workspace, &mut lists, batches[0].tokens())?;
@@ -481,13 +474,7 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
         let row = bytes.len() / have;
         bytes.resize(tokens * row, 0x3c);
     }
-    batch.requests.resize(
-        requests,
-        Request {
-            q: query_len,
-            kv: 0,
-        },
-    );
+    batch.requests.resize(requests, Request::new(query_len, 0));
     batch.slots.resize(tokens, SKIPPED);
     batch.tables.resize(requests * batch.max_pages, i32::MAX);
 }
@@ -499,11 +486,7 @@ fn pad(batch: &mut Batch, requests: usize, query_len: u32) {
 fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     let gpu = &*gpu();
     for ((case, config), query_len) in models().into_iter().zip([1, 2]) {
-        let shape = DecodeShape {
-            requests: 12,
-            query_len,
-            max_len: MAX_LEN,
-        };
+        let shape = DecodeShape::new(12, query_len, MAX_LEN);
         let pages = MAX_LEN.div_ceil(case.page_size) as usize;
         let steps =
             StepLimits::new(12, shape.tokens(), pages).with_decode_query_len(query_len as usize);

@@ -112,10 +112,7 @@ fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     part.requests = batch
         .requests
         .iter()
-        .map(|request| Request {
-            q: 1,
-            kv: parallel.local_len(request.kv, rank).unwrap(),
-        })
+        .map(|request| Request::new(1, parallel.local_len(request.kv, rank).unwrap()))
         .collect();
     part
 }

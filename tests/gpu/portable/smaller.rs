@@ -51,7 +51,7 @@ where
         Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
     }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
         self.0.workspace_bytes(device, limits)
     }
 
@@ -98,7 +98,7 @@ where
         Ok(Self(B::new(device, config)?.with(limits(SHARED, SMS))))
     }
 
-    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> u64 {
+    fn workspace_bytes(&self, device: &Cuda, limits: &StepLimits) -> Result<u64> {
         self.0.workspace_bytes(device, limits)
     }
 

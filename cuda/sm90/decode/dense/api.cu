@@ -285,12 +285,14 @@ using namespace mla::sm90::decode;
 extern "C" MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes) {
     if (!params) return refuse("params", 0, "a pointer");
     if (!bytes) return refuse("bytes", 0, "a pointer");
+    const Shape shape = shape_of(*params);
     MlaStatus s = check_shape(*params);
+    if (s.code == MLA_OK && params->max_pages > 0) s = check_capacity(*params, shape);
     if (s.code != MLA_OK) return s;
     DeviceFacts facts;
     s = device_facts(facts);
     if (s.code != MLA_OK) return s;
-    *bytes = workspace_bytes(shape_of(*params).rows, facts.multiprocessors);
+    *bytes = workspace_bytes(shape.rows, facts.multiprocessors);
     return ok();
 }
 

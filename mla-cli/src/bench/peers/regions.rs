@@ -181,7 +181,10 @@ mod tests {
         Case {
             id: String::new(),
             heads,
-            requests: requests.iter().map(|&(q, kv)| Request { q, kv }).collect(),
+            requests: requests
+                .iter()
+                .map(|&(q, kv)| Request::new(q, kv))
+                .collect(),
             kind,
         }
     }

@@ -5,9 +5,11 @@ use std::fmt;
 use crate::dims::MAX_DIM;
 use crate::error::{Error, Result};
 use crate::facts::rotary_style::RotaryStyle;
+use crate::setters::setters;
 
 /// The extents of an indexer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct IndexDims {
     /// The index heads (`index_n_heads`), all of them on every rank of tensor parallelism.
     pub heads: u32,
@@ -34,6 +36,23 @@ impl IndexDims {
         ..Self::DEEPSEEK_V3_2
     };
 
+    /// So many heads of `width` values, `rope` of them rotary, and lists of `topk` tokens.
+    pub const fn new(heads: u32, width: u32, rope: u32, topk: u32) -> Self {
+        Self {
+            heads,
+            width,
+            rope,
+            topk,
+        }
+    }
+
+    setters! {
+        with_heads(heads: u32);
+        with_width(width: u32);
+        with_rope(rope: u32);
+        with_topk(topk: u32);
+    }
+
     /// Bytes that the index cache has per token: the values, and a scale.
     pub const fn token_bytes(self) -> usize {
         self.width as usize + 4
@@ -52,6 +71,7 @@ impl fmt::Display for IndexDims {
 
 /// What an indexer computes: its extents, and what implementations differ in.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct IndexerConfig {
     /// Heads, widths, and the length of lists.
     pub dims: IndexDims,
@@ -79,6 +99,22 @@ impl IndexerConfig {
         rotary: RotaryStyle::Interleaved,
         ..Self::DEEPSEEK_V3_2
     };
+
+    /// These extents and pairs of rotary elements, no Hadamard transform, and an epsilon of 10⁻⁶.
+    pub const fn new(dims: IndexDims, rotary: RotaryStyle) -> Self {
+        Self {
+            dims,
+            rotary,
+            ..Self::DEEPSEEK_V3_2
+        }
+    }
+
+    setters! {
+        with_dims(dims: IndexDims);
+        with_rotary(rotary: RotaryStyle);
+        with_hadamard(hadamard: bool);
+        with_epsilon(epsilon: f32);
+    }
 
     /// What head weights are multiplied by before the scale of their query: heads^-½ · D^-½.
     pub fn weight_scale(&self) -> f32 {

@@ -21,6 +21,7 @@ const MAX_POSITIONS: u32 = i32::MAX as u32;
 
 /// The attention of a model: one layer's dimensions and what they are used with.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct ModelConfig {
     /// L and (P, R, V).
     pub dims: MlaDims,
@@ -44,6 +45,7 @@ pub struct ModelConfig {
 
 /// A public model and its configuration.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct Preset {
     /// The name, in lower case: `deepseek-v3.2`.
     pub name: &'static str,
