@@ -3,7 +3,7 @@
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 use mla_runtime::capability::Capability;
-use mla_runtime::plan::crossover::Gpu;
+use mla_runtime::plan::crossover::GpuFigures;
 
 /// What large products and copies reach on an H200 of what its clocks allow: 795 of 1070 TFLOP/s,
 /// and 4.2 of 4.92 TB/s.

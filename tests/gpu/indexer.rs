@@ -8,9 +8,8 @@ use mla_runtime::device::Memory;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexDims, IndexKeys,
-    IndexQueries, IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, LayerNorm,
-    SlotListsMut,
+    IndexCacheLayout, IndexCacheMut, IndexCacheRef, IndexDevice, IndexKeys, IndexQueries,
+    IndexQueriesMut, IndexQueryInput, IndexRows, IndexerConfig, LayerNorm, SlotListsMut,
 };
 use mla_runtime::rotary::{Rotary, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};

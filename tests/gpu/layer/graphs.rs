@@ -105,15 +105,15 @@ fn a_replay_allocates_nothing_and_refuses_by_name() {
     );
     for (shape, message) in [
         (
-            shape.with_requests(9),
+            DecodeShape::new(9, 1, MAX_LEN),
             "shape.requests: given 9, accepted at most limits.requests = 8",
         ),
         (
-            shape.with_requests(1).with_query_len(2),
+            DecodeShape::new(1, 2, MAX_LEN),
             "shape.query_len: given 2, accepted at most limits.decode_query_len = 1",
         ),
         (
-            shape.with_max_len(1 << 20),
+            DecodeShape::new(8, 1, 1 << 20),
             "shape.max_len: given 1048576, accepted at most 1536 tokens, which the workspace's \
              block table has room for",
         ),

@@ -11,8 +11,8 @@ use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexDims, IndexKeys, IndexLimits,
-    Indexer, IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexCacheLayout, IndexCacheMut, IndexCall, IndexDevice, IndexKeys, IndexLimits, Indexer,
+    IndexerConfig, IndexerWorkspace, LayerNorm,
 };
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{MlaLayer, Workspace};
