@@ -201,7 +201,7 @@ class FlashMla:
             counts = None if bool((case.slots >= 0).all()) else case.valid
 
             def attend_rows(query, counts):
-                torch.ops._flashmla_C.sparse_prefill_fwd(query, rows, lists, SCALE, LATENT, None, counts, None)
+                return torch.ops._flashmla_C.sparse_prefill_fwd(query, rows, lists, SCALE, LATENT, None, counts, None)
 
             return {
                 "e2e_us": Recording(lambda: attend_rows(case.padded(heads, torch.Tensor.new_empty), case.valid)),
@@ -280,7 +280,7 @@ class FlashAttention3:
             return torch.arange(tokens + 1, dtype=torch.int32, device="cuda")
 
         def attend(starts, schedule):
-            self.call(
+            return self.call(
                 rope, rows[..., LATENT:], rows[..., :LATENT], q_v=latent, starts=starts, lens=case.valid,
                 most=(1, topk), table=case.slots, causal=True, schedule=schedule,
             )
