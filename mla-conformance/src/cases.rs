@@ -449,6 +449,11 @@ fn decode_by<S: DecodeStage>(
             .try_for_each(|problem| {
                 check(DecodeCase::new(problem, &[300, 17, 0]))?;
                 check(DecodeCase {
+                    list_width: 150,
+                    with_counts: true,
+                    ..DecodeCase::new(problem, &[300, 40, 17, 9, 1, 0])
+                })?;
+                check(DecodeCase {
                     list_width: 0,
                     ..DecodeCase::new(problem, &[20])
                 })

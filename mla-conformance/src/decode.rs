@@ -30,6 +30,8 @@ pub struct DecodeCase {
     pub dense_within: usize,
     /// The slots per query token of a second cache; 0: there is none.
     pub second_width: usize,
+    /// Whether only some entries of each list count, by an array of counts.
+    pub with_counts: bool,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
     /// [`StridedOutputs`](mla_runtime::feature::Feature::StridedOutputs).
     pub gap: usize,
@@ -58,6 +60,7 @@ impl DecodeCase {
             list_width: 37,
             dense_within: 0,
             second_width: 0,
+            with_counts: false,
             gap: 0,
             lse: true,
             nan_queries: Vec::new(),
@@ -119,6 +122,7 @@ struct Step {
     query: Tensor,
     lists: Option<Vec<i32>>,
     second: Option<Second>,
+    counts: Option<Vec<i32>>,
     starts: Vec<i32>,
 }
 
@@ -225,7 +229,16 @@ impl Step {
         });
         let second =
             (case.second_width > 0).then(|| Second::new(case, &mut random, &layout, tokens));
+        let counts = (problem.sparse && case.with_counts).then(|| {
+            let mut count = || match random.below(6) {
+                0 => -3,
+                1 => case.list_width as i32 + 5,
+                _ => random.below(case.list_width + 1) as i32,
+            };
+            (0..tokens).map(|_| count()).collect()
+        });
         Self {
+            counts,
             table,
             max_pages,
             cache,
@@ -284,6 +297,7 @@ impl Step {
         let host_lens = [&case.query_lens, &case.seq_lens]
             .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
         let lists = self.lists.as_deref().map(ints).transpose()?;
+        let counts = self.counts.as_deref().map(ints).transpose()?;
         let cache = upload(device, &self.cache)?;
         let second = self.second.as_ref();
         let second = second.map(|s| Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
@@ -330,9 +344,14 @@ impl Step {
                         )),
                         None => None,
                     };
+                    let counts = match &counts {
+                        Some(counts) => Some(array(counts, tokens)?),
+                        None => None,
+                    };
                     let lists = SlotLists::new(slots, case.list_width);
                     Some(
                         lists
+                            .with_counts(counts)
                             .with_dense_within(case.dense_within)
                             .with_second(second),
                     )
@@ -356,8 +375,8 @@ impl Step {
     // What a token of a sparse call attends to: token `t` of the `n` of a request.
     fn listed(&self, case: &DecodeCase, lists: &[i32], request: usize, t: usize) -> Vec<Vec<f64>> {
         let token = self.starts[request] as usize + t;
-        let of_token = |lists: &[i32], width: usize, slots: usize| -> Vec<usize> {
-            let list = lists[token * width..][..width].iter();
+        let of_token = |lists: &[i32], width: usize, slots: usize, count: usize| -> Vec<usize> {
+            let list = lists[token * width..][..count.min(width)].iter();
             let valid = list.filter(|slot| (0..slots as i32).contains(*slot));
             valid.map(|slot| *slot as usize).collect()
         };
@@ -366,11 +385,15 @@ impl Step {
             let seen = (len + t + 1).saturating_sub(case.query_lens[request]);
             self.slots[request][..seen].to_vec()
         } else {
-            of_token(lists, case.list_width, self.layout.slots())
+            let count = self.counts.as_ref().map_or(case.list_width, |counts| {
+                usize::try_from(counts[token]).unwrap_or(0)
+            });
+            of_token(lists, case.list_width, self.layout.slots(), count)
         };
         let mut rows: Vec<_> = first.into_iter().map(|slot| self.stored(slot)).collect();
         if let Some(second) = &self.second {
-            let slots = of_token(&second.lists, case.second_width, second.layout.slots());
+            let width = case.second_width;
+            let slots = of_token(&second.lists, width, second.layout.slots(), width);
             let stored = |slot| stored(&second.cache, &second.layout, slot);
             rows.extend(slots.into_iter().map(stored));
         }

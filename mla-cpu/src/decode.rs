@@ -203,6 +203,7 @@ struct Lists<'a> {
 // Slots of each query token.
 struct Slots<'a> {
     slots: &'a [i32],
+    counts: Option<&'a [i32]>,
     width: usize,
     // Of the cache.
     end: usize,
@@ -212,7 +213,12 @@ impl<'a> Slots<'a> {
     fn of(slots: &ArrayRef<'a, Cpu, i32>, width: usize, tokens: usize, end: usize) -> Result<Self> {
         let slots = indices("slots", slots)?;
         match tokens.checked_mul(width) {
-            Some(needed) if needed <= slots.len() => Ok(Self { slots, width, end }),
+            Some(needed) if needed <= slots.len() => Ok(Self {
+                slots,
+                counts: None,
+                width,
+                end,
+            }),
             _ => Err(Error::argument(
                 "slots",
                 slots.len(),
@@ -221,9 +227,17 @@ impl<'a> Slots<'a> {
         }
     }
 
+    fn with_counts(mut self, counts: Option<&ArrayRef<'a, Cpu, i32>>) -> Result<Self> {
+        self.counts = counts.map(|counts| indices("counts", counts)).transpose()?;
+        Ok(self)
+    }
+
     // Those of a token that the cache has.
     fn valid(&self, token: usize) -> impl Iterator<Item = usize> {
-        let list = self.slots[token * self.width..][..self.width].iter();
+        let count = self.counts.map_or(self.width, |counts| {
+            usize::try_from(counts[token]).map_or(0, |count| count.min(self.width))
+        });
+        let list = self.slots[token * self.width..][..count].iter();
         list.filter_map(|slot| usize::try_from(*slot).ok().filter(|slot| *slot < self.end))
     }
 }
@@ -286,8 +300,9 @@ impl CpuDecode {
                     let end = second.cache.layout().slots();
                     Slots::of(&second.slots, second.width, tokens, end)
                 });
+                let first = Slots::of(&lists.slots, lists.width, tokens, layout.slots())?;
                 Some(Lists {
-                    first: Slots::of(&lists.slots, lists.width, tokens, layout.slots())?,
+                    first: first.with_counts(lists.counts.as_ref())?,
                     dense_within: lists.dense_within,
                     second: second.transpose()?,
                 })

@@ -51,6 +51,9 @@ pub(super) fn params(
     params.q_rope = rope.bytes().address() as *const _;
     params.cache = call.cache.bytes().address() as *const _;
     params.lists = lists.slots.bytes().address() as *const _;
+    if let Some(counts) = &lists.counts {
+        params.counts = counts.bytes().address() as *const _;
+    }
     params.out = out.into_bytes().address() as *mut _;
     if let Some(lse) = call.lse {
         let layout = lse.layout();

@@ -744,6 +744,11 @@ fn lists(cases: &mut Vec<Case>) {
             setup.slot_lists = Some((4, 4 * TOKENS - 1));
         },
     );
+    add(cases, "slot lists: too few counts", Refused, move |setup| {
+        sparse(setup);
+        setup.slot_lists = Some((4, 4 * TOKENS));
+        setup.slot_counts = Some(TOKENS - 1);
+    });
     add(
         cases,
         "slot lists: a width that overflows",

@@ -126,6 +126,7 @@ pub(crate) struct Setup {
     pub(crate) cache: CacheLayout,
     pub(crate) cache_bytes: usize,
     pub(crate) slot_lists: Option<(usize, usize)>,
+    pub(crate) slot_counts: Option<usize>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) prepared: Prepared,
     /// Whether the backends read 16 bytes at a time.
@@ -161,6 +162,7 @@ impl Default for Setup {
             cache,
             cache_bytes: PAGES * cache.page_stride,
             slot_lists: None,
+            slot_counts: None,
             rotation: None,
             prepared: Prepared::Step,
             aligned: false,
@@ -251,9 +253,11 @@ impl Setup {
             None => None,
         };
         let lists = vec![-1i32; self.slot_lists.map_or(0, |(_, entries)| entries)];
-        let slot_lists = self
-            .slot_lists
-            .map(|(width, _)| SlotLists::new(ArrayRef::from_slice(&lists), width));
+        let counts = self.slot_counts.map(|count| vec![1i32; count]);
+        let slot_lists = self.slot_lists.map(|(width, _)| {
+            let counts = counts.as_deref().map(ArrayRef::from_slice);
+            SlotLists::new(ArrayRef::from_slice(&lists), width).with_counts(counts)
+        });
         let tables = match self.rotation {
             Some(Rotation {
                 width, positions, ..

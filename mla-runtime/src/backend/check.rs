@@ -108,6 +108,10 @@ pub(crate) fn check_lists<D: Device>(
         (Some(lists), true) => {
             let needed = lists.width.checked_mul(tokens);
             if needed.is_some_and(|needed| needed <= lists.slots.len()) {
+                if let Some(counts) = lists.counts.filter(|counts| counts.len() < tokens) {
+                    let accepted = format!("{tokens}, one for each token");
+                    return Err(Error::argument("counts", counts.len(), accepted));
+                }
                 return match &lists.second {
                     Some(second) => check_entries("second cache", second, tokens),
                     None => Ok(()),

@@ -111,6 +111,9 @@ pub struct SlotLists<'a, D: Device> {
     pub slots: ArrayRef<'a, D, i32>,
     /// The entries per token.
     pub width: usize,
+    /// How many of its entries each token attends to, from the first on: `[tokens]`; below 0 counts as 0, above
+    /// `width` as `width`. Absent: all. A second cache's lists have none.
+    pub counts: Option<ArrayRef<'a, D, i32>>,
     /// Requests of at most so many tokens are dense: their query tokens attend to all that they see, by
     /// the block table, and their lists are not read. At most `width`; 0: there are none. It takes a
     /// backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
@@ -149,9 +152,17 @@ impl<'a, D: Device> SlotLists<'a, D> {
         Self {
             slots,
             width,
+            counts: None,
             dense_within: 0,
             second: None,
         }
+    }
+
+    /// The same with [counts](Self::counts).
+    #[must_use]
+    pub fn with_counts(mut self, counts: impl Into<Option<ArrayRef<'a, D, i32>>>) -> Self {
+        self.counts = counts.into();
+        self
     }
 
     /// The same with requests that are [dense](Self::dense_within).
@@ -176,6 +187,7 @@ impl<'a, D: Device> SlotLists<'a, D> {
         SlotLists {
             slots: self.slots.shorten(),
             width: self.width,
+            counts: self.counts.as_ref().map(ArrayRef::shorten),
             dense_within: self.dense_within,
             second: self.second.as_ref().map(|second| ListedCache {
                 cache: second.cache.shorten(),
@@ -200,6 +212,9 @@ impl<'a, D: Device> SlotLists<'a, D> {
             slots.range(0..entries)
         };
         self.slots = first(&self.slots, self.width)?;
+        if let Some(counts) = &mut self.counts {
+            *counts = counts.range(0..tokens)?;
+        }
         if let Some(second) = &mut self.second {
             second.slots = first(&second.slots, second.width)?;
         }
