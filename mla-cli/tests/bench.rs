@@ -651,6 +651,11 @@ fn a_sparse_layer_is_timed_part_by_part() {
             "accepted: a file in a folder that exists",
         ),
         ("--model deepseek-v3.2 --check 0", "--check"),
+        (
+            "--model deepseek-v3.2 --peers torch",
+            "error: --peers: given torch on the CPU, accepted --device cuda beside it",
+        ),
+        ("--model deepseek-v3.2 --wheels peers", "--peers"),
     ];
     for (arguments, message) in refusals {
         let output = mla(&format!("bench indexer --batch q1s64 {arguments}"));

@@ -72,13 +72,19 @@ __device__ __forceinline__ Row find_row(const Requests& p, int row, int lane) {
     return {p.block_table + request * p.block_table_stride, seen_by(p, len, behind), len, behind};
 }
 
-// The slot of a position; -1 if the block table has no page of the cache there.
+// The slot of a position; -1 if the block table has no page of the cache there. Pages whose size is a
+// power of two need no division.
+template <bool kPower>
 __device__ __forceinline__ int slot_of(const Requests& p, const Row& row, int position) {
-    const int column = p.page_shift >= 0 ? position >> p.page_shift : position / p.page_size;
+    const int column = kPower ? position >> p.page_shift : position / p.page_size;
     const int offset = position - column * p.page_size;
     if (column >= p.max_pages) return -1;
     const int64_t slot = int64_t(row.table[column]) * p.page_size + offset;
     return slot >= 0 && slot < p.slots ? int(slot) : -1;
+}
+
+__device__ __forceinline__ int slot_of(const Requests& p, const Row& row, int position) {
+    return p.page_shift >= 0 ? slot_of<true>(p, row, position) : slot_of<false>(p, row, position);
 }
 
 }  // namespace mla::sm90::indexer

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     const uint32_t start = ptx::shared_address(ptx::dynamic_shared());
     Shared<C>& s =
         *reinterpret_cast<Shared<C>*>(ptx::dynamic_shared() + (1024 - start % 1024) % 1024);
+    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::kStages; ++i) {
             s.keys_full[i].init();

@@ -29,29 +29,78 @@ __device__ __forceinline__ float4 load4(const float* logits, int at, int count, 
     return x;
 }
 
-// A logit below which nothing is chosen, almost certainly: so many of the sample are above it as
-// the row's part that is chosen, and four standard deviations more.
-__device__ __forceinline__ float guess(Shared& s, const float* logits, int count, bool vectors,
+// What a sample says of a row.
+struct Guess {
+    // A logit below which nothing is chosen, almost certainly.
+    float least;
+    // How far above its key the keys of most others lie; 0 if nothing is known.
+    uint32_t range;
+
+    __device__ __forceinline__ uint32_t key() const { return key_of(least); }
+};
+
+// So many of the sample are above the guess as the row's part that is chosen, and four standard
+// deviations more.
+template <int kOfThread>
+__device__ __forceinline__ Guess guess(Shared& s, const float* logits, int count, bool vectors,
                                        int topk) {
-    const float expected = float(kSamples) * float(topk) / float(count);
+    constexpr uint32_t samples = kOfThread * kThreads;
+    const float expected = float(samples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
-    if (wanted >= kSamples) return logit_of(0);
-    const int at = int(int64_t(count / kSampled) * threadIdx.x / kThreads) * kSampled;
-    const float4 low = load4(logits, at, count, vectors);
-    const float4 high = load4(logits, at + 4, count, vectors);
-    const uint32_t keys[kSampled] = {key_of(low.x),  key_of(low.y),  key_of(low.z),
-                                     key_of(low.w),  key_of(high.x), key_of(high.y),
-                                     key_of(high.z), key_of(high.w)};
+    if (wanted >= samples) return {logit_of(0), 0};
+    const int at = int(int64_t(count / kOfThread) * threadIdx.x / kThreads) * kOfThread;
+    uint32_t keys[kOfThread];
+#pragma unroll
+    for (int i = 0; i < kOfThread; i += 4) {
+        const float4 x = load4(logits, at + i, count, vectors);
+        keys[i] = key_of(x.x);
+        keys[i + 1] = key_of(x.y);
+        keys[i + 2] = key_of(x.z);
+        keys[i + 3] = key_of(x.w);
+    }
     Range range;
 #pragma unroll
     for (const uint32_t key : keys) range.add(key);
     range = range_of_cta(s, range);
-    Threshold t = {range.least, range.largest - range.least, wanted, kSamples};
-    narrow(s, t, wanted / 8, [&](const auto& visit) {
+    Threshold t = {range.least, range.largest - range.least, wanted, samples};
+    narrow(s, t, t.width, wanted / 8, [&](const auto& visit) {
 #pragma unroll
         for (const uint32_t key : keys) visit(key);
     });
-    return logit_of(t.least);
+    const float least = logit_of(t.least);
+    return {least, max(range.largest, key_of(least)) - key_of(least)};
+}
+
+// Adds to the candidates what is at least `least` of these logits, which are vectors of four from
+// position `first` on.
+template <int kBatch>
+__device__ __forceinline__ void keep(Shared& s, Candidate* candidates, uint32_t room,
+                                     const float4 (&x)[kBatch], int first, float least) {
+    // Counted as numbers, so that no predicates have to be kept until they are needed again.
+    float number = 0;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+        number += ptx::set_ge(x[i].x, least) + ptx::set_ge(x[i].y, least) +
+                  ptx::set_ge(x[i].z, least) + ptx::set_ge(x[i].w, least);
+    const uint32_t kept = uint32_t(number);
+    const uint32_t inclusive = inclusive_sum(kept);
+    uint32_t at = 0;
+    if (threadIdx.x % 32 == 31)
+        at = ptx::atom_shared_add(ptx::shared_address(&s.candidates), inclusive);
+    at = __shfl_sync(~0u, at, 31) + inclusive - kept;
+    if (at + kept > room) return;
+    uint32_t to = ptx::shared_address(candidates + at);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+        const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (of[j] >= least) {
+                ptx::st_shared_v2(to, __float_as_uint(of[j]),
+                                  uint32_t(first + i * 4 * kThreads + j));
+                to += uint32_t(sizeof(Candidate));
+            }
+    }
 }
 
 // Keeps what is at least `least` of the logits `begin .. end`, in no particular order.
@@ -59,32 +108,22 @@ template <int kBatch>
 __device__ __forceinline__ void collect(Shared& s, Candidate* candidates, uint32_t room,
                                         const float* logits, int begin, int end, bool vectors,
                                         float least) {
-    const int lane = threadIdx.x % 32;
-    for (int base = begin; base < end; base += kBatch * 4 * kThreads) {
-        const int first = base + 4 * int(threadIdx.x);
-        float4 x[kBatch];
+    constexpr int kStep = kBatch * 4 * kThreads;
+    int first = begin + 4 * int(threadIdx.x);
+    const float4* vector = reinterpret_cast<const float4*>(logits + first);
+    float4 x[kBatch];
+    // Whole steps of a row that begins on 16 bytes need not ask where it ends.
+    if (vectors)
+        for (; begin + kStep <= end; begin += kStep, first += kStep, vector += kStep / 4) {
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) x[i] = __ldg(vector + i * kThreads);
+            keep(s, candidates, room, x, first, least);
+        }
+    for (; begin < end; begin += kStep, first += kStep) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i)
             x[i] = load4(logits, first + i * 4 * kThreads, end, vectors);
-        uint32_t kept = 0;
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            kept += int(x[i].x >= least) + int(x[i].y >= least) + int(x[i].z >= least) +
-                    int(x[i].w >= least);
-        const uint32_t inclusive = inclusive_sum(kept);
-        uint32_t at = 0;
-        if (lane == 31 && inclusive) at = atomicAdd(&s.candidates, inclusive);
-        at = __shfl_sync(~0u, at, 31) + inclusive - kept;
-        if (at + kept > room) continue;
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            const float of[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (of[j] >= least)
-                    candidates[at++] = {__float_as_uint(of[j]),
-                                        uint32_t(first + i * 4 * kThreads + j)};
-        }
+        keep(s, candidates, room, x, first, least);
     }
 }
 

@@ -2,24 +2,30 @@
 #pragma once
 
 #include "bitmap.cuh"
-#include "threshold.cuh"
+#include "candidates.cuh"
 
 namespace mla::sm90::topk {
 
 // Marks the `topk` largest of the candidates, of which there are as many or more. False if so many
 // are equal that they are not told apart here: nothing is marked then.
-__device__ __forceinline__ bool choose_candidates(Shared& s, const Buffers& buffers, uint32_t count,
+__device__ __forceinline__ bool choose_candidates(Shared& s, const Buffers& buffers,
+                                                  const Guess& guessed, uint32_t count,
                                                   uint32_t topk) {
     const Candidate* candidates = buffers.candidates;
     const auto each = [&](const auto& visit) {
         for (uint32_t i = threadIdx.x; i < count; i += kThreads)
             visit(key_of(__uint_as_float(candidates[i].x)));
     };
-    Range range;
-    each([&](uint32_t key) { range.add(key); });
-    range = range_of_cta(s, range);
-    Threshold t = {range.least, range.largest - range.least, topk, count};
-    narrow(s, t, kMostPairs / 4, each);
+    Threshold t = {guessed.key(), ~0u - guessed.key(), topk, count};
+    uint32_t within = guessed.range;
+    if (within == 0) {
+        Range range;
+        each([&](uint32_t key) { range.add(key); });
+        range = range_of_cta(s, range);
+        within = range.largest - range.least;
+        t = {range.least, within, topk, count};
+    }
+    narrow(s, t, within, kMostPairs / 4, each);
     const bool whole = t.inside == t.wanted;
     if (!whole && t.inside > kMostPairs) return false;
 
@@ -65,7 +71,7 @@ __device__ __forceinline__ void choose_row(Shared& s, const Buffers& buffers, co
     each([&](uint32_t key) { range.add(key); });
     range = range_of_cta(s, range);
     Threshold t = {range.least, range.largest - range.least, topk, uint32_t(count)};
-    narrow(s, t, 0, each);
+    narrow(s, t, t.width, 0, each);
     const bool whole = t.inside == t.wanted;
     uint32_t* equal = buffers.equal();
     const int lane = threadIdx.x % 32, words = (count + 31) / 32;
@@ -83,9 +89,7 @@ __device__ __forceinline__ void choose_row(Shared& s, const Buffers& buffers, co
     if (whole) return;
     // Of equal logits those of the lowest positions.
     for_each_word(s, equal, words, [&](int word, uint32_t bits, uint32_t before) {
-        const uint32_t kept = before < t.wanted ? t.wanted - before : 0;
-        while (uint32_t(__popc(bits)) > kept) bits ^= 0x80000000u >> __clz(bits);
-        buffers.chosen[word] |= bits;
+        buffers.chosen[word] |= first_bits(bits, before < t.wanted ? t.wanted - before : 0);
     });
 }
 

@@ -12,7 +12,7 @@
 #include "../../../ptx/sm90.cuh"
 #include "candidates.cuh"
 #include "choose.cuh"
-#include "params.cuh"
+#include "resident.cuh"
 
 namespace mla::sm90::topk {
 
@@ -24,34 +24,51 @@ __device__ __forceinline__ void choose_all(const KernelParams& p, const Row& row
         list[i] = i < row.seen ? indexer::slot_of(p.rows, row, i) : -1;
 }
 
-template <int kBatch, int kCtas>
+template <int kBatch, int kCtas, bool kFew>
 __global__ void __launch_bounds__(kThreads, kCtas)
     topk_kernel(const __grid_constant__ KernelParams p) {
     Shared& s = *reinterpret_cast<Shared*>(ptx::dynamic_shared());
     const Buffers buffers(s, p.rows.columns);
-    const Cluster cluster = {ptx::cluster_ctarank(), ptx::cluster_nctarank()};
+    // Of many rows each has one CTA.
+    const Cluster cluster =
+        kFew ? Cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()} : Cluster{0, 1};
     const int number = blockIdx.x / cluster.ctas;
 
+    // The logits may come from the kernel before.
+    ptx::griddepcontrol_wait();
     const Row row = indexer::find_row(p.rows, number, threadIdx.x % 32);
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
         choose_all(p, row, list, cluster);
         return;
     }
-    const int words = (row.seen + 31) / 32;
-    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
-    if (threadIdx.x == 0) s.candidates = s.pairs = 0;
-    if (cluster.rank == 0)
-        for (int i = threadIdx.x; i < words; i += kThreads) buffers.chosen[i] = 0;
-    __syncthreads();
-
-    const float* logits = p.logits + number * p.logits_stride;
-    const bool sparing = row.seen > p.candidates;
-    const float least = sparing ? guess(s, logits, row.seen, p.vectors, p.topk) : logit_of(0);
     // Parts begin at multiples of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
-    collect<kBatch>(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors, least);
+    const bool resident = kFew && each <= p.resident;
+    const int words = ((resident ? end - begin : row.seen) + 31) / 32;
+    *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
+    if (threadIdx.x == 0) {
+        s.candidates = s.pairs = s.counts.x = s.counts.y = 0;
+        s.arrived.init();
+        ptx::fence_mbarrier_init();
+    }
+    if (resident || cluster.rank == 0)
+        for (int i = threadIdx.x; i < words; i += kThreads) buffers.chosen[i] = 0;
+    if (resident)
+        for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
+    __syncthreads();
+
+    const float* logits = p.logits + number * p.logits_stride;
+    if (resident) {
+        choose_resident(s, buffers, p, row, cluster, logits, begin, end - begin, list);
+        return;
+    }
+    const bool sparing = row.seen > p.candidates;
+    const Guess guessed =
+        sparing ? guess<kSampled>(s, logits, row.seen, p.vectors, p.topk) : Guess{logit_of(0), 0};
+    collect<kBatch>(s, buffers.candidates, p.candidates, logits, begin, end, p.vectors,
+                    guessed.least);
     __syncthreads();
     uint32_t found = s.candidates;
     if (cluster.ctas > 1) {
@@ -64,10 +81,11 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         if (cluster.rank != 0) return;
     }
     const uint32_t topk = p.topk;
-    if (found < topk || found > p.candidates || !choose_candidates(s, buffers, found, topk))
+    if (found < topk || found > p.candidates ||
+        !choose_candidates(s, buffers, guessed, found, topk))
         choose_row(s, buffers, logits, row.seen, topk);
     const bool fits = p.topk <= 2 * p.candidates;
-    write_list(s, p.rows, row, buffers.chosen, words, p.topk, fits ? buffers.positions() : nullptr,
+    write_list(s, p.rows, row, buffers.chosen, words, 0, fits ? buffers.positions() : nullptr,
                list);
 }
 

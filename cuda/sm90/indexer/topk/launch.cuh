@@ -13,7 +13,9 @@
 namespace mla::sm90::topk {
 
 // Fewer logits are not worth another CTA's waiting for the others.
-constexpr int kLeastKeys = 8192;
+constexpr int kLeastKeys = 4096;
+// The most logits of a row that a CTA of a cluster keeps as a whole.
+constexpr int kMostResident = 32768;
 // What a CTA may have of shared memory.
 constexpr int kMostBytes = 227 * 1024;
 
@@ -27,35 +29,57 @@ inline int room_for(int columns, int topk) {
     return int(std::min(double(most), std::max(room, 4096.))) / 32 * 32;
 }
 
-// More than one if there are too few rows for all SMs.
+// Room for a CTA's part of a row as a whole. A CTA that has a row alone is faster with candidates.
+inline int resident_for(int columns, int ctas) {
+    if (ctas == 1) return 0;
+    const int each = (columns + 4 * ctas - 1) / (4 * ctas) * 4;
+    const int most = kMostBytes - int(sizeof(Shared)) - bitmap_words(columns) * 4;
+    int logits = std::min(each, kMostResident) / 128 * 128 + 128;
+    while (logits > 0 && resident_bytes(logits) > most) logits -= 128;
+    return logits;
+}
+
+inline int shared_bytes(int columns, int candidates, int resident) {
+    const int bitmap = bitmap_words(columns) * 4;
+    const int behind = std::max(candidates * int(sizeof(Candidate)), resident_bytes(resident));
+    return int(sizeof(Shared)) + bitmap + std::max(behind, bitmap);
+}
+
+// More than one if there are few rows. Clusters of many CTAs find room in half of the SMs; with fewer
+// than four, waiting for each other takes what they save.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     int ctas = 1;
-    while (ctas < most && int64_t(rows) * ctas * 2 <= multiprocessors &&
+    while (ctas < most && int64_t(rows) * ctas * 4 <= multiprocessors &&
            columns / (ctas * 2) >= kLeastKeys)
         ctas *= 2;
-    return ctas;
+    return ctas < 4 ? 1 : ctas;
 }
 
 inline cudaLaunchConfig_t configuration(int rows, int ctas, int bytes, cudaStream_t stream,
-                                        cudaLaunchAttribute& cluster) {
+                                        cudaLaunchAttribute (&attributes)[2]) {
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(rows) * unsigned(ctas), 1, 1};
     config.blockDim = {unsigned(kThreads), 1, 1};
     config.dynamicSmemBytes = size_t(bytes);
     config.stream = stream;
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = unsigned(ctas);
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = unsigned(ctas);
+    attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    // CTAs start while the kernel before is ending.
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
     return config;
 }
 
 using Kernel = void (*)(KernelParams);
 
 // Many rows hide each other's waits; of few, each has more loads in flight.
-inline Kernel kernel_for(bool many) { return many ? &topk_kernel<2, 3> : &topk_kernel<8, 1>; }
+inline Kernel kernel_for(bool many) {
+    return many ? &topk_kernel<2, 3, false> : &topk_kernel<8, 1, true>;
+}
 
 // Readies the kernels on a device; the most CTAs that a cluster of them may have there.
 inline cudaError_t ready(int device, int& most) {
@@ -69,8 +93,8 @@ inline cudaError_t ready(int device, int& most) {
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostBytes);
         if (e != cudaSuccess) return e;
         // Clusters of 16 are an offer that a device may refuse.
-        cudaLaunchAttribute cluster = {};
-        const cudaLaunchConfig_t config = configuration(1, 16, kMostBytes, nullptr, cluster);
+        cudaLaunchAttribute attributes[2] = {};
+        const cudaLaunchConfig_t config = configuration(1, 16, kMostBytes, nullptr, attributes);
         int clusters = 0;
         if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) !=
                 cudaSuccess ||
@@ -86,9 +110,10 @@ inline cudaError_t ready(int device, int& most) {
 
 inline cudaError_t launch(KernelParams p, int rows, int ctas, Kernel kernel, cudaStream_t stream) {
     p.candidates = room_for(p.rows.columns, p.topk);
-    cudaLaunchAttribute cluster = {};
-    const cudaLaunchConfig_t config =
-        configuration(rows, ctas, shared_bytes(p.rows.columns, p.candidates), stream, cluster);
+    p.resident = resident_for(p.rows.columns, ctas);
+    cudaLaunchAttribute attributes[2] = {};
+    const cudaLaunchConfig_t config = configuration(
+        rows, ctas, shared_bytes(p.rows.columns, p.candidates, p.resident), stream, attributes);
     return cudaLaunchKernelEx(&config, kernel, p);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../../../common/pipeline.cuh"
 #include "../rows.cuh"
 
 namespace mla::sm90::topk {
@@ -19,11 +20,20 @@ static_assert(kBins == 4 * kThreads, "four bins for each thread");
 constexpr int kMostCtas = 16;
 // The longest row: what shared memory holds two bits of for each position.
 constexpr int kMostColumns = 786432;
-// Logits that a thread looks at to guess the threshold: 32 bytes that lie together.
+// Logits that a thread looks at to guess the threshold: 32 bytes that lie together, or 16 where a
+// better guess would save nothing.
 constexpr int kSampled = 8;
 constexpr int kSamples = kSampled * kThreads;
+constexpr int kFewSampled = 4;
 // The most keys that are compared pair by pair.
 constexpr int kMostPairs = kBins / 2;
+// Bins of a histogram of a whole cluster's keys, and the most keys that its CTAs compare: small, for
+// shared memory of other CTAs is read slowly.
+constexpr int kClusterBinBits = 8;
+constexpr int kClusterBins = 1 << kClusterBinBits;
+constexpr int kMostInside = 256;
+// A guess, four narrower rounds, and one more if the guess was wrong.
+static_assert(6 * kClusterBins + kMostInside * 2 <= kBins);
 
 struct KernelParams {
     Requests rows;
@@ -34,6 +44,7 @@ struct KernelParams {
     int topk;
     int vectors;     // whether rows begin on 16 bytes
     int candidates;  // how many a CTA has room for
+    int resident;    // how many logits a CTA has room for
 };
 
 // A logit that may be chosen: its bits and its position.
@@ -47,6 +58,10 @@ struct Shared {
     uint32_t candidates;  // how many this CTA has found, which may be more than it has room for
     uint32_t pairs;
     uint32_t padding[3];
+    Barrier<1> arrived;  // the logits of a resident row
+    uint2 counts;        // what this CTA has above the threshold, and inside
+    uint32_t totals[kClusterBins];
+    uint64_t all[kMostInside];
 };
 static_assert(sizeof(Shared) % 16 == 0);
 
@@ -56,7 +71,7 @@ __host__ __device__ constexpr int bitmap_words(int columns) {
 }
 
 // Behind `Shared`: the positions that are chosen, then the candidates, in whose place the list
-// stands later, or the positions of logits that equal the threshold.
+// stands later, or the positions of logits that equal the threshold, or a resident row.
 struct Buffers {
     uint32_t* chosen;
     Candidate* candidates;
@@ -71,12 +86,15 @@ struct Buffers {
     __device__ __forceinline__ int32_t* positions() const {
         return reinterpret_cast<int32_t*>(candidates);
     }
+    // Of a resident row: its logits, in whose place its list stands later, and the positions of
+    // those that equal the threshold.
+    __device__ __forceinline__ float* row() const { return reinterpret_cast<float*>(candidates); }
+    __device__ __forceinline__ uint32_t* tied(int resident) const {
+        return reinterpret_cast<uint32_t*>(row() + resident);
+    }
 };
 
-inline int shared_bytes(int columns, int candidates) {
-    const int bitmap = bitmap_words(columns) * 4;
-    const int behind = candidates * int(sizeof(Candidate));
-    return int(sizeof(Shared)) + bitmap + (behind > bitmap ? behind : bitmap);
-}
+// Of a resident row with a bit for each logit.
+__host__ __device__ constexpr int resident_bytes(int logits) { return logits * 4 + logits / 8; }
 
 }  // namespace mla::sm90::topk

@@ -21,14 +21,34 @@ struct Threshold {
         return key > least && key - least > width;
     }
     __device__ __forceinline__ bool is_inside(uint32_t key) const { return key - least <= width; }
+
+    // The bin of a key that is inside, of `bins` of 2^shift keys: the last one has all above, too.
+    __device__ __forceinline__ uint32_t bin_of(uint32_t key, int shift, uint32_t bins) const {
+        return min((key - least) >> shift, bins - 1);
+    }
+    // Goes on inside the bin that find_bin has found.
+    __device__ __forceinline__ void enter(const Shared& s, int shift, uint32_t bins) {
+        const uint32_t below = s.bin << shift;
+        least += below;
+        width = s.bin == bins - 1 ? width - below : min(width - below, (1u << shift) - 1);
+        wanted -= s.above;
+        inside = s.inside;
+    }
 };
 
-// Finds the bin, from the last one down, in which the key number `wanted` lies: s.bin, how many
-// keys are in bins above it, and how many in it.
-__device__ __forceinline__ void find_bin(Shared& s, uint32_t wanted) {
+// Such that so many bins of 2^shift keys have a range of keys.
+__device__ __forceinline__ int shift_for(uint32_t range, int bin_bits) {
+    return max(0, 32 - __clz(range) - bin_bits);
+}
+
+// Finds the bin of `count`, from the last one down, in which the key number `wanted` lies: s.bin, how
+// many keys are in bins above it, and how many in it. They stay as they were if there is none.
+__device__ __forceinline__ void find_bin(Shared& s, const uint32_t* bins, int count,
+                                         uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int last = kBins - 4 - 4 * int(threadIdx.x);
-    const uint4 own = *reinterpret_cast<const uint4*>(&s.bins[last]);
+    const int last = count - 4 - 4 * int(threadIdx.x);
+    uint4 own = {0, 0, 0, 0};
+    if (last >= 0) own = *reinterpret_cast<const uint4*>(&bins[last]);
     const uint32_t descending[4] = {own.w, own.z, own.y, own.x};
     const uint32_t sum = own.x + own.y + own.z + own.w;
     const uint32_t inclusive = inclusive_sum(sum);
@@ -50,21 +70,19 @@ __device__ __forceinline__ void find_bin(Shared& s, uint32_t wanted) {
 }
 
 // Narrows the threshold down until no more than `most` keys are inside, or it is a single key.
-// `each` calls what it is given with this thread's keys. Bins are zero, here and afterwards.
+// `each` calls what it is given with this thread's keys, of which most are within `range` from the
+// threshold's least. Bins are zero, here and afterwards.
 template <typename Each>
-__device__ __forceinline__ void narrow(Shared& s, Threshold& t, uint32_t most, const Each& each) {
-    while (t.width > 0 && t.inside > most && t.inside != t.wanted) {
-        const int shift = max(0, 32 - __clz(t.width) - kBinBits);
+__device__ __forceinline__ void narrow(Shared& s, Threshold& t, uint32_t range, uint32_t most,
+                                       const Each& each) {
+    for (; t.width > 0 && t.inside > most && t.inside != t.wanted; range = t.width) {
+        const int shift = shift_for(range, kBinBits);
         each([&](uint32_t key) {
-            if (t.is_inside(key)) atomicAdd(&s.bins[(key - t.least) >> shift], 1u);
+            if (t.is_inside(key)) atomicAdd(&s.bins[t.bin_of(key, shift, kBins)], 1u);
         });
         __syncthreads();
-        find_bin(s, t.wanted);
-        const uint32_t below = s.bin << shift;
-        t.least += below;
-        t.width = min(t.width - below, (1u << shift) - 1);
-        t.wanted -= s.above;
-        t.inside = s.inside;
+        find_bin(s, s.bins, kBins, t.wanted);
+        t.enter(s, shift, kBins);
         *reinterpret_cast<uint4*>(&s.bins[4 * threadIdx.x]) = {0, 0, 0, 0};
         __syncthreads();
     }

@@ -15,7 +15,8 @@ use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table};
 use mla_kernels::present_gpu;
 use serde::Serialize;
 
-use self::script::{Figures, Said, Script, check_python};
+use self::script::{Figures, Script, check_python};
+pub(super) use self::script::{Line, Said};
 use super::cases::{self, Case};
 use super::report::Report;
 use super::settings::Settings;

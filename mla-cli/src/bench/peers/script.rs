@@ -19,19 +19,19 @@ const SCRIPT: &str = include_str!("../../../peers/peers.py");
 
 /// What the script says of its torch and of the peers.
 #[derive(Default, Serialize)]
-pub(super) struct Said {
-    pub(super) torch: Option<String>,
-    pub(super) peers: Vec<Figures>,
-    pub(super) refusals: Vec<String>,
+pub(in crate::bench) struct Said {
+    pub(in crate::bench) torch: Option<String>,
+    pub(in crate::bench) peers: Vec<Figures>,
+    pub(in crate::bench) refusals: Vec<String>,
 }
 
 /// One peer on one case: the medians of its samples.
 #[derive(Default, Serialize)]
-pub(super) struct Figures {
-    pub(super) peer: String,
-    pub(super) id: String,
+pub(in crate::bench) struct Figures {
+    pub(in crate::bench) peer: String,
+    pub(in crate::bench) id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) e2e_us: Option<f64>,
+    pub(in crate::bench) e2e_us: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) planned_us: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -52,7 +52,7 @@ impl Figures {
 
 /// What one peer took for one case in one round.
 #[derive(Deserialize)]
-pub(super) struct Times {
+pub(in crate::bench) struct Times {
     pub(super) peer: String,
     pub(super) id: String,
     #[serde(default)]
@@ -64,7 +64,7 @@ pub(super) struct Times {
 /// A line of the script.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Line {
+pub(in crate::bench) enum Line {
     Refused {
         peer: String,
         id: Option<String>,
@@ -315,7 +315,7 @@ fn show(lines: impl Read, bar: &ProgressBar) {
 
 impl Said {
     /// Reads to the `last` line, or to the end; says whether there was such a line.
-    fn read(
+    pub(in crate::bench) fn read(
         &mut self,
         lines: impl BufRead,
         bar: &ProgressBar,

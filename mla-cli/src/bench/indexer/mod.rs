@@ -3,6 +3,8 @@
 //! Every part is timed on its own by the protocol of all benchmarks, and then all together as
 //! [`MlaLayer::forward_selecting`] enqueues them. The lists are compared with f64, and so is the output.
 
+mod peers;
+
 use std::path::PathBuf;
 
 use comfy_table::Cell;
@@ -26,7 +28,9 @@ use mla_runtime::selection::SelectionRequest;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use serde::Serialize;
 
+use self::peers::Case;
 use super::environment::Environment;
+use super::peers::Said;
 use super::statistics::Summary;
 use super::{check_folder, save};
 use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive, samples};
@@ -66,6 +70,8 @@ pub(super) struct Args {
     /// What the random numbers are made from.
     #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
     seed: u32,
+    #[command(flatten)]
+    peers: peers::PeerArgs,
     /// Where to write everything.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -100,11 +106,15 @@ struct Report {
     /// Of sampled rows of the output.
     largest_error: f64,
     pass: bool,
+    /// The same batch by others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Said>,
 }
 
 /// The table, and whether lists and outputs are right.
 pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
     args.json.as_deref().map_or(Ok(()), check_folder)?;
+    args.peers.check(args.device)?;
     let model = args.model.read()?;
     if model.config.indexer.is_none() {
         return Err(CliError::Argument {
@@ -205,6 +215,14 @@ impl IndexedJob for Bench<'_> {
         let lists = indexed
             .compare(&made_from, data.lists.as_ref(), args.check)?
             .expect("a sparse layer has lists");
+        let case = Case {
+            requests: workload.requests.iter().map(|r| [r.q, r.kv]).collect(),
+            heads: lists.index_heads,
+            topk: lists.topk,
+            samples: args.samples,
+            warm_up: args.warm_up,
+        };
+        let beside = args.peers.time(&case, rows)?;
         let outputs = super::check::Errors::of_paths([errors.absorbed, errors.expanded]);
         Ok(Report {
             model: model.name.clone(),
@@ -218,6 +236,7 @@ impl IndexedJob for Bench<'_> {
             pass: lists.pass && outputs.pass,
             lists,
             largest_error: outputs.relative,
+            beside,
         })
     }
 }
@@ -550,12 +569,16 @@ impl Report {
                 rate(part.bytes, 1e9),
             ]);
         }
+        let beside = self
+            .beside
+            .as_ref()
+            .map_or_else(String::new, |said| self.describe_peers(said));
         let [prefill, decode] = &self.backends;
         let lists = &self.lists;
         format!(
             "{}, {} on {}; {prefill} and {decode}\n{}\nQueries, logits and lists: of {} tokens. \
              Lists: {} of {} identical with f64, the others by at most {:.1e} of a row's range \
-             (accepted {:.0e}). Output: {:.1e}. {}\n",
+             (accepted {:.0e}). Output: {:.1e}. {}\n{beside}",
             self.model,
             self.batch,
             self.device,
@@ -572,5 +595,32 @@ impl Report {
                 "They do not agree."
             },
         )
+    }
+
+    /// What others take, and how many times ours that is.
+    fn describe_peers(&self, said: &Said) -> String {
+        let mut table = table(["peer", "part", "µs", "of ours"]);
+        numbers(&mut table, 2..4);
+        for figures in &said.peers {
+            let Some(us) = figures.e2e_us else { continue };
+            let own = self.parts.iter().find(|part| {
+                figures
+                    .id
+                    .starts_with(part.name.split(' ').next().unwrap_or(""))
+            });
+            let ratio = own.map(|part| number(us / (part.time.median * 1e6)));
+            table.add_row([
+                Cell::new(&figures.peer),
+                Cell::new(&figures.id),
+                Cell::new(number(us)),
+                Cell::new(ratio.unwrap_or_default()),
+            ]);
+        }
+        let refusals: String = said
+            .refusals
+            .iter()
+            .map(|refusal| format!("{refusal}\n"))
+            .collect();
+        format!("{}\n{refusals}", table.trim_fmt())
     }
 }

@@ -1,0 +1,47 @@
+// Instructions of a thread and of a warp's lanes that a few kernels alone need, under the names that
+// PTX gives them.
+#pragma once
+
+#include <cstdint>
+
+namespace mla::ptx {
+
+__device__ __forceinline__ void st_shared_v2(uint32_t address, uint32_t x, uint32_t y) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
+
+// 1 if `x` is at least `least`, or else 0.
+__device__ __forceinline__ float set_ge(float x, float least) {
+    float r;
+    asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(least));
+    return r;
+}
+
+// Adds what the lane `delta` before this one has, if there is one.
+__device__ __forceinline__ uint32_t shfl_up_add(uint32_t x, int delta) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        ".reg .u32 before;\n"
+        "shfl.sync.up.b32 before|p, %0, %1, 0, 0xffffffff;\n"
+        "@p add.u32 %0, %0, before;\n"
+        "}\n"
+        : "+r"(x)
+        : "r"(delta));
+    return x;
+}
+
+// `x` in a register, which is not computed anew wherever it is needed.
+__device__ __forceinline__ uint32_t in_register(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// What was there before `n` was added.
+__device__ __forceinline__ uint32_t atom_shared_add(uint32_t address, uint32_t n) {
+    uint32_t r;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(r) : "r"(address), "r"(n) : "memory");
+    return r;
+}
+
+}  // namespace mla::ptx

@@ -1,0 +1,178 @@
+//! Published kernels of the indexer on the same batch, which a Python script times by the same protocol.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::super::peers::{Line, Said};
+use crate::device::DeviceName;
+use crate::error::CliError;
+
+/// The program: the helpers of `mla bench peers`, which does not run here, and what is timed.
+const SCRIPT: &str = concat!(
+    "__name__ = 'peers'\n",
+    include_str!("../../../peers/peers.py"),
+    "\n__name__ = '__main__'\n",
+    include_str!("../../../peers/indexer.py"),
+);
+
+#[derive(clap::Args)]
+pub(super) struct PeerArgs {
+    /// Whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists).
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = ["deepgemm", "vllm", "torch"]
+    )]
+    peers: Vec<String>,
+    /// A folder with their libraries and packages, where they are not installed.
+    #[arg(long, value_name = "DIR", requires = "peers")]
+    wheels: Option<PathBuf>,
+    /// A Python that has torch.
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+}
+
+/// What the script is given.
+#[derive(Serialize)]
+pub(super) struct Case {
+    /// Query and kv tokens.
+    pub(super) requests: Vec<[u32; 2]>,
+    pub(super) heads: u32,
+    pub(super) topk: u32,
+    pub(super) samples: u32,
+    pub(super) warm_up: u32,
+}
+
+#[derive(Serialize)]
+struct Given<'a> {
+    #[serde(flatten)]
+    case: &'a Case,
+    peers: &'a [String],
+    wheels: Option<&'a PathBuf>,
+}
+
+impl PeerArgs {
+    /// Refuses peers where they do not run, before anything does.
+    pub(super) fn check(&self, device: DeviceName) -> Result<(), CliError> {
+        match (self.peers.is_empty(), device) {
+            (true, _) | (_, DeviceName::Cuda) => Ok(()),
+            (false, DeviceName::Cpu) => Err(CliError::Argument {
+                argument: "--peers",
+                given: format!("{} on the CPU", self.peers.join(",")),
+                accepted: "--device cuda beside it".to_owned(),
+            }),
+        }
+    }
+
+    /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was asked for.
+    pub(super) fn time(&self, case: &Case, listed: usize) -> Result<Option<Said>, CliError> {
+        if self.peers.is_empty() {
+            return Ok(None);
+        }
+        let tokens: u32 = case.requests.iter().map(|[q, _]| q).sum();
+        if listed < tokens as usize {
+            return Err(CliError::Argument {
+                argument: "--peers",
+                given: format!("{tokens} query tokens, whose logits ours has in several chunks"),
+                accepted: format!("at most {listed}"),
+            });
+        }
+        let given = Given {
+            case,
+            peers: &self.peers,
+            wheels: self.wheels.as_ref(),
+        };
+        // Strings and numbers.
+        let json = serde_json::to_string(&given).expect("a case is JSON");
+        let name = self.python.display();
+        let refused = |given: String| CliError::Argument {
+            argument: "--python",
+            given,
+            accepted: "a Python with torch and a GPU that it can use; \
+                       mla-cli/peers/requirements.txt says what to install"
+                .to_owned(),
+        };
+        let output = Command::new(&self.python)
+            .args(["-c", SCRIPT, &json])
+            .stderr(Stdio::inherit())
+            .output()
+            .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
+        let mut said = Said::default();
+        let is_done = |line: &Line| matches!(line, Line::Done { .. });
+        match said.read(&output.stdout[..], &ProgressBar::hidden(), is_done)? {
+            true => Ok(Some(said)),
+            false => Err(refused(format!(
+                "{name}, whose run of the peers ended with {}",
+                output.status
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(python: PathBuf) -> PeerArgs {
+        PeerArgs {
+            peers: vec!["deepgemm".to_owned(), "torch".to_owned()],
+            wheels: None,
+            python,
+        }
+    }
+
+    const CASE: fn() -> Case = || Case {
+        requests: vec![[1, 4096], [1, 100]],
+        heads: 64,
+        topk: 2048,
+        samples: 3,
+        warm_up: 1,
+    };
+
+    /// A program that says `lines` in place of Python, and fails if it is not given the case.
+    #[cfg(unix)]
+    fn time(name: &str, lines: &str, listed: usize) -> Result<Option<Said>, CliError> {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("mla-index-{}-{name}", std::process::id()));
+        let given = r#"{"requests":[[1,4096],[1,100]],"heads":64,"topk":2048,"samples":3,"warm_up":1,"peers":["deepgemm","torch"],"wheels":null}"#;
+        let script = format!("#!/bin/sh\n[ \"$3\" = '{given}' ] || exit 7\n{lines}\n");
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let said = args(path.clone()).time(&CASE(), listed);
+        std::fs::remove_file(path).unwrap();
+        said
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_the_script_says_is_read_to_its_end() {
+        let lines = r#"echo 'compiling…'
+            echo '{"torch": "2.11", "loaded": ["deepgemm", "torch"]}'
+            echo '{"peer": "deepgemm", "id": "logits", "e2e_us": [3.0, 1.0, 2.0]}'
+            echo '{"peer": "torch", "refused": "contexts of less than 2048 tokens"}'
+            echo '{"done": ""}'"#;
+        let said = time("works", lines, 2).unwrap().unwrap();
+        assert_eq!(said.torch.as_deref(), Some("2.11"));
+        assert_eq!(said.peers[0].e2e_us, Some(2.0));
+        assert_eq!(said.refusals, ["torch: contexts of less than 2048 tokens"]);
+
+        let error = time("ends", "exit 3", 2).err().unwrap().to_string();
+        assert!(error.contains("ended with exit status: 3"), "{error}");
+        let error = time("chunks", "exit 3", 1).err().unwrap().to_string();
+        let expected = "--peers: given 2 query tokens, whose logits ours has in several chunks, accepted at most 1";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn peers_run_on_gpus_alone() {
+        let args = args("python3".into());
+        assert!(args.check(DeviceName::Cuda).is_ok());
+        let error = args.check(DeviceName::Cpu).unwrap_err().to_string();
+        let expected = "--peers: given deepgemm,torch on the CPU, accepted --device cuda beside it";
+        assert_eq!(error, expected);
+    }
+}
