@@ -20,6 +20,7 @@ constexpr int kProbabilityTiles = 2;
 
 template <int N, class Rows>
 struct Layout {
+    static constexpr int kRows = N;
     // Warpgroups that take turns with the scores; with more rows there are no
     // registers for a second.
     static constexpr int kScoreGroups = N <= 16 ? 2 : 1;

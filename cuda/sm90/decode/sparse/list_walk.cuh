@@ -167,6 +167,7 @@ struct ListWalk {
                 const int entries[batch] = {next[0], next[1], next[2], next[3]};
                 // The next groups are under way while these are compacted.
                 read_batch(from + batch * step);
+                const uint32_t before_batch = taken + there;
 #pragma unroll 1
                 for (int i = 0; i < batch; ++i) {
                     const int entry = i < 2 ? (i == 0 ? entries[0] : entries[1])
@@ -182,9 +183,10 @@ struct ListWalk {
                     if (there >= kTileKeys) take(kTileKeys);
                 }
                 from += batch * step;
+                // What stands before a gap need not wait until its end is found.
+                if (there > 0 && (from >= width || taken + there == before_batch)) take(there);
             }
         }
-        if (there > 0) take(there);
     }
 
     // Tells the others of a tile with so many keys; the first warp does, for all.

@@ -4,6 +4,7 @@
 
 #include "../../../common/softmax.cuh"
 #include "results.cuh"
+#include "schedule.cuh"
 
 namespace mla::sm90::sparse {
 
@@ -36,42 +37,86 @@ struct Merge {
     __device__ void run(const Item& item) const {
         ptx::barrier_cluster_arrive();
         ptx::barrier_cluster_wait();
-        constexpr int fours = kLatent / 4;
-        const int all = item.heads * fours;
+        const int all = item.heads * kFours;
         const int split = Items::split(), splits = Items::splits();
         const int begin = all * split / splits, end = all * (split + 1) / splits;
-        const uint32_t maxima = ptx::shared_address(s.maximum), sums = ptx::shared_address(s.sum);
-#pragma unroll 1
-        for (int i = begin + thread; i < end; i += kOutputThreads) {
-            const int head = i / fours, latent = i % fours * 4;
-            float top = -INFINITY;
-#pragma unroll 4
-            for (int k = 0; k < splits; ++k)
-                top = fmaxf(top, ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)));
-            const float offset = offset_of(top);
-            float sum = 0.f;
-            float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
-            for (int k = 0; k < splits; ++k) {
-                const float weight = ptx::ex2_approx(
-                    ptx::ld_shared_cluster_f32(ptx::mapa(maxima + head * 4, k)) - offset);
-                const float4 x = ptx::ld_shared_cluster_v4_f32(
-                    ptx::mapa(base + (head * L::kPartPitch + latent) * 4, k));
-                sum = fmaf(weight, ptx::ld_shared_cluster_f32(ptx::mapa(sums + head * 4, k)), sum);
-                v.x = fmaf(weight, x.x, v.x);
-                v.y = fmaf(weight, x.y, v.y);
-                v.z = fmaf(weight, x.z, v.z);
-                v.w = fmaf(weight, x.w, v.w);
-            }
-            const float lse = natural_lse(top, sum);
-            if (latent == 0) write_lse(p, item, head, lse);
-            const float by = sum > 0.f || sum != sum ? sink_factor(p, item, head, lse) / sum : 0.f;
-            *reinterpret_cast<uint2*>(output_row<T>(p, item, head) + latent) = make_uint2(
-                ptx::cvt_rn_x2<T>(v.x * by, v.y * by), ptx::cvt_rn_x2<T>(v.z * by, v.w * by));
-        }
+        weigh(item, begin, end, splits);
+        meet();
+        add(item, begin, end, splits);
         // Nobody leaves while others read.
         ptx::barrier_cluster_arrive();
         ptx::barrier_cluster_wait();
+    }
+
+  private:
+    // Values are read four at a time.
+    static constexpr int kFours = kLatent / 4;
+    // Behind the part lies for each head what the values of each block, and then their sum, are
+    // multiplied by.
+    static constexpr int kWeightsOffset = L::kRows * L::kPartPitch * 4;
+    static constexpr int kWeightsPitch = kMaxSplits + 1;
+    static_assert(kWeightsOffset + L::kRows * kWeightsPitch * 4 <= L::kSmallOffset,
+                  "the weights have room");
+
+    __device__ uint32_t weight(int head, int k) const {
+        return base + kWeightsOffset + (head * kWeightsPitch + k) * 4;
+    }
+
+    // Makes the weights of the heads that some values are of: a warp for each head, of which a lane has
+    // one block's maximum and sum.
+    __device__ void weigh(const Item& item, int begin, int end, int splits) const {
+        const int lane = thread & 31;
+        const bool is_there = lane < splits;
+        const uint32_t maxima = ptx::mapa(ptx::shared_address(s.maximum), is_there ? lane : 0);
+        const uint32_t sums = ptx::mapa(ptx::shared_address(s.sum), is_there ? lane : 0);
+#pragma unroll 1
+        for (int head = begin / kFours + thread / 32; head * kFours < end;
+             head += kOutputThreads / 32) {
+            const float own = is_there ? ptx::ld_shared_cluster_f32(maxima + head * 4) : -INFINITY;
+            float sum = is_there ? ptx::ld_shared_cluster_f32(sums + head * 4) : 0.f;
+            float top = own;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2)
+                top = fmaxf(top, __shfl_xor_sync(~0u, top, distance));
+            const float factor = ptx::ex2_approx(own - offset_of(top));
+            sum *= factor;
+#pragma unroll
+            for (int distance = 1; distance < 32; distance *= 2)
+                sum += __shfl_xor_sync(~0u, sum, distance);
+            if (is_there) ptx::st_shared(weight(head, lane), __float_as_uint(factor));
+            if (lane > 0) continue;
+            const float lse = natural_lse(top, sum);
+            // By the block that has a head's first value.
+            if (head * kFours >= begin) write_lse(p, item, head, lse);
+            const bool is_empty = !(sum > 0.f) && sum == sum;
+            const float by = is_empty ? 0.f : sink_factor(p, item, head, lse) / sum;
+            ptx::st_shared(weight(head, kMaxSplits), __float_as_uint(by));
+        }
+    }
+
+    // Adds the parts of some values, in the order of the blocks, and writes them.
+    __device__ void add(const Item& item, int begin, int end, int splits) const {
+        const auto weight_of = [&](int head, int k) {
+            return __int_as_float(ptx::ld_shared_s32(weight(head, k)));
+        };
+#pragma unroll 1
+        for (int i = begin + thread; i < end; i += kOutputThreads) {
+            const int head = i / kFours, latent = i % kFours * 4;
+            float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+            for (int k = 0; k < splits; ++k) {
+                const float4 x = ptx::ld_shared_cluster_v4_f32(
+                    ptx::mapa(base + (head * L::kPartPitch + latent) * 4, k));
+                const float by = weight_of(head, k);
+                v.x = fmaf(by, x.x, v.x);
+                v.y = fmaf(by, x.y, v.y);
+                v.z = fmaf(by, x.z, v.z);
+                v.w = fmaf(by, x.w, v.w);
+            }
+            const float by = weight_of(head, kMaxSplits);
+            *reinterpret_cast<uint2*>(output_row<T>(p, item, head) + latent) = make_uint2(
+                ptx::cvt_rn_x2<T>(v.x * by, v.y * by), ptx::cvt_rn_x2<T>(v.z * by, v.w * by));
+        }
     }
 };
 
