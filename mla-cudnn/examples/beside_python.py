@@ -58,23 +58,33 @@ def frontend(requests, tokens, heads):
     given[out] = torch.empty(requests * tokens, heads, 128, dtype=torch.bfloat16, device="cuda")
     graph.build([cudnn.heur_mode.A])
     workspace = torch.empty(max(graph.get_workspace_size(), 1), dtype=torch.uint8, device="cuda")
-    return times(lambda: graph.execute(given, workspace, handle=handle))
+    return lambda: graph.execute(given, workspace, handle=handle)
 
 
 def dense(requests, tokens, heads):
     q, k, v = (torch.randn(requests, tokens, heads, d, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
                for d in WIDTHS.values())
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return times(lambda: scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE))
+
+    def run():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            scaled_dot_product_attention(q, k, v, is_causal=True, scale=SCALE)
+
+    return run
 
 
 with torch.cuda.stream(torch.cuda.Stream()):
+    # Made once for a case: while a graph is built the GPU rests, and is faster afterwards.
+    last, runs = None, {}
     for line in sys.stdin:
         case = list(map(int, line.split()))
+        if case != last:
+            last, runs = case, {}
         answers = []
         for kind in (frontend, dense):
             try:
-                answers.append(kind(*case))
+                if kind not in runs:
+                    runs[kind] = kind(*case)
+                answers.append(times(runs[kind]))
             except Exception as error:  # what is not installed here is left out, and the other compared all the same
                 print(f"{kind.__name__} {case}: {error!r}", file=sys.stderr)
                 answers.append("")

@@ -64,7 +64,7 @@ enum Uid : int64_t {
 
 struct Plan {
     fe::graph::Graph graph;
-    bool has_lse = false;
+    bool has_lse = false, is_ragged = true;
 };
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
@@ -84,10 +84,11 @@ void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     const int64_t requests = key.requests, heads = key.heads;
-    const auto offsets = [&](Uid uid, const char* name) {
-        return integers(graph, uid, name, requests + 1);
+    const auto offsets = [&](Uid uid, const char* name) -> Tensor {
+        return key.equal ? nullptr : integers(graph, uid, name, requests + 1);
     };
-    // (requests, heads, length, dim). A ragged tensor's stride between requests is not used.
+    // (requests, heads, length, dim). Of a ragged tensor the stride between requests is not used; of
+    // equal requests it says where each begins, for which cuDNN has a faster kernel.
     const auto dims = [&](int64_t length, int64_t dim) {
         return std::vector<int64_t>{requests, heads, length, dim};
     };
@@ -96,12 +97,11 @@ void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
     };
     const auto input = [&](Uid uid, const char* name, int64_t length, int64_t dim, int64_t token,
                            int64_t head, Tensor begin) {
-        return graph.tensor(fe::graph::Tensor_attributes()
-                                .set_name(name)
-                                .set_uid(uid)
-                                .set_dim(dims(length, dim))
-                                .set_stride(strides(length, token, head))
-                                .set_ragged_offset(begin));
+        auto tensor = fe::graph::Tensor_attributes();
+        tensor.set_name(name).set_uid(uid).set_dim(dims(length, dim));
+        tensor.set_stride(strides(length, token, head));
+        if (begin) tensor.set_ragged_offset(begin);
+        return graph.tensor(tensor);
     };
     const int64_t queries = key.max_query_len, keys = key.max_key_len;
     const Tensor query = input(kQuery, "query", queries, key.key_dim, key.query_token_stride,
@@ -111,13 +111,16 @@ void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
     const Tensor values = input(kValue, "value", keys, key.value_dim, key.value_token_stride,
                                 key.value_head_stride, offsets(kValueOffsets, "value_offsets"));
     plan.has_lse = key.lse_head_stride != 0;
+    plan.is_ragged = key.equal == 0;
     auto attention = fe::graph::SDPA_attributes()
                          .set_name("attention")
                          .set_attn_scale(key.softmax_scale)
-                         .set_generate_stats(plan.has_lse)
-                         .set_padding_mask(true)
-                         .set_seq_len_q(integers(graph, kQueryLens, "query_lens", requests))
-                         .set_seq_len_kv(integers(graph, kKeyLens, "key_lens", requests));
+                         .set_generate_stats(plan.has_lse);
+    if (!key.equal) {
+        attention.set_padding_mask(true)
+            .set_seq_len_q(integers(graph, kQueryLens, "query_lens", requests))
+            .set_seq_len_kv(integers(graph, kKeyLens, "key_lens", requests));
+    }
     if (key.causal) {
         // The frontend's own default is aligned to the top left.
         attention.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
@@ -127,15 +130,16 @@ void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
     out->set_output(true)
         .set_uid(kOut)
         .set_dim(dims(queries, key.value_dim))
-        .set_stride(strides(queries, key.out_token_stride, key.out_head_stride))
-        .set_ragged_offset(offsets(kOutOffsets, "out_offsets"));
+        .set_stride(strides(queries, key.out_token_stride, key.out_head_stride));
+    if (!key.equal) out->set_ragged_offset(offsets(kOutOffsets, "out_offsets"));
     if (plan.has_lse) {
+        const int64_t apart = key.equal ? queries : heads * key.lse_head_stride;
         lse->set_output(true)
             .set_uid(kLse)
             .set_data_type(fe::DataType_t::FLOAT)
             .set_dim(dims(queries, 1))
-            .set_stride({heads * key.lse_head_stride, key.lse_head_stride, 1, 1})
-            .set_ragged_offset(offsets(kLseOffsets, "lse_offsets"));
+            .set_stride({apart, key.lse_head_stride, 1, 1});
+        if (!key.equal) lse->set_ragged_offset(offsets(kLseOffsets, "lse_offsets"));
     }
     check(graph.validate(), "validate");
     check(graph.build_operation_graph(handle), "build operation graph");
@@ -195,16 +199,16 @@ extern "C" int32_t mc_run(void* handle, void* plan, const McRun* run, void* stre
             {kKey, address(run->key)},
             {kValue, address(run->value)},
             {kOut, run->out},
-            {kQueryLens, address(run->query_lens)},
-            {kKeyLens, address(run->key_lens)},
-            {kQueryOffsets, address(run->query_offsets)},
-            {kKeyOffsets, address(run->key_offsets)},
-            {kValueOffsets, address(run->value_offsets)},
-            {kOutOffsets, address(run->out_offsets)},
         };
-        if (made.has_lse) {
-            tensors.emplace(kLse, run->lse);
-            tensors.emplace(kLseOffsets, address(run->lse_offsets));
+        if (made.has_lse) tensors.emplace(kLse, run->lse);
+        if (made.is_ragged) {
+            tensors.emplace(kQueryLens, address(run->query_lens));
+            tensors.emplace(kKeyLens, address(run->key_lens));
+            tensors.emplace(kQueryOffsets, address(run->query_offsets));
+            tensors.emplace(kKeyOffsets, address(run->key_offsets));
+            tensors.emplace(kValueOffsets, address(run->value_offsets));
+            tensors.emplace(kOutOffsets, address(run->out_offsets));
+            if (made.has_lse) tensors.emplace(kLseOffsets, address(run->lse_offsets));
         }
         check(made.graph.execute(on, tensors, run->workspace), "execute");
     });

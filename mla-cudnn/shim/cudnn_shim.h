@@ -33,6 +33,9 @@ typedef struct McKey {
     int32_t heads, key_dim, value_dim;
     int32_t dtype;  /* 0 is f16, 1 is bf16 */
     int32_t causal; /* bottom-right aligned */
+    /* Every request has exactly max_query_len query tokens and max_key_len keys, one request behind
+     * the other: the lists of a run are not read. */
+    int32_t equal;
     float softmax_scale;
 } McKey;
 

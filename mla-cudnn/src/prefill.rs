@@ -1,7 +1,8 @@
 //! CUDNN: expanded prefill over ragged batches.
 //!
 //! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
-//! when that first occurs. Requests without queries or keys are left out of what it is given, and
+//! when that first occurs. If all requests have just these lengths, as prompts in chunks do, it is a
+//! plan for equal requests, which is faster. Requests without queries or keys are left out of what it is given, and
 //! query tokens that see no key are filled here: versions below 9.25 give NaN for them.
 
 use mla_runtime::mla_backend;
@@ -180,7 +181,11 @@ impl Cudnn {
         if !seen.is_empty() {
             let strides = tensors.layouts.map(|layout| layout.strides[0]);
             let key = self.key(&tensors, &seen, causal)?;
-            let (lists, room) = (state.lists.of(device, &seen, strides)?, state.lists.room);
+            let key = state.session.built(device, key)?;
+            let (lists, room) = match key.equal {
+                0 => (state.lists.of(device, &seen, strides)?, state.lists.room),
+                _ => (0, 0),
+            };
             let list =
                 |index: usize| (lists + (index * room * size_of::<i32>()) as u64) as *const i32;
             let [query, keys, values, out] = tensors.addresses;
@@ -200,7 +205,8 @@ impl Cudnn {
                 workspace: std::ptr::null_mut(),
             };
             // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree; the lists were written for these requests and lie within the tensors.
+            // agree; the lists were written for these requests and lie within the tensors, or the
+            // requests are equal and the plan reads no list.
             unsafe { state.session.run(device, &key, run)? };
         }
         for rows in &state.unseen {
@@ -291,6 +297,7 @@ impl Cudnn {
             value_dim: int("value width", problem.dims.head.v as usize)?,
             dtype: i32::from(problem.dtype == DType::BF16),
             causal: causal.into(),
+            equal: are_equal(seen, max_query_len, max_key_len).into(),
             softmax_scale: self.config.softmax_scale,
         })
     }
@@ -381,6 +388,14 @@ fn split(
         (query, key) = (end, key_end);
     }
     Ok(seen)
+}
+
+/// Whether all requests have these lengths, one behind the other from the first token on.
+#[cfg(feature = "cudnn")]
+fn are_equal(seen: &[Seen], query_len: usize, key_len: usize) -> bool {
+    let is_nth = |tokens: &Range<usize>, len: usize, n: usize| *tokens == (n * len..(n + 1) * len);
+    let mut numbered = seen.iter().enumerate();
+    numbered.all(|(n, it)| is_nth(&it.query, query_len, n) && is_nth(&it.key, key_len, n))
 }
 
 /// The lengths and offsets of a call, each list with room for `room` entries.
@@ -489,6 +504,25 @@ mod tests {
         assert_eq!(ranges(seen), [(0..3, 0..3), (5..9, 8..9)]);
         assert_eq!((unseen.len(), &unseen[0]), (1, &(3..5)));
         assert!(split(&[1], &[1, 2], true, &mut unseen).is_err());
+    }
+
+    #[test]
+    fn requests_are_equal_if_nothing_lies_between_them() {
+        let seen = |queries: &[u32], keys: &[u32], causal| {
+            split(queries, keys, causal, &mut Vec::new()).unwrap()
+        };
+        let equal = seen(&[64, 0, 64], &[128, 0, 128], true);
+        assert!(are_equal(&equal, 64, 128));
+        assert!(!are_equal(&equal, 64, 256));
+        // Keys that no query token sees, another length, and rows that see nothing.
+        assert!(!are_equal(
+            &seen(&[64, 0, 64], &[128, 1, 128], true),
+            64,
+            128
+        ));
+        assert!(!are_equal(&seen(&[64, 63], &[64, 63], true), 64, 64));
+        assert!(!are_equal(&seen(&[64, 64], &[63, 64], true), 64, 64));
+        assert!(!are_equal(&seen(&[1, 64], &[0, 64], false), 64, 64));
     }
 
     #[test]

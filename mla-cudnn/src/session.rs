@@ -27,6 +27,9 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
 pub(crate) struct Session {
     handle: *mut c_void,
     plans: Vec<Plan>,
+    /// Keys of equal requests that cuDNN has no plan for, as some versions have none with a
+    /// log-sum-exp of any stride: their plans are those of ragged requests.
+    ragged: Vec<ffi::McKey>,
     /// As large as the plan with the largest needs.
     workspace: Option<Buffer>,
 }
@@ -52,8 +55,24 @@ impl Session {
         Ok(Self {
             handle,
             plans: Vec::new(),
+            ragged: Vec::new(),
             workspace: None,
         })
+    }
+
+    /// Builds the plan for `key` if it is the first of its kind, and returns the plan's own key: that
+    /// of ragged requests if cuDNN refuses one for equal ones.
+    pub(crate) fn built(&mut self, device: &Cuda, key: ffi::McKey) -> Result<ffi::McKey> {
+        device.bind()?;
+        let ragged = ffi::McKey { equal: 0, ..key };
+        if self.ragged.iter().any(|known| same(known, &key)) {
+            return Ok(ragged);
+        }
+        if self.plan(device, &key).is_err() && key.equal != 0 {
+            self.ragged.push(key);
+            return Ok(ragged);
+        }
+        Ok(key)
     }
 
     /// Runs the plan for `key`, which is built if it is the first of its kind.
@@ -132,6 +151,7 @@ fn same(a: &ffi::McKey, b: &ffi::McKey) -> bool {
             key.value_dim,
             key.dtype,
             key.causal,
+            key.equal,
         ];
         (strides, extents, key.softmax_scale.to_bits())
     };

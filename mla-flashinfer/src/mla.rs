@@ -7,7 +7,7 @@
 
 use mla_runtime::mla_backend;
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 use {
     crate::absorbed::{Absorbed, Place},
     crate::compiled,
@@ -25,25 +25,25 @@ use {
 /// page size, query lengths that differ; rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "fa")]
     config: LayerConfig,
-    #[cfg(feature = "gpu")]
+    #[cfg(feature = "fa")]
     launch: Launch,
 }
 
 /// One of the two functions of the C interface that attend.
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 type Launch = unsafe extern "C" fn(*const ffi::FiMlaRun, *mut std::ffi::c_void) -> i32;
 
 /// Partial results of split requests, and the log-sum-exp in FlashInfer's order.
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 pub struct FlashInferMlaState {
     partial: Buffer,
     lse: Buffer,
 }
 
 /// The lists of a plan.
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 pub struct FlashInferMlaPlan {
     /// On the device: `[FI_MLA_LISTS, capacity]`.
     lists: Buffer,
@@ -60,7 +60,7 @@ pub struct FlashInferMlaPlan {
     tokens: usize,
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 impl FlashInferMla {
     fn heads(&self) -> usize {
         self.config.problem.heads as usize
@@ -273,7 +273,7 @@ impl DecodeBackend for FlashInferMla {
 }
 
 /// The kernel of the family that this build has for the GPU: the order of `compiled` above decides.
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 fn launch(kernels: &Kernels, device: &Cuda) -> Result<Launch> {
     let capability = device.gpu().capability;
     match kernels.family_on(capability).map(|family| family.name) {
@@ -289,7 +289,7 @@ fn launch(kernels: &Kernels, device: &Cuda) -> Result<Launch> {
     }
 }
 
-#[cfg(feature = "gpu")]
+#[cfg(feature = "fa")]
 impl FlashInferMlaPlan {
     fn capacity(&self) -> usize {
         self.written.len() / ffi::FI_MLA_LISTS as usize

@@ -8,6 +8,7 @@ fn gpu() -> Cuda {
     Cuda::new(0).expect("a GPU that the kernels were built for")
 }
 
+#[cfg(feature = "fa")]
 mod mla {
     use super::gpu;
 

@@ -110,6 +110,19 @@ fn what_it_does_not_take_is_refused_by_field() {
     });
 }
 
+/// fa2 passed its tests on a Hopper too, in a build without fa3.
+#[cfg(feature = "fa")]
+#[test]
+fn a_run_counts_for_the_family_that_ran() {
+    use mla_runtime::backend::DecodeBackend as _;
+    let has_run = |major, minor| {
+        mla_flashinfer::FlashInferMla::KERNELS.has_run_for(Capability::new(major, minor))
+    };
+    assert!(has_run(9, 0));
+    let is_of_fa3 = cfg!(all(feature = "sm80", feature = "sm90"));
+    assert_eq!(has_run(8, 0), !is_of_fa3);
+}
+
 /// mla-runtime knows them where no program links this crate: by the same constraints.
 #[test]
 fn the_known_specs_are_those_of_the_attributes() {
