@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use mla_runtime::dims::MAX_DIM;
 use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::model::ModelConfig;
@@ -52,7 +53,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Query heads on one device, after any tensor parallelism [default: the model's].
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = head_count)]
     heads: Option<u32>,
     /// The dtype of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_parser = named(DType::ALL, DType::name))]
@@ -118,6 +119,11 @@ pub(crate) fn kv_format() -> impl TypedValueParser<Value = KvFormat> {
 /// A number from 1 up.
 pub(crate) fn positive(text: &str) -> Result<u32, String> {
     within(text, 1, u32::MAX)
+}
+
+/// A number of heads: what a [`Problem`](mla_runtime::problem::Problem) takes.
+fn head_count(text: &str) -> Result<u32, String> {
+    within(text, 1, MAX_DIM)
 }
 
 /// A number from 0 up.

@@ -55,9 +55,16 @@ use mla_kernels as _;
 
 use crate::error::CliError;
 
+/// What to try first: no GPU is needed.
+const FIRST: &str = "\
+Try first:
+  mla explain --sm 9.0 --model deepseek-r1   # which backend on Hopper, and why not the others
+  mla run --model deepseek-v2-lite --batch 2q512_8q1s4k   # a layer on this processor, checked
+  mla spec 4q2k_8q4s1k_64q1s2k   # what a batch spec means";
+
 /// Multi-head Latent Attention: select, plan, run and measure.
 #[derive(Parser)]
-#[command(name = "mla", version, max_term_width = 100)]
+#[command(name = "mla", version, max_term_width = 100, after_help = FIRST)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

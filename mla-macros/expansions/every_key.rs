@@ -25,59 +25,72 @@
 impl mla_runtime::backend::DecodeBackend for inner::Flash {
     #![allow(unused)]
     type Device = Cuda;
-    const SPEC: crate::engine::mla_runtime::spec::BackendSpec = crate::engine::mla_runtime::spec::BackendSpec {
-        name: "EVERY_KEY",
-        provider: "elsewhere",
-        phase: crate::engine::mla_runtime::spec::Phase::Decode,
-        platform: <<Self as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM,
-        capabilities: &[
-            crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
-                crate::engine::mla_runtime::capability::Capability::new(9, 0),
-            ),
-            crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
-            crate::engine::mla_runtime::capability::CapabilityMatch::Floor(
-                crate::engine::mla_runtime::capability::Capability::new(12, 0),
-            ),
-        ],
-        dtypes: &[
-            crate::engine::mla_runtime::dtype::DType::F16,
-            crate::engine::mla_runtime::dtype::DType::BF16,
-        ],
-        dims: ::core::option::Option::Some(
+    const SPEC: crate::engine::mla_runtime::spec::BackendSpec = crate::engine::mla_runtime::spec::BackendSpec::new(
+            "EVERY_KEY",
+            crate::engine::mla_runtime::spec::Phase::Decode,
+            <<Self as crate::engine::mla_runtime::backend::DecodeBackend>::Device as crate::engine::mla_runtime::device::Device>::PLATFORM,
+        )
+        .with_provider("elsewhere")
+        .with_capabilities(
             &[
-                crate::engine::mla_runtime::dims::HeadDims::new(128, 64, 128),
-                crate::engine::mla_runtime::dims::HeadDims::new(192, 64, 256),
+                crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
+                    crate::engine::mla_runtime::capability::Capability::new(9, 0),
+                ),
+                crate::engine::mla_runtime::capability::CapabilityMatch::Family(10),
+                crate::engine::mla_runtime::capability::CapabilityMatch::Floor(
+                    crate::engine::mla_runtime::capability::Capability::new(12, 0),
+                ),
             ],
-        ),
-        cache_dims: ::core::option::Option::Some(
-            &[crate::engine::mla_runtime::spec::CacheDims::new(512, 64)],
-        ),
-        heads: crate::engine::mla_runtime::spec::HeadCounts::Range(1, 128),
-        kv_formats: &[
-            crate::engine::mla_runtime::kv_format::KvFormat::F16,
-            crate::engine::mla_runtime::kv_format::KvFormat::BF16,
-            crate::engine::mla_runtime::kv_format::KvFormat::Fp8,
-            crate::engine::mla_runtime::kv_format::KvFormat::Fp8DsMla,
-        ],
-        page_sizes: crate::engine::mla_runtime::spec::PageSizes::MultipleOf(16),
-        query_len: crate::engine::mla_runtime::spec::QueryLen::Ragged,
-        max_query_len: ::core::option::Option::Some(8),
-        query_format: crate::engine::mla_runtime::spec::QueryFormat::Concatenated,
-        key_layout: crate::engine::mla_runtime::spec::KeyLayout::Packed,
-        padded_values: false,
-        alignment: 16,
-        graphs: crate::engine::mla_runtime::spec::GraphSupport::Always,
-        lse: crate::engine::mla_runtime::spec::LseOutput::Log2,
-        lse_precision: crate::engine::mla_runtime::spec::LsePrecision::DType,
-        quant_output: true,
-        sparse: crate::engine::mla_runtime::spec::SparseSupport::Optional,
-        features: crate::engine::mla_runtime::feature::FeatureSet::of(
+        )
+        .with_dtypes(
             &[
-                crate::engine::mla_runtime::feature::Feature::Sinks,
-                crate::engine::mla_runtime::feature::Feature::Deterministic,
+                crate::engine::mla_runtime::dtype::DType::F16,
+                crate::engine::mla_runtime::dtype::DType::BF16,
             ],
-        ),
-        priority: crate::engine::mla_runtime::spec::Priority {
+        )
+        .with_dims(
+            ::core::option::Option::Some(
+                &[
+                    crate::engine::mla_runtime::dims::HeadDims::new(128, 64, 128),
+                    crate::engine::mla_runtime::dims::HeadDims::new(192, 64, 256),
+                ],
+            ),
+        )
+        .with_cache_dims(
+            ::core::option::Option::Some(
+                &[crate::engine::mla_runtime::spec::CacheDims::new(512, 64)],
+            ),
+        )
+        .with_heads(crate::engine::mla_runtime::spec::HeadCounts::Range(1, 128))
+        .with_kv_formats(
+            &[
+                crate::engine::mla_runtime::kv_format::KvFormat::F16,
+                crate::engine::mla_runtime::kv_format::KvFormat::BF16,
+                crate::engine::mla_runtime::kv_format::KvFormat::Fp8,
+                crate::engine::mla_runtime::kv_format::KvFormat::Fp8DsMla,
+            ],
+        )
+        .with_page_sizes(crate::engine::mla_runtime::spec::PageSizes::MultipleOf(16))
+        .with_query_len(crate::engine::mla_runtime::spec::QueryLen::Ragged)
+        .with_max_query_len(::core::option::Option::Some(8))
+        .with_query_format(crate::engine::mla_runtime::spec::QueryFormat::Concatenated)
+        .with_key_layout(crate::engine::mla_runtime::spec::KeyLayout::Packed)
+        .with_padded_values(false)
+        .with_alignment(16)
+        .with_graphs(crate::engine::mla_runtime::spec::GraphSupport::Always)
+        .with_lse(crate::engine::mla_runtime::spec::LseOutput::Log2)
+        .with_lse_precision(crate::engine::mla_runtime::spec::LsePrecision::DType)
+        .with_quant_output(true)
+        .with_sparse(crate::engine::mla_runtime::spec::SparseSupport::Optional)
+        .with_features(
+            crate::engine::mla_runtime::feature::FeatureSet::of(
+                &[
+                    crate::engine::mla_runtime::feature::Feature::Sinks,
+                    crate::engine::mla_runtime::feature::Feature::Deterministic,
+                ],
+            ),
+        )
+        .with_priority(crate::engine::mla_runtime::spec::Priority {
             by_capability: &[
                 (
                     crate::engine::mla_runtime::capability::CapabilityMatch::Exact(
@@ -91,8 +104,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
                 ),
             ],
             otherwise: 7,
-        },
-    }
+        })
         .checked();
     const KERNELS: crate::engine::mla_runtime::kernels::Kernels = crate::engine::mla_runtime::kernels::Kernels {
         families: ::core::option::Option::Some(

@@ -24,39 +24,41 @@
 */
 impl DecodeBackend for Flash {
     type Device = Cuda;
-    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
-        name: "FLASH",
-        provider: ::core::env!("CARGO_PKG_NAME"),
-        phase: ::mla_runtime::spec::Phase::Decode,
-        platform: <<Self as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
-        capabilities: &[
-            ::mla_runtime::capability::CapabilityMatch::Exact(
-                ::mla_runtime::capability::Capability::new(9, 0),
-            ),
-        ],
-        dtypes: &[::mla_runtime::dtype::DType::BF16],
-        dims: ::core::option::Option::None,
-        cache_dims: ::core::option::Option::None,
-        heads: ::mla_runtime::spec::HeadCounts::Any,
-        kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
-        page_sizes: ::mla_runtime::spec::PageSizes::Any,
-        query_len: ::mla_runtime::spec::QueryLen::Single,
-        max_query_len: ::core::option::Option::None,
-        query_format: ::mla_runtime::spec::QueryFormat::Split,
-        key_layout: ::mla_runtime::spec::KeyLayout::Packed,
-        padded_values: false,
-        alignment: 1,
-        graphs: ::mla_runtime::spec::GraphSupport::Never,
-        lse: ::mla_runtime::spec::LseOutput::Ln,
-        lse_precision: ::mla_runtime::spec::LsePrecision::F32,
-        quant_output: false,
-        sparse: ::mla_runtime::spec::SparseSupport::Never,
-        features: ::mla_runtime::feature::FeatureSet::of(&[]),
-        priority: ::mla_runtime::spec::Priority {
+    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec::new(
+            "FLASH",
+            ::mla_runtime::spec::Phase::Decode,
+            <<Self as ::mla_runtime::backend::DecodeBackend>::Device as ::mla_runtime::device::Device>::PLATFORM,
+        )
+        .with_provider(::core::env!("CARGO_PKG_NAME"))
+        .with_capabilities(
+            &[
+                ::mla_runtime::capability::CapabilityMatch::Exact(
+                    ::mla_runtime::capability::Capability::new(9, 0),
+                ),
+            ],
+        )
+        .with_dtypes(&[::mla_runtime::dtype::DType::BF16])
+        .with_dims(::core::option::Option::None)
+        .with_cache_dims(::core::option::Option::None)
+        .with_heads(::mla_runtime::spec::HeadCounts::Any)
+        .with_kv_formats(&[::mla_runtime::kv_format::KvFormat::BF16])
+        .with_page_sizes(::mla_runtime::spec::PageSizes::Any)
+        .with_query_len(::mla_runtime::spec::QueryLen::Single)
+        .with_max_query_len(::core::option::Option::None)
+        .with_query_format(::mla_runtime::spec::QueryFormat::Split)
+        .with_key_layout(::mla_runtime::spec::KeyLayout::Packed)
+        .with_padded_values(false)
+        .with_alignment(1)
+        .with_graphs(::mla_runtime::spec::GraphSupport::Never)
+        .with_lse(::mla_runtime::spec::LseOutput::Ln)
+        .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
+        .with_quant_output(false)
+        .with_sparse(::mla_runtime::spec::SparseSupport::Never)
+        .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
+        .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
             otherwise: 0,
-        },
-    }
+        })
         .checked();
     const KERNELS: ::mla_runtime::kernels::Kernels = ::mla_runtime::kernels::Kernels {
         families: ::core::option::Option::Some(
@@ -119,39 +121,41 @@ const _: () = {
 | Cargo feature | sm90 |
 */
 impl ::mla_runtime::dispatch::Absent for Flash {
-    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec {
-        name: "FLASH",
-        provider: ::core::env!("CARGO_PKG_NAME"),
-        phase: ::mla_runtime::spec::Phase::Decode,
-        platform: ::mla_runtime::capability::Platform::Cuda,
-        capabilities: &[
-            ::mla_runtime::capability::CapabilityMatch::Exact(
-                ::mla_runtime::capability::Capability::new(9, 0),
-            ),
-        ],
-        dtypes: &[::mla_runtime::dtype::DType::BF16],
-        dims: ::core::option::Option::None,
-        cache_dims: ::core::option::Option::None,
-        heads: ::mla_runtime::spec::HeadCounts::Any,
-        kv_formats: &[::mla_runtime::kv_format::KvFormat::BF16],
-        page_sizes: ::mla_runtime::spec::PageSizes::Any,
-        query_len: ::mla_runtime::spec::QueryLen::Single,
-        max_query_len: ::core::option::Option::None,
-        query_format: ::mla_runtime::spec::QueryFormat::Split,
-        key_layout: ::mla_runtime::spec::KeyLayout::Packed,
-        padded_values: false,
-        alignment: 1,
-        graphs: ::mla_runtime::spec::GraphSupport::Never,
-        lse: ::mla_runtime::spec::LseOutput::Ln,
-        lse_precision: ::mla_runtime::spec::LsePrecision::F32,
-        quant_output: false,
-        sparse: ::mla_runtime::spec::SparseSupport::Never,
-        features: ::mla_runtime::feature::FeatureSet::of(&[]),
-        priority: ::mla_runtime::spec::Priority {
+    const SPEC: ::mla_runtime::spec::BackendSpec = ::mla_runtime::spec::BackendSpec::new(
+            "FLASH",
+            ::mla_runtime::spec::Phase::Decode,
+            ::mla_runtime::capability::Platform::Cuda,
+        )
+        .with_provider(::core::env!("CARGO_PKG_NAME"))
+        .with_capabilities(
+            &[
+                ::mla_runtime::capability::CapabilityMatch::Exact(
+                    ::mla_runtime::capability::Capability::new(9, 0),
+                ),
+            ],
+        )
+        .with_dtypes(&[::mla_runtime::dtype::DType::BF16])
+        .with_dims(::core::option::Option::None)
+        .with_cache_dims(::core::option::Option::None)
+        .with_heads(::mla_runtime::spec::HeadCounts::Any)
+        .with_kv_formats(&[::mla_runtime::kv_format::KvFormat::BF16])
+        .with_page_sizes(::mla_runtime::spec::PageSizes::Any)
+        .with_query_len(::mla_runtime::spec::QueryLen::Single)
+        .with_max_query_len(::core::option::Option::None)
+        .with_query_format(::mla_runtime::spec::QueryFormat::Split)
+        .with_key_layout(::mla_runtime::spec::KeyLayout::Packed)
+        .with_padded_values(false)
+        .with_alignment(1)
+        .with_graphs(::mla_runtime::spec::GraphSupport::Never)
+        .with_lse(::mla_runtime::spec::LseOutput::Ln)
+        .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
+        .with_quant_output(false)
+        .with_sparse(::mla_runtime::spec::SparseSupport::Never)
+        .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
+        .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
             otherwise: 0,
-        },
-    }
+        })
         .checked();
     const CAUSE: ::mla_runtime::availability::Cause = ::mla_runtime::availability::Cause::FeatureOff(
         "sm90",
