@@ -16,10 +16,16 @@ use mla_runtime::tensor::{Layout, TensorRef};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
+/// So many bytes, which begin where an f32 may.
+fn bytes(len: usize) -> &'static [u8] {
+    static WORDS: [u32; 32] = [0; 32];
+    &bytemuck::cast_slice(&WORDS)[..len]
+}
+
 #[test]
 fn sizes_that_overflow_are_refused() {
     let refused = |layout| {
-        let view = TensorRef::<Cpu>::new(&[0; 64], layout).map(drop);
+        let view = TensorRef::<Cpu>::new(bytes(64), layout).map(drop);
         view.unwrap_err().to_string()
     };
     for shape in [[2, usize::MAX, 2], [usize::MAX; 3], [1, 1 << 40, 1 << 40]] {
@@ -36,7 +42,7 @@ fn sizes_that_overflow_are_refused() {
     );
     let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 2, usize::MAX);
     assert_eq!(cache.slots(), usize::MAX);
-    assert!(CacheRef::<Cpu>::new(&[0; 96], cache).is_err());
+    assert!(CacheRef::<Cpu>::new(bytes(96), cache).is_err());
     let index = IndexCacheLayout::contiguous(IndexDims::GLM_5, usize::MAX, usize::MAX);
     assert_eq!(index.slots(), usize::MAX);
     let widest = HeadDims::new(u32::MAX, u32::MAX, u32::MAX);
@@ -85,19 +91,19 @@ fn a_stride_between_single_rows_may_be_anything() {
             shape: [1, 1, 4],
             strides: [stride, stride, 1],
         };
-        let view = TensorRef::<Cpu>::new(&[0; 16], layout).unwrap();
+        let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
         assert_eq!(*view.layout(), Layout::contiguous(DType::F32, [1, 1, 4]));
         view.expect_aligned("query", 16).unwrap();
 
         let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 2);
-        let strided = CacheRef::<Cpu>::new(&[0; 96], cache.with_page_stride(stride)).unwrap();
+        let strided = CacheRef::<Cpu>::new(bytes(96), cache.with_page_stride(stride)).unwrap();
         assert_eq!(*strided.layout(), cache);
 
         let layout = LseLayout {
             row_stride: stride,
             ..LseLayout::heads_first(1, 3)
         };
-        let lse = LseRef::<Cpu, Natural>::new(&[0; 12], layout).unwrap();
+        let lse = LseRef::<Cpu, Natural>::new(bytes(12), layout).unwrap();
         assert_eq!(lse.layout(), LseLayout::heads_first(1, 3));
     }
     // A row of many that is told apart by no distance is not one row.
@@ -105,7 +111,7 @@ fn a_stride_between_single_rows_may_be_anything() {
         strides: [0, 4, 1],
         ..Layout::contiguous(DType::F32, [3, 1, 4])
     };
-    let view = TensorRef::<Cpu>::new(&[0; 16], layout).unwrap();
+    let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
     assert_eq!(
         view.expect_aligned("query", 16).unwrap_err().to_string(),
         "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows apart by \

@@ -77,21 +77,16 @@ impl CacheLayout {
     /// The products of scales and values stay far from what f32 holds on every device.
     fn check_scale(&self) -> Result<()> {
         const LARGEST: f32 = (1u64 << 60) as f32;
-        let (fits, accepted) = match self.format.has_tensor_scale() {
-            true => (
-                (1.0 / LARGEST..=LARGEST).contains(&self.scale),
-                "2^-60 to 2^60".to_owned(),
-            ),
-            false => (
-                self.scale == 1.0,
-                format!("1, as {} rows have no scale", self.format),
-            ),
-        };
-        if fits {
-            return Ok(());
+        let given = || format!("{:?}", self.scale);
+        match self.format.has_tensor_scale() {
+            true if (1.0 / LARGEST..=LARGEST).contains(&self.scale) => Ok(()),
+            true => Err(Error::argument("cache scale", given(), "2^-60 to 2^60")),
+            false if self.scale == 1.0 => Ok(()),
+            false => {
+                let accepted = format!("1, as {} rows have no scale", self.format);
+                Err(Error::argument("cache scale", given(), accepted))
+            }
         }
-        let given = format!("{:?}", self.scale);
-        Err(Error::argument("cache scale", given, accepted))
     }
 
     fn check(&self, available: usize) -> Result<()> {
