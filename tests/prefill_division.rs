@@ -1,5 +1,5 @@
-//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by the kernel's own
-//! code.
+//! How the prefill kernel divides the keys of few query tiles among CTAs, computed on the host by
+//! the kernel's own code.
 #![cfg(feature = "sm90")]
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -8,9 +8,10 @@ use mla_kernels::raw::{self, MlaPrefillItem, MlaPrefillParams};
 use rand::{RngExt as _, SeedableRng as _};
 
 const QUERIES: usize = 128;
-/// What an item takes beside its KV tiles, and what combining takes, in KV tiles: as `division.cuh` predicts.
+/// What an item takes beside its KV tiles, and what combining takes at least, in KV tiles: as
+/// `division.cuh` predicts.
 const ITEM: f64 = 2.0;
-const COMBINE: f64 = 7.0;
+const COMBINE: f64 = 3.0;
 
 #[derive(Clone, Debug)]
 struct Batch {
@@ -41,6 +42,11 @@ impl Batch {
     }
 
     fn items(&self) -> Vec<MlaPrefillItem> {
+        self.items_if_said(false)
+    }
+
+    /// `alike`: as if the host's numbers said that all requests are as long as the longest.
+    fn items_if_said(&self, alike: bool) -> Vec<MlaPrefillItem> {
         let starts = |len: fn(&(usize, usize)) -> usize| -> Vec<i32> {
             let mut starts = vec![0];
             for request in &self.lens {
@@ -57,6 +63,13 @@ impl Batch {
             max_query_len: self.lens.iter().map(|len| len.0).max().unwrap() as i32,
             value_dim: self.value_dim,
             causal: i32::from(self.causal),
+            max_key_len: match alike {
+                true => self.lens.iter().map(|len| len.1).max().unwrap() as i32,
+                false => 0,
+            },
+            query_tokens: (self.lens.len() * self.lens.iter().map(|len| len.0).max().unwrap())
+                as i32,
+            key_tokens: (self.lens.len() * self.lens.iter().map(|len| len.1).max().unwrap()) as i32,
             // SAFETY: the struct is plain data, for which zero is a value.
             ..unsafe { std::mem::zeroed() }
         };
@@ -80,6 +93,21 @@ impl Batch {
             raw::check("mla_prefill_sm90_items", status).unwrap();
         }
         items
+    }
+
+    /// Checks that the host's word that requests are alike changes no item; returns whether there
+    /// are any.
+    fn items_told_alike(&self) -> bool {
+        let [read, told] = [false, true].map(|alike| self.items_if_said(alike));
+        let numbers = |i: &MlaPrefillItem| {
+            let place = [i.request, i.head, i.query, i.slot];
+            (place, [i.begin, i.end, i.split, i.splits])
+        };
+        assert!(
+            read.iter().map(numbers).eq(told.iter().map(numbers)),
+            "{self:?}"
+        );
+        !read.is_empty()
     }
 
     /// KV tiles that any row of a query tile sees.
@@ -126,7 +154,8 @@ impl Batch {
         self.end(costs.into_iter())
     }
 
-    /// Checks all that the kernel relies on, if the batch is divided; returns when its last item ends.
+    /// Checks all that the kernel relies on, if the batch is divided; returns when its last item
+    /// ends.
     fn check(&self) -> Option<f64> {
         let items = self.items();
         if items.is_empty() {
@@ -257,6 +286,31 @@ fn dividing_random_batches_is_exact_and_pays() {
         assert!(end + COMBINE <= whole, "{batch:?}: {end} for {whole}");
     }
     assert!(divided > 300, "{divided}");
+}
+
+#[test]
+fn alike_requests_are_divided_as_others_are() {
+    let mut rng = rand::rngs::StdRng::seed_from_u64(11);
+    let (mut divided, mut undivided) = (0, 0);
+    for _ in 0..300 {
+        let mut below = |most: u32| rng.random_range(0..most) as usize;
+        let queries = 1 + below(700);
+        let keys = queries + below(40_000);
+        let batch = Batch {
+            causal: below(2) == 1,
+            value_dim: [64, 128, 256][below(3)],
+            ..Batch::context(1 + below(20), 1 + below(9), queries, keys)
+        };
+        match batch.items_told_alike() {
+            true => divided += 1,
+            false => undivided += 1,
+        }
+        // What the host says is not believed.
+        let mut lens = batch.lens.clone();
+        lens[0].1 /= 2;
+        Batch { lens, ..batch }.items_told_alike();
+    }
+    assert!(divided > 50 && undivided > 5, "{divided} {undivided}");
 }
 
 #[test]

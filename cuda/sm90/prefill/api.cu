@@ -177,17 +177,14 @@ struct Workspace {
 
 // Whether the launch has to be of the kernel that may divide the keys of query tiles: asking the
 // lengths takes it some time. If a graph is replayed they may be shorter than said here, which
-// costs time at most.
+// costs time at most. Where requests are alike the length of a split is chosen here.
 template <typename Tile>
-bool may_divide(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
+bool may_divide(const MlaPrefillParams& p, KernelParams& k, int ctas) {
     // With fewer KV tiles combining takes longer than what dividing saves, and so many query tiles
     // have no room.
-    if (p.max_key_len <= 5 * Tile::kKeys ||
-        int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
+    if (p.max_key_len <= 5 * Tile::kKeys || int64_t(p.query_tokens / kQueries) * p.heads > k.slots)
         return false;
-    const bool alike = int64_t(p.requests) * p.max_query_len == p.query_tokens &&
-                       int64_t(p.requests) * p.max_key_len == p.key_tokens;
-    if (!alike) return true;
+    if (!are_said_alike(p)) return true;
     if (int64_t(p.requests) * p.heads > k.slots) return false;
     // As many heads of one request come to the same.
     const int query[2] = {0, p.max_query_len}, keys[2] = {0, p.max_key_len};
@@ -197,7 +194,9 @@ bool may_divide(const MlaPrefillParams& p, const KernelParams& k, int ctas) {
     one.requests = 1;
     one.heads = p.heads * p.requests;
     Division<Tile::kKeys> division(one, ctas, k.slots);
-    return division.count() && division.may_gain();
+    if (!division.divide()) return false;
+    k.split_length = division.length();
+    return true;
 }
 
 template <typename Tile>
@@ -236,6 +235,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;
+    // One load of a warp's lanes tells whether they are.
+    k.alike = are_said_alike(p) && p.requests < 32;
     const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
 

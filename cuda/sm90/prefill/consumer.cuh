@@ -335,7 +335,8 @@ struct Consumer {
         ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
     }
 
-    __device__ void run() {
+    // Inlined, since products do not stay in flight across a call.
+    __device__ __forceinline__ void run() {
         if (thread % 32 == 0) spoiled_list().clear();
         if (warpgroup == kConsumers - 1) pass_turn();
         int number = attend();

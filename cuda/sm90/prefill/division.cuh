@@ -21,6 +21,7 @@
 
 #include "../../common/lanes.cuh"
 #include "item.cuh"
+#include "lengths.cuh"
 #include "params.cuh"
 #include "tile.cuh"
 
@@ -29,32 +30,14 @@ namespace mla::sm90::prefill {
 // What the prediction counts with, in KV tiles: what an item takes beside its own, and what
 // combining takes at the end, for any number of splits, for all rows of a query tile, and for each
 // split.
-constexpr float kItemCost = 2.f, kCombineCost = 5.f, kCombineCostOfRows = 2.f,
+constexpr float kItemCost = 2.f, kCombineCost = 3.f, kCombineCostOfRows = 1.5f,
                 kCombineCostOfSplit = 0.0625f;
 // Dividing has to promise so much.
-constexpr float kWorthwhile = 0.88f;
+constexpr float kWorthwhile = 0.95f;
 
 __host__ __device__ inline int ceil_of(int a, int b) {
     return int((unsigned(a) + unsigned(b) - 1) / unsigned(b));
 }
-
-// The lengths of a batch's requests.
-struct Lengths {
-    const int *cu_q, *cu_k;  // [requests + 1]
-    int requests, heads;
-    // Query tiles of the longest request, at most, and rows of a query tile.
-    int levels, rows;
-    int causal;
-
-    __host__ __device__ explicit Lengths(const KernelParams& p)
-        : cu_q(p.cu_q),
-          cu_k(p.cu_k),
-          requests(p.requests),
-          heads(p.heads),
-          levels(p.levels),
-          rows(p.max_query_len < kQueries ? p.max_query_len : kQueries),
-          causal(p.causal) {}
-};
 
 template <int keys>
 class Division {
@@ -65,6 +48,18 @@ class Division {
 
     // Chooses the length of a split. False: query tiles are not divided.
     __host__ __device__ bool divide() { return count() && may_gain() && choose(); }
+
+    // KV tiles of a split, at most.
+    __host__ __device__ int length() const { return length_; }
+
+    // Takes the length of a split that was chosen for requests which are all as long as the bounds
+    // say. They are no longer read, then.
+    __host__ __device__ void divide_alike(int length) {
+        length_ = length;
+        const int tiles = batch_.levels;
+        of_alike_ = batch_.heads * tiles *
+                    splits_of(kv_tiles(batch_.max_query_len, batch_.max_key_len, tiles - 1));
+    }
 
     // Counts query tiles and KV tiles. False where there are too many of the former to be divided,
     // or nothing to divide.
@@ -123,22 +118,35 @@ class Division {
     __host__ __device__ Item find(int index) {
         Item item = {};
         item.request = -1;
-        while (index - before_ >= of_chunk_) {
-            if (chunk_ + Lanes::kCount >= batch_.requests) return item;
-            before_ += of_chunk_;
-            enter(chunk_ + Lanes::kCount);
+        int lane = 0;
+        if (of_alike_ > 0) {
+            const int request = unsigned(index) / unsigned(of_alike_);
+            if (request >= batch_.requests) return item;
+            item.request = request;
+            item.query_start = request * batch_.max_query_len;
+            item.query_len = batch_.max_query_len;
+            item.key_start = request * batch_.max_key_len;
+            item.key_len = batch_.max_key_len;
+        } else {
+            while (index - before_ >= of_chunk_) {
+                if (chunk_ + Lanes::kCount >= batch_.requests) return item;
+                before_ += of_chunk_;
+                enter(chunk_ + Lanes::kCount);
+            }
+            lane = Lanes::first(index - before_ < running_);
+            item.request = chunk_ + lane;
+            item.query_start = batch_.cu_q[item.request];
+            item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
+            item.key_start = batch_.cu_k[item.request];
+            item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
         }
-        const int lane = Lanes::first(index - before_ < running_);
-        item.request = chunk_ + lane;
-        item.query_start = batch_.cu_q[item.request];
-        item.query_len = batch_.cu_q[item.request + 1] - item.query_start;
-        item.key_start = batch_.cu_k[item.request];
-        item.key_len = batch_.cu_k[item.request + 1] - item.key_start;
         const int tiles = tiles_of(item.query_len);
         const int top = kv_tiles(item.query_len, item.key_len, tiles - 1);
         const int most = splits_of(top), length = ceil_of(top, most);
         const int per_head = tiles * most;
-        const int first = before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
+        const int first = of_alike_ > 0
+                              ? item.request * of_alike_
+                              : before_ + Lanes::of(running_, lane) - batch_.heads * per_head;
         const int of_request = index - first;
         item.head = unsigned(of_request) / unsigned(per_head);
         const int of_head = of_request - item.head * per_head;
@@ -155,12 +163,14 @@ class Division {
 
     // Lets find() begin anew.
     __host__ __device__ void rewind() {
+        if (of_alike_ > 0) return;
         before_ = 0;
         enter(0);
     }
 
     // Items, void ones included: one behind the last index.
     __host__ __device__ int items() const {
+        if (of_alike_ > 0) return batch_.requests * of_alike_;
         int items = 0;
         for (int at = Lanes::own(); at < batch_.requests; at += Lanes::kCount) {
             items += items_of(request(at));
@@ -229,7 +239,7 @@ class Division {
 
     // Of any number of splits.
     __host__ __device__ float combine_cost() const {
-        return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows);
+        return kCombineCost + kCombineCostOfRows / kQueries * float(batch_.rows());
     }
 
     // By when the last one is combined if none of them has splits of more than `length`.
@@ -261,6 +271,8 @@ class Division {
     int longest_ = 0, shortest_ = 0, length_ = 1, tiles_ = 0;
     float total_ = 0.f;
     bool alike_ = false;
+    // Items of a request where requests are as long as the bounds say; 0: their lengths are read.
+    int of_alike_ = 0;
     // The requests at hand: the first one, the items before it, the items up to each lane's request
     // and of all of them.
     int chunk_ = 0, before_ = 0, running_ = 0, of_chunk_ = 0;

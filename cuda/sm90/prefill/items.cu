@@ -12,8 +12,15 @@ namespace {
 // `keys`: of a KV tile.
 template <int keys>
 int write_items(const KernelParams& k, int ctas, MlaPrefillItem* items, int room) {
-    Division<keys> division(Lengths(k), ctas, kSlotsPerMultiprocessor * ctas);
+    const Lengths lengths(k);
+    Division<keys> division(lengths, ctas, kSlotsPerMultiprocessor * ctas);
     if (!division.divide()) return 0;
+    // From here on as in a launch for which the host has chosen the length of a split.
+    if (k.alike && lengths.are_alike()) {
+        const int length = division.length();
+        division = Division<keys>(lengths, ctas, kSlotsPerMultiprocessor * ctas);
+        division.divide_alike(length);
+    }
     division.rewind();
     int count = 0;
     for (Item i; (i = division.find(count)).request >= 0; count++) {
@@ -50,6 +57,8 @@ extern "C" MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int3
     k.heads = p.heads;
     k.levels = ceil_of(p.max_query_len, kQueries);
     k.max_query_len = p.max_query_len;
+    k.max_key_len = p.max_key_len;
+    k.alike = are_said_alike(p);
     k.causal = p.causal;
     if (p.value_dim != 64 && p.value_dim != 128 && p.value_dim != 256)
         return refuse("value_dim", p.value_dim, "64, 128 or 256");

@@ -25,6 +25,7 @@
 //     key_full[s], key_empty[s]         given back after the scores, or after their softmax where it may need them again
 //     value_full[s], value_empty[s]     given back after the output
 //     work_full[i], work_empty[i]       a tile's description; given back after the tile's last weights
+//     expected                          the description of the tile that this CTA takes first if the host is right; once
 //     work_wanted                       lets the scheduler claim the next tile, when the end of the last one announced comes near
 //
 // Each warp of a consumer gives back for itself, and only what it has waited for itself: a barrier
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[slot]), 4 * kConsumers + 2);
         }
         ptx::mbarrier_init(ptx::shared_address(&shared.work_wanted), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.expected), 1);
         ptx::mbarrier_init(ptx::shared_address(&shared.idle), 1);
         ptx::fence_mbarrier_init();
     }

@@ -34,6 +34,11 @@ struct KernelParams {
     int section, group;
     // The bounds that the tensor maps were made with.
     int max_query_len, max_key_len;
+    // By the host's numbers every request has as many rows and keys as these bounds say. The lengths
+    // themselves tell whether it is so.
+    int alike;
+    // KV tiles of a split if it is.
+    int split_length;
     int causal;
     float scale_log2;  // softmax scale times log2(e)
     // Read by TMA, and where rows are repaired (repair.cuh). Heads of one rotary key are 0 apart.

@@ -16,14 +16,30 @@ struct Producer {
     const Maps& maps;
     Shared<Tile>& shared;
 
+    __device__ Work announced(Slot slot) const {
+        ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
+        return shared.work[slot.index];
+    }
+
+    // Whether the first tile is brought before it is announced. Who then waits for the next
+    // announcement knows that this one, too, has been made.
+    __device__ bool expects() const {
+        if (!p.alike) return false;
+        ptx::mbarrier_wait(ptx::shared_address(&shared.expected), 0);
+        return shared.first.computes();
+    }
+
     // Calls `bring` with each announced tile and the number of those before it.
     template <typename Bring>
     __device__ void for_each_tile(Bring bring) const {
 #pragma unroll 1
         for (int number = 0;; number++) {
             const Slot slot(number);
-            ptx::mbarrier_wait(ptx::shared_address(&shared.work_full[slot.index]), slot.phase);
-            const Work work = shared.work[slot.index];
+            int tile = number;
+            // The compiler would write the first tile's code apart, and code that runs for the first
+            // time waits for its instructions. Where keys are divided there are no registers for it.
+            if constexpr (!Tile::kDivides) asm volatile("" : "+r"(tile));
+            const Work work = tile == 0 && expects() ? shared.first : announced(slot);
             if (work.is_end()) break;
             if (work.computes()) bring(work, number);
             ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[slot.index]));

@@ -29,6 +29,8 @@ template <typename Tile>
 struct Schedule {
     const KernelParams& p;
     int lane;
+    // Whether every request is as long as the bounds say. Lengths are not read, then.
+    bool alike;
     // The section at hand: its first request, the one behind its last, the tiles before it, and its
     // tiles of one head.
     int first = 0, end = 0, start = 0, per_head = 0;
@@ -37,7 +39,8 @@ struct Schedule {
     // above.
     int group = -1, top = 0, bottom = 0, requests = 0, before = 0;
 
-    __device__ Schedule(const KernelParams& params, int lane_) : p(params), lane(lane_) {
+    __device__ Schedule(const KernelParams& params, int lane_, bool alike_)
+        : p(params), lane(lane_), alike(alike_) {
         enter_section(0);
     }
 
@@ -69,6 +72,7 @@ struct Schedule {
         }
         const int level = top - (position - before) / requests;
         int nth = (position - before) % requests;
+        if (alike) return describe(item, first + nth, level);
         for (int request = first;; request += 32) {
             unsigned has = __ballot_sync(~0u, tiles_of(request + lane) > level);
             int count = __popc(has);
@@ -90,6 +94,8 @@ struct Schedule {
         first = request;
         end = request + min(p.section, p.requests - request);
         group = -1;
+        per_head = (end - first) * p.levels;
+        if (alike) return;
         int tiles = 0;
 #pragma unroll 1
         for (int r = first + lane; r < end; r += 32) tiles += tiles_of(r);
@@ -99,6 +105,10 @@ struct Schedule {
     // Goes to the run that begins with a level: it ends at the first level that another request
     // reaches.
     __device__ void enter(int level) {
+        top = level;
+        bottom = 0;
+        requests = end - first;
+        if (alike) return;
         int reach = 0, next = 0;
 #pragma unroll 1
         for (int r = first + lane; r < end; r += 32) {
@@ -109,7 +119,6 @@ struct Schedule {
                 next = max(next, tiles);
             }
         }
-        top = level;
         bottom = __reduce_max_sync(~0u, next);
         requests = __reduce_add_sync(~0u, reach);
     }
@@ -117,10 +126,17 @@ struct Schedule {
     __device__ Item describe(Item item, int request, int level) const {
         item.request = request;
         item.query = level * kQueries;
-        item.query_start = p.cu_q[item.request];
-        item.query_len = p.cu_q[item.request + 1] - item.query_start;
-        item.key_start = p.cu_k[item.request];
-        item.key_len = p.cu_k[item.request + 1] - item.key_start;
+        if (alike) {
+            item.query_start = request * p.max_query_len;
+            item.query_len = p.max_query_len;
+            item.key_start = request * p.max_key_len;
+            item.key_len = p.max_key_len;
+        } else {
+            item.query_start = p.cu_q[request];
+            item.query_len = p.cu_q[request + 1] - item.query_start;
+            item.key_start = p.cu_k[request];
+            item.key_len = p.cu_k[request + 1] - item.key_start;
+        }
         item.end =
             visible_kv_tiles<Tile::kKeys>(p.causal, item.query, item.query_len, item.key_len);
         item.splits = 1;

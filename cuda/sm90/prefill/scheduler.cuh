@@ -27,22 +27,34 @@ struct Scheduler {
     Shared<Tile>& shared;
     int lane;
     int announced = 0;
+    // What was let be brought before the lengths were known.
+    Work expected = {};
 
     __device__ void run() {
         if constexpr (Tile::kDivides)
             run_divided();
         else
-            run_whole(blockIdx.x, gridDim.x);
+            run_whole();
     }
 
   private:
     __device__ void run_divided() {
         // On its way while the lengths are read.
-        const int first = claim();
-        Division<Tile::kKeys> division(Lengths(p), gridDim.x, p.slots);
-        if (!division.divide()) return run_whole(__shfl_sync(~0u, first, 0), 0);
+        const int claimed = claim();
+        const Lengths lengths(p);
+        const int2 starts = p.alike ? starts_of_lane() : int2{};
+        const int first = __shfl_sync(~0u, claimed, 0);
+        Division<Tile::kKeys> division(lengths, gridDim.x, p.slots);
+        if (p.alike) {
+            division.divide_alike(p.split_length);
+            expect(division.find(first));
+        }
+        if (!(p.alike && confirmed(starts))) {
+            division = Division<Tile::kKeys>(lengths, gridDim.x, p.slots);
+            if (!division.divide()) return run_whole(first, 0, false);
+        }
         division.rewind();
-        announce_items(division, __shfl_sync(~0u, first, 0), 0);
+        announce_items(division, first, 0);
         // This CTA's own splits are stored before it waits for those of others.
         announce(Work::mark(false));
         division.rewind();
@@ -54,13 +66,50 @@ struct Scheduler {
         leave(division.items());
     }
 
+    __device__ void run_whole() {
+        bool alike = p.alike;
+        if (alike) {
+            const int2 starts = starts_of_lane();
+            expect(Schedule<Tile>(p, lane, true).find(blockIdx.x));
+            alike = confirmed(starts);
+        }
+        run_whole(blockIdx.x, gridDim.x, alike);
+    }
+
     // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, which count
     // from `before`.
-    __device__ void run_whole(int first, int before) {
-        Schedule<Tile> schedule(p, lane);
+    __device__ void run_whole(int first, int before, bool alike) {
+        Schedule<Tile> schedule(p, lane, alike);
         announce_items(schedule, first, before);
         announce(Work::mark(true));
         leave(0);
+    }
+
+    // Of fewer than 32 requests, how many query and key rows stand before the lane's one. They are on
+    // their way until they are compared.
+    __device__ int2 starts_of_lane() const {
+        const int at = min(lane, p.requests);
+        return {p.cu_q[at], p.cu_k[at]};
+    }
+
+    // Lets this item be brought, which is the first one if the host is right.
+    __device__ void expect(const Item& item) {
+        expected = work_of(item);
+        if (lane == 0) {
+            shared.first = expected;
+            ptx::mbarrier_arrive(ptx::shared_address(&shared.expected));
+        }
+    }
+
+    // Whether it was. If not, what is brought is computed, and not stored.
+    __device__ bool confirmed(int2 starts) {
+        const int at = min(lane, p.requests);
+        const bool right = __all_sync(~0u, Lengths(p).as_said(at, starts.x, starts.y));
+        if (!right && expected.computes()) {
+            announce(expected.void_tile());
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), 0);
+        }
+        return right;
     }
 
     // Of lane 0 alone.

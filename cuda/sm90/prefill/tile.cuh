@@ -100,6 +100,14 @@ struct alignas(16) Work {
         return work;
     }
 
+    // The same KV tiles, of which no row is stored.
+    __device__ Work void_tile() const {
+        Work work = *this;
+        work.slots = pack(-1, -1);
+        work.query_len = 0;
+        return work;
+    }
+
     // A tile to compute; a share of a combine; a mark behind which nothing comes.
     __device__ bool computes() const { return blocks > 0; }
     __device__ bool combines() const { return blocks == 0 && first_slot() >= 0; }
@@ -123,8 +131,11 @@ struct Shared {
     alignas(8) uint64_t key_full[kStages], key_empty[kStages];
     alignas(8) uint64_t value_full[kStages], value_empty[kStages];
     alignas(8) uint64_t work_full[kAnnounced], work_empty[kAnnounced], work_wanted;
-    alignas(8) uint64_t idle;  // never completes a phase; see hold()
+    alignas(8) uint64_t expected;  // one phase, of `first`
+    alignas(8) uint64_t idle;      // never completes a phase; see hold()
     Work work[kAnnounced];
+    // What number 0 is expected to be, for those who bring it.
+    Work first;
     int spoiled[kConsumerWarps];  // what each warp of the consumers has noted
 };
 

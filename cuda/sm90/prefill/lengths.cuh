@@ -1,0 +1,56 @@
+// The lengths of a batch's requests.
+#pragma once
+
+#include "../../common/lanes.cuh"
+#include "../../include/mla.h"
+#include "params.cuh"
+#include "tile.cuh"
+
+namespace mla::sm90::prefill {
+
+// Whether the host's numbers leave no doubt that all requests are as long as the bounds say.
+inline bool are_said_alike(const MlaPrefillParams& p) {
+    return p.max_key_len > 0 && int64_t(p.requests) * p.max_query_len == p.query_tokens &&
+           int64_t(p.requests) * p.max_key_len == p.key_tokens;
+}
+
+struct Lengths {
+    const int *cu_q, *cu_k;  // [requests + 1]
+    int requests, heads;
+    // Query tiles of the longest request, at most.
+    int levels;
+    int max_query_len, max_key_len;
+    int causal;
+
+    __host__ __device__ explicit Lengths(const KernelParams& p)
+        : cu_q(p.cu_q),
+          cu_k(p.cu_k),
+          requests(p.requests),
+          heads(p.heads),
+          levels(p.levels),
+          max_query_len(p.max_query_len),
+          max_key_len(p.max_key_len),
+          causal(p.causal) {}
+
+    // Rows of a query tile, at most.
+    __host__ __device__ int rows() const {
+        return max_query_len < kQueries ? max_query_len : kQueries;
+    }
+
+    // Whether every request is as long as the bounds say.
+    __host__ __device__ bool are_alike() const {
+        bool same = true;
+#pragma unroll 1
+        for (int at = Lanes::own(); at <= requests; at += Lanes::kCount) {
+            same = same && as_said(at, cu_q[at], cu_k[at]);
+        }
+        return Lanes::all(same);
+    }
+
+    // Whether so many query and key rows stand before a request.
+    __host__ __device__ bool as_said(int at, int q, int k) const {
+        return q == at * max_query_len && k == at * max_key_len;
+    }
+};
+
+}  // namespace mla::sm90::prefill
