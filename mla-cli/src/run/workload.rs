@@ -150,8 +150,12 @@ impl Workload {
 
     /// Limits that this batch just keeps to, with a row budget as given or the customary one.
     pub(crate) fn limits(&self, rows: Option<u32>) -> Result<StepLimits, CliError> {
-        let context = |request: &Request| u64::from(request.context_len());
-        let context: u64 = self.requests[self.expanded()].iter().map(context).sum();
+        // Room for context and new tokens in one call, if there is context.
+        let expanded = &self.requests[self.expanded()];
+        let context = match expanded.iter().any(|request| request.context_len() > 0) {
+            true => expanded.iter().map(|request| u64::from(request.kv)).sum(),
+            false => 0u64,
+        };
         let longest = self.requests.iter().map(|r| r.kv).max().unwrap_or(0);
         let page = u64::from(self.page_size);
         let rows = match rows {
@@ -239,7 +243,8 @@ fn token_starts(requests: &[Request]) -> Vec<usize> {
     starts
 }
 
-/// The bytes that a batch's cache, tensors and block table take at least, on the host and on the device.
+/// The bytes that a batch's cache, tensors and block table take at least, on the host and on the
+/// device.
 pub(crate) fn bytes(spec: &BatchSpec, problem: &Problem) -> f64 {
     let n = Sizes::of(problem);
     let requests = spec.requests();

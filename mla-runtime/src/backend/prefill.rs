@@ -34,8 +34,8 @@ pub enum Keys<'a, D: Device> {
 pub struct PrefillBatch<'a> {
     /// The new tokens of each request.
     pub query_lens: &'a [u32],
-    /// The keys of each request in the call of its new tokens. In a layer they are the new tokens'
-    /// own, and as many.
+    /// The keys of each request in the call of its new tokens: in a layer the new tokens' own, or,
+    /// if there are no chunks, those of its context before them.
     pub key_lens: &'a [u32],
     /// The chunks in which the requests' context will be attended to.
     pub chunks: &'a [ContextChunk],
@@ -85,8 +85,8 @@ impl<'a> Chunk<'a> {
 /// One attention of the requests in a batch to keys of their own.
 #[non_exhaustive]
 pub struct PrefillCall<'a, D: Device> {
-    /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are the new
-    /// tokens', to be attended to causally.
+    /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are
+    /// the new tokens', behind those of their context if they are more, to be attended to causally.
     pub chunk: Option<Chunk<'a>>,
     /// `[Tq, H, P+R]`.
     pub query: TensorRef<'a, D>,
@@ -110,8 +110,8 @@ pub struct PrefillCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> PrefillCall<'a, D> {
-    /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where each request's
-    /// begin, and the most of one request.
+    /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where
+    /// each request's begin, and the most of one request.
     pub fn new(
         query: TensorRef<'a, D>,
         keys: Keys<'a, D>,
@@ -169,8 +169,8 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     /// Its registry entry, for a registry made by hand.
     const ENTRY: Entry = Entry::prefill::<Self>();
 
-    /// What is known of its kernels: what they are compiled for, and where they have run; written by
-    /// `#[mla_backend]` from the keys `compiled` and `run_on`.
+    /// What is known of its kernels: what they are compiled for, and where they have run; written
+    /// by `#[mla_backend]` from the keys `compiled` and `run_on`.
     const KERNELS: Kernels = Kernels::UNKNOWN;
 
     /// Whether it can run on this machine.
@@ -225,9 +225,10 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Attends each request's query tokens to its keys. Where the call has no chunk, causally: query `i` of `n`
-    /// sees keys `0..=i` (bottom-right aligned where there are more keys than queries). Where it has one, to
-    /// all of them, and the log-sum-exp is always asked for. A row that sees nothing gives 0 and −inf.
+    /// Attends each request's query tokens to its keys. Where the call has no chunk, causally:
+    /// query `i` of `n` sees keys `0..=i` (bottom-right aligned where there are more keys than
+    /// queries). Where it has one, to all of them, and the log-sum-exp is always asked for. A row
+    /// that sees nothing gives 0 and −inf.
     ///
     /// # Errors
     ///
@@ -241,8 +242,8 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     ) -> Result<()>;
 }
 
-/// A prefill backend as the layer calls it: chosen by type, or at run time. Its methods are those of
-/// [`PrefillBackend`].
+/// A prefill backend as the layer calls it: chosen by type, or at run time. Its methods are those
+/// of [`PrefillBackend`].
 pub trait PrefillStage: Send + Sync + 'static {
     /// As [`PrefillBackend::Device`].
     type Device: Device;

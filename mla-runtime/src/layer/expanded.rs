@@ -3,11 +3,12 @@
 use super::arena::Arena;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
-use crate::device::{Device, Memory};
+use crate::cache::CacheRef;
+use crate::device::{Device, GatherRows, Memory};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut};
 use crate::spec::KeyLayout;
-use crate::tensor::{Layout, TensorRef};
+use crate::tensor::{Layout, TensorMut, TensorRef};
 
 /// Where expanded keys and values are put.
 ///
@@ -22,6 +23,9 @@ enum Room<'a, D: Device> {
         values: D::BytesMut<'a>,
     },
 }
+
+/// Latents and rotary keys.
+type Rows<'a, D> = (TensorMut<'a, D>, TensorMut<'a, D>);
 
 /// Keys and values.
 type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
@@ -39,8 +43,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         let problem = &self.config.problem;
         let dims = problem.dims;
-        let [heads, latent, rope, v] =
-            [problem.heads, dims.latent, dims.head.rope, dims.head.v].map(|n| n as usize);
+        let [heads, v] = [problem.heads, dims.head.v].map(|n| n as usize);
         let values_width = self.values_width();
         let padded = values_width > v;
 
@@ -71,21 +74,37 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
         };
 
-        // The new tokens among themselves.
+        // The new tokens among themselves, or with their context, all from the cache.
         {
-            let (keys, values) = self.expand(
-                &call.weights,
-                call.latent.shorten().narrow(0, all.clone())?,
-                call.rope.shorten().narrow(0, all)?,
-                &mut room,
-            )?;
+            let (gathered, key_starts) =
+                match step.one_call::<P::Device>(P::Device::bytes(&workspace.arrays))? {
+                    Some(one) => {
+                        let latent = P::Device::reborrow(&mut context_latent);
+                        let rope = P::Device::reborrow(&mut context_rope);
+                        let rows = self.gather(call.cache.as_ref(), one.gather, latent, rope)?;
+                        (Some(rows), Some((one.key_starts, one.max_key_len)))
+                    }
+                    None => (None, None),
+                };
+            let (rows_latent, rows_rope) = match &gathered {
+                Some((latent, rope)) => (latent.as_ref(), rope.as_ref()),
+                None => (
+                    call.latent.shorten().narrow(0, all.clone())?,
+                    call.rope.shorten().narrow(0, all)?,
+                ),
+            };
+            let (keys, values) = self.expand(&call.weights, rows_latent, rows_rope, &mut room)?;
             let bytes = P::Device::reborrow(&mut partial);
             let mut wide = match padded {
                 true => Some(self.tensor(bytes, [tokens, heads, values_width])?),
                 false => None,
             };
-            let starts = step.expanded_starts(P::Device::bytes(&workspace.arrays))?;
+            let starts = || step.expanded_starts(P::Device::bytes(&workspace.arrays));
             let longest = step.max_expanded_query_len();
+            let (key_starts, max_key_len) = match key_starts {
+                Some(of_all) => of_all,
+                None => (starts()?, longest),
+            };
             self.prefill.prefill(
                 &self.device,
                 PrefillCall {
@@ -98,10 +117,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                         None => out.reborrow(),
                     }),
                     lse: lse.as_mut().map(LseMut::reborrow),
-                    query_starts: starts,
-                    key_starts: starts,
+                    query_starts: starts()?,
+                    key_starts,
                     max_query_len: longest,
-                    max_key_len: longest,
+                    max_key_len,
                 },
                 &mut workspace.prefill_state,
                 &workspace.prefill_metadata,
@@ -116,16 +135,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let Some(lse) = &mut lse else { return Ok(()) };
         for index in 0..step.context().chunks.len() {
             let chunk = step.chunk::<P::Device>(index, P::Device::bytes(&workspace.arrays))?;
-            let shape = |width| [chunk.rows, 1, width];
-            let bytes = P::Device::reborrow(&mut context_latent);
-            let mut rows_latent = self.tensor(bytes, shape(latent))?;
-            let bytes = P::Device::reborrow(&mut context_rope);
-            let mut rows_rope = self.tensor(bytes, shape(rope))?;
-            self.device.gather_cache(
+            let (rows_latent, rows_rope) = self.gather(
                 call.cache.as_ref(),
                 chunk.gather,
-                rows_latent.reborrow(),
-                rows_rope.reborrow(),
+                P::Device::reborrow(&mut context_latent),
+                P::Device::reborrow(&mut context_rope),
             )?;
             let (keys, values) = self.expand(
                 &call.weights,
@@ -141,7 +155,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             self.prefill.prefill(
                 &self.device,
                 PrefillCall {
-                    chunk: Some(chunk.chunk),
+                    chunk: chunk.chunk,
                     query: query.shorten().narrow(0, chunk.tokens.clone())?,
                     keys,
                     values,
@@ -163,6 +177,22 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             )?;
         }
         Ok(())
+    }
+
+    /// The rows of a call, gathered from the cache: `[rows, 1, L]` and `[rows, 1, R]`.
+    fn gather<'a>(
+        &self,
+        cache: CacheRef<'_, P::Device>,
+        rows: GatherRows<'_, P::Device>,
+        latent: <P::Device as Memory>::BytesMut<'a>,
+        rope: <P::Device as Memory>::BytesMut<'a>,
+    ) -> Result<Rows<'a, P::Device>> {
+        let dims = self.config.problem.dims;
+        let mut latent = self.tensor(latent, [rows.rows, 1, dims.latent as usize])?;
+        let mut rope = self.tensor(rope, [rows.rows, 1, dims.head.rope as usize])?;
+        self.device
+            .gather_cache(cache, rows, latent.reborrow(), rope.reborrow())?;
+        Ok((latent, rope))
     }
 
     /// `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the backend

@@ -18,6 +18,10 @@
 //!                 out, lse     = merge((out, lse), attention(q, [k_nope | k_pe], v))
 //! ```
 //!
+//! If the workspace has room for the rows of context and new tokens at the same time, and the cache
+//! holds rows in the format of the queries, the expanded path gathers both from the cache, and one
+//! causal attention takes the place of two and a merge.
+//!
 //! A new token's own rows enter the expanded path as they were given, and the absorbed path as the
 //! cache holds them, that is quantised where the cache is.
 //!
@@ -155,12 +159,12 @@ pub struct LayerCall<'a, D: Device> {
     pub out: TensorMut<'a, D>,
     /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: present where the problem is sparse, and only there. An
-    /// [`Indexer`](crate::indexer::Indexer) makes them.
+    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    /// An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
-    /// The rotation of queries and keys, which the cache write then does on its way: for steps of which
-    /// every token is on the absorbed path. (The expanded path reads rotated tensors of its own.)
-    /// [`MlaLayer::forward_unrotated`] takes any step.
+    /// The rotation of queries and keys, which the cache write then does on its way: for steps of
+    /// which every token is on the absorbed path. (The expanded path reads rotated tensors of its
+    /// own.) [`MlaLayer::forward_unrotated`] takes any step.
     pub rotary: Option<Rotation<'a, D>>,
 }
 
@@ -395,8 +399,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     }
 
     /// The most new tokens of a request on the absorbed path, where a step does not say:
-    /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of query lengths, and
-    /// what the decode backend takes.
+    /// [`crossover_threshold`] of the longest context, within `limits`, what the problem says of
+    /// query lengths, and what the decode backend takes.
     pub fn threshold(&self, limits: &StepLimits) -> u32 {
         let problem = &self.config.problem;
         let most = match problem.query_len {
@@ -423,7 +427,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 
     /// Allocates everything that steps within `limits` need, to be shared by all layers of the same
     /// problem and backends. Requests of more new tokens than the decode backend
-    /// [takes](BackendSpec::max_query_len) use the expanded path, whatever `limits.decode_query_len` is.
+    /// [takes](BackendSpec::max_query_len) use the expanded path, whatever
+    /// `limits.decode_query_len` is.
     ///
     /// # Errors
     ///
@@ -517,8 +522,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         })
     }
 
-    /// Calls `write` with the rows of the step's tokens, with the rotation of their queries if rows are
-    /// rotated, and with their positions.
+    /// Calls `write` with the rows of the step's tokens, with the rotation of their queries if rows
+    /// are rotated, and with their positions.
     pub(crate) fn with_rows(
         &self,
         workspace: &mut Workspace<P, D>,
@@ -714,7 +719,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
 }
 
 /// The most new tokens of a request for which the absorbed path is the faster one: by the
-/// [crossover](crate::plan::crossover) on this machine, of so much context or, without, of a long one.
+/// [crossover](crate::plan::crossover) on this machine, of so much context or, without, of a long
+/// one.
 pub fn crossover_threshold(
     machine: &Machine,
     problem: &Problem,

@@ -9,6 +9,7 @@ use crate::batch::Request;
 use crate::cache::BlockTable;
 use crate::device::{Device, GatherRows};
 use crate::error::{Error, Result};
+use crate::kv_format::KvFormat;
 use crate::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 use crate::plan::limits::ArrayLayout;
 use crate::plan::slots::{BlockTables, SKIPPED};
@@ -41,10 +42,10 @@ pub struct StepBatch<'a> {
     /// The most tokens that a request on the absorbed path will have while this step is replayed
     /// from a graph with other lengths; `None`: the most that one has now.
     pub max_len: Option<u32>,
-    /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the dense
-    /// paths, and their slot lists are not read. It is what a model chooses of each context (its `topk`),
-    /// since a request with no more is told to attend to everything. Of such requests those of more new
-    /// tokens than the threshold take the expanded path, if
+    /// Of sparse problems: requests of at most so many tokens attend to all that they see, by the
+    /// dense paths, and their slot lists are not read. It is what a model chooses of each context
+    /// (its `topk`), since a request with no more is told to attend to everything. Of such requests
+    /// those of more new tokens than the threshold take the expanded path, if
     /// [`context_rows`](StepLimits::context_rows) is not 0. 0: every request goes by its lists.
     pub dense_within: u32,
 }
@@ -92,6 +93,11 @@ pub(super) struct Step {
     /// The new tokens of each request on the expanded path, and where they begin among them.
     expanded_query_lens: Vec<u32>,
     expanded_starts: Vec<usize>,
+    /// The keys of each of these requests in the call of its new tokens: these, or its context,
+    /// too.
+    expanded_key_lens: Vec<u32>,
+    /// Whether it is its context, too. There are no chunks then.
+    context_in_one_call: bool,
     context: ContextPlan,
     /// Where each chunk's numbers begin in the array of chunks, and the end of the last.
     chunk_starts: Vec<usize>,
@@ -120,6 +126,8 @@ impl Step {
             requests: 0,
             expanded_query_lens: Vec::with_capacity(limits.requests),
             expanded_starts: Vec::with_capacity(limits.requests + 1),
+            expanded_key_lens: Vec::with_capacity(limits.requests),
+            context_in_one_call: false,
             context: ContextPlan { chunks: Vec::new() },
             chunk_starts: vec![0],
             longest: 0,
@@ -369,6 +377,8 @@ impl Step {
         };
         let expanded = &batch.requests[self.absorbed_requests..];
         self.context.chunks.clear();
+        self.context_in_one_call = false;
+        self.expanded_key_lens.clone_from(&self.expanded_query_lens);
         if expanded.iter().all(|request| context_len(request) == 0) {
             return Ok(());
         }
@@ -378,6 +388,13 @@ impl Step {
                 0,
                 "at least a page, for requests with context on the expanded path",
             ));
+        }
+        if self.fits_one_call(problem, expanded) {
+            self.context_in_one_call = true;
+            let with_context = expanded.iter().map(|r| r.q + context_len(r));
+            self.expanded_key_lens.clear();
+            self.expanded_key_lens.extend(with_context);
+            return Ok(());
         }
         let lens: Vec<u32> = expanded.iter().map(context_len).collect();
         self.context = plan_chunks(
@@ -391,6 +408,24 @@ impl Step {
             },
         )?;
         Ok(())
+    }
+
+    /// Whether the requests of the expanded path can attend to context and new tokens by one causal
+    /// call, which takes less time than two and a merge. All of these keys are then gathered from
+    /// the cache: so every new token has to be written, as it is, and there has to be room for all
+    /// rows at once.
+    fn fits_one_call(&self, problem: &Problem, expanded: &[Request]) -> bool {
+        let rows: u64 = expanded
+            .iter()
+            .map(|request| match request.q {
+                0 => 0,
+                _ => u64::from(request.kv),
+            })
+            .sum();
+        rows <= self.limits.context_rows as u64
+            && problem.kv_format == KvFormat::of(problem.dtype)
+            && !self.slots[self.absorbed_tokens..].contains(&SKIPPED)
+            && 4 * chunk_elements(expanded.len()) <= self.layout.chunks.len()
     }
 
     // Every number below fits its array's integers, by the checks of the limits and the batch.
@@ -419,6 +454,13 @@ impl Step {
         self.chunk_starts.push(0);
         let mut end = 0;
         let mut chunks = Writer::new(staging, &layout.chunks);
+        if self.context_in_one_call {
+            end += chunk_elements(self.expanded_key_lens.len());
+            self.chunk_starts.push(end);
+            chunks.extend(self.expanded_starts.iter().map(|start| *start as i32));
+            chunks.extend(self::starts(self.expanded_key_lens.iter().copied()));
+            chunks.extend(self.expanded_key_lens.iter().map(|_| 0i32));
+        }
         for chunk in &self.context.chunks {
             end += chunk_elements(chunk.seq_lens.len());
             self.chunk_starts.push(end);
@@ -504,7 +546,7 @@ impl Step {
     pub(super) fn prefill_batch(&self) -> PrefillBatch<'_> {
         PrefillBatch {
             query_lens: &self.expanded_query_lens,
-            key_lens: &self.expanded_query_lens,
+            key_lens: &self.expanded_key_lens,
             chunks: &self.context.chunks,
         }
     }
@@ -585,24 +627,53 @@ impl Step {
         arrays: D::Bytes<'a>,
     ) -> Result<StepChunk<'a, D>> {
         let chunk = &self.context.chunks[index];
-        let count = chunk.seq_lens.len();
+        let requests = chunk.request_start..chunk.request_end;
+        let gathered = self.gathered(index, arrays, requests.clone(), &chunk.seq_lens)?;
+        Ok(StepChunk {
+            chunk: Some(Chunk {
+                index,
+                query_lens: &self.expanded_query_lens[requests],
+                key_lens: &chunk.seq_lens,
+            }),
+            ..gathered
+        })
+    }
+
+    /// If context and new tokens are attended to by one call: what it needs.
+    pub(super) fn one_call<'a, D: Device>(
+        &'a self,
+        arrays: D::Bytes<'a>,
+    ) -> Result<Option<StepChunk<'a, D>>> {
+        let requests = 0..self.expanded_key_lens.len();
+        match self.context_in_one_call {
+            true => self
+                .gathered(0, arrays, requests, &self.expanded_key_lens)
+                .map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// The call of these requests to so many rows of each, whose numbers stand at `index` among
+    /// those of chunks.
+    fn gathered<'a, D: Device>(
+        &'a self,
+        index: usize,
+        arrays: D::Bytes<'a>,
+        requests: Range<usize>,
+        key_lens: &[u32],
+    ) -> Result<StepChunk<'a, D>> {
+        let count = key_lens.len();
         let start = self.chunk_starts[index];
         let end = start + chunk_elements(count);
         let all = ArrayRef::new(D::byte_range(arrays, self.layout.chunks.clone()), end)?;
         let key_starts = all.range(start + count + 1..start + 2 * count + 2)?;
         let first = self.absorbed_requests;
-        let requests = chunk.request_start..chunk.request_end;
-        let lens = &self.expanded_query_lens[requests.clone()];
+        let longest = |lens: &[u32]| lens.iter().max().map_or(0, |len| *len as usize);
         // At most `context_rows`.
-        let rows = chunk.rows() as usize;
+        let rows = key_lens.iter().map(|len| *len as usize).sum();
         Ok(StepChunk {
-            chunk: Chunk {
-                index,
-                query_lens: lens,
-                key_lens: &chunk.seq_lens,
-            },
+            chunk: None,
             tokens: self.expanded_starts[requests.start]..self.expanded_starts[requests.end],
-            rows,
             gather: GatherRows {
                 block_table: self
                     .block_table(arrays, first + requests.start..first + requests.end)?,
@@ -612,8 +683,8 @@ impl Step {
             },
             query_starts: all.range(start..start + count + 1)?,
             key_starts,
-            max_query_len: lens.iter().max().map_or(0, |len| *len as usize),
-            max_key_len: chunk.max_seq_len() as usize,
+            max_query_len: longest(&self.expanded_query_lens[requests]),
+            max_key_len: longest(key_lens),
         })
     }
 }
@@ -623,8 +694,8 @@ pub(super) fn is_dense(problem: &Problem, dense_within: u32, request: &Request) 
     !problem.sparse || (dense_within > 0 && request.kv <= dense_within)
 }
 
-/// The most new tokens that a request may have on the absorbed path, if a dense one may have `dense`: the
-/// expanded form has no lists of slots.
+/// The most new tokens that a request may have on the absorbed path, if a dense one may have
+/// `dense`: the expanded form has no lists of slots.
 pub(super) fn threshold_of(
     problem: &Problem,
     dense_within: u32,
@@ -637,12 +708,12 @@ pub(super) fn threshold_of(
     }
 }
 
-/// One chunk of a step, on the device.
+/// One attention to rows of the cache, on the device: to a chunk of the context, or to all of it
+/// and the new tokens.
 pub(super) struct StepChunk<'a, D: Device> {
-    pub(super) chunk: Chunk<'a>,
+    pub(super) chunk: Option<Chunk<'a>>,
     /// Its queries, among the tokens of the expanded path.
     pub(super) tokens: Range<usize>,
-    pub(super) rows: usize,
     pub(super) gather: GatherRows<'a, D>,
     pub(super) query_starts: ArrayRef<'a, D, i32>,
     pub(super) key_starts: ArrayRef<'a, D, i32>,
@@ -750,7 +821,14 @@ mod tests {
             let with_tokens = expanded.iter().filter(|r| r.q > 0);
             let rows: u64 = with_tokens.map(|r| u64::from(r.context_len())).sum();
             let chunks = &step.context().chunks;
-            prop_assert_eq!(chunks.iter().map(|chunk| chunk.rows()).sum::<u64>(), rows);
+            let chunk_rows = chunks.iter().map(|chunk| chunk.rows()).sum::<u64>();
+            let key_lens = &step.prefill_batch().key_lens;
+            let keys: u64 = key_lens.iter().map(|len| u64::from(*len)).sum();
+            let new = step.expanded_tokens() as u64;
+            match step.context_in_one_call {
+                true => prop_assert_eq!((chunk_rows, keys), (0, rows + new)),
+                false => prop_assert_eq!((chunk_rows, keys), (rows, new)),
+            }
         }
     }
 

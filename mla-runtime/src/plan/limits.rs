@@ -18,13 +18,15 @@ pub struct StepLimits {
     pub decode_query_len: usize,
     /// Entries of a request in the block table.
     pub pages_per_request: usize,
-    /// W: rows of a context chunk.
+    /// W: rows of a context chunk. If a step's context and its new tokens on the expanded path fit
+    /// in as many, and the cache holds rows in the queries' format, one attention does for both.
     pub context_rows: usize,
 }
 
 impl StepLimits {
-    /// So many requests with so many new tokens in all, each request in so many pages. Of one request one token
-    /// is on the decode path, and there is no room for context chunks: prompts are brought whole.
+    /// So many requests with so many new tokens in all, each request in so many pages. Of one
+    /// request one token is on the decode path, and there is no room for context chunks: prompts
+    /// are brought whole.
     pub const fn new(requests: usize, tokens: usize, pages_per_request: usize) -> Self {
         Self {
             requests,

@@ -121,14 +121,18 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         _: &mut Self::State,
         metadata: &mut Self::Metadata,
     ) -> Result<()> {
-        assert_eq!(batch.key_lens, batch.query_lens);
-        // What a backend that plans chunk by chunk would keep.
+        // What a backend that plans call by call would keep; the new tokens' call last.
         metadata.clear();
         for chunk in batch.chunks {
             let queries = &batch.query_lens[chunk.requests()];
             let tokens: u32 = queries.iter().sum();
             metadata.push((tokens as usize, chunk.rows() as usize));
         }
+        let [tokens, keys] =
+            [batch.query_lens, batch.key_lens].map(|lens| lens.iter().sum::<u32>() as usize);
+        // All of the context is in chunks, or in this call.
+        assert!(keys == tokens || batch.chunks.is_empty());
+        metadata.push((tokens, keys));
         Ok(())
     }
 
@@ -139,11 +143,9 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
         state: &mut Self::State,
         metadata: &Self::Metadata,
     ) -> Result<()> {
-        if let Some(chunk) = call.chunk {
-            let (tokens, rows) = metadata[chunk.index];
-            assert_eq!(call.query.shape()[0], tokens);
-            assert_eq!(call.values.shape()[0], rows);
-        }
+        let index = call.chunk.map_or(metadata.len() - 1, |chunk| chunk.index);
+        let sizes = (call.query.shape()[0], call.values.shape()[0]);
+        assert_eq!(sizes, metadata[index]);
         PrefillBackend::prefill(&self.cpu, device, self.checked(call), state, &())
     }
 }
