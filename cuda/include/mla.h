@@ -138,8 +138,8 @@ typedef struct MlaDecodeParams {
     /* what a byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
     /* cycles for which a CTA waits for the others that share its query tile before it falls back to
-     * one CTA combining everything; 0: the default of 100 000; negative: it never waits. The result
-     * is the same bit for bit. */
+     * one CTA combining everything; 0: 100 000, and in mla_decode_sm80 what a CTA's share of the
+     * work takes at most; negative: it never waits. The result is the same bit for bit. */
     int32_t split_patience;
 } MlaDecodeParams;
 

@@ -104,6 +104,17 @@ __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* so
                  : "memory");
 }
 
+// The same so many bytes behind the addresses: as parts of the instruction, which reads its
+// registers late, so that one pair of them serves several copies.
+template <int destination_offset, int source_offset>
+__device__ __forceinline__ void cp_async_16_at(uint32_t destination, const void* source,
+                                               bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;" ::"r"(destination),
+                 "l"(source), "r"(bytes), "n"(destination_offset), "n"(source_offset)
+                 : "memory");
+}
+
 // The same, under a policy.
 __device__ __forceinline__ void cp_async_16(uint32_t destination, const void* source, bool valid,
                                             CachePolicy policy) {

@@ -12,7 +12,7 @@
 
 namespace mla::sm80 {
 
-// Cycles that a CTA waits for others unless the caller says how many.
+// Cycles that a CTA waits for others unless the caller says how many, beside what their work takes.
 constexpr int64_t kDefaultPatience = 100000;
 
 // Layout: how a CTA's threads hold a tile.
@@ -50,7 +50,7 @@ __device__ __forceinline__ int first_row_of(int unit) {
     return unit / Layout::kRowsUnits * 16 + (threadIdx.x & 31) / 4;
 }
 
-template <class Layout, class PartialOf, class Write>
+template <class Layout, class PartialOf, class RowsOf, class Write>
 class SplitCombine {
     using State = SoftmaxState<Base2>;
     using Shared = SplitShared<Layout::kRows>;
@@ -64,14 +64,16 @@ class SplitCombine {
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
 
   public:
-    // `partial_of(part)` answers where a part lies; `write(unit, x)` writes x, of rows
-    // `first_row_of(unit)` and eight rows on, of which the statistics have maxima and sums.
+    // `partial_of(part)` answers where a part lies; `rows_of(unit)` what `write` has to know of rows
+    // `first_row_of(unit)` and eight rows on, of which the statistics have maxima and sums: the same
+    // of all units of 16 rows; `write(rows, unit, x)` writes x.
     __device__ SplitCombine(const SplitPart& split, Shared& shared, float4* exchanged,
-                            const PartialOf& partial_of, const Write& write)
+                            const PartialOf& partial_of, const RowsOf& rows_of, const Write& write)
         : split_(split),
           shared_(shared),
           exchanged_(exchanged),
           partial_of_(partial_of),
+          rows_of_(rows_of),
           write_(write) {}
 
     // After all threads have written this CTA's part.
@@ -124,9 +126,10 @@ class SplitCombine {
                 const int count = min(each, last - unit);
                 float4 sums[kAtOnce] = {};
                 add_parts<kAtOnce, 2>(unit, count, 0, split_.parts, sums);
+                const auto rows = rows_of_(unit);
 #pragma unroll
                 for (int k = 0; k < kAtOnce; ++k)
-                    if (k < count) write_(unit + k, sums[k]);
+                    if (k < count) write_(rows, unit + k, sums[k]);
             }
             begin = last;
         }
@@ -203,7 +206,7 @@ class SplitCombine {
                 sum.z += other.z;
                 sum.w += other.w;
             }
-            write_(unit, sum);
+            write_(rows_of_(unit), unit, sum);
         }
         Layout::sync();
     }
@@ -216,13 +219,17 @@ class SplitCombine {
     // Of each thread, in shared memory: what they tell each other.
     float4* exchanged_;
     const PartialOf& partial_of_;
+    const RowsOf& rows_of_;
     const Write& write_;
 };
 
-template <class Layout, class PartialOf, class Write>
+template <class Layout, class PartialOf, class RowsOf, class Write>
 __device__ void split_combine(const SplitPart& split, SplitShared<Layout::kRows>& shared,
-                              float4* exchanged, const PartialOf& partial_of, const Write& write) {
-    SplitCombine<Layout, PartialOf, Write>(split, shared, exchanged, partial_of, write).run();
+                              float4* exchanged, const PartialOf& partial_of, const RowsOf& rows_of,
+                              const Write& write) {
+    SplitCombine<Layout, PartialOf, RowsOf, Write>(split, shared, exchanged, partial_of, rows_of,
+                                                   write)
+        .run();
 }
 
 }  // namespace mla::sm80

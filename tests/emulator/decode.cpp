@@ -117,6 +117,7 @@ int main(int argc, char** argv) {
     check<B, 512, plain, 1, 1, 16>(nan, seed);
     nan.heads = 16;
     check<H, 512, plain, 2, 2, 16>(nan, seed);
+    check<H, 512, plain, 2, 2, 32>(nan, seed, kLarge);
     check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
@@ -125,7 +126,23 @@ int main(int argc, char** argv) {
                                      seed);
     check<B, 512, plain, 2, 1, 16>({"32 rows", 20, {1, 1}, {50, 17}}, seed);
     check<B, 512, plain, 2, 2, 16>({"64 rows", 61, {1, 1}, {80, 17}}, seed);
-    check<H, 512, plain, 2, 2, 32>({"64 rows wide", 64, {1}, {130}}, seed, kLarge);
+    check<H, 512, plain, 2, 2, 32>({"64 rows wide", 64, {1}, {330}}, seed, kLarge, 2);
+    for (int page : {16, 48, 64})
+        check<B, 512, plain, 2, 2, 32>({"64 rows wide, pages of " + std::to_string(page),
+                                        20,
+                                        {1, 3, 0, 1},
+                                        {70, 233, 9, 0},
+                                        512,
+                                        64,
+                                        page,
+                                        plain,
+                                        false,
+                                        true,
+                                        8.f},
+                                       seed, kLarge, 4);
+    check<B, 512, plain, 2, 2, 32>(
+        {"64 rows wide, sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false}, seed,
+        kLarge);
     check<H, 512, plain, 1, 1, 16>({"many parts", 16, {1}, {900}, 512, 64, 64}, seed,
                                    {101376, 102400}, 40);
     check<B, 512, plain, 2, 2, 16>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed);

@@ -24,6 +24,11 @@ struct Copy {
     char* to;
     const void* from;
     int bytes, valid;
+
+    void land() const {
+        std::memcpy(to, from, valid);
+        std::memset(to + valid, 0, bytes - valid);
+    }
 };
 
 // What the lanes of a warp give to and take from a common operation.
@@ -100,13 +105,28 @@ class Block {
         if (random_() % 16 == 0) yield();
     }
 
-    void sync_threads() {
-        const unsigned generation = barrier_generation_;
-        if (++barrier_arrived_ == int(threads_.size())) {
-            barrier_arrived_ = 0;
-            ++barrier_generation_;
-        } else {
-            while (barrier_generation_ == generation) yield();
+    void sync_threads() { bar_sync(0, int(threads_.size())); }
+
+    // Barrier `id`, of which `threads` threads are part.
+    void bar_sync(int id, int threads) {
+        const unsigned generation = barriers_[id].generation;
+        bar_arrive(id, threads);
+        while (barriers_[id].generation == generation) yield();
+        perhaps_yield();
+    }
+    // The same, and answers whether `own` is true of one of them.
+    bool bar_red_or(int id, int threads, bool own) {
+        barriers_[id].any |= own;
+        bar_sync(id, threads);
+        return barriers_[id].result;
+    }
+    void bar_arrive(int id, int threads) {
+        Barrier& barrier = barriers_[id];
+        if (++barrier.arrived == threads) {
+            barrier.arrived = 0;
+            barrier.result = barrier.any;
+            barrier.any = false;
+            ++barrier.generation;
         }
         perhaps_yield();
     }
@@ -155,8 +175,13 @@ class Block {
     size_t left_ = 0;
     Thread* running_ = nullptr;
     const std::function<void()>* kernel_ = nullptr;
-    int barrier_arrived_ = 0;
-    unsigned barrier_generation_ = 0;
+    struct Barrier {
+        int arrived = 0;
+        unsigned generation = 0;
+        // Of those who have arrived, and of the generation before.
+        bool any = false, result = false;
+    };
+    Barrier barriers_[16];
 };
 
 // Runs all blocks of a grid: at the same time, or one after another, in random order.

@@ -53,7 +53,8 @@ void check_capacity(Check& check, const MlaDecodeParams& p) {
     check.that(
         tokens <= INT32_MAX - 64 && int64_t(p.requests) * tiles * (tokens / 16 + 4) <= INT32_MAX,
         "max_pages", p.max_pages,
-        "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all requests "
+        "less than 2^31 tokens per request, and less than 2^31 tiles of 16 tokens over all "
+        "requests "
         "and tiles of 16 query rows");
 }
 
@@ -160,7 +161,7 @@ KernelParams kernel_params(const MlaDecodeParams& p) {
     const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * kLog2E;
     k.out_scale = cache_scale;
-    k.patience = p.split_patience == 0 ? kDefaultPatience : p.split_patience;
+    k.patience = p.split_patience;
     return k;
 }
 
@@ -188,8 +189,9 @@ extern "C" MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params,
     for (int query_len = 1; query_len <= params->query_len; ++query_len) {
         MlaDecodeParams shorter = *params;
         shorter.query_len = query_len;
+        const Shape shape = shape_of(shorter);
         Fit f;
-        s = variant_for(kind_of(shorter), shape_of(shorter).rows).fit(device, shape_of(shorter), f);
+        s = variant_for(kind_of(shorter), device, shape).fit(device, shape, f);
         if (s.code != MLA_OK) return s;
         *bytes = std::max(*bytes, f.workspace_bytes);
     }
@@ -206,7 +208,7 @@ extern "C" MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDev
     s = device_limits(limits, device);
     if (s.code != MLA_OK) return s;
     const Shape shape = shape_of(p);
-    const Variant variant = variant_for(kind_of(p), shape.rows);
+    const Variant variant = variant_for(kind_of(p), device, shape);
     Fit f;
     s = variant.fit(device, shape, f);
     if (s.code != MLA_OK) return s;

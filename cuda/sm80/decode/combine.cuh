@@ -35,17 +35,21 @@ class Output {
     __device__ Output(const KernelParams& p, char* shared, int row_group, int column_group)
         : p_(p), shared_(shared), row_group_(row_group), column_group_(column_group) {}
 
-    // After a barrier that follows the softmax's `finish`.
-    __device__ void write(const Item& item, const Accumulators<C>& o) const {
+    // After a barrier that follows the softmax's `finish`. Of a CTA's range of the schedule, `share`
+    // is the length.
+    __device__ void write(const Item& item, const Accumulators<C>& o, int share) const {
         if (item.parts == 1) return write_rows(item, o);
         store(partial(item, item.part), o);
+        const int64_t patience =
+            p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience;
         auto* counters = reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(item, 0);
         // Nobody uses the scores' place between two items.
         split_combine<Layout>(
-            {counters, item.part, item.parts, item.combiners, p_.patience}, statistics().rows,
+            {counters, item.part, item.parts, item.combiners, patience}, statistics().rows,
             reinterpret_cast<float4*>(shared_ + C::kScoreOffset),
             [&](int part) { return partial(item, part); },
-            [&](int unit, const float4& x) { write_unit(item, unit, x); });
+            [&](int unit) { return rows_of(item, unit); },
+            [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
 
   private:
@@ -81,31 +85,6 @@ class Output {
         }
     }
 
-    // Sums of all parts.
-    __device__ void write_unit(const Item& item, int unit, const float4& x) const {
-        const int of_tile = first_row_of<Layout>(unit);
-        const int of_rows = unit % Layout::kRowsUnits;
-        const int i = of_rows / kColumnGroups, column_group = of_rows % kColumnGroups;
-        const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Row row = row_of(item, of_tile + half * 8);
-            if (!row.exists) continue;
-            T* to = row.out + column_group * C::kColumns;
-            const float low = values[half * 2] * row.scale, high = values[half * 2 + 1] * row.scale;
-            const int quad = threadIdx.x & 3;
-            if constexpr (C::kBytes) {
-                // The even or the odd columns of sixteen.
-                to += i / 2 * 16 + quad * 4 + i % 2;
-                to[0] = T(low);
-                to[2] = T(high);
-            } else {
-                *reinterpret_cast<uint32_t*>(to + i * 8 + quad * 2) = ptx::cvt_rn_x2<T>(low, high);
-            }
-            if (of_rows == 0 && quad == 0) write_lse(row);
-        }
-    }
-
     // Of the output.
     struct Row {
         bool exists;
@@ -133,6 +112,40 @@ class Output {
         r.lse = natural_lse(maximum, sum);
         r.out = static_cast<T*>(p_.out) + r.token * p_.out_token_stride + head * p_.out_head_stride;
         return r;
+    }
+
+    // Of a unit: the row of this lane's first two values, and of the others.
+    struct Rows {
+        Row of_half[2];
+    };
+
+    __device__ Rows rows_of(const Item& item, int unit) const {
+        const int of_tile = first_row_of<Layout>(unit);
+        return {row_of(item, of_tile), row_of(item, of_tile + 8)};
+    }
+
+    // Sums of all parts.
+    __device__ void write_unit(const Rows& rows, int unit, const float4& x) const {
+        const int of_rows = unit % Layout::kRowsUnits;
+        const int i = of_rows / kColumnGroups, column_group = of_rows % kColumnGroups;
+        const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Row& row = rows.of_half[half];
+            if (!row.exists) continue;
+            T* to = row.out + column_group * C::kColumns;
+            const float low = values[half * 2] * row.scale, high = values[half * 2 + 1] * row.scale;
+            const int quad = threadIdx.x & 3;
+            if constexpr (C::kBytes) {
+                // The even or the odd columns of sixteen.
+                to += i / 2 * 16 + quad * 4 + i % 2;
+                to[0] = T(low);
+                to[2] = T(high);
+            } else {
+                *reinterpret_cast<uint32_t*>(to + i * 8 + quad * 2) = ptx::cvt_rn_x2<T>(low, high);
+            }
+            if (of_rows == 0 && quad == 0) write_lse(row);
+        }
     }
 
     __device__ void write_lse(const Row& row) const {

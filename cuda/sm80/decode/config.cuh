@@ -42,8 +42,11 @@ struct Config {
                                      : WarpTiles > 1 || Tokens > 16 ? 2
                                      : Latent > 256                 ? 3
                                                                     : 4;
-    // Whether a CTA computes one KV tile at a time.
+    // Whether a CTA computes one KV tile at a time. Otherwise it computes the scores of the next one
+    // before the values of this one.
     static constexpr bool kOneStage = RowGroups == 1;
+    // KV tiles that it needs at least: what is computed and one in flight.
+    static constexpr int kLeastStages = kOneStage ? 2 : 3;
     // Latent columns of a warp, and their products' steps of 16.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;

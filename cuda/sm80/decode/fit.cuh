@@ -14,9 +14,6 @@ struct Fit {
     size_t shared_bytes, workspace_bytes;
 };
 
-// One KV tile is computed while another is in flight.
-constexpr int kLeastStages = 2;
-
 // As many CTAs per SM as registers allow, as long as each has enough stages. No CTAs if not even
 // one has.
 template <class C>
@@ -27,9 +24,9 @@ Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, 
     for (f.resident = C::kResident;; --f.resident) {
         const int room = std::min(shared_of_cta, shared_of_sm / f.resident - reserved);
         f.stages = std::min((room - C::kStagesOffset) / tile, kMaxStages);
-        if (f.stages >= kLeastStages || f.resident == 1) break;
+        if (f.stages >= C::kLeastStages || f.resident == 1) break;
     }
-    if (f.stages < kLeastStages) return {};
+    if (f.stages < C::kLeastStages) return {};
     f.shared_bytes = C::shared_bytes(rope_dim, f.stages);
     f.ctas = std::min(multiprocessors * f.resident, kMaxCtas) / pair * pair;
     f.workspace_bytes = kCounterBytes + size_t(2) * f.ctas * C::kPartialFloats * sizeof(float);

@@ -4,13 +4,15 @@
 // quarters meet in shared memory (softmax), and the warp multiplies P by the same columns (values).
 // Where two or more CTAs share an SM, they take turns at what takes long. A CTA that has it for
 // itself computes the scores of the next tile before the values of this one, so that warps come to
-// the barrier between them with long work behind and before them.
+// the barrier between them with long work behind and before them; and one of its row groups
+// multiplies while the other is at its softmax (row_groups.cuh).
 #pragma once
 
 #include <type_traits>
 
 #include "combine.cuh"
 #include "loader.cuh"
+#include "row_groups.cuh"
 
 namespace mla::sm80::decode {
 
@@ -19,22 +21,22 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
     const __grid_constant__ KernelParams p) {
     using Softmax = std::conditional_t<C::kShared, SharedSoftmax<C>, RegisterSoftmax<C>>;
     char* shared = ptx::dynamic_shared();
-    const int warp = threadIdx.x / 32;
-    const int row_group = warp / kColumnGroups, column_group = warp % kColumnGroups;
-    auto& own = reinterpret_cast<typename C::WarpShared*>(shared + C::kWarpOffset)[warp];
+    const Place place;
+    auto& own =
+        reinterpret_cast<typename C::WarpShared*>(shared + C::kWarpOffset)[threadIdx.x / 32];
     auto& statistics = *reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
-    const bool has_rope = column_group * 16 < p.rope_dim;
     const int stage_bytes = C::kTokens * p.pitch;
 
     typename C::Plan plan(p, own.plan);
     plan.begin();
-    Loader<C> loader(p, plan, own.loader, own.valid);
+    Loader<C> loader(p, place, plan, own.loader, own.valid);
     if (!loader.has(0)) return;
-    for (int i = C::kOneStage; i < p.stages; ++i) loader.next();
+    for (int i = 1; i < p.stages; ++i) loader.next();
 
-    Softmax softmax(shared, row_group, column_group);
-    const Products<C> products(p.pitch, column_group, has_rope);
-    const Output<C> output(p, shared, row_group, column_group);
+    Softmax softmax(shared, place);
+    const RowGroups<C> groups(place);
+    const Products<C> products(p, place);
+    const Output<C> output(p, shared, place.row_group(), place.column_group());
 
     int stage = 0;
     own.index = 0;
@@ -47,7 +49,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 struct Row {
                     const char *latent, *rope;
                 } pointers = {nullptr, nullptr};
-                const int row = item.first_row + row_group * C::kWarpRows + r;
+                const int row = item.first_row + place.row_group() * C::kWarpRows + r;
                 if (row < rows) {
                     const int token = item.q_begin + row / p.heads, head = row % p.heads;
                     pointers.latent =
@@ -59,7 +61,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 }
                 return pointers;
             },
-            column_group, has_rope);
+            place.column_group(), place.column_group() * 16 < p.rope_dim);
         // How many tokens a row of the warp attends to. What it depends on is read where it is
         // asked for: registers are few.
         const auto limit_of = [&](int r) {
@@ -67,7 +69,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
             if (!p.causal) return kv_len;
             const int first_row = ptx::ld_shared_s32(ptx::shared_address(&item.first_row));
             const int before = ptx::ld_shared_s32(ptx::shared_address(&item.before));
-            const int row = first_row + row_group * C::kWarpRows + r;
+            const int row = first_row + place.row_group() * C::kWarpRows + r;
             return min(before + row / p.heads + 1, kv_len);
         };
         const auto facts_of = [&](int tile, int at) {
@@ -106,15 +108,16 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                     }
             }
         };
-        const auto add_values = [&](int tile) {
-            rescale_output();
-            if (p.causal &&
+        const auto add_values = [&](int tile, bool rescale) {
+            if (rescale) rescale_output();
+            if (!C::kBytes && p.causal &&
                 (tile + 1) * C::kTokens > ptx::ld_shared_s32(ptx::shared_address(&item.unmasked)) &&
                 item.q_len > 1) {
+                // Row groups clear for each other what both have made scores of.
+                if constexpr (C::kRowGroups > 1) __syncthreads();
                 products.clear_nonfinite(shared + C::kStagesOffset + stage * stage_bytes,
-                                         row_group);
-                // Row groups clear for each other.
-                if constexpr (C::kRowGroups > 1 && !C::kBytes) __syncthreads();
+                                         place.row_group());
+                if constexpr (C::kRowGroups > 1) __syncthreads();
             }
             products.values(softmax, address_of(stage), o);
         };
@@ -133,36 +136,45 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                 __syncthreads();
                 softmax.apply(p, products, facts_of(tile, stage), limit_of);
                 if constexpr (C::kShared) __syncthreads();
-                add_values(tile);
+                add_values(tile, true);
                 stage = following(stage);
             }
         } else {
-            wait_for_copies(p.stages - 1);
+            // The first two tiles are there.
+            wait_for_all_but(p.stages > 3);
             __syncthreads();
-            put_scores(stage);
-            __syncthreads();
-            softmax.apply(p, products, facts_of(item.tile_begin, stage), limit_of);
-            wait_for_copies(p.stages - 2);
-            __syncthreads();
+            const auto is_first = [&](int tile) {
+                return tile == ptx::ld_shared_s32(ptx::shared_address(&item.tile_begin));
+            };
+            // The stage of `tile` + 1. Before the first tile there are its scores to be made.
+            int ahead = stage;
+            // Whether the output of the row group's rows is to be rescaled.
+            bool rescale = false;
 #pragma unroll 1
-            for (int tile = item.tile_begin; has_tile(tile); ++tile) {
-                const bool more = has_tile(tile + 1);
-                const int next = following(stage);
-                if (more) put_scores(next);
-                add_values(tile);
-                __syncthreads();
-                loader.next();
-                if (more) {
-                    softmax.apply(p, products, facts_of(tile + 1, next), limit_of);
-                    wait_for_copies(p.stages - 2);
-                    __syncthreads();
+            for (int tile = item.tile_begin - 1;; ++tile) {
+                const bool more = has_tile(tile + 1), values = !is_first(tile + 1);
+                if (!is_first(tile)) {
+                    if (values) groups.wait(tile - 1);
+                    loader.next();
                 }
-                stage = next;
+                if (more) put_scores(ahead);
+                if (values) add_values(tile, rescale);
+                if (!more) break;
+                if (values) {
+                    wait_for_all_but(p.stages > 3);
+                    groups.pass(tile);
+                }
+                groups.sync();
+                rescale =
+                    groups.sync_or(softmax.apply(p, products, facts_of(tile + 1, ahead), limit_of));
+                stage = ahead;
+                ahead = following(ahead);
             }
+            stage = ahead;
         }
         softmax.finish(statistics);
         __syncthreads();
-        output.write(item, o);
+        output.write(item, o, own.plan.share);
         // The last tile's copies were followed by a look at what comes next.
         const int next_item = own.index + 1;
         if (!loader.has(next_item)) return;

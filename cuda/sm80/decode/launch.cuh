@@ -24,11 +24,16 @@ struct Variant {
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
 };
 
+template <class C>
+Fit fit_to(const Limits& l, const Shape& s) {
+    return fit<C>(l.shared_of_cta, l.shared_of_sm, kReserved, l.multiprocessors, s.rope_dim,
+                  pair_of(s.rows, C::kRows));
+}
+
 // Loads the kernel, too.
 template <class C>
 MlaStatus fit_variant(const Limits& l, const Shape& s, Fit& f) {
-    f = fit<C>(l.shared_of_cta, l.shared_of_sm, kReserved, l.multiprocessors, s.rope_dim,
-               pair_of(s.rows, C::kRows));
+    f = fit_to<C>(l, s);
     if (f.ctas > 0)
         return cuda_status("cudaFuncSetAttribute",
                            allow_shared<&decode_kernel<C>>(l.device, f.shared_bytes));
@@ -60,25 +65,53 @@ Variant variant() {
     return {&fit_variant<C>, &launch_variant<C>};
 }
 
+// Whether the device has the shared memory that KV tiles of this size are worth: for as many CTAs
+// as registers allow.
+template <class C>
+bool has_room(const Limits& l, const Shape& s) {
+    return fit_to<C>(l, s).resident == C::kResident;
+}
+
+// KV tiles of 32 tokens where there is room for them, of 16 otherwise.
+template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups>
+Variant variant_with_room(const Limits& l, const Shape& s) {
+    using Large = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, 32>;
+    using Small = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, 16>;
+    return has_room<Large>(l, s) ? variant<Large>() : variant<Small>();
+}
+
 // By the rows of a request: 16, 32 and 64 rows per CTA. What P takes of registers for four groups
-// of columns, 32 rows in four warps do not have.
+// of columns, 32 rows in four warps do not have, and what converting bytes takes, 64 rows by 32
+// tokens.
 template <typename T, int kLatent, CacheFormat kFormat>
-Variant variant_of(int rows) {
-    if (rows <= 16) return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
+Variant variant_of(const Limits& l, const Shape& s) {
+    constexpr bool kTwoSizes = kFormat == CacheFormat::plain && kLatent == 512;
+    if (s.rows <= 16) {
+        if constexpr (kFormat != CacheFormat::e4m3_grouped && kLatent == 512)
+            return variant_with_room<T, kLatent, kFormat, 1, 1>(l, s);
+        return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
+    }
     if constexpr (kFormat != CacheFormat::e4m3_grouped)
-        if (rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
+        if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
+    if constexpr (kTwoSizes) return variant_with_room<T, kLatent, kFormat, 2, 2>(l, s);
     return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();
 }
 
-extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::plain>(int);
-extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3>(int);
-extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(int);
-extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::plain>(int);
-extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::e4m3>(int);
-extern template Variant variant_of<__half, 512, CacheFormat::plain>(int);
-extern template Variant variant_of<__half, 512, CacheFormat::e4m3>(int);
-extern template Variant variant_of<__half, 512, CacheFormat::e4m3_grouped>(int);
-extern template Variant variant_of<__half, 256, CacheFormat::plain>(int);
-extern template Variant variant_of<__half, 256, CacheFormat::e4m3>(int);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::plain>(const Limits&,
+                                                                           const Shape&);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3>(const Limits&,
+                                                                          const Shape&);
+extern template Variant variant_of<__nv_bfloat16, 512, CacheFormat::e4m3_grouped>(const Limits&,
+                                                                                  const Shape&);
+extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::plain>(const Limits&,
+                                                                           const Shape&);
+extern template Variant variant_of<__nv_bfloat16, 256, CacheFormat::e4m3>(const Limits&,
+                                                                          const Shape&);
+extern template Variant variant_of<__half, 512, CacheFormat::plain>(const Limits&, const Shape&);
+extern template Variant variant_of<__half, 512, CacheFormat::e4m3>(const Limits&, const Shape&);
+extern template Variant variant_of<__half, 512, CacheFormat::e4m3_grouped>(const Limits&,
+                                                                           const Shape&);
+extern template Variant variant_of<__half, 256, CacheFormat::plain>(const Limits&, const Shape&);
+extern template Variant variant_of<__half, 256, CacheFormat::e4m3>(const Limits&, const Shape&);
 
 }  // namespace mla::sm80::decode

@@ -1,13 +1,14 @@
 // Copies KV tiles to shared memory ahead of the computation.
 //
-// Of 16 tokens each warp copies as many rows as every other warp: several lanes a row, one address
-// per lane. What says where the next 16 tokens lie (a page number, or slots) is read while the 16
-// before them are copied.
+// Of 16 tokens (of twice as many, where a KV tile has them for as many warps) each warp copies as
+// many rows as every other warp: several lanes a row, one address per lane. What says where the next
+// tokens lie (a page number, or slots) is read while those before them are copied.
 #pragma once
 
 #include <type_traits>
 
 #include "config.cuh"
+#include "place.cuh"
 #include "ptx/sm80.cuh"
 
 namespace mla::sm80::decode {
@@ -32,16 +33,20 @@ __device__ __forceinline__ void wait_for_copies(int groups) {
     }
 }
 
+// The same for the latest group, or none.
+__device__ __forceinline__ void wait_for_all_but(bool latest) {
+    if (latest)
+        ptx::cp_async_wait_group<1>();
+    else
+        ptx::cp_async_wait_group<0>();
+}
+
 template <class C>
 class Loader {
   public:
-    __device__ Loader(const KernelParams& p, typename C::Plan& plan, LoaderState& state,
-                      uint32_t* valid)
-        : p_(p), plan_(plan), state_(state), valid_(valid) {
-        const int thread = threadIdx.x;
-        row_ = thread / kLanes;
-        byte_ = thread % kLanes * 16;
-        row_bytes_ = C::row_bytes(p.rope_dim);
+    __device__ Loader(const KernelParams& p, const Place& place, typename C::Plan& plan,
+                      LoaderState& state, uint32_t* valid)
+        : p_(p), place_(place), plan_(plan), state_(state), valid_(valid) {
         LoaderState s = {};
         s.more = plan_.next(0);
         if (s.more) begin_item(s);
@@ -57,13 +62,13 @@ class Loader {
             if (p_.sparse) {
                 uint32_t valid = 0;
 #pragma unroll
-                for (int unit = 0; unit < C::kTokens / 16; ++unit)
-                    valid |= copy_slots(s, to + unit * 16 * p_.pitch) << 16 * unit;
-                if ((threadIdx.x & 31) == 0) valid_[s.stage] = valid;
+                for (int token = 0; token < C::kTokens; token += kStep)
+                    valid |= copy_slots(s, to + token * p_.pitch) << token;
+                if (place_.lane() == 0) valid_[s.stage] = valid;
             } else {
 #pragma unroll
-                for (int unit = 0; unit < C::kTokens / 16; ++unit)
-                    copy_pages(s, to + unit * 16 * p_.pitch);
+                for (int token = 0; token < C::kTokens; token += kStep)
+                    copy_pages(s, to + token * p_.pitch);
             }
             if (--s.tiles == 0) {
                 s.more = plan_.next(++s.index);
@@ -79,8 +84,9 @@ class Loader {
     __device__ bool has(int index) const { return index < state_.index || state_.more; }
 
   private:
-    // Lanes that copy one row, 16 bytes each at a time.
-    static constexpr int kLanes = C::kThreads / 16;
+    // Tokens that all threads copy at a time; lanes that copy one row, 16 bytes each at a time.
+    static constexpr int kStep = C::kTokens >= 32 && C::kThreads >= 256 ? 32 : 16;
+    static constexpr int kLanes = C::kThreads / kStep;
     static constexpr bool kInRegisters = C::kStateInRegisters;
 
     __device__ void put(const LoaderState& s) {
@@ -88,7 +94,7 @@ class Loader {
             state_ = s;
         } else {
             __syncwarp();
-            if ((threadIdx.x & 31) == 0) state_ = s;
+            if (place_.lane() == 0) state_ = s;
             __syncwarp();
         }
     }
@@ -97,6 +103,10 @@ class Loader {
         return p_.block_table + plan_.item(s.index).request * p_.block_table_stride;
     }
 
+    // The row, of kStep, of which this thread copies a share, and the first of its 16.
+    __device__ int own_row() const { return place_.thread() / kLanes; }
+    __device__ int sixteen() const { return own_row() & ~15; }
+
     __device__ void begin_item(LoaderState& s) {
         const Item& item = plan_.item(s.index);
         s.tiles = item.tile_end - item.tile_begin;
@@ -104,57 +114,69 @@ class Loader {
         if (p_.sparse) {
             look_ahead_slots(s);
         } else {
+            s.token += sixteen();
             const int page = page_of(s.token);
             next_ = s.token < item.kv_len ? table(s)[page] : 0;
             begin_page(s, page);
-            s.from += (s.token - page * p_.page_size) * p_.cache_slot_stride;
         }
     }
 
-    // Goes to the page that was looked up, and looks up the one after it.
+    // Goes to the page that was looked up, which has the next token, and looks up the one after it.
     __device__ void begin_page(LoaderState& s, int page) {
-        s.from = p_.cache + next_ * p_.cache_page_stride;
-        s.page_end = (page + 1) * p_.page_size;
-        if (s.page_end < plan_.item(s.index).kv_len) next_ = table(s)[page + 1];
+        const int begins = page * p_.page_size;
+        s.from =
+            p_.cache + next_ * p_.cache_page_stride + (s.token - begins) * p_.cache_slot_stride;
+        s.page_end = begins + p_.page_size;
+        // The first token behind this page that this thread copies: pages are multiples of 16.
+        const int next = s.page_end + (s.page_end - s.token) % kStep;
+        if (next < plan_.item(s.index).kv_len)
+            next_ = table(s)[kStep == 16 ? page + 1 : page_of(next)];
     }
 
     __device__ void copy_pages(LoaderState& s, uint32_t to) {
         const int left = plan_.item(s.index).kv_len - s.token;
-        // Of row 0 where there is none: no address behind the cache.
-        const bool exists = row_ < left;
-        copy_row(to, s.from + (exists ? row_ : 0) * p_.cache_slot_stride, exists);
-        s.token += 16;
-        s.from += 16 * p_.cache_slot_stride;
-        if (s.token == s.page_end) begin_page(s, page_of(s.token));
+        // Of the first row where there is none: no address behind the cache.
+        const int row = own_row() % 16;
+        const bool exists = row < left;
+        copy_row(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists);
+        s.token += kStep;
+        s.from += kStep * p_.cache_slot_stride;
+        if (s.token >= s.page_end) begin_page(s, page_of(s.token));
     }
 
-    // Answers which of 16 slots there are.
+    // Answers which of the slots there are.
     __device__ uint32_t copy_slots(LoaderState& s, uint32_t to) {
         const bool exists = next_ >= 0 && next_ < p_.slots;
-        const uint32_t valid = __ballot_sync(~0u, exists) & 0xffff;
-        // Lanes l and l + 16 know of slot l.
-        const int slot = __shfl_sync(~0u, exists ? next_ : 0, row_);
-        s.token += 16;
+        const uint32_t valid = __ballot_sync(~0u, exists) & (kStep == 16 ? 0xffff : ~0u);
+        const int row = own_row(), slot = __shfl_sync(~0u, exists ? next_ : 0, row);
+        s.token += kStep;
         look_ahead_slots(s);
-        copy_row(to, p_.cache + row_offset(slot), (valid >> row_ & 1) != 0);
+        copy_row(to, p_.cache + row_offset(slot), (valid >> row & 1) != 0);
         return valid;
     }
 
+    // Lane l knows of slot l; where 16 are copied at a time, lane l + 16 knows of it, too.
     __device__ void look_ahead_slots(const LoaderState& s) {
-        const int token = s.token + (threadIdx.x & 15);
+        const int token = s.token + (place_.lane() & (kStep - 1));
         next_ = token < plan_.item(s.index).kv_len ? table(s)[token] : -1;
     }
 
     // This thread's share of its row, zeros if there is no such row.
     __device__ void copy_row(uint32_t to, const char* row, bool exists) const {
-        to += row_ * p_.pitch + byte_;
-        row += byte_;
-        constexpr int kMost = C::row_bytes(64);
-#pragma unroll
-        for (int at = 0; at < kMost; at += kLanes * 16) {
+        const int byte = place_.thread() % kLanes * 16;
+        to += own_row() * p_.pitch + byte;
+        row += byte;
+        copy_chunks<0>(to, row, exists, C::row_bytes(p_.rope_dim) - byte);
+    }
+
+    // What of the row is `at` bytes and further behind this lane's first, up to `bytes`.
+    template <int at>
+    __device__ static void copy_chunks(uint32_t to, const char* row, bool exists, int bytes) {
+        if constexpr (at < C::row_bytes(64)) {
             // The latent values of every row take as much.
-            const bool always = at + kLanes * 16 <= C::kRopeOffset;
-            if (always || at + byte_ < row_bytes_) ptx::cp_async_16(to + at, row + at, exists);
+            constexpr bool always = at + kLanes * 16 <= C::kRopeOffset;
+            if (always || at < bytes) ptx::cp_async_16_at<at, at>(to, row, exists);
+            copy_chunks<at + kLanes * 16>(to, row, exists, bytes);
         }
     }
 
@@ -169,11 +191,10 @@ class Loader {
     }
 
     const KernelParams& p_;
+    const Place& place_;
     typename C::Plan& plan_;
     std::conditional_t<kInRegisters, LoaderState, LoaderState&> state_;
     uint32_t* valid_;
-    // The row of 16 that this thread copies, and its first byte of it; bytes of a row.
-    int row_, byte_, row_bytes_;
     // The page after the next token's, or this lane's next slot.
     int next_ = 0;
 };

@@ -14,6 +14,9 @@ constexpr int kMaxStages = 6;
 constexpr int kMaxCtas = 1024;
 constexpr size_t kCounterBytes = kMaxCtas * 2 * sizeof(int32_t);
 
+// More cycles than a KV tile takes.
+constexpr int64_t kTilePatience = 10000;
+
 enum class CacheFormat {
     // L + R values of the queries' type
     plain,
@@ -58,7 +61,8 @@ struct KernelParams {
     int sparse;
     // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA.
     int tile_cost, least_share;
-    // Cycles that a CTA waits for the other parts of a tile of rows.
+    // Cycles that a CTA waits for the other parts of a tile of rows; 0: kDefaultPatience, and
+    // kTilePatience for each KV tile of a CTA's share, since one may have much less than a share.
     int64_t patience;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;

@@ -10,6 +10,7 @@
 
 #include "config.cuh"
 #include "formats/e4m3_words.cuh"
+#include "place.cuh"
 #include "ptx/sm80.cuh"
 
 namespace mla::sm80::decode {
@@ -68,40 +69,37 @@ class Products {
     using T = typename C::Element;
 
   public:
-    __device__ Products(int pitch, int column_group, bool has_rope)
-        : pitch_(pitch), has_rope_(has_rope) {
-        const int lane = threadIdx.x & 31;
-        const int column = column_group * C::kColumns * C::kLatentBytes;
-        // Rows 0 to 7 and 8 to 15 in turn, or first one row block's two chunks.
-        const int by_rows = (lane & 15) * pitch_ + (lane >> 4) * 16;
-        const int by_chunks = ((lane & 7) + (lane >> 4) * 8) * pitch_ + (lane >> 3 & 1) * 16;
-        column_bytes_ = column;
-        value_offset_ = by_rows + column;
-        key_offset_ = (C::kBytes ? by_rows : by_chunks) + column;
-        rope_offset_ = C::kFormat == CacheFormat::e4m3
-                           ? (lane & 15) * pitch_ + C::kRopeOffset + column_group * 16
-                           : by_chunks + C::kRopeOffset + column_group * 32;
-        scale_offset_ = C::kScaleOffset + column_group * 4;
-    }
+    __device__ Products(const KernelParams& p, const Place& place) : p_(p), place_(place) {}
 
     // Of tokens 16 * unit to 16 * unit + 15 of the stage.
     __device__ void scores(const QueryFragments<C>& q, uint32_t stage, int unit,
                            Scores<C>& s) const {
         // Two sums where one would make a chain of few, long steps.
         constexpr int kSums = C::kWarpTiles == 1 ? 2 : 1;
-        const uint32_t from = stage + unit * 16 * pitch_;
+        const uint32_t from = stage + unit * 16 * p_.pitch;
+        const int row = C::kBytes ? by_rows() : by_chunks();
+        const uint32_t keys = from + row + column_bytes();
         float sums[kSums][C::kWarpTiles][2][4] = {};
         uint32_t nan[2] = {};
         // Each load yields 16 bytes of a cache row: one step of values, or two of bytes. It is
         // under way while the one before it is multiplied.
         constexpr int kLoads = C::kSteps / (C::kBytes ? 2 : 1);
         uint32_t words[2][4];
-        ptx::ldmatrix_x4(words[0], from + key_offset_);
+        // Grouped latent values have to be scaled before rotary ones are added.
+        const bool has_rope = place_.column_group() * 16 < p_.rope_dim;
+        if constexpr (!C::kGrouped) {
+            // Without rotary values for this warp, zeros.
+            uint32_t rope[4] = {};
+            if (has_rope) load_rope(rope, from);
+            ptx::ldmatrix_x4(words[0], keys);
+            multiply_rope(sums[0], q, rope, nan);
+        } else {
+            ptx::ldmatrix_x4(words[0], keys);
+        }
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
             const uint32_t (&w)[4] = words[i % 2];
-            if (i + 1 < kLoads)
-                ptx::ldmatrix_x4(words[(i + 1) % 2], from + key_offset_ + (i + 1) * 32);
+            if (i + 1 < kLoads) ptx::ldmatrix_x4(words[(i + 1) % 2], keys + (i + 1) * 32);
             if constexpr (C::kBytes) {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
@@ -110,20 +108,11 @@ class Products {
                 multiply_pair(sums[i % kSums], q, i, w);
             }
         }
-        if constexpr (C::kGrouped) scale_scores(sums, from);
-        if (has_rope_) {
-            if constexpr (C::kFormat == CacheFormat::e4m3) {
-                uint32_t words[2];
-                ptx::ldmatrix_x2(words, from + rope_offset_);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) multiply_bytes(sums[0], q, C::kSteps, i, words[i], nan);
-            } else {
-                uint32_t b[4];
-                ptx::ldmatrix_x4(b, from + rope_offset_);
-                // The cache's rotary values are bf16 whatever the queries are.
-                if constexpr (C::kGrouped && std::is_same_v<T, __half>)
-                    for (uint32_t& word : b) word = half_of_bf16(word);
-                multiply_pair(sums[0], q, C::kSteps, b);
+        if constexpr (C::kGrouped) {
+            scale_scores(sums, from);
+            if (has_rope) {
+                load_rope(words[0], from);
+                multiply_rope(sums[0], q, words[0], nan);
             }
         }
 #pragma unroll
@@ -141,9 +130,9 @@ class Products {
 
     // What P of two neighbouring tokens of the tile has to be multiplied by for `column_group`.
     __device__ float2 value_scales(const char* stage, int token, int column_group) const {
-        const char* from = stage + token * pitch_ + C::kScaleOffset + column_group * 4;
+        const char* from = stage + token * p_.pitch + C::kScaleOffset + column_group * 4;
         return {*reinterpret_cast<const float*>(from),
-                *reinterpret_cast<const float*>(from + pitch_)};
+                *reinterpret_cast<const float*>(from + p_.pitch)};
     }
 
     // Makes zeros of what is no finite number in this warp's columns, each row group of a share of
@@ -153,9 +142,9 @@ class Products {
         if constexpr (!C::kBytes) {
             constexpr int kChunks = C::kColumns / 8;
             constexpr uint32_t exponent = std::is_same_v<T, __half> ? 0x7c00 : 0x7f80;
-            const int lane = ptx::laneid();
+            const int lane = place_.lane();
             for (int i = row_group * 32 + lane; i < C::kTokens * kChunks; i += 32 * C::kRowGroups) {
-                char* at = stage + i / kChunks * pitch_ + column_bytes_ + i % kChunks * 16;
+                char* at = stage + i / kChunks * p_.pitch + column_bytes() + i % kChunks * 16;
                 const uint4 v = *reinterpret_cast<const uint4*>(at);
                 bool finite = true;
                 for (uint32_t word : {v.x, v.y, v.z, v.w})
@@ -171,12 +160,13 @@ class Products {
     template <typename P>
     __device__ void values(const P& p, uint32_t stage,
                            float (&o)[C::kWarpTiles][C::kColumns / 8][4]) const {
+        const uint32_t first = stage + by_rows() + column_bytes();
 #pragma unroll
         for (int unit = 0; unit < C::kTokens / 16; ++unit) {
             uint32_t a[C::kWarpTiles][4];
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) p(tile, unit, a[tile]);
-            const uint32_t from = stage + unit * 16 * pitch_ + value_offset_;
+            const uint32_t from = first + unit * 16 * p_.pitch;
             constexpr int kPairs = C::kColumns / (C::kBytes ? 32 : 16);
             uint32_t loaded[2][4];
             ptx::ldmatrix_x4_trans(loaded[0], from);
@@ -216,6 +206,33 @@ class Products {
                                       __uint_as_float(pair & 0xffff0000u));
     }
 
+    // The rotary values of 16 tokens. Of bytes there are two words.
+    __device__ void load_rope(uint32_t (&b)[4], uint32_t from) const {
+        if constexpr (C::kFormat == CacheFormat::e4m3) {
+            uint32_t words[2];
+            ptx::ldmatrix_x2(words, from + (place_.lane() & 15) * p_.pitch + C::kRopeOffset +
+                                        place_.column_group() * 16);
+            b[0] = words[0];
+            b[1] = words[1];
+        } else {
+            ptx::ldmatrix_x4(b, from + by_chunks() + C::kRopeOffset + place_.column_group() * 32);
+        }
+    }
+
+    __device__ static void multiply_rope(float (&sums)[C::kWarpTiles][2][4],
+                                         const QueryFragments<C>& q, uint32_t (&b)[4],
+                                         uint32_t (&nan)[2]) {
+        if constexpr (C::kFormat == CacheFormat::e4m3) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) multiply_bytes(sums, q, C::kSteps, i, b[i], nan);
+        } else {
+            // The cache's rotary values are bf16 whatever the queries are.
+            if constexpr (C::kGrouped && std::is_same_v<T, __half>)
+                for (uint32_t& word : b) word = half_of_bf16(word);
+            multiply_pair(sums, q, C::kSteps, b);
+        }
+    }
+
     // Two blocks of eight tokens by one step of columns.
     __device__ static void multiply_pair(float (&sums)[C::kWarpTiles][2][4],
                                          const QueryFragments<C>& q, int step,
@@ -247,7 +264,8 @@ class Products {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int token = block * 8 + quad * 2 + i;
-                const float scale = ptx::ld_shared_f32(from + token * pitch_ + scale_offset_);
+                const float scale = ptx::ld_shared_f32(from + token * p_.pitch + C::kScaleOffset +
+                                                       place_.column_group() * 4);
 #pragma unroll
                 for (int sum = 0; sum < kSums; ++sum)
 #pragma unroll
@@ -273,8 +291,22 @@ class Products {
         }
     }
 
-    int pitch_, column_bytes_, key_offset_, value_offset_, rope_offset_, scale_offset_;
-    bool has_rope_;
+    // Where a lane's row of a fragment begins, rows 0 to 7 and 8 to 15 in turn, or first one row
+    // block's two chunks. Computed wherever they are needed: registers are few.
+    __device__ int by_rows() const {
+        const int lane = place_.lane();
+        return (lane & 15) * p_.pitch + (lane >> 4) * 16;
+    }
+    __device__ int by_chunks() const {
+        const int lane = place_.lane();
+        return ((lane & 7) + (lane >> 4) * 8) * p_.pitch + (lane >> 3 & 1) * 16;
+    }
+    __device__ int column_bytes() const {
+        return place_.column_group() * C::kColumns * C::kLatentBytes;
+    }
+
+    const KernelParams& p_;
+    const Place& place_;
 };
 
 }  // namespace mla::sm80::decode

@@ -2,6 +2,7 @@
 // shared memory, masked, and made probabilities under a running maximum.
 #pragma once
 
+#include "place.cuh"
 #include "products.cuh"
 #include "sm80/row_state.cuh"
 
@@ -25,15 +26,19 @@ template <int kBlocks, int kWidth>
 __device__ __forceinline__ float mask_scores(float (&x)[kBlocks][kWidth], int begin, bool masked,
                                              const Mask& mask, int first) {
     const int quad = threadIdx.x & 3;
+    if (masked) {
+        // Or else it would be looked up in all tiles, and used in the last one alone.
+        __syncwarp();
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (!mask(first, block * 8 + quad * 2 + i)) x[block][begin + i] = -INFINITY;
+    }
     float maximum = -INFINITY;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float& score = x[block][begin + i];
-            if (masked && !mask(first, block * 8 + quad * 2 + i)) score = -INFINITY;
-            maximum = fmaxf(maximum, score);
-        }
+        maximum = fmaxf(maximum, fmaxf(x[block][begin], x[block][begin + 1]));
     return maximum;
 }
 
@@ -56,9 +61,9 @@ struct TileFacts {
 template <class C>
 class RegisterSoftmax {
   public:
-    __device__ RegisterSoftmax(char* shared, int, int column_group)
+    __device__ RegisterSoftmax(char* shared, const Place& place)
         : scores_(reinterpret_cast<float4*>(shared + C::kScoreOffset)),
-          column_group_(column_group) {}
+          column_group_(place.column_group()) {}
 
     __device__ void begin_item() { rows_[0] = rows_[1] = RowState{}; }
 
@@ -72,9 +77,10 @@ class RegisterSoftmax {
         }
     }
 
-    // After a barrier. `limit_of(r)` answers how many tokens row r of the warp attends to.
+    // After a barrier. `limit_of(r)` answers how many tokens row r of the warp attends to. Answers
+    // whether one of this lane's rows makes its output be rescaled.
     template <typename LimitOf>
-    __device__ void apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+    __device__ bool apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
                           const LimitOf& limit_of) {
         const int lane = threadIdx.x & 31;
         float x[C::kBlocks][4];
@@ -126,6 +132,7 @@ class RegisterSoftmax {
             for (int half = 0; half < 2; ++half)
                 p_[block / 2][block % 2 * 2 + half] =
                     ptx::cvt_rn_x2<typename C::Element>(x[block][half * 2], x[block][half * 2 + 1]);
+        return rescale_[0] != 1.f || rescale_[1] != 1.f;
     }
 
     // Rows lane / 4 and 8 + lane / 4.
@@ -168,85 +175,85 @@ class SharedSoftmax {
     static_assert(!C::kShared || C::kWarpTiles == 2);
 
   public:
-    __device__ SharedSoftmax(char* shared, int row_group, int column_group)
-        : column_group_(column_group) {
-        scores_ =
-            reinterpret_cast<float2*>(shared + C::kScoreOffset) + row_group * 16 * C::kBlocks * 32;
-        probabilities_ =
-            shared + C::kProbabilityOffset + row_group * C::kWarpRows * C::kProbabilityPitch;
-        statistics_ = reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
-        first_row_ = row_group * C::kWarpRows;
-    }
+    __device__ SharedSoftmax(char* shared, const Place& place) : shared_(shared), place_(place) {}
 
     __device__ void begin_item() { row_ = RowState{}; }
 
     __device__ void put(int unit, const Scores<C>& s) {
-        const int lane = ptx::laneid();
+        const int lane = place_.lane();
 #pragma unroll
-        for (int quarter = 0; quarter < 4; ++quarter)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int block = unit * 2 + i;
-                const float* x = s.x[quarter / 2][i] + quarter % 2 * 2;
-                entry(quarter, column_group_, block)[lane] = make_float2(x[0], x[1]);
-            }
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const float* x = s.x[quarter / 2][0] + quarter % 2 * 2;
+            const float* y = s.x[quarter / 2][1] + quarter % 2 * 2;
+            entry(quarter, column_group(), unit)[lane] = make_float4(x[0], x[1], y[0], y[1]);
+        }
     }
 
+    // Answers whether one of this lane's rows makes its output be rescaled.
     template <typename LimitOf>
-    __device__ void apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
+    __device__ bool apply(const KernelParams& p, const Products<C>& products, const TileFacts& tile,
                           const LimitOf& limit_of) {
-        const int lane = ptx::laneid();
-        const int row = column_group_ * 8 + lane / 4;
+        const int lane = place_.lane();
+        const int row = column_group() * 8 + lane / 4;
         // In the order of the columns.
         float x[C::kBlocks][2];
 #pragma unroll
-        for (int block = 0; block < C::kBlocks; ++block) {
-            float2 sum = make_float2(0.f, 0.f);
+        for (int unit = 0; unit < kUnits; ++unit) {
+            float4 sum = entry(column_group(), 0, unit)[lane];
 #pragma unroll
-            for (int warp = 0; warp < kColumnGroups; ++warp) {
-                const float2 part = entry(column_group_, warp, block)[lane];
+            for (int warp = 1; warp < kColumnGroups; ++warp) {
+                const float4 part = entry(column_group(), warp, unit)[lane];
                 sum.x += part.x;
                 sum.y += part.y;
+                sum.z += part.z;
+                sum.w += part.w;
             }
-            x[block][0] = sum.x;
-            x[block][1] = sum.y;
+            x[2 * unit][0] = sum.x;
+            x[2 * unit][1] = sum.y;
+            x[2 * unit + 1][0] = sum.z;
+            x[2 * unit + 1][1] = sum.w;
         }
         const Mask mask = {tile.masked ? limit_of(row) : 0, tile.valid};
         const float maximum = quad_maximum(mask_scores(x, 0, tile.masked, mask, tile.first));
         const float factor = row_.raise(maximum * p.scale_log2);
-        if (lane % 4 == 0) statistics_->rescale[first_row_ + row] = factor;
+        if (lane % 4 == 0) rescales()[row] = factor;
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
             const float2 pair = {row_.probability(x[block][0], p.scale_log2),
                                  row_.probability(x[block][1], p.scale_log2)};
 #pragma unroll
             for (int copy = 0; copy < C::kProbabilityCopies; ++copy) {
-                float2 scale = {1.f, 1.f};
-                if constexpr (C::kGrouped)
-                    scale = products.value_scales(tile.stage, block * 8 + lane % 4 * 2, copy);
-                char* to = probabilities_ + copy * (C::kRows * C::kProbabilityPitch) +
+                float2 scaled = pair;
+                if constexpr (C::kGrouped) {
+                    const float2 scale =
+                        products.value_scales(tile.stage, block * 8 + lane % 4 * 2, copy);
+                    scaled = {scaled_probability(pair.x, scale.x),
+                              scaled_probability(pair.y, scale.y)};
+                }
+                char* to = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
                            C::probability_offset(row, block) + lane % 4 * 4;
-                *reinterpret_cast<uint32_t*>(to) = ptx::cvt_rn_x2<typename C::Element>(
-                    scaled_probability(pair.x, scale.x), scaled_probability(pair.y, scale.y));
+                *reinterpret_cast<uint32_t*>(to) =
+                    ptx::cvt_rn_x2<typename C::Element>(scaled.x, scaled.y);
             }
         }
+        return factor != 1.f;
     }
 
     __device__ float2 rescale(int tile) const {
-        const float* from = statistics_->rescale + first_row_ + tile * 16 + ptx::laneid() / 4;
+        const float* from = rescales() + tile * 16 + place_.lane() / 4;
         return {from[0], from[8]};
     }
 
     __device__ void operator()(int tile, int unit, uint32_t (&a)[4]) const {
-        const int lane = ptx::laneid();
-        const int copy = C::kGrouped ? column_group_ : 0;
-        const char* from = probabilities_ + copy * (C::kRows * C::kProbabilityPitch) +
+        const int lane = place_.lane();
+        const int copy = C::kGrouped ? column_group() : 0;
+        const char* from = probabilities() + copy * (C::kRows * C::kProbabilityPitch) +
                            C::probability_offset(tile * 16 + (lane & 15), unit * 2 + (lane >> 4));
         ptx::ldmatrix_x4(a, ptx::shared_address(from));
     }
 
     __device__ void finish(typename C::Statistics& statistics) {
-        const int lane = ptx::laneid(), row = first_row_ + column_group_ * 8 + lane / 4;
+        const int lane = place_.lane(), row = first_row() + column_group() * 8 + lane / 4;
         const float sum = quad_sum(row_.sum);
         if (lane % 4 == 0) {
             statistics.rows.maximum[row] = row_.maximum;
@@ -255,14 +262,27 @@ class SharedSoftmax {
     }
 
   private:
-    __device__ float2* entry(int to, int from, int block) const {
-        return scores_ + ((to * kColumnGroups + from) * C::kBlocks + block) * 32;
+    // Of 16 tokens.
+    static constexpr int kUnits = C::kTokens / 16;
+
+    __device__ int row_group() const { return place_.row_group(); }
+    __device__ int column_group() const { return place_.column_group(); }
+    __device__ int first_row() const { return row_group() * C::kWarpRows; }
+    __device__ float4* entry(int to, int from, int unit) const {
+        return reinterpret_cast<float4*>(shared_ + C::kScoreOffset) +
+               (((row_group() * kColumnGroups + to) * kColumnGroups + from) * kUnits + unit) * 32;
+    }
+    __device__ char* probabilities() const {
+        return shared_ + C::kProbabilityOffset + first_row() * C::kProbabilityPitch;
+    }
+    __device__ float* rescales() const {
+        auto* statistics =
+            reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
+        return statistics->rescale + first_row();
     }
 
-    float2* scores_;
-    char* probabilities_;
-    typename C::Statistics* statistics_;
-    int column_group_, first_row_;
+    char* shared_;
+    const Place& place_;
     RowState row_;
 };
 

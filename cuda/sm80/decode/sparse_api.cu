@@ -137,7 +137,6 @@ KernelParams kernel_params(const MlaSparseParams& p, void* workspace) {
     const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * kLog2E;
     k.out_scale = cache_scale;
-    k.patience = kDefaultPatience;
     return k;
 }
 
@@ -148,8 +147,9 @@ MlaStatus find(const MlaSparseParams& p, const MlaDeviceLimits* limits, Limits& 
     if (s.code != MLA_OK) return s;
     const MlaStatus known = device_limits(limits, device);
     if (known.code != MLA_OK) return known;
-    variant = variant_for(kind_of(p), p.heads);
-    return variant.fit(device, {p.heads, p.rope_dim}, f);
+    const Shape shape = {p.heads, p.rope_dim};
+    variant = variant_for(kind_of(p), device, shape);
+    return variant.fit(device, shape, f);
 }
 
 }  // namespace

@@ -13,18 +13,18 @@ struct Kind {
 };
 
 template <typename T>
-Variant variant_for(const Kind& k, int rows) {
+Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
     if (k.format == CacheFormat::e4m3_grouped)
-        return variant_of<T, 512, CacheFormat::e4m3_grouped>(rows);
+        return variant_of<T, 512, CacheFormat::e4m3_grouped>(l, s);
     if (k.format == CacheFormat::plain)
-        return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(rows)
-                                   : variant_of<T, 256, CacheFormat::plain>(rows);
-    return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::e4m3>(rows)
-                               : variant_of<T, 256, CacheFormat::e4m3>(rows);
+        return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::plain>(l, s)
+                                   : variant_of<T, 256, CacheFormat::plain>(l, s);
+    return k.latent_dim == 512 ? variant_of<T, 512, CacheFormat::e4m3>(l, s)
+                               : variant_of<T, 256, CacheFormat::e4m3>(l, s);
 }
 
-inline Variant variant_for(const Kind& k, int rows) {
-    return k.bf16 ? variant_for<__nv_bfloat16>(k, rows) : variant_for<__half>(k, rows);
+inline Variant variant_for(const Kind& k, const Limits& l, const Shape& s) {
+    return k.bf16 ? variant_for<__nv_bfloat16>(k, l, s) : variant_for<__half>(k, l, s);
 }
 
 // How the kernels name a format that they take. A check refuses what they do not.

@@ -59,19 +59,33 @@ class Output {
         store(partial_of(split.part), o, softmax);
         split_combine<Layout>(
             split, statistics, reinterpret_cast<float4*>(shared + C::kExchangeOffset), partial_of,
-            [&](int unit, const float4& x) {
-                const int of_rows = unit % Layout::kRowsUnits, row = first_row_of<Layout>(unit);
-                const float sums[2] = {statistics.sum[row], statistics.sum[row + 8]};
-                const float scales[2] = {scale_of(sums[0]), scale_of(sums[1])};
-                if (row < rows_) put(row, of_rows, x.x * scales[0], x.y * scales[0]);
-                if (row + 8 < rows_) put(row + 8, of_rows, x.z * scales[1], x.w * scales[1]);
-                if (of_rows > 0 || ptx::laneid() % 4 > 0) return;
-                if (row < rows_) put_lse(row, statistics.maximum[row], sums[0]);
-                if (row + 8 < rows_) put_lse(row + 8, statistics.maximum[row + 8], sums[1]);
+            [&](int unit) {
+                const int row = first_row_of<Layout>(unit);
+                return Scales{row, scale_of(statistics.sum[row]),
+                              scale_of(statistics.sum[row + 8])};
+            },
+            [&](const Scales& s, int unit, const float4& x) {
+                const int of_rows = unit % Layout::kRowsUnits;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int row = s.row + half * 8;
+                    const float scale = half == 0 ? s.low : s.high;
+                    if (row >= rows_) continue;
+                    put(row, of_rows, (half == 0 ? x.x : x.z) * scale,
+                        (half == 0 ? x.y : x.w) * scale);
+                    if (of_rows == 0 && ptx::laneid() % 4 == 0)
+                        put_lse(row, statistics.maximum[row], statistics.sum[row]);
+                }
             });
     }
 
   private:
+    // Of a unit's first row, and the row eight rows on: what sums are multiplied by.
+    struct Scales {
+        int row;
+        float low, high;
+    };
+
     __device__ void store(float* to, const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
                           const Softmax<C>& softmax) const {
         float* rows = to + kPartialRowsAt<Layout>;

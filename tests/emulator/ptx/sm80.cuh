@@ -195,6 +195,10 @@ inline void emulated_copy(uint32_t to, const void* from, int bytes, bool valid) 
 inline void cp_async_16(uint32_t to, const void* from, bool valid) {
     emulated_copy(to, from, 16, valid);
 }
+template <int to_offset, int from_offset>
+void cp_async_16_at(uint32_t to, const void* from, bool valid) {
+    cp_async_16(to + to_offset, static_cast<const char*>(from) + from_offset, valid);
+}
 inline void cp_async_4(uint32_t to, const void* from, bool valid) {
     emulated_copy(to, from, 4, valid);
 }
@@ -207,10 +211,7 @@ template <int N>
 void cp_async_wait_group() {
     emulator::Thread& t = emulated().thread();
     while (int(t.groups.size()) > N) {
-        for (const emulator::Copy& c : t.groups.front()) {
-            std::memcpy(c.to, c.from, c.valid);
-            std::memset(c.to + c.valid, 0, c.bytes - c.valid);
-        }
+        for (const emulator::Copy& c : t.groups.front()) c.land();
         t.groups.erase(t.groups.begin());
     }
     emulated().perhaps_yield();
@@ -232,6 +233,11 @@ inline float ld_shared_f32(uint32_t address) {
     std::memcpy(&r, emulated().shared() + address, 4);
     return r;
 }
+inline void bar_sync(int id, int threads) { emulated().bar_sync(id, threads); }
+inline bool bar_red_or(int id, int threads, bool own) {
+    return emulated().bar_red_or(id, threads, own);
+}
+inline void bar_arrive(int id, int threads) { emulated().bar_arrive(id, threads); }
 inline float ex2_approx(float x) { return std::exp2(x); }
 inline float lg2_approx(float x) { return std::log2(x); }
 

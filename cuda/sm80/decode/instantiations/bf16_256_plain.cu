@@ -1,4 +1,5 @@
 #include "sm80/decode/launch.cuh"
 
 template mla::sm80::decode::Variant
-mla::sm80::decode::variant_of<__nv_bfloat16, 256, mla::sm80::decode::CacheFormat::plain>(int);
+mla::sm80::decode::variant_of<__nv_bfloat16, 256, mla::sm80::decode::CacheFormat::plain>(
+    const mla::sm80::Limits&, const mla::sm80::decode::Shape&);

@@ -1,0 +1,29 @@
+// Which thread of the CTA this is, and what follows from that: of columns, rows and copies.
+#pragma once
+
+#include "params.cuh"
+
+namespace mla::sm80::decode {
+
+// What is asked of it is computed anew each time, so that it occupies no register in the meantime:
+// the compiler takes each copy of the number for another one.
+class Place {
+  public:
+    __device__ Place() : thread_(threadIdx.x) {}
+
+    __device__ unsigned thread() const {
+        unsigned thread = thread_;
+#ifdef __CUDA_ARCH__
+        asm volatile("" : "+r"(thread));
+#endif
+        return thread;
+    }
+    __device__ int lane() const { return thread() % 32; }
+    __device__ int column_group() const { return thread() / 32 % kColumnGroups; }
+    __device__ int row_group() const { return thread() / (32 * kColumnGroups); }
+
+  private:
+    unsigned thread_;
+};
+
+}  // namespace mla::sm80::decode

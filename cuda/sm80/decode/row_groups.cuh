@@ -1,0 +1,50 @@
+// How the row groups of a CTA keep step: each computes its rows of the same KV tiles, and they share
+// the tiles' place in shared memory.
+//
+// A row group that has multiplied a tile's values passes it: it no longer reads the tile, and its
+// copies of the two tiles after it have arrived. The other row group waits for that before it
+// copies another tile to this one's place and before it reads the second tile after it. So neither
+// is a whole tile ahead, and one may be at its softmax while the other multiplies.
+#pragma once
+
+#include "config.cuh"
+#include "place.cuh"
+#include "ptx/sm80.cuh"
+
+namespace mla::sm80::decode {
+
+template <class C>
+class RowGroups {
+    static_assert(C::kRowGroups <= 2);
+
+  public:
+    __device__ explicit RowGroups(const Place& place) : place_(place) {}
+
+    // Among the warps of this row group.
+    __device__ void sync() const { ptx::bar_sync(own_barrier(), C::kThreads / 2); }
+    // The same, and answers whether `own` is true of any of its threads.
+    __device__ bool sync_or(bool own) const {
+        return ptx::bar_red_or(own_barrier(), C::kThreads / 2, own);
+    }
+
+    // Does not wait. What the other row group passes, each waits for once.
+    __device__ void pass(int tile) const {
+        ptx::bar_arrive(passed(place_.row_group(), tile), C::kThreads);
+    }
+    __device__ void wait(int tile) const {
+        ptx::bar_sync(passed(1 - place_.row_group(), tile), C::kThreads);
+    }
+
+  private:
+    // Barrier 0 is the CTA's. A row group may pass a tile before the other has waited for the one
+    // before it, but no further.
+    static constexpr int kFirst = 1;
+    __device__ int own_barrier() const { return kFirst + place_.row_group(); }
+    __device__ static int passed(int row_group, int tile) {
+        return kFirst + 2 + row_group * 2 + (tile & 1);
+    }
+
+    const Place& place_;
+};
+
+}  // namespace mla::sm80::decode
