@@ -162,6 +162,19 @@ pub(crate) fn hint(log: &str, signal: Option<i32>) -> Option<String> {
     if log.contains("not supported on .target") || log.contains("requires .target") {
         return Some("the instruction needs another architecture: the source belongs into that architecture's folder".into());
     }
+    // nvcc's words, then those of GCC and Clang for a C++ unit.
+    let other_linkage = [
+        "linkage specification is incompatible",
+        "conflicting declaration of",
+        "has a different language linkage",
+    ];
+    if other_linkage.iter().any(|mark| log.contains(mark)) && log.contains("extern \"C\"") {
+        return Some(
+            "the header declares it without extern \"C\": put its declarations between #ifdef __cplusplus, \
+             extern \"C\" {, #endif and their end"
+                .into(),
+        );
+    }
     None
 }
 
@@ -217,6 +230,12 @@ mod tests {
             "NVCC_CCBIN",
         );
         hinted("", Some(9), "fewer jobs");
+        hinted(
+            "a.cu(7): error: linkage specification is incompatible with previous \"f\" (declared at line 3 of a.h)\n    \
+             extern \"C\" int f(void) {\n",
+            None,
+            "between #ifdef __cplusplus",
+        );
         hinted(
             "cc1plus: out of memory allocating 65536 bytes",
             None,
