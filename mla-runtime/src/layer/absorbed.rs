@@ -1,11 +1,13 @@
 //! The absorbed path: every head attends to the cache's own rows.
 
 use super::arena::Arena;
+use super::step::Step;
 use super::{LayerCall, MlaLayer, Workspace};
 use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotLists};
 use crate::device::{AbsorbedQueries, Device, Memory};
 use crate::error::Result;
 use crate::spec::QueryFormat;
+use crate::tensor::{TensorMut, TensorRef};
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// With `writes`, the cache write of all tokens goes with it.
@@ -23,58 +25,20 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             }
             return Ok(());
         }
-        let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, latent, rope, nope] =
-            [problem.heads, dims.latent, dims.head.rope, dims.head.nope].map(|n| n as usize);
-
+        let dims = self.config.problem.dims;
+        let [heads, latent] = [self.config.problem.heads, dims.latent].map(|n| n as usize);
         let regions = &workspace.regions;
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let queries = arena.take(&regions.absorbed_queries);
         let outputs = arena.take(&regions.absorbed_outputs);
-
-        // q_lat = q_nope · W_UK, one product per head.
-        let query = call.query.shorten().narrow(0, 0..tokens)?;
-        let query_rope = query.narrow(2, nope..nope + rope)?;
-        let format = self.decode.spec().query_format;
-        let rotated = call.rotary.is_some();
-        let width = match format {
-            QueryFormat::Split if !rotated => latent,
-            _ => latent + rope,
-        };
-        let mut absorbed = self.tensor(queries, [tokens, heads, width])?;
-        {
-            let mut queries = AbsorbedQueries {
-                query: query.shorten(),
-                weights: call.weights.queries.shorten(),
-                to: absorbed.reborrow(),
-            };
-            if writes {
-                let arrays = P::Device::bytes(&workspace.arrays);
-                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
-                self.device.write_cache_and_absorb(rows, queries)?;
-            } else {
-                let (from, weights, to) = queries.product()?;
-                self.device.gemm_weights(from, weights, to)?;
-            }
-        }
-        // The cache write has put rotated ones there.
-        if format == QueryFormat::Concatenated && !rotated {
-            let beside = absorbed.reborrow().narrow(2, latent..width)?;
-            self.device.copy(query_rope, beside)?;
-        }
-        let query = match format {
-            QueryFormat::Concatenated => Query::Concatenated(absorbed.as_ref()),
-            QueryFormat::Split => Query::Split {
-                latent: absorbed.as_ref().narrow(2, 0..latent)?,
-                rope: match rotated {
-                    true => absorbed.as_ref().narrow(2, latent..width)?,
-                    false => query_rope,
-                },
-            },
-        };
-
+        let shape = [tokens, heads, self.query_width(call)];
+        let mut queries = self.tensor(queries, shape)?;
         let mut attended = self.tensor(outputs, [tokens, heads, latent])?;
+
+        let arrays = P::Device::bytes(&workspace.arrays);
+        self.enqueue_queries(step, arrays, call, queries.reborrow(), writes)?;
+        let own = call.query.shorten().narrow(0, 0..tokens)?;
+        let rotated = call.rotary.is_some();
         let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(0..tokens)?),
             None => None,
@@ -89,9 +53,9 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.decode.decode(
             &self.device,
             DecodeCall {
-                query,
+                query: self.query(own, queries.as_ref(), rotated)?,
                 cache: call.cache.as_ref(),
-                batch: step.decode_batch(P::Device::bytes(&workspace.arrays))?,
+                batch: step.decode_batch(arrays)?,
                 out: Output::Plain(attended.reborrow()),
                 lse,
                 slots,
@@ -106,5 +70,82 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             call.weights.values,
             call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),
         )
+    }
+
+    /// How wide a row of absorbed queries is: a cache write puts rotated ones beside the latent
+    /// ones, whatever format the backend asks for.
+    fn query_width(&self, call: &LayerCall<'_, P::Device>) -> usize {
+        let dims = self.config.problem.dims;
+        let width = match self.decode.spec().query_format {
+            QueryFormat::Split if call.rotary.is_none() => dims.latent,
+            _ => dims.row(),
+        };
+        width as usize
+    }
+
+    /// `q_lat = q_nope · W_UK`, one product per head, to `to` `[T, H, width]`. With `writes`, the
+    /// cache write of all tokens goes with it.
+    fn enqueue_queries(
+        &self,
+        step: &Step,
+        arrays: <P::Device as Memory>::Bytes<'_>,
+        call: &mut LayerCall<'_, P::Device>,
+        mut to: TensorMut<'_, P::Device>,
+        writes: bool,
+    ) -> Result<()> {
+        let query = call.query.shorten().narrow(0, 0..to.shape()[0])?;
+        let rotated = call.rotary.is_some();
+        let concatenated = self.decode.spec().query_format == QueryFormat::Concatenated;
+        {
+            let mut queries = AbsorbedQueries {
+                query: query.shorten(),
+                weights: call.weights.queries.shorten(),
+                to: to.reborrow(),
+            };
+            if writes {
+                let arrays = P::Device::shorten(arrays);
+                let rows = call.rows(step.slots(arrays)?, step.positions(arrays)?);
+                self.device.write_cache_and_absorb(rows, queries)?;
+            } else {
+                let (from, weights, to) = queries.product()?;
+                self.device.gemm_weights(from, weights, to)?;
+            }
+        }
+        // A cache write that rotates has put rotated ones there.
+        if concatenated && !rotated {
+            let [nope, latent] = self.widths();
+            let (own, width) = (query.shape()[2], to.shape()[2]);
+            let beside = to.narrow(2, latent..width)?;
+            self.device.copy(query.narrow(2, nope..own)?, beside)?;
+        }
+        Ok(())
+    }
+
+    /// The queries in the format that the backend asks for, of the call's `own` `[T, H, P+R]` and
+    /// the `absorbed` `[T, H, width]`, which hold the rotary part if a cache write has rotated it.
+    fn query<'a>(
+        &self,
+        own: TensorRef<'a, P::Device>,
+        absorbed: TensorRef<'a, P::Device>,
+        rotated: bool,
+    ) -> Result<Query<'a, P::Device>> {
+        if self.decode.spec().query_format == QueryFormat::Concatenated {
+            return Ok(Query::Concatenated(absorbed));
+        }
+        let [nope, latent] = self.widths();
+        let (row, width) = (own.shape()[2], absorbed.shape()[2]);
+        Ok(Query::Split {
+            rope: match rotated {
+                true => absorbed.narrow(2, latent..width)?,
+                false => own.narrow(2, nope..row)?,
+            },
+            latent: absorbed.narrow(2, 0..latent)?,
+        })
+    }
+
+    /// P and L.
+    fn widths(&self) -> [usize; 2] {
+        let dims = self.config.problem.dims;
+        [dims.head.nope, dims.latent].map(|n| n as usize)
     }
 }

@@ -285,99 +285,21 @@ impl MemoryPlan {
 /// exceeds 64 bits.
 pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
     check(needs)?;
-    let MemoryNeeds {
-        dims,
-        element_bytes,
-        ..
-    } = *needs;
-    // 64 bits from here on: sums of 32-bit widths do not overflow.
-    let [latent, nope, rope, v] =
-        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
-    let [heads, rows, absorbed, expanded] = [
-        needs.heads,
-        needs.rows,
-        needs.absorbed_tokens,
-        needs.expanded_tokens,
-    ]
-    .map(u64::from);
-    let key = nope + rope;
-    let padded = needs.padded_values && v < key;
-    let world = u64::from(needs.parallel.world());
-    let rows_to_expand = rows.max(expanded);
-
     let mut regions = Regions::new(needs.alignment);
-    let cache = [
-        needs.layers.into(),
-        needs.pages,
-        needs.page_size.into(),
-        needs.row_bytes.into(),
-    ];
-    regions.add("kv_cache", &cache, 1)?;
-    if let Some(index) = &needs.indexer {
-        let token_bytes = index.dims.token_bytes() as u64;
-        let [layers, page] = [index.layers, needs.page_size].map(u64::from);
-        let cache = [layers, needs.pages, page, token_bytes];
-        regions.add("index_cache", &cache, 1)?;
-    }
+    add_caches(needs, &mut regions)?;
     let cache_bytes = regions.finish(Allocation::Cache)?;
-
-    // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
-    // it there.
-    let query = latent + rope;
-    regions.add("absorbed_queries", &[absorbed, heads, query], element_bytes)?;
-    regions.add(
-        "absorbed_outputs",
-        &[absorbed, heads, latent],
-        element_bytes,
-    )?;
-    if world > 1 {
-        regions.add("absorbed_lse", &[heads, absorbed], LSE_BYTES)?;
-    }
-    regions.add("context_latent", &[rows, latent], element_bytes)?;
-    regions.add("context_rope", &[rows, rope], element_bytes)?;
-    if world > 1 {
-        let shape = [rows / world, latent + rope];
-        regions.add("local_context_rows", &shape, element_bytes)?;
-    }
-    let expansion = |width| [rows_to_expand, heads, width];
-    if needs.packed_keys || padded {
-        let width = if needs.packed_keys { key } else { nope };
-        regions.add("expanded_keys", &expansion(width), element_bytes)?;
-        let width = if padded { key } else { v };
-        regions.add("expanded_values", &expansion(width), element_bytes)?;
-    } else {
-        regions.add("expanded_kv", &expansion(nope + v), element_bytes)?;
-    }
-    if rows > 0 || padded {
-        let width = if padded { key } else { v };
-        regions.add("partial_outputs", &[expanded, heads, width], element_bytes)?;
-    }
-    if rows > 0 {
-        regions.add("partial_lse", &[heads, expanded], LSE_BYTES)?;
-        regions.add("expanded_lse", &[heads, expanded], LSE_BYTES)?;
-    }
+    add_absorbed(needs, &mut regions)?;
+    add_expanded(needs, &mut regions)?;
     let workspace_bytes = regions.finish(Allocation::Workspace)?;
-
     if let Some(index) = &needs.indexer {
-        let IndexNeeds { dims, .. } = index;
-        let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
-        let [heads, width, topk] = [dims.heads, dims.width, dims.topk].map(u64::from);
-        let queries = [rows, heads, width];
-        regions.add("index_projection", &queries, element_bytes)?;
-        regions.add("index_queries", &queries, 1)?;
-        regions.add("index_head_weights", &[rows, heads], 4)?;
-        regions.add("index_logits", &[rows, columns], 4)?;
-        regions.add("slot_lists", &[tokens, topk], 4)?;
+        add_indexer(needs, index, &mut regions)?;
     }
     let indexer_bytes = regions.finish(Allocation::Indexer)?;
-
     regions.add("step_arrays", &[needs.step_bytes], 1)?;
     let step_bytes = regions.finish(Allocation::Step)?;
-
     regions.add("decode_workspace", &[needs.decode_workspace], 1)?;
     regions.add("prefill_workspace", &[needs.prefill_workspace], 1)?;
     let backend_bytes = regions.finish(Allocation::Backends)?;
-
     Ok(MemoryPlan {
         alignment: needs.alignment,
         regions: regions.done,
@@ -391,6 +313,83 @@ pub fn plan(needs: &MemoryNeeds) -> Result<MemoryPlan, PlanError> {
             .try_fold(cache_bytes, |sum, &bytes| sum.checked_add(bytes))
             .ok_or(PlanError::overflow("the size of all allocations"))?,
     })
+}
+
+fn add_caches(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+    let [layers, page, row] = [needs.layers, needs.page_size, needs.row_bytes].map(u64::from);
+    regions.add("kv_cache", &[layers, needs.pages, page, row], 1)?;
+    if let Some(index) = &needs.indexer {
+        let token_bytes = index.dims.token_bytes() as u64;
+        let cache = [index.layers.into(), needs.pages, page, token_bytes];
+        regions.add("index_cache", &cache, 1)?;
+    }
+    Ok(())
+}
+
+fn add_absorbed(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+    let (dims, bytes) = (needs.dims, needs.element_bytes);
+    // 64 bits from here on: sums of 32-bit widths do not overflow.
+    let [latent, rope] = [dims.latent, dims.head.rope].map(u64::from);
+    let [heads, tokens] = [needs.heads, needs.absorbed_tokens].map(u64::from);
+    // Wide enough for the rotary part whatever the backend takes: a cache write that rotates puts
+    // it there.
+    let queries = [tokens, heads, latent + rope];
+    regions.add("absorbed_queries", &queries, bytes)?;
+    regions.add("absorbed_outputs", &[tokens, heads, latent], bytes)?;
+    if needs.parallel.world() > 1 {
+        regions.add("absorbed_lse", &[heads, tokens], LSE_BYTES)?;
+    }
+    Ok(())
+}
+
+fn add_expanded(needs: &MemoryNeeds, regions: &mut Regions) -> Result<(), PlanError> {
+    let (dims, bytes) = (needs.dims, needs.element_bytes);
+    let [latent, nope, rope, v] =
+        [dims.latent, dims.head.nope, dims.head.rope, dims.head.v].map(u64::from);
+    let [heads, rows, tokens] = [needs.heads, needs.rows, needs.expanded_tokens].map(u64::from);
+    let key = nope + rope;
+    let padded = needs.padded_values && v < key;
+    let value = if padded { key } else { v };
+    let world = u64::from(needs.parallel.world());
+
+    regions.add("context_latent", &[rows, latent], bytes)?;
+    regions.add("context_rope", &[rows, rope], bytes)?;
+    if world > 1 {
+        let shape = [rows / world, latent + rope];
+        regions.add("local_context_rows", &shape, bytes)?;
+    }
+    let expansion = |width| [rows.max(tokens), heads, width];
+    if needs.packed_keys || padded {
+        let width = if needs.packed_keys { key } else { nope };
+        regions.add("expanded_keys", &expansion(width), bytes)?;
+        regions.add("expanded_values", &expansion(value), bytes)?;
+    } else {
+        regions.add("expanded_kv", &expansion(nope + v), bytes)?;
+    }
+    if rows > 0 || padded {
+        regions.add("partial_outputs", &[tokens, heads, value], bytes)?;
+    }
+    if rows > 0 {
+        regions.add("partial_lse", &[heads, tokens], LSE_BYTES)?;
+        regions.add("expanded_lse", &[heads, tokens], LSE_BYTES)?;
+    }
+    Ok(())
+}
+
+fn add_indexer(
+    needs: &MemoryNeeds,
+    index: &IndexNeeds,
+    regions: &mut Regions,
+) -> Result<(), PlanError> {
+    let [rows, columns, tokens] = [index.rows, index.columns, index.tokens].map(u64::from);
+    let dims = index.dims;
+    let [heads, width, topk] = [dims.heads, dims.width, dims.topk].map(u64::from);
+    let queries = [rows, heads, width];
+    regions.add("index_projection", &queries, needs.element_bytes)?;
+    regions.add("index_queries", &queries, 1)?;
+    regions.add("index_head_weights", &[rows, heads], 4)?;
+    regions.add("index_logits", &[rows, columns], 4)?;
+    regions.add("slot_lists", &[tokens, topk], 4)
 }
 
 fn check(needs: &MemoryNeeds) -> Result<(), PlanError> {

@@ -273,6 +273,24 @@ impl Reasons {
         self
     }
 
+    /// The list with one more reason, unless what is asked for `holds`.
+    pub(crate) const fn unless(
+        self,
+        holds: bool,
+        field: Field,
+        given: Given,
+        accepted: Accepted,
+    ) -> Self {
+        if holds {
+            return self;
+        }
+        self.with(Reason {
+            field,
+            given,
+            accepted,
+        })
+    }
+
     /// Whether nothing speaks against the backend.
     pub const fn is_empty(&self) -> bool {
         self.len == 0

@@ -142,126 +142,125 @@ impl BackendSpec {
     /// Everything that speaks against this backend for `problem` on `target`, in the order of
     /// [`Field`]; empty where it fits.
     pub const fn validate(&self, target: Target, problem: &Problem) -> Reasons {
-        let mut reasons = Reasons::NONE;
-        let decode = matches!(self.phase, Phase::Decode);
+        let mut reasons = Reasons::NONE
+            .unless(
+                self.platform.same(target.platform),
+                Field::Platform,
+                Given::Platform(target.platform),
+                Accepted::Platform(self.platform),
+            )
+            .unless(
+                matches!(target.platform, Platform::Cpu) || self.accepts_capability(target),
+                Field::Capability,
+                Given::Capability(target.capability),
+                Accepted::Capabilities(self.capabilities),
+            )
+            .unless(
+                self.accepts_dtype(problem.dtype),
+                Field::DType,
+                Given::DType(problem.dtype),
+                Accepted::DTypes(self.dtypes),
+            );
+        reasons = self.with_shapes(reasons, problem);
+        if matches!(self.phase, Phase::Decode) {
+            reasons = self.with_cache_and_step(reasons, problem);
+        }
+        reasons = reasons
+            .unless(
+                !problem.context_parallel || !matches!(self.lse, LseOutput::None),
+                Field::Lse,
+                Given::Text("context parallelism, which merges by log-sum-exp"),
+                Accepted::Text("no log-sum-exp output"),
+            )
+            .unless(
+                !problem.quant_output || self.quant_output,
+                Field::QuantOutput,
+                Given::Text("quantised output"),
+                Accepted::Text("unquantised output"),
+            );
+        if matches!(self.phase, Phase::Decode) {
+            reasons = self.with_sparsity(reasons, problem);
+        }
+        self.with_features(reasons, problem)
+    }
 
-        if !self.platform.same(target.platform) {
-            reasons = reasons.with(Reason {
-                field: Field::Platform,
-                given: Given::Platform(target.platform),
-                accepted: Accepted::Platform(self.platform),
-            });
+    const fn with_shapes(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
+        if let Some(dims) = self.dims {
+            let given = problem.dims.head;
+            reasons = reasons.unless(
+                contains_dims(dims, given),
+                Field::Dims,
+                Given::Dims(given),
+                Accepted::Dims(dims),
+            );
         }
-        if !matches!(target.platform, Platform::Cpu) && !self.accepts_capability(target) {
-            reasons = reasons.with(Reason {
-                field: Field::Capability,
-                given: Given::Capability(target.capability),
-                accepted: Accepted::Capabilities(self.capabilities),
-            });
+        if let Some(dims) = self.cache_dims {
+            let given = CacheDims::new(problem.dims.latent, problem.dims.head.rope);
+            reasons = reasons.unless(
+                contains_cache_dims(dims, problem),
+                Field::CacheDims,
+                Given::CacheDims(given),
+                Accepted::CacheDims(dims),
+            );
         }
-        if !self.accepts_dtype(problem.dtype) {
-            reasons = reasons.with(Reason {
-                field: Field::DType,
-                given: Given::DType(problem.dtype),
-                accepted: Accepted::DTypes(self.dtypes),
-            });
+        reasons.unless(
+            self.heads.accepts(problem.heads),
+            Field::Heads,
+            Given::Count(problem.heads),
+            Accepted::Heads(self.heads),
+        )
+    }
+
+    const fn with_cache_and_step(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
+        if let Some(accepted) = self.refuses_kv_format(problem) {
+            let given = Given::KvFormat(problem.kv_format);
+            reasons = reasons.unless(false, Field::KvFormat, given, accepted);
         }
-        if let Some(dims) = self.dims
-            && !contains_dims(dims, problem.dims.head)
-        {
-            reasons = reasons.with(Reason {
-                field: Field::Dims,
-                given: Given::Dims(problem.dims.head),
-                accepted: Accepted::Dims(dims),
-            });
-        }
-        if let Some(dims) = self.cache_dims
-            && !contains_cache_dims(dims, problem)
-        {
-            reasons = reasons.with(Reason {
-                field: Field::CacheDims,
-                given: Given::CacheDims(CacheDims::new(
-                    problem.dims.latent,
-                    problem.dims.head.rope,
-                )),
-                accepted: Accepted::CacheDims(dims),
-            });
-        }
-        if !self.heads.accepts(problem.heads) {
-            reasons = reasons.with(Reason {
-                field: Field::Heads,
-                given: Given::Count(problem.heads),
-                accepted: Accepted::Heads(self.heads),
-            });
-        }
-        if decode {
-            if let Some(accepted) = self.refuses_kv_format(problem) {
-                reasons = reasons.with(Reason {
-                    field: Field::KvFormat,
-                    given: Given::KvFormat(problem.kv_format),
-                    accepted,
-                });
-            }
-            if !self.page_sizes.accepts(problem.page_size) {
-                reasons = reasons.with(Reason {
-                    field: Field::PageSize,
-                    given: Given::Count(problem.page_size),
-                    accepted: Accepted::PageSizes(self.page_sizes),
-                });
-            }
-            if (self.query_len as u8) < problem.query_len as u8 {
-                reasons = reasons.with(Reason {
-                    field: Field::QueryLen,
-                    given: Given::QueryLen(problem.query_len),
-                    accepted: Accepted::QueryLen(self.query_len),
-                });
-            }
-            if (self.graphs as u8) < problem.graphs as u8 {
-                reasons = reasons.with(Reason {
-                    field: Field::Graphs,
-                    given: Given::Graphs(problem.graphs),
-                    accepted: Accepted::Graphs(self.graphs),
-                });
-            }
-        }
-        if problem.context_parallel && matches!(self.lse, LseOutput::None) {
-            reasons = reasons.with(Reason {
-                field: Field::Lse,
-                given: Given::Text("context parallelism, which merges by log-sum-exp"),
-                accepted: Accepted::Text("no log-sum-exp output"),
-            });
-        }
-        if problem.quant_output && !self.quant_output {
-            reasons = reasons.with(Reason {
-                field: Field::QuantOutput,
-                given: Given::Text("quantised output"),
-                accepted: Accepted::Text("unquantised output"),
-            });
-        }
-        if decode {
-            let (given, accepted) = match (problem.sparse, self.sparse) {
-                (true, SparseSupport::Never) => ("sparse", "dense"),
-                (false, SparseSupport::Required) => ("dense", "sparse"),
-                _ => ("", ""),
-            };
-            if !given.is_empty() {
-                reasons = reasons.with(Reason {
-                    field: Field::Sparse,
-                    given: Given::Text(given),
-                    accepted: Accepted::Text(accepted),
-                });
-            }
-        }
+        reasons
+            .unless(
+                self.page_sizes.accepts(problem.page_size),
+                Field::PageSize,
+                Given::Count(problem.page_size),
+                Accepted::PageSizes(self.page_sizes),
+            )
+            .unless(
+                self.query_len as u8 >= problem.query_len as u8,
+                Field::QueryLen,
+                Given::QueryLen(problem.query_len),
+                Accepted::QueryLen(self.query_len),
+            )
+            .unless(
+                self.graphs as u8 >= problem.graphs as u8,
+                Field::Graphs,
+                Given::Graphs(problem.graphs),
+                Accepted::Graphs(self.graphs),
+            )
+    }
+
+    const fn with_sparsity(&self, reasons: Reasons, problem: &Problem) -> Reasons {
+        let (given, accepted) = match (problem.sparse, self.sparse) {
+            (true, SparseSupport::Never) => ("sparse", "dense"),
+            (false, SparseSupport::Required) => ("dense", "sparse"),
+            _ => return reasons,
+        };
+        reasons.unless(
+            false,
+            Field::Sparse,
+            Given::Text(given),
+            Accepted::Text(accepted),
+        )
+    }
+
+    const fn with_features(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
         let mut i = 0;
         while i < Feature::ALL.len() {
             let feature = Feature::ALL[i];
-            if problem.features.contains(feature) && !self.features.contains(feature) {
-                reasons = reasons.with(Reason {
-                    field: Field::Features,
-                    given: Given::Feature(feature),
-                    accepted: Accepted::Features(self.features),
-                });
-            }
+            reasons = reasons.unless(
+                !problem.features.contains(feature) || self.features.contains(feature),
+                Field::Features,
+                Given::Feature(feature),
+                Accepted::Features(self.features),
+            );
             i += 1;
         }
         reasons
