@@ -34,12 +34,14 @@ mod decode;
 mod failure;
 mod prefill;
 pub mod reference;
+mod topic;
 
-pub use cases::{DecodeTopic, PrefillTopic, decode, decode_entry, prefill, prefill_entry};
+pub use cases::{decode, decode_entry, prefill, prefill_entry};
 pub use data::{Bits, tolerance};
 pub use decode::DecodeCase;
 pub use failure::Failure;
 pub use prefill::PrefillCase;
+pub use topic::{DecodeTopic, PrefillTopic};
 
 /// One test of the two macros below.
 #[doc(hidden)]

@@ -1,0 +1,107 @@
+//! What the tests of a backend are about.
+
+/// An enumeration of topics, and each one's name.
+macro_rules! topics {
+    (
+        $(#[$about:meta])*
+        $name:ident { $($(#[$of:meta])* $topic:ident = $test:literal,)* }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$of])* $topic,)*
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$topic,)*];
+
+            /// Its name: that of its test.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$topic => $test,)*
+                }
+            }
+        }
+    };
+}
+
+topics! {
+    /// What a test of a decode backend is about.
+    DecodeTopic {
+        /// One query token per request, contexts around the ends of pages, none at all.
+        SingleTokens = "single_tokens",
+        /// Equal and different numbers of query tokens.
+        QueryLengths = "query_lengths",
+        /// Every dtype with every cache format.
+        Formats = "dtypes_and_cache_formats",
+        /// Every width of a cache row.
+        Dimensions = "dimensions",
+        /// Few heads, many, odd numbers.
+        Heads = "heads",
+        /// Every page size, or some.
+        PageSizes = "page_sizes",
+        /// Contexts that are worth splitting.
+        LongContexts = "long_contexts",
+        /// Queries with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
+        Strides = "strides",
+        /// No request, no query token, no context.
+        EmptyBatches = "empty_batches",
+        /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
+        NanQueries = "nan_queries",
+        /// A NaN in a cache row: in the outputs of those that see the row, and in no other, where
+        /// the spec promises that.
+        NanRows = "nan_rows",
+        /// Lists of slots, where the spec has them.
+        SlotLists = "slot_lists",
+        /// Requests of a sparse call that attend to all of their tokens, where the spec has them.
+        DenseRequests = "dense_requests",
+        /// A second cache with lists of its own, where the spec has it.
+        SecondCache = "second_cache",
+        /// Quantised outputs, where the spec has them.
+        QuantisedOutputs = "quantised_outputs",
+        /// The same step again, where the spec says that it is deterministic.
+        Repetition = "repetition",
+        /// The backend as a registry gives it by name.
+        ThroughTheRegistry = "through_the_registry",
+    }
+}
+
+topics! {
+    /// What a test of a prefill backend is about.
+    PrefillTopic {
+        /// Causal attention of prompts of different lengths.
+        NewTokens = "new_tokens",
+        /// More keys than queries, and fewer, aligned at the end.
+        MoreOrFewerKeys = "more_or_fewer_keys",
+        /// Attention to context, not causal, with requests that have none.
+        ContextChunks = "context_chunks",
+        /// Every dtype.
+        DTypes = "dtypes",
+        /// Every (P,R,V).
+        Dimensions = "dimensions",
+        /// Few heads, many, odd numbers.
+        Heads = "heads",
+        /// Prompts of several tiles.
+        LongPrompts = "long_prompts",
+        /// Inputs with gaps between tokens, and outputs if the spec says so; no log-sum-exp.
+        Strides = "strides",
+        /// No request, no token, no key.
+        EmptyBatches = "empty_batches",
+        /// A NaN in a query: in its row's output, and in no other, where the spec promises that.
+        NanQueries = "nan_queries",
+        /// A NaN in a key: in the outputs of the rows that see it, and in no other, where the spec
+        /// promises that.
+        NanKeys = "nan_keys",
+        /// A NaN in a value: in its column of the rows that see it, and nowhere else, where the
+        /// spec promises that.
+        NanValues = "nan_values",
+        /// Quantised outputs, where the spec has them.
+        QuantisedOutputs = "quantised_outputs",
+        /// The same call again, where the spec says that it is deterministic.
+        Repetition = "repetition",
+        /// The backend as a registry gives it by name.
+        ThroughTheRegistry = "through_the_registry",
+    }
+}
