@@ -118,13 +118,8 @@ struct Fp8Scores {
                 static_assert(L::kProbabilityStages == 2);
                 const int slot = number & 1;
                 if (kv_tile > begin) follow_the_other(maximum, sum, number - 1, quad);
-                bool raise = false;
-#pragma unroll
-                for (int i = 0; i < N / 4; ++i)
-                    raise |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale >
-                             maximum[i] + (kHeadroom + kLazyMaximum);
                 // All warps have read the tile's tokens, too.
-                raise = meet_any(group, raise);
+                const bool raise = meet_any(group, exceeds(d, maximum, scale));
 
                 s.scores_empty[slot].wait((number >> 1 & 1) ^ 1);
                 if ((kv_tile + 1) * kTileTokens > seen_by_all) {
@@ -139,14 +134,7 @@ struct Fp8Scores {
                 if (raise) raise_maxima(d, maximum, sum, scale, slot, group, warp, lane);
                 if (thread == 0) s.any_factor[slot] = raise;
                 if constexpr (C::kScoreGroups == 2) s.decided[group].arrive();
-#pragma unroll
-                for (int i = 0; i < N / 4; ++i) {
-                    const float offset = offset_of(maximum[i]);
-                    float &x = d[at_column(i)], &y = d[at_column(i) + 2];
-                    x = ptx::ex2_approx(fmaf(x, scale, -offset));
-                    y = ptx::ex2_approx(fmaf(y, scale, -offset));
-                    sum[i] += x + y;
-                }
+                exponentials(d, maximum, sum, scale);
                 store_probabilities(d, probabilities(slot), warp, lane);
                 ptx::fence_proxy_async();
                 __syncwarp();
@@ -169,22 +157,51 @@ struct Fp8Scores {
             meet(0);
             if constexpr (C::kScoreGroups == 2) s.sums_ready.wait(queue.items & 1);
             s.stats_empty.wait((queue.items & 1) ^ 1);
-            if (thread < N) {
-                float total = 0.f;
-#pragma unroll
-                for (int i = 0; i < 4 * C::kScoreGroups; ++i) total += s.sum_of_warp[i][thread];
-                const float reference = s.reference[thread];
-                s.maximum[thread] = reference;
-                s.sum[thread] = total;
-                s.inverse[thread] = c.inverse_of(total);
-                if (item.splits == 1 && thread < c.rows(item))
-                    write_lse(p, first + thread, item.q_begin, log2_sum_exp2(reference, total));
-                s.stats_full.arrive();
-            }
+            if (thread < N) publish(item, first, thread);
         }
     }
 
   private:
+    // Whether a score is so far above its row's reference maximum that it has to be raised.
+    __device__ __forceinline__ static bool exceeds(const float (&d)[N / 2],
+                                                   const float (&maximum)[N / 4], float scale) {
+        bool found = false;
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i)
+            found |= fmaxf(d[at_column(i)], d[at_column(i) + 2]) * scale >
+                     maximum[i] + (kHeadroom + kLazyMaximum);
+        return found;
+    }
+
+    // Scores become probabilities, which are added to their rows' sums.
+    __device__ __forceinline__ static void exponentials(float (&d)[N / 2],
+                                                        const float (&maximum)[N / 4],
+                                                        float (&sum)[N / 4], float scale) {
+#pragma unroll
+        for (int i = 0; i < N / 4; ++i) {
+            const float offset = offset_of(maximum[i]);
+            float &x = d[at_column(i)], &y = d[at_column(i) + 2];
+            x = ptx::ex2_approx(fmaf(x, scale, -offset));
+            y = ptx::ex2_approx(fmaf(y, scale, -offset));
+            sum[i] += x + y;
+        }
+    }
+
+    // The maximum and the sum of a work item's row, for the output, and its log-sum-exp if nobody
+    // else has a split of it.
+    __device__ __forceinline__ void publish(const WorkItem& item, int first, int row) const {
+        float total = 0.f;
+#pragma unroll
+        for (int i = 0; i < 4 * C::kScoreGroups; ++i) total += s.sum_of_warp[i][row];
+        const float reference = s.reference[row];
+        s.maximum[row] = reference;
+        s.sum[row] = total;
+        s.inverse[row] = c.inverse_of(total);
+        if (item.splits == 1 && row < c.rows(item))
+            write_lse(p, first + row, item.q_begin, log2_sum_exp2(reference, total));
+        s.stats_full.arrive();
+    }
+
     // One group of the scores. The numbers of barriers are constants of the instructions.
     __device__ static void meet(int group) {
         if (group == 0)

@@ -55,17 +55,7 @@ struct PlainScores {
             s.query_full.wait(queue.items & 1);
             for (int kv_tile = begin; kv_tile < end; ++kv_tile) {
                 float d[32];
-                LatentRing tile = latent.uniform();
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int panel = i % L::kStagePanels;
-                    if (panel == 0) s.latent_full[tile.slot].wait(tile.phase);
-                    multiply_panel(d, query, i, c.latent_stage(tile.slot) + panel * kPanelBytes,
-                                   i > 0);
-                    if (panel == L::kStagePanels - 1) tile.advance(1);
-                }
-                s.rope_full[rope.slot].wait(rope.phase);
-                multiply_panel(d, query, 8, c.rope_stage(rope.uniform().slot), 1);
+                multiply(d, query, latent, rope);
                 ptx::wgmma_commit_group();
                 if (C::kByRows && lane == 0) s.scores_issued[scored.slot].arrive();
                 ptx::wgmma_wait_group<0>();
@@ -77,14 +67,7 @@ struct PlainScores {
                 if (has_rows) {
                     if ((kv_tile + 1) * kTileTokens > seen_by_all) {
                         if (seen_by_all < kv_len) spoils = any_not_finite(d);
-                        const int column = kv_tile * kTileTokens + 2 * (lane & 3);
-#pragma unroll
-                        for (int i = 0; i < 8; ++i) {
-                            if (column + 8 * i >= limit0) d[4 * i] = -INFINITY;
-                            if (column + 8 * i + 1 >= limit0) d[4 * i + 1] = -INFINITY;
-                            if (column + 8 * i >= limit1) d[4 * i + 2] = -INFINITY;
-                            if (column + 8 * i + 1 >= limit1) d[4 * i + 3] = -INFINITY;
-                        }
+                        mask(d, kv_tile * kTileTokens + 2 * (lane & 3), limit0, limit1);
                     }
                     const float top0 = row_maximum(d, 0), top1 = row_maximum(d, 2);
                     factor0 = raise_lazily(max0, top0);
@@ -127,35 +110,66 @@ struct PlainScores {
             if (begin == end) s.query_empty.arrive();
 
             s.stats_empty.wait((queue.items & 1) ^ 1);
-            if (has_rows) {
-                sum0 += __shfl_xor_sync(~0u, sum0, 1);
-                sum0 += __shfl_xor_sync(~0u, sum0, 2);
-                sum1 += __shfl_xor_sync(~0u, sum1, 1);
-                sum1 += __shfl_xor_sync(~0u, sum1, 2);
-                if ((lane & 3) == 0) {
-                    s.maximum[row0] = max0;
-                    s.maximum[row1] = max1;
-                    s.sum[row0] = sum0;
-                    s.sum[row1] = sum1;
-                    s.inverse[row0] = c.inverse_of(sum0);
-                    s.inverse[row1] = c.inverse_of(sum1);
-                    s.stats_full.arrive();
-                    if (item.splits == 1) {
-                        const int valid = c.rows(item);
-#pragma unroll 1
-                        for (int i = 0; i < 2; ++i) {
-                            const int row = i ? row1 : row0;
-                            if (row < valid)
-                                write_lse(p, first + row, item.q_begin,
-                                          log2_sum_exp2(i ? max1 : max0, i ? sum1 : sum0));
-                        }
-                    }
-                }
-            }
+            if (has_rows) publish(item, first, row0, row1, max0, max1, sum0, sum1);
         }
     }
 
   private:
+    // S = Q K^T of a KV tile, in flight: as its panels arrive.
+    template <typename Queries>
+    __device__ __forceinline__ void multiply(float (&d)[32], const Queries& query,
+                                             const LatentRing& latent, const RopeRing& rope) const {
+        LatentRing tile = latent.uniform();
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int panel = i % L::kStagePanels;
+            if (panel == 0) s.latent_full[tile.slot].wait(tile.phase);
+            multiply_panel(d, query, i, c.latent_stage(tile.slot) + panel * kPanelBytes, i > 0);
+            if (panel == L::kStagePanels - 1) tile.advance(1);
+        }
+        s.rope_full[rope.slot].wait(rope.phase);
+        multiply_panel(d, query, 8, c.rope_stage(rope.uniform().slot), 1);
+    }
+
+    // Hides the tokens from their rows' limits on; `column` is the first of this lane's.
+    __device__ __forceinline__ static void mask(float (&d)[32], int column, int limit0,
+                                                int limit1) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            if (column + 8 * i >= limit0) d[4 * i] = -INFINITY;
+            if (column + 8 * i + 1 >= limit0) d[4 * i + 1] = -INFINITY;
+            if (column + 8 * i >= limit1) d[4 * i + 2] = -INFINITY;
+            if (column + 8 * i + 1 >= limit1) d[4 * i + 3] = -INFINITY;
+        }
+    }
+
+    // The maxima and sums of a work item's rows, for the output, and its log-sum-exps if nobody
+    // else has a split of it.
+    __device__ __forceinline__ void publish(const WorkItem& item, int first, int row0, int row1,
+                                            float max0, float max1, float sum0, float sum1) const {
+        sum0 += __shfl_xor_sync(~0u, sum0, 1);
+        sum0 += __shfl_xor_sync(~0u, sum0, 2);
+        sum1 += __shfl_xor_sync(~0u, sum1, 1);
+        sum1 += __shfl_xor_sync(~0u, sum1, 2);
+        if ((threadIdx.x & 3) != 0) return;
+        s.maximum[row0] = max0;
+        s.maximum[row1] = max1;
+        s.sum[row0] = sum0;
+        s.sum[row1] = sum1;
+        s.inverse[row0] = c.inverse_of(sum0);
+        s.inverse[row1] = c.inverse_of(sum1);
+        s.stats_full.arrive();
+        if (item.splits != 1) return;
+        const int valid = c.rows(item);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const int row = i ? row1 : row0;
+            if (row < valid)
+                write_lse(p, first + row, item.q_begin,
+                          log2_sum_exp2(i ? max1 : max0, i ? sum1 : sum0));
+        }
+    }
+
     // d += Q panel times K panel, transposed: 64 of the 576 summed values.
     template <typename Queries>
     __device__ void multiply_panel(float (&d)[32], const Queries& query, int query_tile,
