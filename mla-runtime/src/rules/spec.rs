@@ -161,9 +161,9 @@ impl BackendSpec {
                 Given::DType(problem.dtype),
                 Accepted::DTypes(self.dtypes),
             );
-        reasons = self.with_shapes(reasons, problem);
+        reasons = self.and_shapes(reasons, problem);
         if matches!(self.phase, Phase::Decode) {
-            reasons = self.with_cache_and_step(reasons, problem);
+            reasons = self.and_cache_and_step(reasons, problem);
         }
         reasons = reasons
             .unless(
@@ -179,12 +179,12 @@ impl BackendSpec {
                 Accepted::Text("unquantised output"),
             );
         if matches!(self.phase, Phase::Decode) {
-            reasons = self.with_sparsity(reasons, problem);
+            reasons = self.and_sparsity(reasons, problem);
         }
-        self.with_features(reasons, problem)
+        self.and_features(reasons, problem)
     }
 
-    const fn with_shapes(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
+    const fn and_shapes(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
         if let Some(dims) = self.dims {
             let given = problem.dims.head;
             reasons = reasons.unless(
@@ -211,7 +211,7 @@ impl BackendSpec {
         )
     }
 
-    const fn with_cache_and_step(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
+    const fn and_cache_and_step(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
         if let Some(accepted) = self.refuses_kv_format(problem) {
             let given = Given::KvFormat(problem.kv_format);
             reasons = reasons.unless(false, Field::KvFormat, given, accepted);
@@ -237,7 +237,7 @@ impl BackendSpec {
             )
     }
 
-    const fn with_sparsity(&self, reasons: Reasons, problem: &Problem) -> Reasons {
+    const fn and_sparsity(&self, reasons: Reasons, problem: &Problem) -> Reasons {
         let (given, accepted) = match (problem.sparse, self.sparse) {
             (true, SparseSupport::Never) => ("sparse", "dense"),
             (false, SparseSupport::Required) => ("dense", "sparse"),
@@ -251,7 +251,7 @@ impl BackendSpec {
         )
     }
 
-    const fn with_features(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
+    const fn and_features(&self, mut reasons: Reasons, problem: &Problem) -> Reasons {
         let mut i = 0;
         while i < Feature::ALL.len() {
             let feature = Feature::ALL[i];
