@@ -366,7 +366,8 @@ fn the_indexer_is_that_of_the_cpu_device() -> Result<()> {
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
 fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     let gpu = gpu();
-    let requests = [
+    // Rows that one CTA has, that a cluster keeps whole, and that it does not.
+    let several: &[(usize, usize)] = &[
         (1, 2047),
         (1, 2048),
         (1, 2049),
@@ -374,7 +375,15 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
         (2, 9000),
         (1, 200_000),
     ];
-    let world = World::new(IndexerConfig::GLM_5, DType::BF16, &requests, 77);
+    let many = vec![(1, 3000); 140];
+    for requests in [several, &[(1, 200_000)], &[(2, 40_000)], &many] {
+        check_lists(&gpu, requests)?;
+    }
+    Ok(())
+}
+
+fn check_lists(gpu: &Cuda, requests: &[(usize, usize)]) -> Result<()> {
+    let world = World::new(IndexerConfig::GLM_5, DType::BF16, requests, 77);
     let mut rng = rng(78);
     for kind in 0..5 {
         let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, 1e-45];
@@ -388,7 +397,8 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
             })
             .collect();
         let expected = world.lists(&Cpu::new(), &logits)?;
-        assert!(world.lists(&*gpu, &logits)? == expected, "kind {kind}");
+        let given = world.lists(gpu, &logits)?;
+        assert!(given == expected, "kind {kind}, {requests:?}");
     }
     Ok(())
 }

@@ -539,3 +539,46 @@ fn a_decode_step_of_a_sparse_model_is_one_graph() -> Result<()> {
     }
     Ok(())
 }
+
+/// Prompts with and without context and decodes, of two layers that share lists, are one graph for as long as the
+/// lengths stay: logits in one chunk, or in several.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored layer::sparse"]
+fn a_mixed_step_of_a_sparse_model_is_one_graph() -> Result<()> {
+    let gpu = &*gpu();
+    for (model, config) in models() {
+        let case = Case {
+            requests: MIXED.to_vec(),
+            ..model
+        };
+        let pair = batches(&case);
+        let batches = [&pair[0], &pair[1]];
+        let index = IndexBatch::new(batches[0], config)?;
+        let layer = gpu_layer(gpu, &case);
+        let tokens = batches[0].tokens();
+        for logits_bytes in [1 << 28, 100 << 10] {
+            let expected = run(&layer, batches, &index, logits_bytes)?;
+            let steps = case.limits().with_decode_query_len(tokens);
+            let mut layers = Layers::new(gpu, batches, &index)?;
+            let mut workspace = layer.workspace(&steps)?;
+            let limits = IndexLimits::new(steps).with_logits_bytes(logits_bytes);
+            let mut lists = layers.indexer.workspace(&limits)?;
+            workspace.prepare(&layer, &batches[0].step())?;
+            let graph =
+                gpu.capture(|_| layers.forward(&layer, &mut workspace, &mut lists, tokens))?;
+            // Nothing has run yet.
+            let before = layers.own.outcome(gpu)?;
+            assert!(before.out != expected.own.out, "{case:?}");
+            for _ in 0..2 {
+                // SAFETY: layer, workspaces and tensors live, and only this stream uses them.
+                unsafe { graph.replay() }?;
+                let given = layers.outcome(gpu, &workspace, &lists)?;
+                assert!(
+                    given == expected,
+                    "{logits_bytes} bytes of logits, {case:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
