@@ -1,5 +1,5 @@
-// Instructions of a thread and of a warp's lanes that a few kernels alone need, under the names that
-// PTX gives them.
+// Instructions of a thread and of a warp's lanes that a few kernels alone need, under the names
+// that PTX gives them.
 #pragma once
 
 #include <cstdint>

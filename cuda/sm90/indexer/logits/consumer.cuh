@@ -71,8 +71,8 @@ struct Consumer {
 
     __device__ __forceinline__ void begin(const Job& job) {
         const int first = job.first + (C::kOwnTokens ? warpgroup * kTokens : 0);
-        // Of columns 8 i + 2 q and the next, as the accumulators are. Half of each, since a sum below
-        // is of twice the positive parts.
+        // Of columns 8 i + 2 q and the next, as the accumulators are. Half of each, since a sum
+        // below is of twice the positive parts.
 #pragma unroll
         for (int i = 0; i < C::kColumns / 4; ++i) {
             const int column = i / 2 * 8 + 2 * q + i % 2;

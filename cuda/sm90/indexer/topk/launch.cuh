@@ -45,8 +45,8 @@ inline int shared_bytes(int columns, int candidates, int resident) {
     return int(sizeof(Shared)) + bitmap + std::max(behind, bitmap);
 }
 
-// More than one if there are few rows. Clusters of many CTAs find room in half of the SMs; with fewer
-// than four, waiting for each other takes what they save.
+// More than one if there are few rows. Clusters of many CTAs find room in half of the SMs; with
+// fewer than four, waiting for each other takes what they save.
 inline int choose_ctas(int rows, int columns, int multiprocessors, int most) {
     int ctas = 1;
     while (ctas < most && int64_t(rows) * ctas * 4 <= multiprocessors &&

@@ -27,8 +27,8 @@ constexpr int kSamples = kSampled * kThreads;
 constexpr int kFewSampled = 4;
 // The most keys that are compared pair by pair.
 constexpr int kMostPairs = kBins / 2;
-// Bins of a histogram of a whole cluster's keys, and the most keys that its CTAs compare: small, for
-// shared memory of other CTAs is read slowly.
+// Bins of a histogram of a whole cluster's keys, and the most keys that its CTAs compare: small,
+// for shared memory of other CTAs is read slowly.
 constexpr int kClusterBinBits = 8;
 constexpr int kClusterBins = 1 << kClusterBinBits;
 constexpr int kMostInside = 256;

@@ -1,8 +1,8 @@
 // A row that the shared memory of its CTAs holds: it is read once, and no candidates are kept.
 //
 // Each CTA of the cluster has positions that follow each other. A sample says where the last chosen
-// key is about; histograms of all CTAs' keys from there on, added up, say it exactly. Few rows leave
-// an SM nothing to do while it waits, for instructions too: loops are short and not unrolled.
+// key is about; histograms of all CTAs' keys from there on, added up, say it exactly. Few rows
+// leave an SM nothing to do while it waits, for instructions too: loops are short and not unrolled.
 #pragma once
 
 #include "candidates.cuh"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void each_vector(const float* row, int count, const V
     }
 }
 
-// Adds up the histograms of all CTAs of the cluster, each in `bins` of its own shared memory: all of
-// them have the sum in s.totals.
+// Adds up the histograms of all CTAs of the cluster, each in `bins` of its own shared memory: all
+// of them have the sum in s.totals.
 __device__ __forceinline__ void add_up(const Cluster& cluster, Shared& s, const uint32_t* bins) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x < kClusterBins)
@@ -95,8 +95,8 @@ struct Before {
     uint32_t above, inside;
 };
 
-// Tells all CTAs of the cluster of each other's counts. Nobody's shared memory is read any more when
-// all have arrived at the cluster's barrier next.
+// Tells all CTAs of the cluster of each other's counts. Nobody's shared memory is read any more
+// when all have arrived at the cluster's barrier next.
 __device__ __forceinline__ Before exchange(const Cluster& cluster, Shared& s) {
     const int lane = threadIdx.x % 32;
     cluster.sync();
@@ -137,8 +137,8 @@ __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffer
     __syncthreads();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, guessed);
 
-    // Of many equal keys those of the lowest positions, which are in a bitmap of their own. Few that
-    // are inside are pairs of key and position, larger if chosen earlier.
+    // Of many equal keys those of the lowest positions, which are in a bitmap of their own. Few
+    // that are inside are pairs of key and position, larger if chosen earlier.
     const bool whole = t.inside == t.wanted, tied = !whole && t.inside > kMostInside;
     uint64_t* pairs = reinterpret_cast<uint64_t*>(s.bins + kBins) - kMostInside;
     uint32_t* equal = buffers.tied(p.resident);

@@ -41,8 +41,8 @@ __device__ __forceinline__ int shift_for(uint32_t range, int bin_bits) {
     return max(0, 32 - __clz(range) - bin_bits);
 }
 
-// Finds the bin of `count`, from the last one down, in which the key number `wanted` lies: s.bin, how
-// many keys are in bins above it, and how many in it. They stay as they were if there is none.
+// Finds the bin of `count`, from the last one down, in which the key number `wanted` lies: s.bin,
+// how many keys are in bins above it, and how many in it. They stay as they were if there is none.
 __device__ __forceinline__ void find_bin(Shared& s, const uint32_t* bins, int count,
                                          uint32_t wanted) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

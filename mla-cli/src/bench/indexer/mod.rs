@@ -1,7 +1,8 @@
 //! `mla bench indexer`: a sparse layer part by part, from the caches' rows to the output.
 //!
 //! Every part is timed on its own by the protocol of all benchmarks, and then all together as
-//! [`MlaLayer::forward_selecting`] enqueues them. The lists are compared with f64, and so is the output.
+//! [`MlaLayer::forward_selecting`] enqueues them. The lists are compared with f64, and so
+//! is the output.
 
 mod peers;
 
@@ -99,7 +100,8 @@ struct Report {
     backends: [String; 2],
     environment: Environment,
     protocol: Protocol,
-    /// The query tokens whose logits are there at a time: as many the parts of the selection are timed with.
+    /// The query tokens whose logits are there at a time: the parts of the selection are timed with
+    /// as many.
     rows: usize,
     parts: Vec<Part>,
     lists: ListErrors,

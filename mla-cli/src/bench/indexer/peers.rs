@@ -1,4 +1,5 @@
-//! Published kernels of the indexer on the same batch, which a Python script times by the same protocol.
+//! Published kernels of the indexer on the same batch, which a Python script times by the same
+//! protocol.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -68,7 +69,8 @@ impl PeerArgs {
         }
     }
 
-    /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was asked for.
+    /// Times them, `listed` being how many query tokens ours were timed with; nothing if none was
+    /// asked for.
     pub(super) fn time(&self, case: &Case, listed: usize) -> Result<Option<Said>, CliError> {
         if self.peers.is_empty() {
             return Ok(None);
@@ -138,7 +140,10 @@ mod tests {
     fn time(name: &str, lines: &str, listed: usize) -> Result<Option<Said>, CliError> {
         use std::os::unix::fs::PermissionsExt;
         let path = std::env::temp_dir().join(format!("mla-index-{}-{name}", std::process::id()));
-        let given = r#"{"requests":[[1,4096],[1,100]],"heads":64,"topk":2048,"samples":3,"warm_up":1,"peers":["deepgemm","torch"],"wheels":null}"#;
+        let given = concat!(
+            r#"{"requests":[[1,4096],[1,100]],"heads":64,"topk":2048,"samples":3,"warm_up":1,"#,
+            r#""peers":["deepgemm","torch"],"wheels":null}"#
+        );
         let script = format!("#!/bin/sh\n[ \"$3\" = '{given}' ] || exit 7\n{lines}\n");
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -163,7 +168,8 @@ mod tests {
         let error = time("ends", "exit 3", 2).err().unwrap().to_string();
         assert!(error.contains("ended with exit status: 3"), "{error}");
         let error = time("chunks", "exit 3", 1).err().unwrap().to_string();
-        let expected = "--peers: given 2 query tokens, whose logits ours has in several chunks, accepted at most 1";
+        let expected = "--peers: given 2 query tokens, whose logits ours has in several chunks, \
+                        accepted at most 1";
         assert_eq!(error, expected);
     }
 
