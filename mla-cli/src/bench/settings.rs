@@ -83,7 +83,8 @@ pub(super) struct Settings {
     #[arg(long, value_name = "KIND", value_delimiter = ',', requires = "topk")]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) lists: Option<Vec<ListKind>>,
-    /// Entries of a list that name a slot, if the context has so many; the others are -1 [default: all].
+    /// Entries of a list that name a slot, if the context has so many; the others are -1
+    /// [default: all].
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive, requires = "topk")]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) valid: Option<Vec<u32>>,

@@ -62,8 +62,8 @@ struct Merge {
         return base + kWeightsOffset + (head * kWeightsPitch + k) * 4;
     }
 
-    // Makes the weights of the heads that some values are of: a warp for each head, of which a lane has
-    // one block's maximum and sum.
+    // Makes the weights of the heads that some values are of: a warp for each head, of which a lane
+    // has one block's maximum and sum.
     __device__ void weigh(const Item& item, int begin, int end, int splits) const {
         const int lane = thread & 31;
         const bool is_there = lane < splits;

@@ -104,8 +104,8 @@ struct Round<'a> {
 struct RoundLists {
     cache: &'static str,
     topk: u32,
-    /// The positions in its request that each query token attends to. Absent where the case is that of the round
-    /// before, since there are many of them.
+    /// The positions in its request that each query token attends to. Absent where the case is that of
+    /// the round before, since there are many of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     positions: Option<Vec<Vec<u32>>>,
 }
