@@ -219,7 +219,10 @@ fn the_same_seed_gives_the_same_errors() {
 
 #[test]
 fn the_table_says_what_was_chosen_and_found() {
-    let text = printed("table", "--batch 2q1s50_q30s90 --threshold 1 --repeat 2");
+    let text = printed(
+        "table",
+        "--batch 2q1s50_q30s90 --threshold 1 --repeat 2 --rows 64",
+    );
     for part in [
         "3 heads, bf16",
         "bf16 cache in pages of 64, on cpu (",
