@@ -506,7 +506,7 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "memory: given 8q1s1k, which takes",
         ),
         (
-            "q2147483647 --heads 4294967295".into(),
+            "q2147483647 --heads 65536".into(),
             "memory: given q2147483647, which takes",
         ),
         (
