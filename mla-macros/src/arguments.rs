@@ -48,15 +48,19 @@ impl Arguments {
                 Some(_) => {
                     for (index, argument) in without_commas(argument).into_iter().enumerate() {
                         if index > 0 {
-                            errors.fault(
-                                argument[0].span(),
-                                "mla_backend",
-                                Fault::new(
-                                    format!("`{}` without a comma before it", argument[0]),
-                                    "a comma between two arguments",
-                                ),
-                            );
+                            let (at, given) = match &argument[0] {
+                                TokenTree::Punct(it) => (it.span(), "`;`".to_owned()),
+                                key => (key.span(), format!("`{key}` without a comma before it")),
+                            };
+                            let fault = Fault::new(given, "a comma between two arguments");
+                            errors.fault(at, "mla_backend", fault);
                         }
+                        let argument = match argument {
+                            [semicolon, argument @ ..] if index > 0 && is_semicolon(semicolon) => {
+                                argument
+                            }
+                            _ => argument,
+                        };
                         this.argument(&argument[0], &argument[1..], errors);
                     }
                 }
@@ -197,21 +201,30 @@ fn meant_by(name: &str) -> Option<Key> {
     KEYS.iter().find(|key| key.name == name).copied()
 }
 
-// What stands between two commas, cut before each further `key =`: no value has an equals sign.
+// What stands between two commas, cut before each further `key =`, and before a semicolon that stands
+// there in the place of the comma: no value has an equals sign.
 fn without_commas(argument: &[TokenTree]) -> Vec<&[TokenTree]> {
     let mut parts = Vec::new();
     let mut start = 0;
     for index in 2..argument.len().saturating_sub(1) {
         let is_key = matches!(&argument[index..=index + 1], [TokenTree::Ident(_), TokenTree::Punct(equals)]
             if equals.as_char() == '=');
-        let before = matches!(&argument[index - 1], TokenTree::Punct(_));
-        if is_key && !before {
-            parts.push(&argument[start..index]);
-            start = index;
+        let end = match &argument[index - 1] {
+            semicolon if is_semicolon(semicolon) => index - 1,
+            TokenTree::Punct(_) => continue,
+            _ => index,
+        };
+        if is_key && end > start {
+            parts.push(&argument[start..end]);
+            start = end;
         }
     }
     parts.push(&argument[start..]);
     parts
+}
+
+fn is_semicolon(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Punct(it) if it.as_char() == ';')
 }
 
 // A value that a `macro_rules!` macro passed on stands in a group without delimiters.

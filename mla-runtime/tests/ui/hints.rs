@@ -92,4 +92,11 @@ impl DecodeBackend for Twice {
     decode_body!(common::Bytes);
 }
 
+struct Semicolons;
+
+#[mla_backend(sm = "90"; dtypes = "bf16")]
+impl DecodeBackend for Semicolons {
+    decode_body!(common::Bytes);
+}
+
 fn main() {}
