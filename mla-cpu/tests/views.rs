@@ -16,10 +16,12 @@ use mla_runtime::tensor::{Layout, TensorRef};
 
 const DIMS: MlaDims = MlaDims::new(8, HeadDims::new(4, 4, 4));
 
-/// So many bytes, which begin where an f32 may.
+/// So many bytes, which begin where any view of them may.
 fn bytes(len: usize) -> &'static [u8] {
-    static WORDS: [u32; 32] = [0; 32];
-    &bytemuck::cast_slice(&WORDS)[..len]
+    #[repr(align(16))]
+    struct Aligned([u8; 128]);
+    static ZEROS: Aligned = Aligned([0; 128]);
+    &ZEROS.0[..len]
 }
 
 #[test]
@@ -85,6 +87,8 @@ fn limits_and_pages_of_no_size_or_any_are_refused_or_planned() {
 
 #[test]
 fn a_stride_between_single_rows_may_be_anything() {
+    const GROUP: MlaDims = MlaDims::new(128, HeadDims::new(4, 1, 4));
+    let group = &[0; 134];
     for stride in [0, 1, usize::MAX] {
         let layout = Layout {
             dtype: DType::F32,
@@ -98,6 +102,11 @@ fn a_stride_between_single_rows_may_be_anything() {
         let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 2);
         let strided = CacheRef::<Cpu>::new(bytes(96), cache.with_page_stride(stride)).unwrap();
         assert_eq!(*strided.layout(), cache);
+        // A row of 132 + 2 bytes begins with floats: the next would begin where one may.
+        let cache = CacheLayout::contiguous(GROUP, KvFormat::Fp8DsMla, 1, 1);
+        let single = cache.with_row_stride(stride).with_page_stride(stride);
+        let single = *CacheRef::<Cpu>::new(group, single).unwrap().layout();
+        assert_eq!((single.row_stride, single.page_stride), (144, 144));
 
         let layout = LseLayout {
             row_stride: stride,

@@ -25,8 +25,7 @@ use crate::tensors::{
     On, Tensor, difference, indices, lse, lse_mut, normal, padded, pick, strides,
 };
 
-// ---- Cache write
-// ----------------------------------------------------------------------------------
+// ---- Cache write --------------------------------------------------------------------------------
 
 struct Write {
     latent: Tensor,
@@ -216,8 +215,7 @@ fn slots_outside_the_cache_are_skipped() {
     );
 }
 
-// ---- Rotary embedding
-// -----------------------------------------------------------------------------
+// ---- Rotary embedding ---------------------------------------------------------------------------
 
 // The oracle: pairs turned in f32, one product after the other, rounded to the dtype.
 fn turn(tensor: &mut Tensor, cos: &Tensor, sin: &Tensor, positions: &[i64], style: RotaryStyle) {
@@ -337,8 +335,7 @@ fn a_fused_rotation_is_one_beforehand() {
     }
 }
 
-// ---- Gather
-// ---------------------------------------------------------------------------------------
+// ---- Gather -------------------------------------------------------------------------------------
 
 struct Gather {
     cache: Vec<u8>,
@@ -542,8 +539,7 @@ fn a_page_that_does_not_exist_gives_nan() {
     );
 }
 
-// ---- Merge
-// ----------------------------------------------------------------------------------------
+// ---- Merge --------------------------------------------------------------------------------------
 
 struct Merge {
     out: Tensor,
@@ -679,8 +675,7 @@ fn merging_touches_nothing_between_the_rows() {
     }
 }
 
-// ---- Log-sum-exps
-// ---------------------------------------------------------------------------------
+// ---- Log-sum-exps --------------------------------------------------------------------------------
 
 fn run_convert<D: Device, C: LseConvention>(
     device: &D,
@@ -728,8 +723,7 @@ fn log_sum_exps_are_converted_as_on_the_cpu() {
     }
 }
 
-// ---- Copies
-// ---------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 fn run_copy<D: Device>(device: &D, from: Option<&Tensor>, to: &Tensor) -> Result<Vec<u8>> {
     let mut out = On::new(device, to)?;
@@ -780,8 +774,7 @@ fn copies_agree_with_the_cpu() {
     }
 }
 
-// ---- Products
-// -------------------------------------------------------------------------------------
+// ---- Products -----------------------------------------------------------------------------------
 
 fn run_gemm<D: Device>(device: &D, [a, b, c]: [&Tensor; 3]) -> Result<Tensor> {
     let (a, b, mut c) = (
@@ -853,8 +846,7 @@ fn an_empty_inner_axis_gives_zeros() {
     assert_eq!(c.values(), [0.0; 24]);
 }
 
-// ---- Size
-// -----------------------------------------------------------------------------------------
+// ---- Size ---------------------------------------------------------------------------------------
 
 #[test]
 #[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
@@ -1047,8 +1039,7 @@ fn offsets_go_beyond_31_bits_of_elements() {
     }
 }
 
-// ---- Graphs and tiers
-// -----------------------------------------------------------------------------
+// ---- Graphs and tiers ---------------------------------------------------------------------------
 
 // A step that uses every operation once, over memory that stays where it is.
 struct Step {

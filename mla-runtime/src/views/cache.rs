@@ -62,14 +62,21 @@ impl CacheLayout {
         self.pages.saturating_mul(self.page_size)
     }
 
-    // Between single pages and rows there is no distance, and a stride may be anything. It gets the one of a
-    // cache without gaps: kernels refuse some of the others.
+    // Between single pages and rows there is no distance, and a stride may be anything. It gets one that
+    // every kernel takes.
     fn settled(mut self) -> Self {
-        if self.page_size <= 1 {
-            self.row_stride = self.format.row_bytes(self.dims);
-        }
-        if self.pages <= 1 {
-            self.page_stride = self.page_size.saturating_mul(self.row_stride);
+        const WIDEST_ACCESS: usize = 16;
+        match (self.pages > 1, self.page_size > 1) {
+            (true, true) => {}
+            (true, false) => self.row_stride = self.page_stride,
+            (false, true) => self.page_stride = self.page_size.saturating_mul(self.row_stride),
+            (false, false) => {
+                self.row_stride = self
+                    .format
+                    .row_bytes(self.dims)
+                    .next_multiple_of(WIDEST_ACCESS);
+                self.page_stride = self.row_stride;
+            }
         }
         self
     }
@@ -116,7 +123,7 @@ impl CacheLayout {
         match (page, end) {
             (Some(page), Some(end))
                 if end <= available
-                    && self.row_stride >= row
+                    && (self.page_size == 1 || self.row_stride >= row)
                     && (self.pages == 1 || self.page_stride >= page) =>
             {
                 Ok(())
