@@ -296,15 +296,11 @@ fn whole<D: IndexDevice + Stopwatch>(
 struct Steps<D: IndexDevice> {
     config: IndexerConfig,
     page_size: usize,
-    rows: usize,
-    requests: usize,
-    max_pages: usize,
-    longest: usize,
     columns: usize,
-    query_len: usize,
     /// Pairs of the rows that are scored and the positions that they see, and cached tokens.
     pairs: f64,
     cached: f64,
+    scored: Scored<D>,
     queries: D::Buffer,
     head_weights: D::Buffer,
     values: D::Buffer,
@@ -313,9 +309,34 @@ struct Steps<D: IndexDevice> {
     lists: D::Buffer,
     slots: D::Buffer,
     positions: D::Buffer,
+}
+
+/// The rows that are scored, and their requests.
+struct Scored<D: IndexDevice> {
+    rows: usize,
+    requests: usize,
+    max_pages: usize,
+    longest: usize,
+    query_len: usize,
     lens: D::Buffer,
     starts: D::Buffer,
     tables: D::Buffer,
+}
+
+impl<D: IndexDevice> Scored<D> {
+    fn batch(&self) -> Result<IndexRows<'_, D>> {
+        let entries = ArrayRef::new(D::bytes(&self.tables), self.requests * self.max_pages)?;
+        let lens = ArrayRef::new(D::bytes(&self.lens), self.requests)?;
+        let starts = ArrayRef::new(D::bytes(&self.starts), self.requests + 1)?;
+        Ok(IndexRows {
+            batch: DecodeBatch::new(
+                BlockTable::new(entries, self.requests, self.max_pages)?,
+                (lens, self.longest),
+                (starts, self.query_len),
+            ),
+            tokens: 0..self.rows,
+        })
+    }
 }
 
 fn upload<D: IndexDevice, T: Copy>(
@@ -376,14 +397,19 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         Ok(Self {
             config,
             page_size,
-            rows,
-            requests: requests.len(),
-            max_pages,
-            longest,
             columns,
-            query_len: requests.iter().map(|r| r.q).max().unwrap_or(0) as usize,
             pairs,
             cached,
+            scored: Scored {
+                rows,
+                requests: requests.len(),
+                max_pages,
+                longest,
+                query_len: requests.iter().map(|r| r.q).max().unwrap_or(0) as usize,
+                lens: upload(device, &lens, |x| x.to_ne_bytes().to_vec())?,
+                starts: upload(device, &starts, |x| x.to_ne_bytes().to_vec())?,
+                tables: upload(device, tables, |x| x.to_ne_bytes().to_vec())?,
+            },
             queries,
             head_weights,
             values: device.allocate(rows * heads * width)?,
@@ -392,14 +418,11 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             lists: device.allocate(rows * topk * 4)?,
             slots: upload(device, slots, |x| x.to_ne_bytes().to_vec())?,
             positions: upload(device, &positions, |x| x.to_ne_bytes().to_vec())?,
-            lens: upload(device, &lens, |x| x.to_ne_bytes().to_vec())?,
-            starts: upload(device, &starts, |x| x.to_ne_bytes().to_vec())?,
-            tables: upload(device, tables, |x| x.to_ne_bytes().to_vec())?,
         })
     }
 
     fn rows(&self) -> usize {
-        self.rows
+        self.scored.rows
     }
 
     fn time(
@@ -412,7 +435,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let config = self.config;
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
         let topk = f64::from(config.dims.topk);
-        let rows = self.rows as f64;
+        let rows = self.scored.rows as f64;
         times.time("rows of both caches", [0.0; 2], &mut |device| {
             let (_, _, index) = indexed.call()?;
             self.write(device, index, data.call(layer.config())?)
@@ -468,10 +491,13 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let [heads, width] = [self.config.dims.heads, self.config.dims.width].map(|n| n as usize);
         let f32s = |shape| Layout::contiguous(DType::F32, shape);
         let (_, _, index) = indexed.call()?;
-        let positions = ArrayRef::new(D::bytes(&self.positions), self.rows)?;
+        let positions = ArrayRef::new(D::bytes(&self.positions), self.scored.rows)?;
         let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
-        let queries = TensorRef::new(D::bytes(&self.queries), f32s([self.rows, heads, width]))?;
-        let of_heads = f32s([self.rows, 1, heads]);
+        let queries = TensorRef::new(
+            D::bytes(&self.queries),
+            f32s([self.scored.rows, heads, width]),
+        )?;
+        let of_heads = f32s([self.scored.rows, 1, heads]);
         device.quantise_index_queries(
             &self.config,
             IndexQueryInput {
@@ -486,60 +512,39 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         )
     }
 
-    fn batch(&self) -> Result<IndexRows<'_, D>> {
-        let entries = ArrayRef::new(D::bytes(&self.tables), self.requests * self.max_pages)?;
-        let lens = ArrayRef::new(D::bytes(&self.lens), self.requests)?;
-        let starts = ArrayRef::new(D::bytes(&self.starts), self.requests + 1)?;
-        Ok(IndexRows {
-            batch: DecodeBatch::new(
-                BlockTable::new(entries, self.requests, self.max_pages)?,
-                (lens, self.longest),
-                (starts, self.query_len),
-            ),
-            tokens: 0..self.rows,
-        })
-    }
-
     fn logits_layout(&self) -> Layout {
-        Layout::contiguous(DType::F32, [1, self.rows, self.columns])
+        Layout::contiguous(DType::F32, [1, self.scored.rows, self.columns])
     }
 
     fn score(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
         let heads = self.config.dims.heads as usize;
-        let of_heads = Layout::contiguous(DType::F32, [self.rows, 1, heads]);
+        let of_heads = Layout::contiguous(DType::F32, [self.scored.rows, 1, heads]);
         let layout = self.logits_layout();
-        // Its own field, beside those that the rows are made of.
-        let mut logits = std::mem::replace(&mut self.logits, device.allocate(0)?);
         let (_, _, index) = indexed.call()?;
-        let scored = device.index_logits(
+        device.index_logits(
             self.config.dims,
             IndexQueries {
                 values: D::bytes(&self.values),
                 weights: TensorRef::new(D::bytes(&self.weights), of_heads)?,
             },
             index.cache.as_ref(),
-            &self.batch()?,
-            TensorMut::new(D::bytes_mut(&mut logits), layout)?,
-        );
-        self.logits = logits;
-        scored
+            &self.scored.batch()?,
+            TensorMut::new(D::bytes_mut(&mut self.logits), layout)?,
+        )
     }
 
     fn select(&mut self, device: &D) -> Result<()> {
         let layout = self.logits_layout();
         let width = self.config.dims.topk as usize;
-        let mut lists = std::mem::replace(&mut self.lists, device.allocate(0)?);
-        let selected = device.select_slots(
+        device.select_slots(
             TensorRef::new(D::bytes(&self.logits), layout)?,
-            &self.batch()?,
+            &self.scored.batch()?,
             self.page_size,
             SlotListsMut {
-                slots: D::bytes_mut(&mut lists),
+                slots: D::bytes_mut(&mut self.lists),
                 width,
             },
-        );
-        self.lists = lists;
-        selected
+        )
     }
 }
 
