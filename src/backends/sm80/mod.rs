@@ -24,7 +24,7 @@ const ON_H200: Run = Run {
     gpu: "H200",
     capability: Capability::new(9, 0),
     date: "2026-11-23",
-    commit: "b79a4bb",
+    commit: "3299750",
 };
 
 /// Of the backends that an H100 has run too.

@@ -27,7 +27,7 @@ const RUN_ON: &[Run] = &[
         gpu: "H200",
         capability: Capability::new(9, 0),
         date: "2026-11-23",
-        commit: "b79a4bb",
+        commit: "3299750",
     },
     Run {
         gpu: "H100",
