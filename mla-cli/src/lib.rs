@@ -44,6 +44,8 @@ mod spec;
 mod stopwatch;
 mod table;
 mod target;
+#[cfg(feature = "bench")]
+mod upload;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -21,10 +21,11 @@ use rayon::prelude::*;
 
 use super::check::{Errors, Row};
 use super::lists::{Lists, distinct_rows};
-use super::random::{Normal, bytes_of, upload};
+use super::random::Normal;
 use crate::cost::{Cost, query_tokens};
 use crate::deviation::choose;
 use crate::error::CliError;
+use crate::upload::upload;
 
 /// Cache rows that are made at a time.
 const BLOCK: usize = 1 << 16;
@@ -229,7 +230,7 @@ impl<D: Device> Outcome<D> {
     fn new(device: &D, dtype: DType, shape: Shape) -> Result<Self> {
         let out_layout = Layout::contiguous(dtype, shape);
         // NaN, so that nothing passes for a result that was not written.
-        let poison = |bytes: usize| upload(device, &vec![0xff; bytes]);
+        let poison = |bytes: usize| upload(device, &vec![0xff_u8; bytes]);
         Ok(Self {
             out: poison(out_layout.elements() * dtype.bytes())?,
             out_layout,
@@ -343,7 +344,7 @@ impl<'a, D: Device> Decode<'a, D> {
             None => None,
             Some(lists) => {
                 let slots = slots_of(what, lists, &positions, &table);
-                Some(upload(device, &bytes_of(&slots))?)
+                Some(upload(device, &slots)?)
             }
         };
         Ok(Self {
@@ -355,10 +356,10 @@ impl<'a, D: Device> Decode<'a, D> {
             query_numbers,
             caches,
             cache_layout,
-            block_table: upload(device, &bytes_of(&table))?,
+            block_table: upload(device, &table)?,
             table,
-            lens: upload(device, &bytes_of(&lens))?,
-            query_starts: upload(device, &bytes_of(&what.starts(|r| r.q)))?,
+            lens: upload(device, &lens)?,
+            query_starts: upload(device, &what.starts(|r| r.q))?,
             outcome: Outcome::new(device, dtype, [tokens, heads, dims.latent as usize])?,
             what,
             backend,
@@ -539,8 +540,8 @@ fn fill<D: Device>(
         let rows = block.len();
         let latents = latent_numbers.buffer(device, block[0] * latent, rows * latent)?;
         let ropes = rope_numbers.buffer(device, block[0] * rope, rows * rope)?;
-        let numbers = block.iter().flat_map(|slot| (*slot as i64).to_ne_bytes());
-        let slots = upload(device, &numbers.collect::<Vec<u8>>())?;
+        let numbers: Vec<i64> = block.iter().map(|slot| *slot as i64).collect();
+        let slots = upload(device, &numbers)?;
         device.write_cache(
             TensorRef::new(
                 D::bytes(&latents),
@@ -623,8 +624,8 @@ impl<'a, D: Device> Prefill<'a, D> {
                 .map(|layer| KeysAndValues::new(what, device, layout, layer))
                 .collect::<Result<_>>()?,
             starts: [
-                upload(device, &bytes_of(&what.starts(|r| r.q)))?,
-                upload(device, &bytes_of(&what.starts(|r| r.kv)))?,
+                upload(device, &what.starts(|r| r.q))?,
+                upload(device, &what.starts(|r| r.kv))?,
             ],
             outcome: Outcome::new(device, problem.dtype, [tokens, heads, head.v as usize])?,
             query_lens,

@@ -83,18 +83,6 @@ impl Normal {
     }
 }
 
-/// Bytes of integers, as they lie in memory.
-pub(super) fn bytes_of(numbers: &[i32]) -> Vec<u8> {
-    numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
-}
-
-/// Bytes in a device's memory.
-pub(super) fn upload<D: Device>(device: &D, bytes: &[u8]) -> Result<D::Buffer> {
-    let mut buffer = device.allocate(bytes.len())?;
-    device.upload(bytes, D::bytes_mut(&mut buffer))?;
-    Ok(buffer)
-}
-
 #[cfg(test)]
 mod tests {
     use mla_cpu::Cpu;

@@ -13,6 +13,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 use super::progress::Progress;
 use super::workload::Workload;
 use crate::error::CliError;
+use crate::upload::upload;
 
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
 pub(super) const UNIT: f32 = 1.732_050_8;
@@ -81,8 +82,7 @@ impl<D: Device> Tensor<D> {
     ) -> Result<Self> {
         let layout = Layout::contiguous(dtype, shape);
         let host = random_bytes(rng, dtype, layout.elements(), most);
-        let mut buffer = device.allocate(host.len())?;
-        device.upload(&host, D::bytes_mut(&mut buffer))?;
+        let buffer = upload(device, &host)?;
         Ok(Self {
             buffer,
             layout,
@@ -208,9 +208,7 @@ impl<D: Device> Data<D> {
                     .iter()
                     .map(|position| tables.slot(index, (*position).into()))
                     .collect();
-                let slots: Vec<u8> = slots?.into_iter().flat_map(i64::to_ne_bytes).collect();
-                let mut slot_buffer = device.allocate(slots.len())?;
-                device.upload(&slots, D::bytes_mut(&mut slot_buffer))?;
+                let slot_buffer = upload(device, &slots?)?;
                 let rows = block.len();
                 let block_latent =
                     Tensor::random(device, &mut rng, dtype, [rows, 1, latent], UNIT)?;

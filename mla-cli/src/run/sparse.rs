@@ -22,6 +22,7 @@ use super::data::{BLOCK, HostLists, Tensor, UNIT};
 use super::progress::Progress;
 use super::workload::Workload;
 use crate::error::CliError;
+use crate::upload::upload;
 
 /// What makes the lists of slots that a layer attends to.
 pub(crate) trait Lists<D: Device>: Sized {
@@ -300,13 +301,7 @@ impl<D: IndexDevice> Indexed<D> {
                     .iter()
                     .map(|position| block_tables.slot(index, *position as u64))
                     .collect();
-                let upload = |numbers: &[i64]| -> Result<D::Buffer> {
-                    let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
-                    let mut buffer = device.allocate(bytes.len())?;
-                    device.upload(&bytes, D::bytes_mut(&mut buffer))?;
-                    Ok(buffer)
-                };
-                let (slots, positions) = (upload(&slots?)?, upload(block)?);
+                let (slots, positions) = (upload(device, &slots?)?, upload(device, block)?);
                 let keys = Tensor::random(device, rng, dtype, [block.len(), 1, width], UNIT)?;
                 let rotary = match &self.tables {
                     Some(tables) => {

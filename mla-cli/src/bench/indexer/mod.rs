@@ -45,6 +45,7 @@ use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
 use crate::run::workload::Workload;
 use crate::stopwatch::{Protocol, Stopwatch};
 use crate::table::{numbers, table};
+use crate::upload::upload;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -339,17 +340,6 @@ impl<D: IndexDevice> Scored<D> {
     }
 }
 
-fn upload<D: IndexDevice, T: Copy>(
-    device: &D,
-    values: &[T],
-    bytes: impl Fn(T) -> Vec<u8>,
-) -> Result<D::Buffer> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| bytes(*value)).collect();
-    let mut buffer = device.allocate(bytes.len())?;
-    device.upload(&bytes, D::bytes_mut(&mut buffer))?;
-    Ok(buffer)
-}
-
 impl<D: IndexDevice + Stopwatch> Steps<D> {
     fn new(
         device: &D,
@@ -367,7 +357,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         let mut rng = Rng::with_seed(u64::from(seed) ^ 0x57e9);
         let mut random = |count: usize| {
             let values: Vec<f32> = (0..count).map(|_| 2.0 * rng.f32() - 1.0).collect();
-            upload(device, &values, |x| x.to_ne_bytes().to_vec())
+            upload(device, &values)
         };
         let queries = random(rows * heads * width)?;
         let head_weights = random(rows * heads)?;
@@ -406,9 +396,9 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
                 max_pages,
                 longest,
                 query_len: requests.iter().map(|r| r.q).max().unwrap_or(0) as usize,
-                lens: upload(device, &lens, |x| x.to_ne_bytes().to_vec())?,
-                starts: upload(device, &starts, |x| x.to_ne_bytes().to_vec())?,
-                tables: upload(device, tables, |x| x.to_ne_bytes().to_vec())?,
+                lens: upload(device, &lens)?,
+                starts: upload(device, &starts)?,
+                tables: upload(device, tables)?,
             },
             queries,
             head_weights,
@@ -416,8 +406,8 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             weights: device.allocate(rows * heads * 4)?,
             logits: device.allocate(rows * columns * 4)?,
             lists: device.allocate(rows * topk * 4)?,
-            slots: upload(device, slots, |x| x.to_ne_bytes().to_vec())?,
-            positions: upload(device, &positions, |x| x.to_ne_bytes().to_vec())?,
+            slots: upload(device, slots)?,
+            positions: upload(device, &positions)?,
         })
     }
 
