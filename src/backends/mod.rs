@@ -9,19 +9,23 @@
 
 use mla_runtime::kernels::Family;
 
-// What backends share; which of it a build uses depends on its families.
+// What backends share.
 #[cfg(feature = "gpu")]
-#[allow(dead_code, unreachable_pub)]
+#[allow(dead_code, reason = "which of it a build uses depends on its families")]
+#[allow(
+    unreachable_pub,
+    reason = "the types of backends are public, and name the state"
+)]
 mod absorbed;
 #[cfg(feature = "gpu")]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "as above")]
 mod expanded;
 #[cfg(feature = "gpu")]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "as above")]
 mod sparse;
 mod template;
 #[cfg(feature = "gpu")]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "as above")]
 mod workspace;
 
 include!(concat!(env!("OUT_DIR"), "/families.rs"));
