@@ -656,9 +656,18 @@ fn a_sparse_layer_is_timed_part_by_part() {
             "error: --peers: given torch on the CPU, accepted --device cuda beside it",
         ),
         ("--model deepseek-v3.2 --wheels peers", "--peers"),
+        (
+            "--model deepseek-v3.2 --batch 1048576q1s128k",
+            "given 1048576q1s128k, which takes",
+        ),
     ];
     for (arguments, message) in refusals {
-        let output = mla(&format!("bench indexer --batch q1s64 {arguments}"));
+        let batch = if arguments.contains("--batch") {
+            ""
+        } else {
+            "--batch q1s64"
+        };
+        let output = mla(&format!("bench indexer {batch} {arguments}"));
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments}: {stderr}");
         assert!(stderr.contains(message), "{arguments}: {stderr}");

@@ -8,16 +8,17 @@ mod report;
 pub(crate) mod sparse;
 pub(crate) mod workload;
 
-use mla_runtime::backend::{LayerConfig, SelectedDecode, SelectedPrefill};
+use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{MlaLayer, crossover_threshold};
-use mla_runtime::plan::memory;
+use mla_runtime::layer::{SelectedLayer, crossover_threshold};
+use mla_runtime::model::ModelConfig;
+use mla_runtime::plan::memory::{self, MemoryPlan};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::{Selection, SelectionRequest};
+use mla_runtime::selection::SelectionRequest;
 
 use self::data::Data;
 use self::progress::Progress;
@@ -156,15 +157,11 @@ fn run<D: Device, L: Lists<D>>(
     request.decode.clone_from(&args.decode);
     let selection = registry.select(&request)?;
     let config = selection.config(model.config.softmax_scale() as f32);
-    let layer = instantiate(&registry, &selection, device, &config)?;
+    let layer = selection.layer(device, config.softmax_scale)?;
 
     let progress = Progress::new();
     let limits = workload.limits(args.rows)?;
-    let memory = memory::plan(
-        &layer
-            .memory_needs(&limits, 1, workload.pages)?
-            .with_indexer(L::needs(&model.config, &limits, problem.page_size)?),
-    )?;
+    let memory = memory_plan::<D, L>(&layer, &model.config, &limits, workload.pages)?;
     about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
     let mut workspace = layer.workspace(&limits)?;
@@ -216,13 +213,14 @@ fn run<D: Device, L: Lists<D>>(
     }))
 }
 
-fn instantiate<D: Device>(
-    registry: &Registry,
-    selection: &Selection,
-    device: &D,
-    config: &LayerConfig,
-) -> Result<MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>, CliError> {
-    let prefill = registry.instantiate_prefill(selection.prefill.name, device, config)?;
-    let decode = registry.instantiate_decode(selection.decode.name, device, config)?;
-    Ok(MlaLayer::new(device, config, prefill, decode)?)
+/// The memory of one layer with its lists.
+pub(crate) fn memory_plan<D: Device, L: Lists<D>>(
+    layer: &SelectedLayer<D>,
+    model: &ModelConfig,
+    limits: &StepLimits,
+    pages: u64,
+) -> Result<MemoryPlan, CliError> {
+    let needs = layer.memory_needs(limits, 1, pages)?;
+    let indexer = L::needs(model, limits, layer.config().problem.page_size)?;
+    Ok(memory::plan(&needs.with_indexer(indexer))?)
 }

@@ -1,7 +1,7 @@
 //! `mla bench indexer`: a sparse layer part by part, from the caches' rows to the output.
 //!
 //! Every part is timed on its own by the protocol of all benchmarks, and then all together as
-//! [`MlaLayer::forward_selecting`] enqueues them. The lists are compared with f64, and so
+//! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists are compared with f64, and so
 //! is the output.
 
 mod peers;
@@ -21,7 +21,7 @@ use mla_runtime::indexer::{
     IndexRows, IndexerConfig, SlotListsMut,
 };
 use mla_runtime::kv_format::KvFormat;
-use mla_runtime::layer::{LayerCall, MlaLayer, Workspace};
+use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::rotary::{Rotary, RotaryStyle, Rotation};
@@ -39,10 +39,11 @@ use crate::device::{About, DeviceName, IndexedJob};
 use crate::error::CliError;
 use crate::figures::number;
 use crate::run::data::{Data, HostLists};
+use crate::run::memory_plan;
 use crate::run::progress::Progress;
 use crate::run::reference;
 use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
-use crate::run::workload::Workload;
+use crate::run::workload::{self, Workload};
 use crate::stopwatch::{Protocol, Stopwatch};
 use crate::table::{numbers, table};
 use crate::upload::upload;
@@ -146,7 +147,6 @@ struct Bench<'a> {
     model: &'a Model,
 }
 
-type Layer<D> = MlaLayer<SelectedPrefill<D>, SelectedDecode<D>>;
 type Space<D> = Workspace<SelectedPrefill<D>, SelectedDecode<D>>;
 
 impl IndexedJob for Bench<'_> {
@@ -158,19 +158,20 @@ impl IndexedJob for Bench<'_> {
         about: &About,
     ) -> std::result::Result<Report, CliError> {
         let (args, model) = (self.args, self.model);
-        let mut problem = Problem::new(model.config.dims, model.heads, model.dtype);
-        problem.sparse = true;
-        problem.kv_format = args.kv.unwrap_or(KvFormat::of(model.dtype));
+        let problem = Problem::new(model.config.dims, model.heads, model.dtype)
+            .with_sparse(true)
+            .with_kv_format(args.kv.unwrap_or(KvFormat::of(model.dtype)));
         let spec: BatchSpec = args.batch.parse()?;
+        about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
         // The expanded form has no lists.
         let workload = Workload::new(&spec, u32::MAX, problem.page_size, args.seed)?;
-        problem.query_len = workload.query_len;
+        let problem = problem.with_query_len(workload.query_len);
         let registry = Registry::linked()?;
         let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
         let config = selection.config(model.config.softmax_scale() as f32);
-        let layer: Layer<D> = selection.layer(device, config.softmax_scale)?;
+        let layer = selection.layer(device, config.softmax_scale)?;
         let limits = workload.limits(None)?;
-        let plan = layer.memory_plan(&limits, 1, workload.pages)?;
+        let plan = memory_plan::<D, Indexed<D>>(&layer, &model.config, &limits, workload.pages)?;
         about.check_plan("--batch", &spec, &limits, &plan)?;
 
         let progress = Progress::hidden();
@@ -273,7 +274,7 @@ impl<D: Stopwatch> Times<'_, D> {
 /// The selection, attention to lists that are there, and the layer.
 fn whole<D: IndexDevice + Stopwatch>(
     times: &mut Times<'_, D>,
-    layer: &Layer<D>,
+    layer: &SelectedLayer<D>,
     workspace: &mut Space<D>,
     indexed: &mut Indexed<D>,
     data: &mut Data<D>,
@@ -420,7 +421,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         times: &mut Times<'_, D>,
         indexed: &mut Indexed<D>,
         data: &mut Data<D>,
-        layer: &Layer<D>,
+        layer: &SelectedLayer<D>,
     ) -> std::result::Result<(), CliError> {
         let config = self.config;
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
