@@ -337,6 +337,32 @@ fn decode_by<S: DecodeStage>(
                 })
             })
         }
+        DecodeTopic::Sinks => {
+            if !spec.features.contains(Feature::Sinks) {
+                return Ok(());
+            }
+            let mut problems = accepted.with(vec![false], |p, sparse| p.sparse = sparse);
+            problems.extend(accepted.sparse(Feature::Sinks));
+            problems.into_iter().try_for_each(|problem| {
+                check(DecodeCase {
+                    with_sinks: true,
+                    ..DecodeCase::new(problem, &[90, 17, 0])
+                })?;
+                if problem.heads != plain.heads || problem.query_len != plain.query_len {
+                    return Ok(());
+                }
+                // In several splits, beside dense requests, and beside what a second cache has.
+                let has = |feature| problem.sparse && spec.features.contains(feature);
+                check(DecodeCase {
+                    with_sinks: true,
+                    with_counts: true,
+                    list_width: 400,
+                    dense_within: if has(Feature::DenseRequests) { 70 } else { 0 },
+                    second_width: if has(Feature::SecondCache) { 21 } else { 0 },
+                    ..DecodeCase::new(problem, &[500, 60])
+                })
+            })
+        }
         DecodeTopic::QuantisedOutputs => accepted
             .with(vec![true], |p, quantised| p.quant_output = quantised)
             .into_iter()

@@ -10,7 +10,7 @@ use mla_runtime::feature::Feature;
 use mla_runtime::lse::{LseLayout, LseMut};
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::BackendSpec;
-use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
 
 /// What one bit pattern in every byte is: NaN in all formats, and no address of anything.
 pub(super) const POISON: u8 = 0xff;
@@ -198,7 +198,7 @@ fn download<D: Device>(device: &D, buffer: &D::Buffer, bytes: usize) -> Result<V
     Ok(host)
 }
 
-pub(super) fn array<D: Device, T: Index>(
+pub(super) fn array<D: Device, T: Scalar>(
     buffer: &D::Buffer,
     len: usize,
 ) -> Result<ArrayRef<'_, D, T>> {

@@ -30,6 +30,8 @@ pub struct DecodeCase {
     pub dense_within: usize,
     /// The slots per query token of a second cache; 0: there is none.
     pub second_width: usize,
+    /// Whether each head has a sink: some of them infinite, where there are heads enough.
+    pub with_sinks: bool,
     /// Whether only some entries of each list count, by an array of counts.
     pub with_counts: bool,
     /// Elements between one token's rows and the next, in queries, and in outputs if the spec has
@@ -60,6 +62,7 @@ impl DecodeCase {
             list_width: 37,
             dense_within: 0,
             second_width: 0,
+            with_sinks: false,
             with_counts: false,
             gap: 0,
             lse: true,
@@ -123,6 +126,7 @@ struct Step {
     lists: Option<Vec<i32>>,
     second: Option<Second>,
     counts: Option<Vec<i32>>,
+    sinks: Option<Vec<f32>>,
     starts: Vec<i32>,
 }
 
@@ -237,8 +241,17 @@ impl Step {
             };
             (0..tokens).map(|_| count()).collect()
         });
+        let sinks = case.with_sinks.then(|| {
+            let mut sink = |head| match head {
+                1 => f32::INFINITY,
+                2 => f32::NEG_INFINITY,
+                _ => 3.0 + 5.0 * random.next() as f32,
+            };
+            (0..problem.heads).map(&mut sink).collect()
+        });
         Self {
             counts,
+            sinks,
             table,
             max_pages,
             cache,
@@ -298,6 +311,9 @@ impl Step {
             .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
         let lists = self.lists.as_deref().map(ints).transpose()?;
         let counts = self.counts.as_deref().map(ints).transpose()?;
+        let sinks = self.sinks.as_deref();
+        let sinks = sinks.map(|sinks| upload(device, bytemuck::cast_slice(sinks)));
+        let sinks = sinks.transpose()?;
         let cache = upload(device, &self.cache)?;
         let second = self.second.as_ref();
         let second = second.map(|s| Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
@@ -360,7 +376,11 @@ impl Step {
             };
             let call = DecodeCall::new(query, CacheRef::new(cache, self.layout)?, batch, out)
                 .with_lse(lse)
-                .with_slots(lists);
+                .with_slots(lists)
+                .with_sinks(match &sinks {
+                    Some(sinks) => Some(array(sinks, heads)?),
+                    None => None,
+                });
             stage
                 .decode(device, call, &mut state, &metadata)
                 .map_err(refused("decode"))?;
@@ -427,7 +447,11 @@ impl Step {
                         Some(listed) => (listed.out.row(0, h), listed.lse[0][h]),
                         None => (dense.out.row(t, h), dense.lse[t][h]),
                     };
-                    written.check_row(spec, first + t, h, want, want_lse)?;
+                    let left = self.sinks.as_ref().map_or(1.0, |sinks| {
+                        reference::left_by_sink(f64::from(sinks[h]), want_lse)
+                    });
+                    let want: Vec<f64> = want.iter().map(|value| value * left).collect();
+                    written.check_row(spec, first + t, h, &want, want_lse)?;
                 }
             }
         }

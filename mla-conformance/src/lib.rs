@@ -79,6 +79,7 @@ macro_rules! decode_conformance {
             slot_lists => SlotLists,
             dense_requests => DenseRequests,
             second_cache => SecondCache,
+            sinks => Sinks,
             quantised_outputs => QuantisedOutputs,
             repetition => Repetition,
             through_the_registry => ThroughTheRegistry,

@@ -120,6 +120,15 @@ mistaken! {
 }
 
 mistaken! {
+    NoSinks, [sm = "any", dtypes = "bf16", features = "sinks"],
+    new: Ok,
+    call: |mut call| {
+        call.sinks = None;
+        call
+    }
+}
+
+mistaken! {
     BetweenRows, [sm = "any", dtypes = "bf16", features = "strided_outputs"],
     new: Ok,
     call: |mut call| {
@@ -199,6 +208,8 @@ fn wrong_numbers_are_found() {
         message.starts_with("NO_LSE: lse[0, 0] is NaN, but should be "),
         "{message}"
     );
+    let message = said::<NoSinks>(&cpu, DecodeTopic::Sinks);
+    assert!(message.starts_with("NO_SINKS: out["), "{message}");
     let message = said::<BetweenRows>(&cpu, DecodeTopic::Strides);
     assert!(
         message.starts_with("BETWEEN_ROWS: wrote byte 16384 of out, which lies between its rows"),

@@ -3,7 +3,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::view::{Elements, Lane, Places, indices, narrow, widen, with_element};
+use super::view::{Elements, Lane, Places, narrow, scalars, widen, with_element};
 use super::{Cpu, fp8};
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::GatherRows;
@@ -30,7 +30,7 @@ pub(crate) fn write(
     let dtype = latent.dtype();
     latent.layout().expect("latent", dtype, [tokens, 1, l])?;
     rope.layout().expect("rope", dtype, [tokens, 1, r])?;
-    let slots = indices("slots", &slots)?;
+    let slots = scalars("slots", &slots)?;
     if slots.len() != tokens {
         return Err(Error::argument(
             "slots",
@@ -179,7 +179,7 @@ pub(crate) struct Pages<'a> {
 impl<'a> Pages<'a> {
     pub(crate) fn of(table: &BlockTable<'a, Cpu>, page_size: usize) -> Result<Self> {
         Ok(Self {
-            entries: indices("block table", &table.entries())?,
+            entries: scalars("block table", &table.entries())?,
             max_pages: table.max_pages(),
             page_size,
         })
@@ -251,8 +251,8 @@ pub(crate) fn gather(
             format!("at most {room}"),
         ));
     }
-    let row_starts = indices("row starts", &rows.row_starts)?;
-    let token_starts = indices("token starts", &rows.token_starts)?;
+    let row_starts = scalars("row starts", &rows.row_starts)?;
+    let token_starts = scalars("token starts", &rows.token_starts)?;
     let segments = token_starts.len();
     if rows.block_table.requests() != segments {
         return Err(Error::argument(

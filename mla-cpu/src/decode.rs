@@ -10,7 +10,7 @@ use super::attention::{
 use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
 use super::prefill::check_scale;
-use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
+use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Query, StepLimits};
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
@@ -94,7 +94,7 @@ struct Part {
     query_len = "ragged",
     sparse = "optional",
     quant_output = true,
-    features = "deterministic,nan_propagation,strided_outputs,dense_requests,second_cache"
+    features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache"
 )]
 impl DecodeBackend for CpuDecode {
     type Device = Cpu;
@@ -180,6 +180,8 @@ struct Call<'a, T> {
     out: OutPlaces<'a, T>,
     lse: Option<Places<'a, f32>>,
     sparse: bool,
+    // A score for each head, without a value.
+    sinks: Option<&'a [f32]>,
     // In units of log2, with the cache's scale.
     scale: f32,
     num_splits: Option<usize>,
@@ -211,7 +213,7 @@ struct Slots<'a> {
 
 impl<'a> Slots<'a> {
     fn of(slots: &ArrayRef<'a, Cpu, i32>, width: usize, tokens: usize, end: usize) -> Result<Self> {
-        let slots = indices("slots", slots)?;
+        let slots = scalars("slots", slots)?;
         match tokens.checked_mul(width) {
             Some(needed) if needed <= slots.len() => Ok(Self {
                 slots,
@@ -228,7 +230,7 @@ impl<'a> Slots<'a> {
     }
 
     fn with_counts(mut self, counts: Option<&ArrayRef<'a, Cpu, i32>>) -> Result<Self> {
-        self.counts = counts.map(|counts| indices("counts", counts)).transpose()?;
+        self.counts = counts.map(|counts| scalars("counts", counts)).transpose()?;
         Ok(self)
     }
 
@@ -272,8 +274,8 @@ impl CpuDecode {
         let layout = *call.cache.layout();
         let batch = &call.batch;
         let requests = batch.block_table.requests();
-        let seq_lens = indices("sequence lengths", &batch.seq_lens)?;
-        let query_starts = indices("query starts", &batch.query_starts)?;
+        let seq_lens = scalars("sequence lengths", &batch.seq_lens)?;
+        let query_starts = scalars("query starts", &batch.query_starts)?;
         check_starts("query starts", query_starts, requests, tokens, false)?;
         for (request, pair) in query_starts.windows(2).enumerate() {
             let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
@@ -323,6 +325,8 @@ impl CpuDecode {
             None => None,
             Some(lse) => Some(lse_places(lse)?),
         };
+        let sinks = call.sinks.as_ref();
+        let sinks = sinks.map(|sinks| scalars("sinks", sinks)).transpose()?;
         let call = Call {
             query,
             heads,
@@ -336,6 +340,7 @@ impl CpuDecode {
             out: OutPlaces::of(call.out, [tokens, heads, l])?,
             lse,
             sparse: lists.is_some(),
+            sinks,
             scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
             num_splits: self.num_splits,
         };
@@ -534,6 +539,10 @@ impl<T: Element> Call<'_, T> {
             let index = unit.first_row + row;
             let (token, head) = (first_token + index / self.heads, index % self.heads);
             let (lse, values) = part.finish(row, self.layout.scale);
+            if let Some(sinks) = self.sinks.filter(|_| lse > f32::NEG_INFINITY) {
+                let left = 1.0 / (1.0 + (sinks[head] - lse).exp());
+                values.iter_mut().for_each(|value| *value *= left);
+            }
             // SAFETY: each (token, head) belongs to one unit, a unit is finished once, and the
             // elements of the outputs are distinct.
             unsafe {

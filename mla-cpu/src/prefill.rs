@@ -7,7 +7,7 @@ use super::attention::{
     Engine, Engines, OutPlaces, Source, Widths, Workspace, for_each_unit, with_workspaces,
 };
 use super::cache::check_starts;
-use super::view::{Elements, Lane, Places, indices, lse_places, with_element};
+use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
 use mla_runtime::backend::{Keys, LayerConfig, PrefillBackend, PrefillCall, StepLimits};
 use mla_runtime::dtype::Element;
 use mla_runtime::mla_backend;
@@ -139,8 +139,8 @@ impl CpuPrefill {
                 rope: Elements::of("keys (rope)", rope)?,
             },
         };
-        let query_starts = indices("query starts", &call.query_starts)?;
-        let key_starts = indices("key starts", &call.key_starts)?;
+        let query_starts = scalars("query starts", &call.query_starts)?;
+        let key_starts = scalars("key starts", &call.key_starts)?;
         let requests = query_starts.len().saturating_sub(1);
         check_starts("query starts", query_starts, requests, tq, false)?;
         check_starts("key starts", key_starts, requests, tk, false)?;

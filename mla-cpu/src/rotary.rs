@@ -1,6 +1,6 @@
 //! The rotary embedding: pairs turned in f32, one product after the other, rounded to the dtype.
 
-use super::view::{Elements, Places, indices, with_element};
+use super::view::{Elements, Places, scalars, with_element};
 use super::{Cpu, cache};
 use mla_runtime::cache::CacheMut;
 use mla_runtime::dtype::Element;
@@ -97,7 +97,7 @@ pub(crate) struct Turn<'a> {
 impl<'a> Turn<'a> {
     pub(crate) fn new(rotary: &Rotary<'a, Cpu>, tokens: usize, width: usize) -> Result<Self> {
         rotary.check(tokens, width)?;
-        let positions = &indices("positions", &rotary.positions)?[..tokens];
+        let positions = &scalars("positions", &rotary.positions)?[..tokens];
         let most = rotary.cos.shape()[1];
         for position in positions {
             if !usize::try_from(*position).is_ok_and(|position| position < most) {

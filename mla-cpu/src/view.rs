@@ -7,7 +7,7 @@ use bytemuck::{Pod, PodCastError};
 use super::Cpu;
 use mla_runtime::dtype::{DType, Element};
 use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef, Natural};
-use mla_runtime::tensor::{ArrayRef, Index, Shape, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Scalar, Shape, TensorMut, TensorRef};
 use mla_runtime::{Error, Result};
 
 /// The elements of a tensor that is read.
@@ -296,8 +296,8 @@ pub(crate) fn lse_places<'a>(lse: LseMut<'a, Cpu, Natural>) -> Result<Places<'a,
     Places::<f32>::of_lse(lse)
 }
 
-/// The elements of an index array.
-pub(crate) fn indices<'a, T: Index>(
+/// The elements of an array.
+pub(crate) fn scalars<'a, T: Scalar>(
     field: &'static str,
     array: &ArrayRef<'a, Cpu, T>,
 ) -> Result<&'a [T]> {

@@ -71,6 +71,9 @@ pub(super) fn params(
     params.out_head_stride = wide("out", out_layout.strides[1])?;
     params.pages = wide("pages", cache.pages)?;
     params.tokens = narrow("tokens", tokens)?;
+    if let Some(sinks) = &call.sinks {
+        params.sinks = sinks.bytes().address() as *const _;
+    }
     if let Some(second) = &lists.second {
         params.second = listed(second)?;
     }

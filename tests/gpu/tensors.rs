@@ -4,7 +4,7 @@ use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::Result;
 use mla_runtime::lse::{LseConvention, LseLayout, LseMut, LseRef};
-use mla_runtime::tensor::{ArrayRef, Index, Layout, TensorMut, TensorRef};
+use mla_runtime::tensor::{ArrayRef, Layout, Scalar, TensorMut, TensorRef};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 
@@ -131,7 +131,7 @@ impl<D: Device> On<D> {
     }
 }
 
-pub(crate) fn indices<D: Device, T: Index>(
+pub(crate) fn indices<D: Device, T: Scalar>(
     buffer: &D::Buffer,
     len: usize,
 ) -> Result<ArrayRef<'_, D, T>> {

@@ -93,6 +93,15 @@ pub fn attend(query: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> 
     (out, most + sum.ln())
 }
 
+/// What a sink leaves of an output with this log-sum-exp: e^lse / (e^lse + e^sink). All of it where nothing
+/// was attended to, which is 0 anyway.
+pub fn left_by_sink(sink: f64, lse: f64) -> f64 {
+    match lse == f64::NEG_INFINITY {
+        true => 1.0,
+        false => 1.0 / (1.0 + (sink - lse).exp()),
+    }
+}
+
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| a * b).sum()

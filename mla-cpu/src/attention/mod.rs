@@ -265,7 +265,7 @@ impl Partial<'_> {
     }
 
     /// The log-sum-exp of a row, and its output divided by the sum, in place.
-    pub(crate) fn finish(&mut self, row: usize, scale: f32) -> (f32, &[f32]) {
+    pub(crate) fn finish(&mut self, row: usize, scale: f32) -> (f32, &mut [f32]) {
         let running = &self.running[row / LANES];
         let (max, sum) = (running.max[row % LANES], running.sum[row % LANES]);
         let out = &mut self.out[row * self.pitch..(row + 1) * self.pitch];

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::cache::check_slots;
 use crate::rotary::Turn;
-use crate::view::{Elements, Places, indices, with_element};
+use crate::view::{Elements, Places, scalars, with_element};
 use crate::{Cpu, fp8};
 use mla_runtime::error::Result;
 use mla_runtime::indexer::{IndexKeys, IndexQueriesMut, IndexQueryInput, IndexerConfig};
@@ -17,7 +17,7 @@ const KEYS_PER_TASK: usize = 64;
 pub(super) fn keys(cpu: &Cpu, config: &IndexerConfig, keys: IndexKeys<'_, Cpu>) -> Result<()> {
     let tokens = keys.check(config)?;
     let layout = *keys.cache.layout();
-    let slots = indices("slots", &keys.slots)?;
+    let slots = scalars("slots", &keys.slots)?;
     check_slots(slots, layout.slots())?;
     let norm = Norm {
         weight: row("index norm weight", &keys.norm.weight)?,

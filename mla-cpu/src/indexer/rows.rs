@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::Cpu;
-use crate::view::indices;
+use crate::view::scalars;
 use mla_runtime::error::{Error, Result};
 use mla_runtime::indexer::IndexRows;
 
@@ -16,8 +16,8 @@ pub(super) struct Row {
 
 /// The rows of a selection, none of which sees more than `columns` positions.
 pub(super) fn rows(of: &IndexRows<'_, Cpu>, columns: usize) -> Result<Vec<Row>> {
-    let starts = indices("query starts", &of.batch.query_starts)?;
-    let lens = indices("sequence lengths", &of.batch.seq_lens)?;
+    let starts = scalars("query starts", &of.batch.query_starts)?;
+    let lens = scalars("sequence lengths", &of.batch.seq_lens)?;
     let requests = lens.len();
     if starts.len() != requests + 1 || of.batch.block_table.requests() != requests {
         return Err(Error::argument(

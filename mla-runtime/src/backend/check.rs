@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::feature::Feature;
 use crate::problem::Problem;
 use crate::spec::BackendSpec;
-use crate::tensor::{Layout, Shape, TensorRef, check_address};
+use crate::tensor::{ArrayRef, Layout, Shape, TensorRef, check_address};
 
 /// What the tensors of a call have in common.
 #[derive(Clone, Copy)]
@@ -128,6 +128,22 @@ pub(crate) fn check_lists<D: Device>(
     Err(Error::argument(field, given, accepted))
 }
 
+/// Refuses sinks that a backend does not take, and those of another number of heads.
+pub(crate) fn check_sinks<D: Device>(
+    sinks: Option<&ArrayRef<'_, D, f32>>,
+    heads: usize,
+    spec: &BackendSpec,
+) -> Result<()> {
+    let Some(sinks) = sinks else {
+        return Ok(());
+    };
+    if !spec.features.contains(Feature::Sinks) {
+        let accepted = format!("absent: {} has no sinks", spec.name);
+        return Err(Error::argument("sinks", "present", accepted));
+    }
+    check_len("sinks", sinks.len(), heads, "one for each head")
+}
+
 fn check_entries<D: Device>(
     field: &'static str,
     listed: &super::ListedCache<'_, D>,
@@ -170,7 +186,7 @@ impl<'a, D: Device> Query<'a, D> {
 
 impl<D: Device> DecodeCall<'_, D> {
     /// Checks the call against what a backend was made for: dtypes, shapes, the spec's alignment,
-    /// the cache, the lengths of arrays, and lists of slots. What is left to a backend is what only
+    /// the cache, the lengths of arrays, sinks, and lists of slots. What is left to a backend is what only
     /// it knows.
     ///
     /// # Errors
@@ -206,6 +222,7 @@ impl<D: Device> DecodeCall<'_, D> {
         check_len("seq_lens", batch.seq_lens.len(), requests, one)?;
         let ends = "one per request of the block table and an end";
         check_len("query_starts", batch.query_starts.len(), requests + 1, ends)?;
+        check_sinks(self.sinks.as_ref(), heads, spec)?;
         check_lists("slots", self.slots.as_ref(), tokens, problem)?;
         match &self.slots {
             Some(lists) => lists.check(spec.features, self.cache.layout()),

@@ -276,6 +276,11 @@ pub struct DecodeCall<'a, D: Device> {
     pub lse: Option<LseMut<'a, D>>,
     /// Present where the problem is sparse, and only there.
     pub slots: Option<SlotLists<'a, D>>,
+    /// A score for each head, `[H]`, that takes part in the softmax without a value: a head's output
+    /// is multiplied by `1 / (1 + e^(sink − lse))`, as in FlashMLA's `attn_sink`. It is in the scores' own
+    /// units, behind the softmax scale: −∞ changes nothing, +∞ makes the output 0. The log-sum-exp
+    /// leaves it out. It takes a backend with [`Sinks`](crate::feature::Feature::Sinks).
+    pub sinks: Option<ArrayRef<'a, D, f32>>,
 }
 
 impl<'a, D: Device> DecodeCall<'a, D> {
@@ -293,6 +298,7 @@ impl<'a, D: Device> DecodeCall<'a, D> {
             out,
             lse: None,
             slots: None,
+            sinks: None,
         }
     }
 
@@ -307,6 +313,13 @@ impl<'a, D: Device> DecodeCall<'a, D> {
     #[must_use]
     pub fn with_slots(mut self, slots: impl Into<Option<SlotLists<'a, D>>>) -> Self {
         self.slots = slots.into();
+        self
+    }
+
+    /// The same with a [sink](Self::sinks) for each head.
+    #[must_use]
+    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
+        self.sinks = sinks.into();
         self
     }
 }

@@ -22,7 +22,7 @@ mod opaque;
 mod prefill;
 
 pub use crate::plan::limits::StepLimits;
-pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows};
+pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows, check_sinks};
 pub use decode::{
     DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query,
     SelectedDecode, SlotLists,

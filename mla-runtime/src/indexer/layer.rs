@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::layer::{LayerCall, MlaLayer, Workspace};
 use crate::lse::LseMut;
+use crate::tensor::ArrayRef;
 
 impl<P, D> MlaLayer<P, D>
 where
@@ -36,6 +37,7 @@ where
     ) -> Result<()> {
         lists.forget();
         self.check_tensors(workspace, &call)?;
+        self.check_sinks(workspace, call.sinks.as_ref())?;
         indexer.check(workspace, lists, &index)?;
         if workspace.tokens() > 0 {
             self.device().range(c"mla: write caches", || {
@@ -74,6 +76,7 @@ impl<D: Device> LayerCall<'_, D> {
             out: self.out.reborrow(),
             lse: self.lse.as_mut().map(LseMut::reborrow),
             slot_lists: Some(lists),
+            sinks: self.sinks.as_ref().map(ArrayRef::shorten),
             rotary: self.rotary.as_ref().map(|rotary| rotary.shorten()),
         }
     }

@@ -7,7 +7,7 @@ use crate::backend::{DecodeCall, DecodeStage, Output, PrefillStage, Query, SlotL
 use crate::device::{AbsorbedQueries, Device, Memory};
 use crate::error::Result;
 use crate::spec::QueryFormat;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// With `writes`, the cache write of all tokens goes with it.
@@ -59,6 +59,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 out: Output::Plain(attended.reborrow()),
                 lse,
                 slots,
+                sinks: call.sinks.as_ref().map(ArrayRef::shorten),
             },
             &mut workspace.decode_state,
             &workspace.decode_metadata,

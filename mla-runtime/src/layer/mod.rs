@@ -121,6 +121,7 @@ use self::step::Step as PreparedStep;
 use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
     SelectedPrefill, SlotLists, StepLimits, check_cache, check_gaps, check_lists, check_rows,
+    check_sinks,
 };
 use crate::cache::{CacheLayout, CacheMut};
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
@@ -162,6 +163,10 @@ pub struct LayerCall<'a, D: Device> {
     /// The slots that each token attends to: present where the problem is sparse, and only there.
     /// An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
+    /// A score for each head that takes part in the softmax without a value, as in
+    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps of which every token is on
+    /// the absorbed path.
+    pub sinks: Option<ArrayRef<'a, D, f32>>,
     /// The rotation of queries and keys, which the cache write then does on its way: for steps of
     /// which every token is on the absorbed path. (The expanded path reads rotated tensors of its
     /// own.) [`MlaLayer::forward_unrotated`] takes any step.
@@ -169,7 +174,8 @@ pub struct LayerCall<'a, D: Device> {
 }
 
 impl<'a, D: Device> LayerCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists and a rotation: the shapes are those of the fields.
+    /// A call without a log-sum-exp, slot lists, sinks and a rotation: the shapes are those of the
+    /// fields.
     pub const fn new(
         weights: Weights<'a, D>,
         query: TensorRef<'a, D>,
@@ -186,6 +192,7 @@ impl<'a, D: Device> LayerCall<'a, D> {
             out,
             lse: None,
             slot_lists: None,
+            sinks: None,
             rotary: None,
         }
     }
@@ -201,6 +208,13 @@ impl<'a, D: Device> LayerCall<'a, D> {
     #[must_use]
     pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
         self.slot_lists = lists.into();
+        self
+    }
+
+    /// The same with a [sink](Self::sinks) for each head.
+    #[must_use]
+    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
+        self.sinks = sinks.into();
         self
     }
 
@@ -558,7 +572,42 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     /// Refuses a call that does not fit the prepared step.
     fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
         self.check_tensors(workspace, call)?;
+        self.check_sinks(workspace, call.sinks.as_ref())?;
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
+    }
+
+    pub(crate) fn check_sinks(
+        &self,
+        workspace: &Workspace<P, D>,
+        sinks: Option<&ArrayRef<'_, P::Device, f32>>,
+    ) -> Result<()> {
+        check_sinks(
+            sinks,
+            self.config.problem.heads as usize,
+            self.decode.spec(),
+        )?;
+        if sinks.is_none() {
+            return Ok(());
+        }
+        self.check_absorbed_only(workspace, "sinks", "the expanded path has no sinks")
+    }
+
+    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do it.
+    fn check_absorbed_only(
+        &self,
+        workspace: &Workspace<P, D>,
+        field: &'static str,
+        why: &str,
+    ) -> Result<()> {
+        let expanded = workspace.step.expanded_tokens();
+        if expanded == 0 {
+            return Ok(());
+        }
+        let given = format!("present, with {expanded} tokens on the expanded path");
+        let accepted = format!(
+            "absent: {why}. A threshold of u32::MAX keeps all requests on the absorbed path"
+        );
+        Err(Error::argument(field, given, accepted))
     }
 
     pub(crate) fn check_lists(
@@ -581,18 +630,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
         let lists = lists.shorten().with_dense_within(step.dense_within());
         lists.check(self.decode.spec().features, cache)?;
-        if step.expanded_tokens() > 0 && lists.second.is_some() {
-            return Err(Error::argument(
-                "slot_lists.second",
-                format!(
-                    "present, with {} tokens on the expanded path",
-                    step.expanded_tokens()
-                ),
-                "absent: the expanded path attends to one cache. A threshold of u32::MAX keeps all \
-                 requests on the absorbed path",
-            ));
+        if lists.second.is_none() {
+            return Ok(());
         }
-        Ok(())
+        let why = "the expanded path attends to one cache";
+        self.check_absorbed_only(workspace, "slot_lists.second", why)
     }
 
     pub(crate) fn check_tensors(

@@ -8,7 +8,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::rotary::{RotaryQuery, Rotation};
-use crate::tensor::{TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
 /// prepared step.
@@ -35,10 +35,12 @@ pub struct UnrotatedCall<'a, D: Device> {
     pub lse: Option<LseMut<'a, D>>,
     /// The slots that each token attends to: present where the problem is sparse, and only there.
     pub slot_lists: Option<SlotLists<'a, D>>,
+    /// A score for each head that takes part in the softmax without a value, as in [`LayerCall`].
+    pub sinks: Option<ArrayRef<'a, D, f32>>,
 }
 
 impl<'a, D: Device> UnrotatedCall<'a, D> {
-    /// A call without a log-sum-exp and slot lists: the shapes are those of the fields.
+    /// A call without a log-sum-exp, slot lists and sinks: the shapes are those of the fields.
     pub fn new(
         weights: Weights<'a, D>,
         query: TensorMut<'a, D>,
@@ -58,6 +60,7 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
             out,
             lse: None,
             slot_lists: None,
+            sinks: None,
         }
     }
 
@@ -72,6 +75,13 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
     #[must_use]
     pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
         self.slot_lists = lists.into();
+        self
+    }
+
+    /// The same with a [sink](Self::sinks) for each head.
+    #[must_use]
+    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
+        self.sinks = sinks.into();
         self
     }
 }
@@ -156,6 +166,7 @@ impl<D: Device> UnrotatedCall<'_, D> {
             out: self.out.reborrow(),
             lse: self.lse.as_mut().map(LseMut::reborrow),
             slot_lists: self.slot_lists.as_ref().map(SlotLists::shorten),
+            sinks: self.sinks.as_ref().map(ArrayRef::shorten),
             rotary: rotates.then(|| self.rotary.shorten()),
         }
     }

@@ -5,7 +5,7 @@
 use crate::dtype::{DType, Element};
 use crate::error::Result;
 use crate::lse::{LseLayout, LseMut, LseRef};
-use crate::tensor::{ArrayRef, Index, Layout, Shape, TensorMut, TensorRef};
+use crate::tensor::{ArrayRef, Layout, Scalar, Shape, TensorMut, TensorRef};
 use crate::views::memory::Memory;
 
 /// Memory whose bytes are slices.
@@ -87,7 +87,7 @@ impl<'a, D: HostMemory> TensorMut<'a, D> {
     }
 }
 
-impl<'a, D: HostMemory, T: Index> ArrayRef<'a, D, T> {
+impl<'a, D: HostMemory, T: Scalar> ArrayRef<'a, D, T> {
     /// The whole slice. Nothing is copied.
     pub fn from_slice(slice: &'a [T]) -> Self {
         match Self::new(bytemuck::cast_slice(slice), slice.len()) {
@@ -184,7 +184,7 @@ impl<D: HostMemory> TensorMut<'_, D> {
     }
 }
 
-impl<D: HostMemory, T: Index> ArrayRef<'_, D, T> {
+impl<D: HostMemory, T: Scalar> ArrayRef<'_, D, T> {
     /// One element.
     ///
     /// # Panics

@@ -414,42 +414,46 @@ fn narrowed(
     Ok((part, offset * layout.dtype.bytes()))
 }
 
-/// The element of an [`ArrayRef`]: an index or a length.
-pub trait Index: bytemuck::Pod + Send + Sync + 'static {
+/// The element of an [`ArrayRef`]: an index, a length or a score.
+pub trait Scalar: bytemuck::Pod + Send + Sync + 'static {
     /// The name in error messages.
     const NAME: &'static str;
 }
 
-impl Index for i32 {
+impl Scalar for i32 {
     const NAME: &'static str = "i32";
 }
 
-impl Index for i64 {
+impl Scalar for i64 {
     const NAME: &'static str = "i64";
 }
 
-/// A list of indices or lengths in a device's memory, contiguous.
-pub struct ArrayRef<'a, D: Memory, T: Index> {
+impl Scalar for f32 {
+    const NAME: &'static str = "f32";
+}
+
+/// A list of indices, lengths or scores in a device's memory, contiguous.
+pub struct ArrayRef<'a, D: Memory, T: Scalar> {
     bytes: D::Bytes<'a>,
     len: usize,
     element: PhantomData<T>,
 }
 
-impl<D: Memory, T: Index> Clone for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Scalar> Clone for ArrayRef<'_, D, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<D: Memory, T: Index> Copy for ArrayRef<'_, D, T> {}
+impl<D: Memory, T: Scalar> Copy for ArrayRef<'_, D, T> {}
 
-impl<D: Memory, T: Index> fmt::Debug for ArrayRef<'_, D, T> {
+impl<D: Memory, T: Scalar> fmt::Debug for ArrayRef<'_, D, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ArrayRef([{}; {}])", T::NAME, self.len)
     }
 }
 
-impl<'a, D: Memory, T: Index> ArrayRef<'a, D, T> {
+impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
     /// The first `len` elements of `bytes`.
     ///
     /// # Errors

@@ -269,6 +269,83 @@ fn sparse_requests_within_the_bound_are_dense_and_the_others_keep_their_lists() 
 }
 
 #[test]
+fn two_caches_and_sinks_go_through_the_layer() {
+    let case = Case {
+        sparse: true,
+        threshold: 100,
+        ..Case::small(MIXED)
+    };
+    let (mut world, plain) = run(&case);
+    let layer = cpu_layer(&case);
+    world.two_caches = true;
+    world.check(&world.run(&layer)).unwrap();
+
+    let sinks = vec![-0.5, 2.5, f32::INFINITY, f32::NEG_INFINITY];
+    world.sinks = Some(sinks.clone());
+    for outcome in [world.run(&layer), world.run(&selected_layer(&case))] {
+        let lse = floats(DType::F32, &outcome.lse);
+        let (heads, v) = (case.heads as usize, case.dims.head.v as usize);
+        let tokens = lse.len() / heads;
+        let (without, with) = (
+            floats(case.dtype, &plain.out),
+            floats(case.dtype, &outcome.out),
+        );
+        for (at, (without, with)) in without.iter().zip(with).enumerate() {
+            let (token, head) = (at / v / heads, at / v % heads);
+            let lse = lse[head * tokens + token];
+            let left = match lse == f64::NEG_INFINITY {
+                true => 0.0,
+                false => 1.0 / (1.0 + (f64::from(sinks[head]) - lse).exp()),
+            };
+            assert!(
+                (with - without * left).abs() < 1e-5,
+                "{token} {head}: {with}"
+            );
+        }
+        // The log-sum-exp leaves sinks out.
+        for (with, without) in lse.iter().zip(floats(DType::F32, &plain.lse)) {
+            assert!(*with == without || (with - without).abs() < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn sinks_and_second_caches_are_refused_where_a_token_is_expanded() {
+    let case = Case {
+        sparse: true,
+        dense_within: 40,
+        threshold: 4,
+        ..Case::small(MIXED)
+    };
+    let layer = cpu_layer(&case);
+    let mut world = World::new(&case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &world.batch()).unwrap();
+    world.sinks = Some(vec![0.0; case.heads as usize]);
+    let mut said = |world: &World| {
+        let refused = world.forward(&layer, &mut workspace, true);
+        refused.err().map(|error| error.to_string()).unwrap()
+    };
+    assert_eq!(
+        said(&world),
+        "sinks: given present, with 21 tokens on the expanded path, accepted absent: the expanded \
+         path has no sinks. A threshold of u32::MAX keeps all requests on the absorbed path"
+    );
+    world.sinks = Some(vec![0.0; 3]);
+    assert_eq!(
+        said(&world),
+        "sinks: given 3, accepted 4, one for each head"
+    );
+    (world.sinks, world.two_caches) = (None, true);
+    assert_eq!(
+        said(&world),
+        "slot_lists.second: given present, with 21 tokens on the expanded path, accepted absent: \
+         the expanded path attends to one cache. A threshold of u32::MAX keeps all requests on the \
+         absorbed path"
+    );
+}
+
+#[test]
 fn backends_get_keys_values_and_queries_as_they_ask() {
     fn check<const PACKED: bool, const PADDED: bool>(case: &Case) {
         let world = World::new(case);

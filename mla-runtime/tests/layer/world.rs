@@ -4,9 +4,11 @@
 use half::{bf16, f16};
 use mla_cpu::Cpu;
 use mla_runtime::Result;
-use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage, SlotLists, StepLimits};
+use mla_runtime::backend::{
+    DecodeStage, LayerConfig, ListedCache, PrefillStage, SlotLists, StepLimits,
+};
 use mla_runtime::batch::Request;
-use mla_runtime::cache::{CacheLayout, CacheMut};
+use mla_runtime::cache::{CacheLayout, CacheMut, CacheRef};
 use mla_runtime::device::{Device, Memory};
 use mla_runtime::dims::{HeadDims, MlaDims};
 use mla_runtime::dtype::DType;
@@ -222,6 +224,10 @@ pub(crate) struct World {
     pub(crate) weights: Owned,
     pub(crate) cache_layout: CacheLayout,
     pub(crate) cache: Vec<u8>,
+    /// A sink for each head.
+    pub(crate) sinks: Option<Vec<f32>>,
+    /// Whether every other listed row of the context is taken from a second cache, which holds the same.
+    pub(crate) two_caches: bool,
 }
 
 impl World {
@@ -335,6 +341,8 @@ impl World {
             weights,
             cache_layout,
             cache,
+            sinks: None,
+            two_caches: false,
         }
     }
 
@@ -474,7 +482,25 @@ impl World {
         self.device
             .upload(&self.cache, Cpu::bytes_mut(&mut cache))
             .unwrap();
-        let lists = self.lists();
+        let mut lists = self.lists();
+        let second = self.two_caches.then(|| {
+            let mut second = vec![-1; lists.len()];
+            for (own, other) in lists.iter_mut().zip(&mut second).step_by(2) {
+                // A new token's row is in the first cache alone.
+                if !self.slots.contains(&i64::from(*own)) {
+                    std::mem::swap(own, other);
+                }
+            }
+            second
+        });
+        let second = match &second {
+            Some(lists) => Some(ListedCache::new(
+                CacheRef::new(&self.cache[..], self.cache_layout)?,
+                ArrayRef::from_slice(lists),
+                self.list_width(),
+            )),
+            None => None,
+        };
         layer.forward(
             workspace,
             LayerCall::new(
@@ -492,12 +518,13 @@ impl World {
                 false => None,
             })
             .with_slot_lists(match self.case.sparse {
-                true => Some(SlotLists::new(
-                    ArrayRef::from_slice(&lists),
-                    self.list_width(),
-                )),
+                true => Some(
+                    SlotLists::new(ArrayRef::from_slice(&lists), self.list_width())
+                        .with_second(second),
+                ),
                 false => None,
-            }),
+            })
+            .with_sinks(self.sinks.as_deref().map(ArrayRef::from_slice)),
         )?;
         let download = |buffer: &Buffer| {
             let mut bytes = vec![0; Cpu::byte_len(Cpu::bytes(buffer))];

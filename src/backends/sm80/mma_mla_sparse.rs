@@ -18,7 +18,8 @@ use {
 
 /// Attention to the cache rows that each query token's list of slots names, on every GPU since Ampere: 1 to
 /// 128 heads, lists of up to 8192 slots of which any may be invalid, pages of any size; caches of the
-/// queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales.
+/// queries' dtype, of e4m3 with one scale, or of `fp8_ds_mla` with any scales. A sink per head takes part in
+/// the softmax.
 #[derive(Debug)]
 pub struct MmaMlaSparse {
     #[cfg(feature = "sm80")]
@@ -53,7 +54,7 @@ impl MmaMlaSparse {
     alignment = 16,
     graphs = "always",
     sparse = "required",
-    features = "deterministic,nan_propagation,strided_outputs",
+    features = "sinks,deterministic,nan_propagation,strided_outputs",
     priority = "50"
 )]
 impl DecodeBackend for MmaMlaSparse {
