@@ -14,7 +14,7 @@
 | page size | multiples of 16 |
 | query lengths | ragged, at most 8 |
 | queries | concatenated |
-| sparse | optional |
+| sparse | optional, lists of at most 8192 |
 | alignment | 16 bytes |
 | CUDA graphs | always |
 | log-sum-exp | log2, as exact as the dtype |
@@ -82,6 +82,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_lse_precision(crate::engine::mla_runtime::spec::LsePrecision::DType)
         .with_quant_output(true)
         .with_sparse(crate::engine::mla_runtime::spec::SparseSupport::Optional)
+        .with_max_list_width(::core::option::Option::Some(8192))
         .with_features(
             crate::engine::mla_runtime::feature::FeatureSet::of(
                 &[

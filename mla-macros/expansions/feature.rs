@@ -54,6 +54,7 @@ impl DecodeBackend for Flash {
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)
         .with_sparse(::mla_runtime::spec::SparseSupport::Never)
+        .with_max_list_width(::core::option::Option::None)
         .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
         .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],
@@ -151,6 +152,7 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)
         .with_sparse(::mla_runtime::spec::SparseSupport::Never)
+        .with_max_list_width(::core::option::Option::None)
         .with_features(::mla_runtime::feature::FeatureSet::of(&[]))
         .with_priority(::mla_runtime::spec::Priority {
             by_capability: &[],

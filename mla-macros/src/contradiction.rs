@@ -41,6 +41,7 @@ pub(crate) fn find(spec: &Spec) -> Vec<Contradiction> {
             add(key::CACHE_DIMS, key::KV, partial_groups(spec));
             add(key::CACHE_DIMS, key::DIMS, other_rope(spec));
             add(key::GRAPHS, key::QUERY_LEN, graphs_beyond_queries(spec));
+            add(key::MAX_LIST_WIDTH, key::SPARSE, width_without_lists(spec));
         }
     }
     found
@@ -103,6 +104,16 @@ fn dtypes_without_cache(spec: &Spec) -> Vec<Fault> {
             .hint("add one, or take the dtype out of `dtypes`")
         })
         .collect()
+}
+
+fn width_without_lists(spec: &Spec) -> Vec<Fault> {
+    let without = spec.sparse.text == "never" && spec.max_list_width.is_some();
+    let fault = || {
+        Fault::new("a number beside `sparse = \"never\"`", "any").hint(
+            "`sparse = \"optional\"` or `\"required\"` says that it attends to lists of slots",
+        )
+    };
+    without.then(fault).into_iter().collect()
 }
 
 fn partial_groups(spec: &Spec) -> Vec<Fault> {

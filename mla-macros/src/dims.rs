@@ -5,7 +5,7 @@ use crate::key;
 use crate::list::{self, Element, quoted};
 use crate::number;
 
-/// A number from 1 up, or `None` for `any`.
+/// A number from 1 up, or `None` for `any`: the value of `max_query_len` and `max_list_width`.
 pub(crate) fn any_or_positive(text: &str, faults: &mut Vec<Fault>) -> Option<u32> {
     let accepted = key::MAX_QUERY_LEN.accepted;
     if text.trim_matches(' ') == "any" {

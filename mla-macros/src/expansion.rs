@@ -374,6 +374,7 @@ impl Runtime {
         let lse = variant(spec.lse.variant);
         let lse_precision = variant(spec.lse_precision.variant);
         let sparse = variant(spec.sparse.variant);
+        let max_list_width = option(spec.max_list_width.map(Literal::u32_unsuffixed));
         let features = self.variants(&quote!(feature::Feature), &spec.features);
         let by_capability = spec.priority.by_capability.iter().map(|(set, priority)| {
             let set = self.capabilities(*set);
@@ -402,6 +403,7 @@ impl Runtime {
             .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
             .with_quant_output(#quant_output)
             .with_sparse(#path::spec::SparseSupport::#sparse)
+            .with_max_list_width(#max_list_width)
             .with_features(#path::feature::FeatureSet::of(#features))
             .with_priority(#path::spec::Priority {
                 by_capability: &[#(#by_capability),*],
@@ -553,6 +555,7 @@ mod tests {
                 lse_precision = "dtype",
                 quant_output = true,
                 sparse = "optional",
+                max_list_width = 8192,
                 features = "sinks,deterministic",
                 name = "EVERY_KEY",
                 provider = "elsewhere",

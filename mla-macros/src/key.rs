@@ -260,6 +260,16 @@ pub(crate) const SPARSE: Key = Key {
     meaning: "Whether it attends to lists of slots.",
 };
 
+pub(crate) const MAX_LIST_WIDTH: Key = Key {
+    name: "max_list_width",
+    form: Form::Text,
+    only: Some(Phase::Decode),
+    default: Some("any"),
+    accepted: "`any`, or a number from 1 up",
+    example: "8192",
+    meaning: "The most entries of a list of slots that it takes.",
+};
+
 pub(crate) const FEATURES: Key = Key {
     name: "features",
     form: Form::Text,
@@ -338,6 +348,7 @@ pub(crate) const KEYS: &[Key] = &[
     LSE_PRECISION,
     QUANT_OUTPUT,
     SPARSE,
+    MAX_LIST_WIDTH,
     FEATURES,
     NAME,
     PROVIDER,

@@ -201,6 +201,7 @@ fn every_example_in_the_table_is_accepted() {
             "dtypes" => quote!(sm = "any"),
             "graphs" => quote!(sm = "any", dtypes = "bf16", query_len = "uniform"),
             "priority" => quote!(sm = "90|100", dtypes = "bf16"),
+            "max_list_width" => quote!(sm = "any", dtypes = "bf16", sparse = "optional"),
             _ => quote!(sm = "any", dtypes = "bf16"),
         };
         assert_eq!(

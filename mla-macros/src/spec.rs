@@ -48,6 +48,8 @@ pub(crate) struct Spec {
     pub(crate) lse_precision: Name,
     pub(crate) quant_output: bool,
     pub(crate) sparse: Name,
+    /// `None`: any number.
+    pub(crate) max_list_width: Option<u32>,
     pub(crate) features: Vec<Name>,
     pub(crate) priority: Priority,
 }
@@ -209,6 +211,7 @@ impl Reader<'_> {
             lse_precision: self.name(&key::LSE_PRECISION, vocabulary::LSE_PRECISIONS),
             quant_output: self.arguments.flag(&key::QUANT_OUTPUT).unwrap_or(false),
             sparse: self.name(&key::SPARSE, vocabulary::SPARSE),
+            max_list_width: self.text(&key::MAX_LIST_WIDTH, dims::any_or_positive),
             features: match self.arguments.text(&key::FEATURES) {
                 Some(_) => self.names(&key::FEATURES, vocabulary::FEATURES),
                 None => Vec::new(),
@@ -325,7 +328,9 @@ pub(crate) fn accepts(key: &Key, text: &str) -> bool {
         key::KV => names(vocabulary::KV_FORMATS, &mut faults),
         key::PAGE_SIZES => drop(dims::page_sizes(text, &mut faults)),
         key::QUERY_LEN => drop(list::only(text, vocabulary::QUERY_LENS, "", &mut faults)),
-        key::MAX_QUERY_LEN => drop(dims::any_or_positive(text, &mut faults)),
+        key::MAX_QUERY_LEN | key::MAX_LIST_WIDTH => {
+            dims::any_or_positive(text, &mut faults);
+        }
         key::ALIGNMENT => drop(dims::power_of_two(text, &mut faults)),
         key::QUERY_FORMAT => drop(list::only(text, vocabulary::QUERY_FORMATS, "", &mut faults)),
         key::KEY_LAYOUT => drop(list::only(text, vocabulary::KEY_LAYOUTS, "", &mut faults)),

@@ -30,7 +30,7 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
             ("page size", page_sizes(&spec.page_sizes)),
             ("query lengths", query_lens(spec)),
             ("queries", spec.query_format.text.to_owned()),
-            ("sparse", spec.sparse.text.to_owned()),
+            ("sparse", sparse(spec)),
         ]);
     } else {
         let values = if spec.padded_values {
@@ -118,6 +118,14 @@ fn query_lens(spec: &Spec) -> String {
     match spec.max_query_len {
         None => differ.to_owned(),
         Some(most) => format!("{differ}, at most {most}"),
+    }
+}
+
+fn sparse(spec: &Spec) -> String {
+    let sparse = spec.sparse.text;
+    match spec.max_list_width {
+        None => sparse.to_owned(),
+        Some(most) => format!("{sparse}, lists of at most {most}"),
     }
 }
 

@@ -89,6 +89,7 @@ struct EveryKey;
     lse_precision = "dtype",
     quant_output = true,
     sparse = "optional",
+    max_list_width = 8192,
     features = "sinks,deterministic",
     name = "EVERY_KEY_2",
     provider = "elsewhere",
@@ -133,6 +134,7 @@ fn every_key_reaches_its_field() {
         .with_lse_precision(LsePrecision::DType)
         .with_quant_output(true)
         .with_sparse(SparseSupport::Optional)
+        .with_max_list_width(Some(8192))
         .with_features(FeatureSet::of(&[Feature::Sinks, Feature::Deterministic]))
         .with_priority(Priority {
             by_capability: &[(SM90_ALONE, 100), (CapabilityMatch::Family(10), -50)],

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::random::Normal;
 use super::statistics::Summary;
+use super::{Until, check_folder, json, save};
 use crate::args::{named, positive, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
@@ -126,12 +127,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn output(args: &Args) -> Result<String, CliError> {
-    args.json.as_deref().map_or(Ok(()), super::check_folder)?;
+    args.json.as_deref().map_or(Ok(()), check_folder)?;
     let ceilings = args.device.run(Measurement(args))?;
     if let Some(path) = &args.json {
-        // Strings and finite numbers.
-        let json = serde_json::to_string_pretty(&ceilings).expect("ceilings are JSON");
-        super::save(path, &(json + "\n"))?;
+        save(path, Until::End, &json(&ceilings))?;
     }
     Ok(format!("{}\n{ceilings}\n", ceilings.device))
 }

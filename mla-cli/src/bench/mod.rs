@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mla_runtime::registry::Registry;
+use serde::Serialize;
 
 use self::cases::Case;
 use self::ceilings::Ceilings;
@@ -96,10 +97,10 @@ struct OutputArgs {
     /// What the machine does at most, as `mla bench ceilings` wrote it [default: what is known].
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
-    /// Where to write everything, samples included.
+    /// Where to write everything, samples included. It is written anew after each row.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Where to write a line per row.
+    /// Where to write a line per row, which it has as soon as the row is measured.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Where to draw: roofline, time by what varies, crossover, whichever apply.
@@ -115,6 +116,26 @@ impl OutputArgs {
         }
         let mut paths = [&self.json, &self.csv, &self.plot].into_iter().flatten();
         paths.try_for_each(|path| check_folder(path))
+    }
+
+    /// Writes every file of a finished run.
+    fn write(&self, report: &Report) -> Result<(), CliError> {
+        self.write_rows(report, Until::End)?;
+        match &self.plot {
+            Some(path) => plot::draw(path, report),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the files that hold a row each.
+    fn write_rows(&self, report: &Report, until: Until) -> Result<(), CliError> {
+        if let Some(path) = &self.json {
+            save(path, until, &json(report))?;
+        }
+        match &self.csv {
+            Some(path) => save(path, until, &csv(&report.rows)?),
+            None => Ok(()),
+        }
     }
 }
 
@@ -139,7 +160,7 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         Some(Command::Peers(args)) => peers::output(args),
         None => {
             let report = run(&args.bench)?;
-            write(&args.bench.output, &report)?;
+            args.bench.output.write(&report)?;
             Ok((report.describe(), report.pass()))
         }
     }
@@ -160,16 +181,8 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
         None => None,
     };
     let ceilings = args.output.ceilings.as_deref();
-    run_on_device(
-        &settings,
-        cases,
-        ceilings,
-        Rounds {
-            count: 1,
-            after: &mut |_, _| Ok(()),
-        },
-        &progress(),
-    )
+    let mut saved = Saved(&args.output);
+    run_on_device(&settings, cases, ceilings, &mut saved, &progress())
 }
 
 /// What `mla selftest` times: a decode and a prefill of few heads by every backend that fits, and a mixed batch
@@ -189,21 +202,47 @@ pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> 
         settings(&["2q100_8q1s1k"], Measure::Layer),
     ]
     .iter()
-    .map(|settings| {
-        let rounds = Rounds {
-            count: 1,
-            after: &mut |_, _| Ok(()),
-        };
-        run_on_device(settings, None, None, rounds, &progress())
-    })
+    .map(|settings| run_on_device(settings, None, None, &mut Unwatched, &progress()))
     .collect()
 }
 
-/// In how many rounds the samples of a row are taken, and what is done after each: with the id of the row, and as many
-/// samples.
-struct Rounds<'a> {
-    count: usize,
-    after: &'a mut dyn FnMut(&str, usize) -> Result<(), CliError>,
+/// What goes on beside the measuring of rows.
+trait Watcher {
+    /// In how many rounds the samples of a row are taken.
+    fn rounds(&self) -> usize {
+        1
+    }
+
+    /// Called after each round of a row, with the row's id and the samples of the round.
+    fn after_round(&mut self, _: &str, _: usize) -> Result<(), CliError> {
+        Ok(())
+    }
+
+    /// Called after each row, with all rows so far.
+    fn after_row(&mut self, _: &Report) -> Result<(), CliError> {
+        Ok(())
+    }
+}
+
+/// Nothing goes on.
+struct Unwatched;
+
+impl Watcher for Unwatched {}
+
+/// Files are written anew after each row, so that an interrupted run has them up to there.
+struct Saved<'a>(&'a OutputArgs);
+
+impl Watcher for Saved<'_> {
+    fn after_row(&mut self, report: &Report) -> Result<(), CliError> {
+        self.0.write_rows(report, Until::Row)
+    }
+}
+
+/// How far a run has come when a file is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Row,
+    End,
 }
 
 /// Runs the cases, or the settings' batches where there are none, and shows on the bar which is being run.
@@ -211,39 +250,44 @@ fn run_on_device<'a>(
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
-    rounds: Rounds<'a>,
+    watcher: &'a mut dyn Watcher,
     bar: &'a ProgressBar,
 ) -> Result<Report, CliError> {
     settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
         settings,
         cases,
         ceilings,
-        rounds,
+        watcher,
         bar,
     })
 }
 
-fn write(args: &OutputArgs, report: &Report) -> Result<(), CliError> {
-    if let Some(path) = &args.json {
-        // Strings, numbers, lists and structs: nothing that JSON cannot hold.
-        let json = serde_json::to_string_pretty(report).expect("the report is JSON");
-        save(path, &(json + "\n"))?;
-    }
-    if let Some(path) = &args.csv {
-        save(path, &csv(&report.rows)?)?;
-    }
-    if let Some(path) = &args.plot {
-        plot::draw(path, report)?;
-    }
-    Ok(())
+/// A result as JSON.
+fn json(result: &impl Serialize) -> String {
+    // Strings, numbers, lists and structs: nothing that JSON cannot hold.
+    serde_json::to_string_pretty(result).expect("the result is JSON") + "\n"
 }
 
-fn save(path: &Path, text: &str) -> Result<(), CliError> {
-    fs::write(path, text).map_err(|error| CliError::File {
+/// Writes a file whole or not at all: who is interrupted meanwhile has the one before. What is no file, such as a
+/// pipe, takes the text at the end alone.
+fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
+    let failed = |error: std::io::Error| CliError::File {
         argument: "output",
         path: path.to_owned(),
         message: format!("cannot be written: {error}"),
-    })
+    };
+    // A link stays one.
+    let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if place.exists() && !place.is_file() {
+        return match until {
+            Until::Row => Ok(()),
+            Until::End => fs::write(&place, text).map_err(failed),
+        };
+    }
+    let part = place.with_added_extension("part");
+    fs::write(&part, text)
+        .and_then(|()| fs::rename(&part, &place))
+        .map_err(failed)
 }
 
 /// A line per row, without the samples.
@@ -330,7 +374,7 @@ struct Bench<'a> {
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
-    rounds: Rounds<'a>,
+    watcher: &'a mut dyn Watcher,
     bar: &'a ProgressBar,
 }
 
@@ -359,7 +403,18 @@ impl Job for Bench<'_> {
             true => device.flush_bytes(),
             false => size_of::<f32>(),
         })?;
-        let mut rows = Vec::with_capacity(jobs.len());
+        let mut report = Report {
+            schema: SCHEMA,
+            device: about.description.clone(),
+            environment: Environment::here(),
+            // Strings, numbers and lists.
+            settings: serde_json::to_value(settings).expect("settings are JSON"),
+            protocol,
+            ceilings,
+            rows: Vec::with_capacity(jobs.len()),
+            missing: jobs.len(),
+            crossovers: Vec::new(),
+        };
         for (index, job) in jobs.iter().enumerate() {
             let message = format!("{} runs {}", job.contender, job.case);
             // Where there is no terminal to draw a bar on, a log still shows that it goes on.
@@ -369,10 +424,10 @@ impl Job for Bench<'_> {
             let at_work = || bar.set_message(message.clone());
             at_work();
             let mut sampling = Sampling {
-                protocol: &protocol,
-                rounds: self.rounds.count,
+                protocol: &report.protocol,
+                rounds: self.watcher.rounds(),
                 after_round: &mut |samples| {
-                    (self.rounds.after)(&job.case, samples)?;
+                    self.watcher.after_round(&job.case, samples)?;
                     // Again, where that was others' turn.
                     at_work();
                     Ok(())
@@ -380,21 +435,16 @@ impl Job for Bench<'_> {
             };
             let measured =
                 measure::measure(&registry, device, &mut flush, job, &mut sampling, check)?;
-            rows.push(Row::new(job, measured, ceilings.as_ref())?);
+            let row = Row::new(job, measured, report.ceilings.as_ref())?;
+            report.rows.push(row);
+            report.missing -= 1;
+            self.watcher.after_row(&report)?;
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok(Report {
-            schema: SCHEMA,
-            device: about.description.clone(),
-            environment: Environment::here(),
-            // Strings, numbers and lists.
-            settings: serde_json::to_value(settings).expect("settings are JSON"),
-            protocol,
-            crossovers: crossover::find(&jobs, &rows, ceilings.as_ref(), device.machine()),
-            ceilings,
-            rows,
-        })
+        let (rows, ceilings) = (&report.rows, report.ceilings.as_ref());
+        report.crossovers = crossover::find(&jobs, rows, ceilings, device.machine());
+        Ok(report)
     }
 }
 

@@ -31,8 +31,17 @@ pub(crate) struct Report {
     pub(super) protocol: Protocol,
     pub(super) ceilings: Option<Ceilings>,
     pub(super) rows: Vec<Row>,
+    /// How many rows are not measured, where the run did not come to its end.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) missing: usize,
     #[serde(default)]
     pub(super) crossovers: Vec<Crossover>,
+}
+
+// The form that serde calls it in.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Report {

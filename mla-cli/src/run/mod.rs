@@ -12,7 +12,6 @@ use mla_runtime::backend::StepLimits;
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::device::Device;
 use mla_runtime::indexer::IndexDevice;
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{SelectedLayer, crossover_threshold};
 use mla_runtime::model::ModelConfig;
 use mla_runtime::plan::memory::{self, MemoryPlan};
@@ -25,24 +24,16 @@ use self::progress::Progress;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::workload::Workload;
-use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive};
-use crate::device::{About, DeviceName, IndexedJob, Job};
+use crate::args::{BatchArgs, Format, Model, ModelArgs, natural, positive};
+use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
-    /// decodes at 4096.
-    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
-    batch: String,
-    /// Where to run.
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
-    /// The format of the cache [default: the dtype].
-    #[arg(long, value_parser = kv_format())]
-    kv: Option<KvFormat>,
+    #[command(flatten)]
+    on: BatchArgs,
     /// Tokens in a page of the cache.
     #[arg(long, value_name = "TOKENS", default_value = "64", value_parser = positive)]
     page: u32,
@@ -62,9 +53,6 @@ pub(crate) struct Args {
     /// Attend to all context, although the model has an indexer that chooses from it.
     #[arg(long)]
     dense: bool,
-    /// What the random numbers are made from.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
-    seed: u32,
     /// How many (token, head) rows of each phase are compared with the reference.
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive)]
     samples: u32,
@@ -84,8 +72,8 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         model: &model,
     };
     let report = match model.config.indexer {
-        Some(_) if !args.dense => args.device.run_indexed(run)?,
-        _ => args.device.run(run)?,
+        Some(_) if !args.dense => args.on.device.run_indexed(run)?,
+        _ => args.on.device.run(run)?,
     };
     let text = args.format.write(&report, || report.describe());
     Ok((text, report.pass))
@@ -138,7 +126,7 @@ fn run<D: Device, L: Lists<D>>(
     }
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_sparse(L::SPARSE)
-        .with_kv_format(args.kv.unwrap_or(KvFormat::of(model.dtype)))
+        .with_kv_format(args.on.kv_format(model.dtype))
         .with_page_size(args.page);
     let threshold = match (L::SPARSE, args.threshold) {
         // The expanded form has no lists.
@@ -146,9 +134,9 @@ fn run<D: Device, L: Lists<D>>(
         (false, Some(threshold)) => threshold,
         (false, None) => crossover_threshold(&device.machine(), &problem, false, None),
     };
-    let spec: BatchSpec = args.batch.parse()?;
+    let spec: BatchSpec = args.on.batch.parse()?;
     about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
-    let workload = Workload::new(&spec, threshold, args.page, args.seed)?;
+    let workload = Workload::new(&spec, threshold, args.page, args.on.seed)?;
 
     let registry = Registry::linked()?;
     let problem = problem.with_query_len(workload.query_len);
@@ -165,14 +153,14 @@ fn run<D: Device, L: Lists<D>>(
     about.check_plan("--batch", &spec, &limits, &memory)?;
     progress.step("allocating");
     let mut workspace = layer.workspace(&limits)?;
-    let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
+    let mut data = Data::new(device, &config, &workload, args.on.seed, &progress)?;
     let made_from = sparse::Run {
         device,
         model: &model.config,
         config: &config,
         workload: &workload,
         limits,
-        seed: args.seed,
+        seed: args.on.seed,
         progress: &progress,
     };
     let mut lists = L::new(&made_from)?;
@@ -192,7 +180,7 @@ fn run<D: Device, L: Lists<D>>(
         &data,
         &workspace,
         args.samples,
-        args.seed,
+        args.on.seed,
         &progress,
     )?;
     let lists = lists.compare(&made_from, data.lists.as_ref(), args.samples)?;
@@ -208,7 +196,7 @@ fn run<D: Device, L: Lists<D>>(
         timings,
         errors,
         lists,
-        seed: args.seed,
+        seed: args.on.seed,
         repeat: args.repeat,
     }))
 }

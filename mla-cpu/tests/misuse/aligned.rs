@@ -1,4 +1,4 @@
-//! The CPU's backends, as if they read 16 bytes at a time: what most kernels on GPUs ask for.
+//! The CPU's backends, as if they read 16 bytes at a time and took short lists: what most kernels on GPUs ask for.
 
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
@@ -8,7 +8,10 @@ use mla_runtime::backend::{
 };
 use mla_runtime::spec::BackendSpec;
 
-/// A backend whose spec says 16 bytes.
+/// The most entries of a list of slots.
+pub(crate) const LIST: u32 = 16;
+
+/// A backend whose spec says 16 bytes, and how long lists are.
 pub(crate) struct Aligned<B>(B);
 
 impl PrefillBackend for Aligned<CpuPrefill> {
@@ -56,7 +59,9 @@ impl DecodeBackend for Aligned<CpuDecode> {
     type State = <CpuDecode as DecodeBackend>::State;
     type Metadata = ();
 
-    const SPEC: BackendSpec = CpuDecode::SPEC.with_alignment(16);
+    const SPEC: BackendSpec = CpuDecode::SPEC
+        .with_alignment(16)
+        .with_max_list_width(Some(LIST));
 
     fn new(device: &Cpu, config: &LayerConfig) -> Result<Self> {
         CpuDecode::new(device, config).map(Self)

@@ -7,6 +7,7 @@ use mla_runtime::lse::LseLayout;
 use mla_runtime::spec::QueryLen;
 
 use crate::Expected::{self, Refused, Right};
+use crate::aligned::LIST;
 use crate::setup::{HEADS, PAGE, PAGES, Prepared, Rotation, Setup, TOKENS, View};
 
 type Change = Box<dyn Fn(&mut Setup)>;
@@ -339,6 +340,15 @@ fn caches(cases: &mut Vec<Case>) {
     add(cases, "cache: rows that overlap", Refused, |setup| {
         setup.cache.row_stride -= 4
     });
+    add(
+        cases,
+        "cache: rows too far apart for kernels",
+        Refused,
+        |setup| {
+            setup.cache.row_stride = 1 << 27;
+            setup.cache.page_stride = PAGE << 27;
+        },
+    );
     add(cases, "cache: pages of no tokens", Refused, |setup| {
         setup.cache.page_size = 0
     });
@@ -756,6 +766,16 @@ fn lists(cases: &mut Vec<Case>) {
         move |setup| {
             sparse(setup);
             setup.slot_lists = Some((usize::MAX, 16));
+        },
+    );
+    add(
+        cases,
+        "slot lists: wider than the backend takes",
+        Refused,
+        move |setup| {
+            sparse(setup);
+            setup.aligned = true;
+            setup.slot_lists = Some((LIST as usize + 1, (LIST as usize + 1) * TOKENS));
         },
     );
     add(

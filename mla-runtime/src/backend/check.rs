@@ -225,7 +225,7 @@ impl<D: Device> DecodeCall<'_, D> {
         check_sinks(self.sinks.as_ref(), heads, spec)?;
         check_lists("slots", self.slots.as_ref(), tokens, problem)?;
         match &self.slots {
-            Some(lists) => lists.check(spec.features, self.cache.layout()),
+            Some(lists) => lists.check(spec, self.cache.layout()),
             None => Ok(()),
         }
     }

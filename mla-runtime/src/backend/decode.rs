@@ -10,7 +10,7 @@ use crate::availability::Availability;
 use crate::cache::{BlockTable, CacheLayout, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::feature::{Feature, FeatureSet};
+use crate::feature::Feature;
 use crate::kernels::Kernels;
 use crate::lse::LseMut;
 use crate::spec::BackendSpec;
@@ -221,13 +221,26 @@ impl<'a, D: Device> SlotLists<'a, D> {
         Ok(self)
     }
 
-    /// Refuses what a backend of `features` does not take, for a call on this cache.
+    /// Refuses what a backend of this spec does not take, for a call on this cache.
     ///
     /// # Errors
     ///
-    /// If a feature is missing; if requests are to be dense whose tokens the lists would have no room for;
-    /// if the second cache's rows differ from the first one's.
-    pub fn check(&self, features: FeatureSet, cache: &CacheLayout) -> Result<()> {
+    /// If lists are wider than the backend takes; if a feature is missing; if requests are to be dense whose
+    /// tokens the lists would have no room for; if the second cache's rows differ from the first one's.
+    pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
+        let features = spec.features;
+        let second = self.second.as_ref().map(|second| second.width);
+        for (field, width) in [
+            ("slot_lists.width", Some(self.width)),
+            ("slot_lists.second.width", second),
+        ] {
+            if let (Some(width), Some(most)) = (width, spec.max_list_width)
+                && width > most as usize
+            {
+                let accepted = format!("at most {most}, as {} takes", spec.name);
+                return Err(Error::argument(field, width, accepted));
+            }
+        }
         if self.dense_within > 0 {
             if !features.contains(Feature::DenseRequests) {
                 let accepted = "0: the backend has no dense_requests";

@@ -629,7 +629,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             return Err(Error::argument("slot_lists.dense_within", given, accepted));
         }
         let lists = lists.shorten().with_dense_within(step.dense_within());
-        lists.check(self.decode.spec().features, cache)?;
+        lists.check(self.decode.spec(), cache)?;
         if lists.second.is_none() {
             return Ok(());
         }

@@ -67,6 +67,8 @@ pub struct BackendSpec {
     pub quant_output: bool,
     /// Whether it attends to lists of slots. Decode only.
     pub sparse: SparseSupport,
+    /// The most entries of a list of slots that it takes, or `None` where any number will do. Decode only.
+    pub max_list_width: Option<u32>,
     /// What it can do beyond plain causal attention.
     pub features: FeatureSet,
     /// When it is tried.
@@ -108,6 +110,7 @@ impl BackendSpec {
             lse_precision: LsePrecision::F32,
             quant_output: false,
             sparse: SparseSupport::Never,
+            max_list_width: None,
             features: FeatureSet::NONE,
             priority: Priority::everywhere(0),
         }
@@ -135,6 +138,7 @@ impl BackendSpec {
         with_lse_precision(lse_precision: LsePrecision);
         with_quant_output(quant_output: bool);
         with_sparse(sparse: SparseSupport);
+        with_max_list_width(max_list_width: Option<u32>);
         with_features(features: FeatureSet);
         with_priority(priority: Priority);
     }
@@ -372,6 +376,10 @@ impl BackendSpec {
                     "max_query_len: given a number, accepted none: prefill takes any"
                 );
                 assert!(
+                    self.max_list_width.is_none(),
+                    "max_list_width: given a number, accepted none: prefill takes no lists"
+                );
+                assert!(
                     !matches!(self.lse, LseOutput::None),
                     "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
                 );
@@ -384,6 +392,14 @@ impl BackendSpec {
                 assert!(
                     !matches!(self.max_query_len, Some(0)),
                     "max_query_len: given 0, accepted 1 and up"
+                );
+                assert!(
+                    !matches!(self.max_list_width, Some(0)),
+                    "max_list_width: given 0, accepted 1 and up"
+                );
+                assert!(
+                    self.max_list_width.is_none() || !matches!(self.sparse, SparseSupport::Never),
+                    "max_list_width: given a number, accepted none: it takes no lists"
                 );
                 assert!(
                     !self.padded_values,

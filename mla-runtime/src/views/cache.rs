@@ -24,13 +24,15 @@ pub struct CacheLayout {
     pub page_size: usize,
     /// Bytes from one page to the next.
     pub page_stride: usize,
-    /// Bytes from one row to the next within a page.
+    /// Bytes from one row to the next within a page, fewer than 2²⁷: kernels count them in 32 bits.
     pub row_stride: usize,
     /// The scale of [`KvFormat::Fp8`]: value = stored · scale, 2⁻⁶⁰ to 2⁶⁰. 1 in every other format.
     pub scale: f32,
 }
 
 impl CacheLayout {
+    const ROW_STRIDE_END: usize = 1 << 27;
+
     /// Pages and rows without gaps, and a scale of 1.
     pub const fn contiguous(
         dims: MlaDims,
@@ -111,6 +113,10 @@ impl CacheLayout {
         }
         if self.pages == 0 {
             return Ok(());
+        }
+        if self.page_size > 1 && self.row_stride >= Self::ROW_STRIDE_END {
+            let given = format!("{} bytes", self.row_stride);
+            return Err(Error::argument("row stride", given, "less than 2^27 bytes"));
         }
         let page = (self.page_size - 1)
             .checked_mul(self.row_stride)

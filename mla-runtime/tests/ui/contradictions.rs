@@ -91,4 +91,11 @@ impl PrefillBackend for PrefillRow {
     prefill_body!(common::Bytes);
 }
 
+struct WidthWithoutLists;
+
+#[mla_backend(sm = "90", dtypes = "bf16", max_list_width = 8192)]
+impl DecodeBackend for WidthWithoutLists {
+    decode_body!(common::Bytes);
+}
+
 fn main() {}

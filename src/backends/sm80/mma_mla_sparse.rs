@@ -54,6 +54,8 @@ impl MmaMlaSparse {
     alignment = 16,
     graphs = "always",
     sparse = "required",
+    // What the C interface takes: `width` in mla.h.
+    max_list_width = 8192,
     features = "sinks,deterministic,nan_propagation,strided_outputs",
     priority = "50"
 )]

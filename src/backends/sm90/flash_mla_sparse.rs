@@ -40,6 +40,8 @@ pub struct FlashMlaSparse {
     graphs = "always",
     alignment = 16,
     sparse = "required",
+    // What the C interface takes: `width` in mla.h.
+    max_list_width = 8192,
     features = "sinks,deterministic,nan_propagation,strided_outputs,dense_requests,second_cache",
     priority = "100"
 )]

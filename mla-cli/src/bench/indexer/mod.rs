@@ -20,7 +20,6 @@ use mla_runtime::indexer::{
     IndexCall, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
     IndexRows, IndexerConfig, SlotListsMut,
 };
-use mla_runtime::kv_format::KvFormat;
 use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
@@ -33,9 +32,9 @@ use self::peers::Case;
 use super::environment::Environment;
 use super::peers::Said;
 use super::statistics::Summary;
-use super::{check_folder, save};
-use crate::args::{Format, Model, ModelArgs, kv_format, natural, positive, samples};
-use crate::device::{About, DeviceName, IndexedJob};
+use super::{Until, check_folder, json, save};
+use crate::args::{BatchArgs, Format, Model, ModelArgs, natural, positive, samples};
+use crate::device::{About, IndexedJob};
 use crate::error::CliError;
 use crate::figures::number;
 use crate::run::data::{Data, HostLists};
@@ -52,15 +51,8 @@ use crate::upload::upload;
 pub(super) struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// The requests, as `mla spec` reads them: `128q1s32k` is 128 decodes at 32768.
-    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
-    batch: String,
-    /// Where to run.
-    #[arg(long, default_value = "cpu")]
-    device: DeviceName,
-    /// The format of the layer's cache [default: the dtype].
-    #[arg(long, value_parser = kv_format())]
-    kv: Option<KvFormat>,
+    #[command(flatten)]
+    on: BatchArgs,
     /// Timed runs of each part.
     #[arg(long, value_name = "N", default_value = "30", value_parser = samples)]
     samples: u32,
@@ -70,9 +62,6 @@ pub(super) struct Args {
     /// How many tokens' lists, and rows of the output, are compared with the reference.
     #[arg(long, value_name = "N", default_value = "16", value_parser = positive)]
     check: u32,
-    /// What the random numbers are made from.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
-    seed: u32,
     #[command(flatten)]
     peers: peers::PeerArgs,
     /// Where to write everything.
@@ -118,7 +107,7 @@ struct Report {
 /// The table, and whether lists and outputs are right.
 pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
     args.json.as_deref().map_or(Ok(()), check_folder)?;
-    args.peers.check(args.device)?;
+    args.peers.check(args.on.device)?;
     let model = args.model.read()?;
     if model.config.indexer.is_none() {
         return Err(CliError::Argument {
@@ -129,14 +118,12 @@ pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliErro
                 .to_owned(),
         });
     }
-    let report = args.device.run_indexed(Bench {
+    let report = args.on.device.run_indexed(Bench {
         args,
         model: &model,
     })?;
     if let Some(path) = &args.json {
-        // Strings, numbers, lists and structs.
-        let json = serde_json::to_string_pretty(&report).expect("the report is JSON");
-        save(path, &(json + "\n"))?;
+        save(path, Until::End, &json(&report))?;
     }
     let text = args.format.write(&report, || report.describe());
     Ok((text, report.pass))
@@ -160,11 +147,11 @@ impl IndexedJob for Bench<'_> {
         let (args, model) = (self.args, self.model);
         let problem = Problem::new(model.config.dims, model.heads, model.dtype)
             .with_sparse(true)
-            .with_kv_format(args.kv.unwrap_or(KvFormat::of(model.dtype)));
-        let spec: BatchSpec = args.batch.parse()?;
+            .with_kv_format(args.on.kv_format(model.dtype));
+        let spec: BatchSpec = args.on.batch.parse()?;
         about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
         // The expanded form has no lists.
-        let workload = Workload::new(&spec, u32::MAX, problem.page_size, args.seed)?;
+        let workload = Workload::new(&spec, u32::MAX, problem.page_size, args.on.seed)?;
         let problem = problem.with_query_len(workload.query_len);
         let registry = Registry::linked()?;
         let selection = registry.select(&SelectionRequest::new(device.target(), problem))?;
@@ -176,14 +163,14 @@ impl IndexedJob for Bench<'_> {
 
         let progress = Progress::hidden();
         let mut workspace = layer.workspace(&limits)?;
-        let mut data = Data::new(device, &config, &workload, args.seed, &progress)?;
+        let mut data = Data::new(device, &config, &workload, args.on.seed, &progress)?;
         let made_from = Run {
             device,
             model: &model.config,
             config: &config,
             workload: &workload,
             limits,
-            seed: args.seed,
+            seed: args.on.seed,
             progress: &progress,
         };
         let mut indexed = Indexed::new(&made_from)?;
@@ -200,7 +187,7 @@ impl IndexedJob for Bench<'_> {
             flush: device.allocate(device.flush_bytes())?,
             parts: Vec::new(),
         };
-        let mut steps = Steps::new(device, &mut indexed, &workload, args.seed)?;
+        let mut steps = Steps::new(device, &mut indexed, &workload, args.on.seed)?;
         steps.time(&mut times, &mut indexed, &mut data, &layer)?;
         let rows = steps.rows();
         drop(steps);
@@ -213,7 +200,14 @@ impl IndexedJob for Bench<'_> {
                 None => None,
             };
             reference::compare(
-                device, &config, &workload, &data, &workspace, args.check, args.seed, &progress,
+                device,
+                &config,
+                &workload,
+                &data,
+                &workspace,
+                args.check,
+                args.on.seed,
+                &progress,
             )?
         };
         let lists = indexed

@@ -20,7 +20,7 @@ pub(super) use self::script::{Line, Said};
 use super::cases::{self, Case};
 use super::report::Report;
 use super::settings::Settings;
-use super::{OutputArgs, Rounds, check_folder, plot, progress, run_on_device, save};
+use super::{OutputArgs, Until, Watcher, check_folder, json, plot, progress, run_on_device, save};
 use crate::args::{natural, positive, samples};
 use crate::error::CliError;
 use crate::figures::{counted, number};
@@ -71,11 +71,34 @@ pub(super) struct Args {
 
 /// What ours and the others take.
 #[derive(Serialize)]
-struct Beside {
+struct Beside<'a> {
     #[serde(flatten)]
-    ours: Report,
+    ours: &'a Report,
     #[serde(flatten)]
-    said: Said,
+    said: &'a Said,
+}
+
+/// Has the peers timed after each round of ours, and writes what both took after each case.
+struct Timed<'a> {
+    args: &'a Args,
+    cases: &'a [Case],
+    script: Script,
+}
+
+impl Watcher for Timed<'_> {
+    fn rounds(&self) -> usize {
+        self.args.rounds as usize
+    }
+
+    fn after_round(&mut self, id: &str, samples: usize) -> Result<(), CliError> {
+        let mut of_row = self.cases.iter().filter(|case| case.id == id);
+        of_row.try_for_each(|case| self.script.time(case, samples))
+    }
+
+    fn after_row(&mut self, ours: &Report) -> Result<(), CliError> {
+        let said = self.script.said();
+        Beside { ours, said }.write(self.args, self.cases, Until::Row)
+    }
 }
 
 /// The table, and whether our outputs are right.
@@ -104,46 +127,43 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     };
     let ceilings = args.output.ceilings.as_deref();
     let bar = progress();
-    let mut script = Script::start(args, &bar)?;
-    let rounds = Rounds {
-        count: args.rounds as usize,
-        after: &mut |id, samples| {
-            let mut of_row = cases.iter().filter(|case| case.id == id);
-            of_row.try_for_each(|case| script.time(case, samples))
-        },
+    let mut timed = Timed {
+        args,
+        cases: &cases,
+        script: Script::start(args, &bar)?,
     };
-    let ours = run_on_device(&settings, Some(cases.clone()), ceilings, rounds, &bar)?;
-    let said = script.finish()?;
+    let ours = &run_on_device(&settings, Some(cases.clone()), ceilings, &mut timed, &bar)?;
+    let said = &timed.script.finish()?;
     let beside = Beside { ours, said };
-    super::write(
-        &OutputArgs {
-            json: None,
-            plot: None,
-            ..args.output.clone()
-        },
-        &beside.ours,
-    )?;
-    if let Some(path) = &args.output.json {
-        // Strings, numbers, lists and structs.
-        let json = serde_json::to_string_pretty(&beside).expect("the result is JSON");
-        save(path, &(json + "\n"))?;
-    }
-    if let Some(path) = &args.markdown {
-        let mut table = beside.table();
-        table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-        save(path, &(table.trim_fmt().to_string() + "\n"))?;
-    }
-    let points = beside.points(&cases);
-    if let Some(path) = &args.regions {
-        save(path, &regions::markdown(&points))?;
-    }
+    beside.write(args, &cases, Until::End)?;
     if let Some(path) = &args.output.plot {
-        plot::draw_with(path, &beside.ours, &regions::scatters(&points))?;
+        plot::draw_with(path, ours, &regions::scatters(&beside.points(&cases)))?;
     }
-    Ok((beside.describe(), beside.ours.pass()))
+    Ok((beside.describe(), ours.pass()))
 }
 
-impl Beside {
+impl Beside<'_> {
+    /// Writes every file but the plot.
+    fn write(&self, args: &Args, cases: &[Case], until: Until) -> Result<(), CliError> {
+        let rows = OutputArgs {
+            json: None,
+            ..args.output.clone()
+        };
+        rows.write_rows(self.ours, until)?;
+        if let Some(path) = &args.output.json {
+            save(path, until, &json(self))?;
+        }
+        if let Some(path) = &args.markdown {
+            let mut table = self.table();
+            table.load_style(comfy_table::presets::ASCII_MARKDOWN);
+            save(path, until, &(table.trim_fmt().to_string() + "\n"))?;
+        }
+        match &args.regions {
+            Some(path) => save(path, until, &regions::markdown(&self.points(cases))),
+            None => Ok(()),
+        }
+    }
+
     fn describe(&self) -> String {
         let mut lines = vec![self.ours.describe(), self.table().trim_fmt().to_string()];
         let mut ratios = Vec::new();
@@ -287,6 +307,29 @@ mod tests {
     use super::script::Times;
     use super::*;
 
+    /// The rounds and rows that were told of.
+    #[derive(Default)]
+    struct Finished {
+        rounds: Vec<(String, usize)>,
+        rows: Vec<usize>,
+    }
+
+    impl Watcher for Finished {
+        fn rounds(&self) -> usize {
+            2
+        }
+
+        fn after_round(&mut self, id: &str, samples: usize) -> Result<(), CliError> {
+            self.rounds.push((id.to_owned(), samples));
+            Ok(())
+        }
+
+        fn after_row(&mut self, report: &Report) -> Result<(), CliError> {
+            self.rows.push(report.rows.len());
+            Ok(())
+        }
+    }
+
     #[test]
     fn every_column_of_the_table_has_a_heading() {
         let only = ["d-b1-h16-8k".to_owned()];
@@ -295,17 +338,14 @@ mod tests {
             warm_up: Some(0),
             ..Settings::default()
         };
-        let mut finished = Vec::new();
-        let rounds = Rounds {
-            count: 2,
-            after: &mut |id, samples| {
-                finished.push((id.to_owned(), samples));
-                Ok(())
-            },
-        };
+        let mut finished = Finished::default();
         let cases = cases::read(None, &only).unwrap();
-        let ours = run_on_device(&settings, Some(cases), None, rounds, &progress()).unwrap();
-        assert_eq!(finished, [(only[0].clone(), 1), (only[0].clone(), 2)]);
+        let ours = run_on_device(&settings, Some(cases), None, &mut finished, &progress()).unwrap();
+        assert_eq!(
+            finished.rounds,
+            [(only[0].clone(), 1), (only[0].clone(), 2)]
+        );
+        assert_eq!(finished.rows, [1]);
         assert_eq!(ours.rows[0].samples_us.len(), 3);
 
         let mut said = Said::default();
@@ -317,7 +357,11 @@ mod tests {
                 planned_us: Vec::new(),
             });
         }
-        let table = Beside { ours, said }.table();
+        let beside = Beside {
+            ours: &ours,
+            said: &said,
+        };
+        let table = beside.table();
         let texts = |row: &comfy_table::Row| -> Vec<String> {
             row.cell_iter().map(Cell::content).collect()
         };

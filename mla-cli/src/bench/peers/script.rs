@@ -221,6 +221,11 @@ impl Script {
                 peers = loaded.len();
                 true
             }
+            // Some compile for minutes: where there is no terminal to draw a bar on, a log shows it.
+            Line::Progress { progress } if bar.is_hidden() => {
+                eprintln!("{progress}");
+                false
+            }
             _ => false,
         })?;
         match (is_loaded, peers) {
@@ -259,6 +264,11 @@ impl Script {
             true => Ok(()),
             false => Err(self.failed()),
         }
+    }
+
+    /// What was said so far.
+    pub(super) const fn said(&self) -> &Said {
+        &self.said
     }
 
     /// Everything that was said.
