@@ -5,7 +5,9 @@
 //! writes it anew.
 
 mod aligned;
+mod attack;
 mod cases;
+mod reference;
 mod setup;
 
 use std::fmt::Write as _;

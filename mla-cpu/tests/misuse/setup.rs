@@ -1,5 +1,7 @@
 //! A step with everything that can be wrong about it as plain data.
 
+use std::ops::Range;
+
 use mla_cpu::{Cpu, CpuDecode, CpuPrefill};
 use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBackend, LayerConfig, PrefillBackend, SlotLists, StepLimits};
@@ -50,11 +52,17 @@ impl View {
 
     fn len(&self) -> usize {
         self.bytes
-            .unwrap_or_else(|| self.layout.span_bytes().unwrap())
+            .unwrap_or_else(|| self.layout.span_bytes().unwrap_or(1 << 20))
+    }
+
+    /// Where an element lies in the memory.
+    pub(crate) fn place(&self, i: usize, j: usize, k: usize) -> usize {
+        let strides = self.layout.strides;
+        self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]
     }
 
     /// Memory in which each element of the view has a value of its index; what lies between is NaN.
-    fn memory(&self, tensor: u32) -> Vec<f32> {
+    pub(crate) fn memory(&self, tensor: u32) -> Vec<f32> {
         // What spans more than this is there to be refused.
         let span = self.layout.span_bytes().unwrap_or(1 << 20).min(1 << 20);
         let mut memory = vec![f32::NAN; (self.offset + self.len().max(span)).div_ceil(4) + 1];
@@ -62,19 +70,17 @@ impl View {
         if self.layout.dtype != DType::F32 || span == 1 << 20 || !self.offset.is_multiple_of(4) {
             return memory;
         }
-        let strides = self.layout.strides;
         for (i, j, k) in
             (0..a).flat_map(|i| (0..b).flat_map(move |j| (0..c).map(move |k| (i, j, k))))
         {
-            let at = self.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2];
-            memory[at] = number(tensor, i, j, k);
+            memory[self.place(i, j, k)] = number(tensor, i, j, k);
         }
         memory
     }
 }
 
 /// A number from −1 to 1 that looks random.
-fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
+pub(crate) fn number(tensor: u32, i: usize, j: usize, k: usize) -> f32 {
     let mut x = (tensor as u64) << 48 ^ (i as u64) << 32 ^ (j as u64) << 16 ^ k as u64;
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -125,7 +131,12 @@ pub(crate) struct Setup {
     pub(crate) lse_bytes: usize,
     pub(crate) cache: CacheLayout,
     pub(crate) cache_bytes: usize,
+    pub(crate) max_len: Option<u32>,
+    pub(crate) dense_within: u32,
+    /// The width of the lists, and how many entries there are.
     pub(crate) slot_lists: Option<(usize, usize)>,
+    /// What the entries are: from the first one on again, if there are fewer.
+    pub(crate) list_entries: Vec<i32>,
     pub(crate) slot_counts: Option<usize>,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) prepared: Prepared,
@@ -133,6 +144,32 @@ pub(crate) struct Setup {
     pub(crate) aligned: bool,
     /// Where the cache begins in its memory, in bytes.
     pub(crate) cache_offset: usize,
+    /// The numbers of the cache's memory that are not NaN. `None`: all.
+    pub(crate) cache_numbers: Option<Vec<Range<usize>>>,
+}
+
+/// What came of a setup.
+pub(crate) struct Ran {
+    pub(crate) result: Result<Done>,
+    /// The memory of the cache and of the output, before and after.
+    pub(crate) cache: [Vec<f32>; 2],
+    pub(crate) out: [Vec<f32>; 2],
+}
+
+/// What a step that was taken says beside its outputs.
+pub(crate) struct Done {
+    /// `[heads][row_stride]`, if it was asked for.
+    pub(crate) lse: Option<Vec<f32>>,
+    pub(crate) absorbed_tokens: usize,
+}
+
+impl Ran {
+    /// Whether the cache or the output was written.
+    pub(crate) fn touched(&self) -> bool {
+        [&self.cache, &self.out]
+            .iter()
+            .any(|[before, after]| bytes(before) != bytes(after))
+    }
 }
 
 impl Default for Setup {
@@ -161,12 +198,16 @@ impl Default for Setup {
             lse_bytes: 4 * HEADS * TOKENS,
             cache,
             cache_bytes: PAGES * cache.page_stride,
+            max_len: None,
+            dense_within: 0,
             slot_lists: None,
+            list_entries: vec![-1],
             slot_counts: None,
             rotation: None,
             prepared: Prepared::Step,
             aligned: false,
             cache_offset: 0,
+            cache_numbers: None,
         }
     }
 }
@@ -179,9 +220,32 @@ fn bytes(numbers: &[f32]) -> &[u8] {
 impl Setup {
     /// The outputs, or why there are none; and whether anything was written.
     pub(crate) fn run(&self) -> (Result<Vec<f32>>, bool) {
+        let ran = self.run_whole();
+        let touched = ran.touched();
+        let out = &ran.out[1];
+        let outputs = ran
+            .result
+            .map(|_| self.outputs().map(|at| out[at]).collect());
+        (outputs, touched)
+    }
+
+    /// Where each output lies in the output's memory, row by row.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = usize> + use<> {
+        let out = self.out.clone();
+        let [tokens, heads, width] = out.layout.shape;
+        let rows = (0..tokens).flat_map(move |i| (0..heads).map(move |j| (i, j)));
+        let all = rows.flat_map(move |(i, j)| (0..width).map(move |k| (i, j, k)));
+        all.map(move |(i, j, k)| out.place(i, j, k))
+    }
+
+    /// Everything that comes of it.
+    pub(crate) fn run_whole(&self) -> Ran {
         let mut cache = vec![0.0f32; (self.cache_offset + self.cache_bytes).div_ceil(4)];
         for (at, value) in cache.iter_mut().enumerate() {
-            *value = number(9, at, 0, 0);
+            *value = match &self.cache_numbers {
+                Some(ranges) if !ranges.iter().any(|range| range.contains(&at)) => f32::NAN,
+                _ => number(9, at, 0, 0),
+            };
         }
         let mut out = self.out.memory(8);
         let before = (cache.clone(), out.clone());
@@ -189,21 +253,14 @@ impl Setup {
             false => self.forward::<CpuPrefill, CpuDecode>(&mut cache, &mut out),
             true => self.forward::<Aligned<CpuPrefill>, Aligned<CpuDecode>>(&mut cache, &mut out),
         };
-        let same = |a: &[f32], b: &[f32]| bytes(a) == bytes(b);
-        let touched = !(same(&cache, &before.0) && same(&out, &before.1));
-        let outputs = result.map(|()| {
-            let Layout { shape, strides, .. } = self.out.layout;
-            let rows = (0..shape[0]).flat_map(|i| (0..shape[1]).map(move |j| (i, j)));
-            let all = rows.flat_map(|(i, j)| (0..shape[2]).map(move |k| (i, j, k)));
-            let at = |(i, j, k)| {
-                out[self.out.offset / 4 + i * strides[0] + j * strides[1] + k * strides[2]]
-            };
-            all.map(at).collect()
-        });
-        (outputs, touched)
+        Ran {
+            result,
+            cache: [before.0, cache],
+            out: [before.1, out],
+        }
     }
 
-    fn forward<P, D>(&self, cache: &mut [f32], out: &mut [f32]) -> Result<()>
+    fn forward<P, D>(&self, cache: &mut [f32], out: &mut [f32]) -> Result<Done>
     where
         P: PrefillBackend<Device = Cpu>,
         D: DecodeBackend<Device = Cpu>,
@@ -222,11 +279,14 @@ impl Setup {
         let tables = BlockTables::new(&self.tables, self.max_pages, self.table_page)?;
         let batch = StepBatch::new(&self.requests, tables)
             .with_slots(self.slots.as_deref())
-            .with_threshold(self.threshold);
+            .with_threshold(self.threshold)
+            .with_max_len(self.max_len)
+            .with_dense_within(self.dense_within);
         match self.prepared {
             Prepared::Nothing => {}
             Prepared::Another => {
-                let fewer = StepBatch::new(&self.requests[..1], tables);
+                let fewer = &self.requests[..self.requests.len().min(1)];
+                let fewer = StepBatch::new(fewer, tables);
                 workspace.prepare(&layer, &fewer)?;
             }
             _ => workspace.prepare(&layer, &batch)?,
@@ -244,15 +304,22 @@ impl Setup {
         let read = |memory, view: &View| -> Result<TensorRef<'_, Cpu>> {
             TensorRef::new(&bytes(memory)[part(view)], view.layout)
         };
-        let mut lse = vec![0.0f32; self.lse_bytes.div_ceil(4)];
+        let mut lse_memory = vec![0.0f32; self.lse_bytes.div_ceil(4)];
         let lse = match self.lse {
             Some(layout) => {
-                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lse);
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut lse_memory);
                 Some(LseMut::new(&mut bytes[..self.lse_bytes], layout)?)
             }
             None => None,
         };
-        let lists = vec![-1i32; self.slot_lists.map_or(0, |(_, entries)| entries)];
+        let entries = self.slot_lists.map_or(0, |(_, entries)| entries);
+        let lists: Vec<i32> = self
+            .list_entries
+            .iter()
+            .copied()
+            .cycle()
+            .take(entries)
+            .collect();
         let counts = self.slot_counts.map(|count| vec![1i32; count]);
         let slot_lists = self.slot_lists.map(|(width, _)| {
             let counts = counts.as_deref().map(ArrayRef::from_slice);
@@ -293,7 +360,7 @@ impl Setup {
                     UnrotatedCall::new(weights, query, latent, rope, rotary, cache, out)
                         .with_lse(lse)
                         .with_slot_lists(slot_lists),
-                )
+                )?;
             }
             (_, rotary) => layer.forward(
                 &mut workspace,
@@ -307,7 +374,11 @@ impl Setup {
                 .with_lse(lse)
                 .with_slot_lists(slot_lists)
                 .with_rotary(rotary),
-            ),
+            )?,
         }
+        Ok(Done {
+            lse: self.lse.is_some().then_some(lse_memory),
+            absorbed_tokens: workspace.absorbed_tokens(),
+        })
     }
 }

@@ -28,7 +28,9 @@ use crate::tensor::ArrayRef;
 #[non_exhaustive]
 pub struct StepBatch<'a> {
     /// The requests. One with q new tokens and a kv of 0 is padding: its tokens attend to nothing,
-    /// and their outputs are 0. One with a q of 0 is skipped.
+    /// and their outputs are 0. (Of sparse problems they attend to what their lists name, as other
+    /// tokens do; lists of an [`Indexer`](crate::indexer::Indexer) name nothing.) One with a q of 0
+    /// is skipped.
     pub requests: &'a [Request],
     /// The pages of each request, row i being that of request i.
     pub block_tables: BlockTables<'a>,

@@ -1,0 +1,207 @@
+//! A setup in f64, by the formulas: what comes of it if it is right.
+
+use mla_conformance::reference::{Turn, attend};
+use mla_runtime::batch::Request;
+use mla_runtime::rotary::RotaryStyle;
+
+use crate::setup::{Setup, View, number};
+
+/// What a setup's step leaves behind.
+pub(crate) struct Expected {
+    /// `[tokens][heads]` rows of V.
+    pub(crate) out: Vec<Vec<Vec<f64>>>,
+    /// `[tokens][heads]`.
+    pub(crate) lse: Vec<Vec<f64>>,
+    /// Of each slot that is written: the slot, and its row.
+    pub(crate) written: Vec<(usize, Vec<f64>)>,
+}
+
+/// A token's place: its row in the step's tensors, its request, and its position there.
+struct Token {
+    row: usize,
+    request: usize,
+    position: usize,
+    /// Padding has no position.
+    is_padding: bool,
+}
+
+/// A tensor's elements.
+struct Elements<'a>(&'a View, Vec<f32>);
+
+impl<'a> Elements<'a> {
+    fn of(view: &'a View, tensor: u32) -> Self {
+        Self(view, view.memory(tensor))
+    }
+
+    fn get(&self, i: usize, j: usize, k: usize) -> f64 {
+        self.1[self.0.place(i, j, k)].into()
+    }
+}
+
+pub(crate) fn expected(setup: &Setup, absorbed_tokens: usize) -> Expected {
+    let tokens = tokens(&setup.requests);
+    let [query, latent, rope, weights] = [&setup.query, &setup.latent, &setup.rope, &setup.weights];
+    let new = [Elements::of(latent, 1), Elements::of(rope, 2)];
+    let (query, weights) = (Elements::of(query, 0), Elements::of(weights, 3));
+    let rows: Vec<Vec<f64>> = tokens
+        .iter()
+        .map(|token| new_row(setup, &new, token))
+        .collect();
+    let slot = |token: &Token| match &setup.slots {
+        Some(slots) => usize::try_from(slots[token.row]).ok(),
+        None => slot_of(setup, token.request, token.position),
+    };
+    let written: Vec<(usize, Vec<f64>)> = tokens
+        .iter()
+        .filter(|token| !token.is_padding)
+        .filter_map(|token| Some((slot(token)?, rows[token.row].clone())))
+        .collect();
+    let cached = |slot: usize| {
+        let written = written.iter().find(|(at, _)| *at == slot);
+        written.map_or_else(|| cache_row(setup, slot), |(_, row)| row.clone())
+    };
+    let mut expected = Expected {
+        out: Vec::new(),
+        lse: Vec::new(),
+        written: Vec::new(),
+    };
+    for token in &tokens {
+        let is_expanded = token.row >= absorbed_tokens;
+        let is_dense =
+            setup.dense_within > 0 && setup.requests[token.request].kv <= setup.dense_within;
+        let seen: Vec<Vec<f64>> = match setup.slot_lists {
+            Some((width, _)) if !is_expanded && !is_dense => listed(setup, token.row, width)
+                .into_iter()
+                .map(cached)
+                .collect(),
+            _ if token.is_padding => Vec::new(),
+            _ => (0..=token.position)
+                .map(|position| {
+                    // The expanded path reads its new tokens as they were given.
+                    let own = tokens.iter().find(|other| {
+                        other.request == token.request && other.position == position && is_expanded
+                    });
+                    own.map_or_else(
+                        || cached(slot_of(setup, token.request, position).expect("a page")),
+                        |own| rows[own.row].clone(),
+                    )
+                })
+                .collect(),
+        };
+        let heads = setup.config.problem.heads as usize;
+        let (out, lse) = (0..heads)
+            .map(|head| attend_head(setup, [&query, &weights], token, head, &seen))
+            .unzip();
+        expected.out.push(out);
+        expected.lse.push(lse);
+    }
+    expected.written = written;
+    expected
+}
+
+fn tokens(requests: &[Request]) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    for (request, lens) in requests.iter().enumerate() {
+        for new in 0..lens.q {
+            tokens.push(Token {
+                row: tokens.len(),
+                request,
+                position: (lens.kv.saturating_sub(lens.q) + new) as usize,
+                is_padding: lens.kv == 0,
+            });
+        }
+    }
+    tokens
+}
+
+fn slot_of(setup: &Setup, request: usize, position: usize) -> Option<usize> {
+    let page_size = setup.table_page as usize;
+    let page = setup.tables[request * setup.max_pages + position / page_size];
+    Some(usize::try_from(page).ok()? * page_size + position % page_size)
+}
+
+/// Where a slot's row begins among the numbers of the cache's memory.
+pub(crate) fn place(setup: &Setup, slot: usize) -> usize {
+    let layout = &setup.cache;
+    let (page, offset) = (slot / layout.page_size, slot % layout.page_size);
+    (setup.cache_offset + page * layout.page_stride + offset * layout.row_stride) / 4
+}
+
+fn cache_row(setup: &Setup, slot: usize) -> Vec<f64> {
+    let first = place(setup, slot);
+    let width = setup.config.problem.dims.row() as usize;
+    (first..first + width)
+        .map(|at| number(9, at, 0, 0).into())
+        .collect()
+}
+
+/// The slots that a token attends to.
+fn listed(setup: &Setup, token: usize, width: usize) -> Vec<usize> {
+    let slots = setup.cache.pages * setup.cache.page_size;
+    // Every count is 1.
+    let count = setup.slot_counts.map_or(width, |_| width.min(1));
+    (0..count)
+        .map(|at| setup.list_entries[(token * width + at) % setup.list_entries.len()])
+        .filter_map(|slot| usize::try_from(slot).ok().filter(|slot| *slot < slots))
+        .collect()
+}
+
+fn turn(setup: &Setup, token: &Token, row: &mut [f64]) {
+    let Some(rotation) = setup.rotation else {
+        return;
+    };
+    let pairs = (0..rotation.width / 2)
+        .map(|pair| {
+            let frequency = 1e4f64.powf(-2.0 * f64::from(pair) / f64::from(rotation.width));
+            let (sin, cos) = (token.position as f64 * frequency).sin_cos();
+            (cos, sin)
+        })
+        .collect();
+    let style = RotaryStyle::Interleaved;
+    Turn { style, pairs }.apply(row);
+}
+
+/// A new token's row: its latent, and its rotary key.
+fn new_row(setup: &Setup, [latent, rope]: &[Elements<'_>; 2], token: &Token) -> Vec<f64> {
+    let dims = setup.config.problem.dims;
+    let mut key: Vec<f64> = (0..dims.head.rope as usize)
+        .map(|k| rope.get(token.row, 0, k))
+        .collect();
+    turn(setup, token, &mut key);
+    let latent = (0..dims.latent as usize).map(|k| latent.get(token.row, 0, k));
+    latent.chain(key).collect()
+}
+
+fn attend_head(
+    setup: &Setup,
+    [queries, weights]: [&Elements<'_>; 2],
+    token: &Token,
+    head: usize,
+    seen: &[Vec<f64>],
+) -> (Vec<f64>, f64) {
+    let dims = setup.config.problem.dims;
+    let [latent, nope, v] = [dims.latent, dims.head.nope, dims.head.v].map(|n| n as usize);
+    let mut query: Vec<f64> = (0..dims.head.qk() as usize)
+        .map(|k| queries.get(token.row, head, k))
+        .collect();
+    turn(setup, token, &mut query[nope..]);
+    let weight = |row: usize, column: usize| weights.get(0, row, head * (nope + v) + column);
+    // The columns `from..to` of what W_kv_b makes of a latent.
+    let expand = |row: &[f64], from: usize, to: usize| -> Vec<f64> {
+        (from..to)
+            .map(|column| (0..latent).map(|k| row[k] * weight(k, column)).sum())
+            .collect()
+    };
+    let keys: Vec<Vec<f64>> = seen
+        .iter()
+        .map(|row| [&expand(row, 0, nope)[..], &row[latent..]].concat())
+        .collect();
+    let values: Vec<Vec<f64>> = seen.iter().map(|row| expand(row, nope, nope + v)).collect();
+    let [keys, values] =
+        [&keys, &values].map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let (out, lse) = attend(&query, &keys, &values, setup.config.softmax_scale.into());
+    match seen.is_empty() {
+        true => (vec![0.0; v], f64::NEG_INFINITY),
+        false => (out, lse),
+    }
+}
