@@ -15,6 +15,8 @@ mod flash_attn;
 #[cfg(feature = "sm90")]
 mod flash_mla;
 #[cfg(feature = "sm90")]
+mod flash_mla_sparse;
+#[cfg(feature = "sm90")]
 mod indexer;
 #[cfg(feature = "sm90")]
 mod layer;

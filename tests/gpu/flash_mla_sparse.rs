@@ -1,0 +1,574 @@
+//! FLASHMLA_SPARSE on a Hopper GPU against the CPU's decode backend, which gets the listed rows alone and lists
+//! without what is to be skipped.
+
+use mla_cpu::{Cpu, CpuDecode};
+use mla_kernels::Cuda;
+use mla_kernels::backends::sm90::FlashMlaSparse;
+use mla_kernels::device::{Bytes, BytesMut};
+use mla_runtime::Result;
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, Query, SlotLists, StepLimits,
+};
+use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
+use mla_runtime::device::{Device, Memory};
+use mla_runtime::dims::MlaDims;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+use mla_runtime::lse::{LseLayout, LseMut};
+use mla_runtime::problem::Problem;
+use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+
+use crate::common::{download, get, gpu, put, rng, upload};
+use crate::tensors::normal;
+
+const LATENT: usize = 512;
+const ROW: usize = 576;
+const DTYPE: DType = DType::BF16;
+
+/// Entries that no cache has, in any position; -3 stands for the first one behind it.
+const WRONG: [i32; 6] = [-1, i32::MIN, i32::MAX, -123_456, END, END + 1];
+const END: i32 = -3;
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kv: KvFormat,
+    heads: usize,
+    tokens: usize,
+    width: usize,
+    page_size: usize,
+    pages: usize,
+    /// Bytes between one page and the next beyond its rows: a multiple of 16.
+    page_slack: usize,
+    /// The first page that a list names.
+    first_page: usize,
+    /// How many of eight entries are valid.
+    valid: usize,
+    with_counts: bool,
+}
+
+impl Case {
+    fn new(kv: KvFormat, heads: usize, tokens: usize, width: usize) -> Self {
+        Self {
+            kv,
+            heads,
+            tokens,
+            width,
+            page_size: 64,
+            pages: 40,
+            page_slack: 0,
+            first_page: 0,
+            valid: 6,
+            with_counts: false,
+        }
+    }
+
+    fn layout(&self) -> CacheLayout {
+        let mut layout = CacheLayout::contiguous(MlaDims::R1, self.kv, self.pages, self.page_size);
+        layout.page_stride += self.page_slack;
+        layout.scale = self.scale();
+        layout
+    }
+
+    /// No power of two.
+    fn scale(&self) -> f32 {
+        match self.kv {
+            KvFormat::Fp8 => 0.0371,
+            _ => 1.0,
+        }
+    }
+
+    fn config(&self, page_size: usize) -> LayerConfig {
+        let problem = Problem::new(MlaDims::R1, self.heads as u32, DTYPE)
+            .with_kv_format(self.kv)
+            .with_page_size(page_size as u32)
+            .with_sparse(true);
+        LayerConfig::new(problem, 0.072_168_78)
+    }
+}
+
+/// What a list has at a place.
+#[derive(Clone, Copy)]
+enum Entry {
+    /// A row of [`Numbers::rows`].
+    Row(usize),
+    Wrong(i32),
+}
+
+struct Lists {
+    entries: Vec<Entry>,
+    counts: Option<Vec<i32>>,
+}
+
+impl Lists {
+    fn random(case: &Case, rows: usize, rng: &mut StdRng) -> Self {
+        let entries = (0..case.tokens * case.width).map(|_| {
+            if rng.random_range(0..8) < case.valid {
+                return Entry::Row(rng.random_range(0..rows));
+            }
+            Entry::Wrong(WRONG[rng.random_range(0..WRONG.len())])
+        });
+        let entries = entries.collect();
+        let counts = case.with_counts.then(|| {
+            let mut count = || rng.random_range(-2..case.width as i32 + 3);
+            (0..case.tokens).map(|_| count()).collect()
+        });
+        Self { entries, counts }
+    }
+
+    /// With each row's number by `of_row`, and what is wrong as it is.
+    fn slots(&self, end: usize, of_row: impl Fn(usize) -> usize) -> Vec<i32> {
+        let end = end.min(i32::MAX as usize - 1) as i32;
+        let slot = |entry: &Entry| match *entry {
+            Entry::Row(row) => of_row(row) as i32,
+            Entry::Wrong(END) => end,
+            Entry::Wrong(wrong) if wrong == END + 1 => end + 1,
+            Entry::Wrong(wrong) => wrong,
+        };
+        self.entries.iter().map(slot).collect()
+    }
+}
+
+/// A case's numbers in host memory: some rows, and where they lie in the cache.
+struct Numbers {
+    queries: Vec<u8>,
+    rows: Vec<Vec<u8>>,
+    slots: Vec<usize>,
+    lists: Lists,
+}
+
+impl Numbers {
+    fn random(case: &Case, rng: &mut StdRng) -> Self {
+        let mut queries = vec![0; case.tokens * case.heads * ROW * 2];
+        for element in 0..queries.len() / 2 {
+            put(DTYPE, &mut queries, element, normal(rng));
+        }
+        let first = case.first_page * case.page_size;
+        let all = case.pages * case.page_size;
+        let mut slots: Vec<usize> = (0..700).map(|_| rng.random_range(first..all)).collect();
+        slots.extend([first, all - 1]);
+        slots.sort_unstable();
+        slots.dedup();
+        let rows: Vec<_> = slots.iter().map(|_| random_row(case.kv, rng)).collect();
+        let lists = Lists::random(case, rows.len(), rng);
+        Self {
+            queries,
+            rows,
+            slots,
+            lists,
+        }
+    }
+}
+
+fn random_row(kv: KvFormat, rng: &mut StdRng) -> Vec<u8> {
+    let mut row = vec![0; kv.row_bytes(MlaDims::R1)];
+    let byte = |rng: &mut StdRng| rng.random_range(0..0x70) | (rng.random_range(0..2) << 7);
+    match kv {
+        KvFormat::Fp8 => row.fill_with(|| byte(rng)),
+        KvFormat::Fp8DsMla => {
+            row[..LATENT].fill_with(|| byte(rng));
+            for scale in row[LATENT..LATENT + 16].chunks_exact_mut(4) {
+                scale.copy_from_slice(&rng.random_range(1e-4f32..3e-2).to_le_bytes());
+            }
+            for element in 0..64 {
+                put(DTYPE, &mut row[LATENT + 16..], element, normal(rng) * 0.3);
+            }
+        }
+        _ => (0..ROW).for_each(|element| put(DTYPE, &mut row, element, normal(rng) * 0.3)),
+    }
+    row
+}
+
+/// The arrays of a call in a device's memory, but for the cache, and room for the results.
+struct Step<D: Device> {
+    layout: CacheLayout,
+    queries: D::Buffer,
+    lists: D::Buffer,
+    counts: Option<D::Buffer>,
+    /// Of requests of one token each, which sparse attention does not look at.
+    requests: [D::Buffer; 3],
+    out: D::Buffer,
+    lse: D::Buffer,
+}
+
+impl<D: Device> Step<D> {
+    fn new(
+        device: &D,
+        case: &Case,
+        layout: CacheLayout,
+        numbers: &Numbers,
+        slots: &[i32],
+    ) -> Result<Self> {
+        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        let starts: Vec<i32> = (0..=case.tokens as i32).collect();
+        let rows = case.tokens * case.heads;
+        let counts = numbers.lists.counts.as_deref();
+        Ok(Self {
+            layout,
+            queries: upload(device, &numbers.queries)?,
+            lists: ints(slots)?,
+            counts: counts.map(ints).transpose()?,
+            requests: [
+                ints(&vec![0; case.tokens])?,
+                ints(&vec![1; case.tokens])?,
+                ints(&starts)?,
+            ],
+            out: upload(device, &vec![0xff; rows * LATENT * 2])?,
+            lse: upload(device, &vec![0xff; rows * 4])?,
+        })
+    }
+
+    fn enqueue<'a, B: DecodeBackend<Device = D>>(
+        &'a mut self,
+        device: &D,
+        case: &Case,
+        backend: &B,
+        state: &mut B::State,
+        cache: D::Bytes<'a>,
+    ) -> Result<()> {
+        let (tokens, heads) = (case.tokens, case.heads);
+        let queries = Layout::contiguous(DTYPE, [tokens, heads, ROW]);
+        let queries = TensorRef::new(D::bytes(&self.queries), queries)?;
+        let [table, lens, starts] = &self.requests;
+        let batch = DecodeBatch::new(
+            BlockTable::new(ArrayRef::new(D::bytes(table), tokens)?, tokens, 1)?,
+            (ArrayRef::new(D::bytes(lens), tokens)?, 1),
+            (ArrayRef::new(D::bytes(starts), tokens + 1)?, 1),
+        );
+        let counts = match &self.counts {
+            Some(counts) => Some(ArrayRef::new(D::bytes(counts), tokens)?),
+            None => None,
+        };
+        let lists = ArrayRef::new(D::bytes(&self.lists), tokens * case.width)?;
+        let out = Layout::contiguous(DTYPE, [tokens, heads, LATENT]);
+        let call = DecodeCall::new(
+            Query::Split {
+                latent: queries.narrow(2, 0..LATENT)?,
+                rope: queries.narrow(2, LATENT..ROW)?,
+            },
+            CacheRef::new(cache, self.layout)?,
+            batch,
+            Output::Plain(TensorMut::new(D::bytes_mut(&mut self.out), out)?),
+        )
+        .with_lse(LseMut::new(
+            D::bytes_mut(&mut self.lse),
+            LseLayout::heads_first(heads, tokens),
+        )?)
+        .with_slots(SlotLists::new(lists, case.width).with_counts(counts));
+        let metadata = backend.metadata(device, &limits(case))?;
+        backend.decode(device, call, state, &metadata)
+    }
+
+    fn results(&self, device: &D) -> Result<(Vec<u8>, Vec<u8>)> {
+        Ok((download(device, &self.out)?, download(device, &self.lse)?))
+    }
+}
+
+fn limits(case: &Case) -> StepLimits {
+    StepLimits::new(case.tokens, case.tokens, 1)
+}
+
+/// What the CPU makes of the rows side by side, and of lists of what counts.
+fn expected(case: &Case, numbers: &Numbers) -> (Vec<u8>, Vec<u8>) {
+    let device = Cpu::new();
+    let page_size = 64;
+    let pages = numbers.rows.len().div_ceil(page_size);
+    let mut layout = CacheLayout::contiguous(MlaDims::R1, case.kv, pages, page_size);
+    layout.scale = case.scale();
+    let mut cache = numbers.rows.concat();
+    cache.resize(pages * layout.page_stride, 0xff);
+    let slots = numbers.lists.slots(usize::MAX, |row| row);
+    let skipped = |slot: i32| {
+        if slot as usize >= numbers.rows.len() {
+            -1
+        } else {
+            slot
+        }
+    };
+    let slots: Vec<i32> = slots.into_iter().map(skipped).collect();
+    let mut step = Step::new(&device, case, layout, numbers, &slots).unwrap();
+    let cache = upload(&device, &cache).unwrap();
+    let backend = CpuDecode::new(&device, &case.config(page_size)).unwrap();
+    let mut state = backend.state(&device, &limits(case)).unwrap();
+    step.enqueue(&device, case, &backend, &mut state, Cpu::bytes(&cache))
+        .unwrap();
+    step.results(&device).unwrap()
+}
+
+/// A GPU's step, on a cache that somebody else holds.
+fn step(gpu: &Cuda, case: &Case, numbers: &Numbers) -> Step<Cuda> {
+    let layout = case.layout();
+    let slots = numbers
+        .lists
+        .slots(layout.slots(), |row| numbers.slots[row]);
+    Step::new(gpu, case, layout, numbers, &slots).unwrap()
+}
+
+fn run(gpu: &Cuda, case: &Case, numbers: &Numbers, cache: Bytes<'_>) -> (Vec<u8>, Vec<u8>) {
+    let mut step = step(gpu, case, numbers);
+    let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size)).unwrap();
+    step.enqueue(gpu, case, &backend, &mut (), cache).unwrap();
+    step.results(gpu).unwrap()
+}
+
+/// Puts the rows where they belong, in `to`, which begins so many bytes into the cache.
+fn place(gpu: &Cuda, case: &Case, numbers: &Numbers, mut to: BytesMut<'_>, begin: usize) {
+    let layout = case.layout();
+    for (slot, row) in numbers.slots.iter().zip(&numbers.rows) {
+        let (page, place) = (slot / case.page_size, slot % case.page_size);
+        let at = page * layout.page_stride + place * layout.row_stride - begin;
+        // SAFETY: the row lies within `to`, which is borrowed as a whole.
+        let to = unsafe { BytesMut::from_raw(to.address() + at as u64, row.len()) };
+        gpu.upload(row, to).unwrap();
+    }
+    let _ = &mut to;
+}
+
+/// A cache of NaN but for the rows.
+fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer {
+    let layout = case.layout();
+    let mut buffer = gpu.allocate(layout.pages * layout.page_stride).unwrap();
+    let poison = vec![0xff; 64 << 20];
+    let mut rest = Cuda::bytes_mut(&mut buffer);
+    while !rest.is_empty() {
+        let now = rest.len().min(poison.len());
+        let (to, behind) = Cuda::split_mut(rest, now);
+        gpu.upload(&poison[..now], to).unwrap();
+        rest = behind;
+    }
+    place(gpu, case, numbers, Cuda::bytes_mut(&mut buffer), 0);
+    buffer
+}
+
+fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
+    for element in 0..want.0.len() / 2 {
+        let [got, want] = [got, want].map(|(out, _)| get(DTYPE, out, element));
+        let most = (2.01 / 128.0 * want.abs()).max(4e-3);
+        assert!(
+            (got - want).abs() <= most,
+            "{case:?}: out {element}: {got}, not {want}"
+        );
+    }
+    for element in 0..want.1.len() / 4 {
+        let [got, want] = [got, want].map(|(_, lse)| get(DType::F32, lse, element));
+        let close = got == want || (got - want).abs() <= 2e-4 * want.abs().max(1.0);
+        assert!(close, "{case:?}: lse {element}: {got}, not {want}");
+    }
+}
+
+fn check(gpu: &Cuda, case: &Case, seed: u64) {
+    let numbers = Numbers::random(case, &mut rng(seed));
+    let cache = cache(gpu, case, &numbers);
+    let got = run(gpu, case, &numbers, Cuda::bytes(&cache));
+    assert_close(case, &got, &expected(case, &numbers));
+}
+
+const FORMATS: [KvFormat; 3] = [KvFormat::BF16, KvFormat::Fp8, KvFormat::Fp8DsMla];
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn lists_with_wrong_entries_anywhere_agree_with_the_cpu() {
+    let gpu = &*gpu();
+    let mut rng = rng(41);
+    for kv in FORMATS {
+        for heads in [1, 16, 24, 64, 96, 128] {
+            let case = Case {
+                page_size: [1, 3, 61, 64, 576][rng.random_range(0..5)],
+                pages: rng.random_range(3..90),
+                page_slack: 16 * rng.random_range(0..3),
+                valid: [0, 1, 4, 8][rng.random_range(0..4)],
+                with_counts: rng.random_range(0..2) == 0,
+                ..Case::new(
+                    kv,
+                    heads,
+                    rng.random_range(1..6),
+                    [1, 63, 500, 2048, 2051, 8192][rng.random_range(0..6)],
+                )
+            };
+            check(gpu, &case, rng.random());
+        }
+    }
+    // More tokens than SMs, so that some of them go apart; whole gaps.
+    for kv in FORMATS {
+        for (heads, tokens) in [(16, 137), (128, 69)] {
+            let case = Case::new(kv, heads, tokens, 300);
+            check(gpu, &Case { valid: 0, ..case }, 7);
+            check(gpu, &case, 8);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn rows_beyond_two_to_the_31_elements_agree_with_the_cpu() {
+    let gpu = &*gpu();
+    for (kv, heads) in [(KvFormat::BF16, 16), (KvFormat::BF16, 128)] {
+        let case = Case {
+            pages: (1usize << 31) / (64 * ROW) + 2,
+            ..Case::new(kv, heads, 3, 1000)
+        };
+        check(gpu, &case, 5);
+    }
+    for kv in [KvFormat::Fp8, KvFormat::Fp8DsMla] {
+        let case = Case {
+            pages: 4500,
+            page_slack: 1 << 20,
+            ..Case::new(kv, 64, 3, 1000)
+        };
+        check(gpu, &case, 6);
+    }
+}
+
+/// Two pages of addresses, of which the second has memory.
+struct HalfMapped {
+    base: u64,
+    half: usize,
+    handle: u64,
+}
+
+impl HalfMapped {
+    fn new(gpu: &Cuda) -> Self {
+        use cudarc::driver::sys;
+        gpu.stream().context().bind_to_thread().unwrap();
+        // What every device has its memory in multiples of.
+        let half = 2 << 20;
+        let (mut base, mut handle) = (0, 0);
+        // SAFETY: plain numbers, for which zeros are values: device 0.
+        let mut memory: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        memory.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        memory.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let access = sys::CUmemAccessDesc {
+            location: memory.location,
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: a context is current, and what is passed lives until the calls return.
+        unsafe {
+            sys::cuMemAddressReserve(&mut base, 2 * half, half, 0, 0)
+                .result()
+                .unwrap();
+            sys::cuMemCreate(&mut handle, half, &memory, 0)
+                .result()
+                .unwrap();
+            sys::cuMemMap(base + half as u64, half, 0, handle, 0)
+                .result()
+                .unwrap();
+            sys::cuMemSetAccess(base + half as u64, half, &access, 1)
+                .result()
+                .unwrap();
+        }
+        Self { base, half, handle }
+    }
+}
+
+impl Drop for HalfMapped {
+    fn drop(&mut self) {
+        use cudarc::driver::sys;
+        // SAFETY: mapped, created and reserved by `new`; the test has waited for all that uses it.
+        unsafe {
+            let _ = sys::cuMemUnmap(self.base + self.half as u64, self.half);
+            let _ = sys::cuMemRelease(self.handle);
+            let _ = sys::cuMemAddressFree(self.base, 2 * self.half);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn a_page_0_without_memory_is_never_read() {
+    let gpu = &*gpu();
+    let memory = HalfMapped::new(gpu);
+    for kv in FORMATS {
+        for heads in [16, 32, 128] {
+            let rows = 64 * kv.row_bytes(MlaDims::R1);
+            let case = Case {
+                pages: 2,
+                first_page: 1,
+                page_slack: memory.half - rows,
+                valid: 4,
+                ..Case::new(kv, heads, 4, 700)
+            };
+            let numbers = Numbers::random(&case, &mut rng(3));
+            let second = memory.base + memory.half as u64;
+            // SAFETY: the second page has memory, which nothing else uses.
+            let to = unsafe { BytesMut::from_raw(second, memory.half) };
+            gpu.upload(&vec![0xff; memory.half], to).unwrap();
+            // SAFETY: as above.
+            let to = unsafe { BytesMut::from_raw(second, memory.half) };
+            place(gpu, &case, &numbers, to, memory.half);
+            // SAFETY: no list names the first page, and what no list names is not read: that is what is
+            // tested.
+            let cache = unsafe { Bytes::from_raw(memory.base, 2 * memory.half) };
+            let got = run(gpu, &case, &numbers, cache);
+            assert_close(&case, &got, &expected(&case, &numbers));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn three_hundred_launches_give_the_same_bits() {
+    let gpu = &*gpu();
+    for kv in FORMATS {
+        // Several items per CTA, one per cluster, and both.
+        for (heads, tokens) in [(16, 300), (128, 140), (64, 3), (16, 137)] {
+            let case = Case::new(kv, heads, tokens, 400);
+            let numbers = Numbers::random(&case, &mut rng(9));
+            let cache = cache(gpu, &case, &numbers);
+            let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size)).unwrap();
+            let mut step = step(gpu, &case, &numbers);
+            let mut first = None;
+            for launch in 0..300 {
+                let bytes = Cuda::bytes(&cache);
+                step.enqueue(gpu, &case, &backend, &mut (), bytes).unwrap();
+                let got = step.results(gpu).unwrap();
+                let expected = first.get_or_insert_with(|| got.clone());
+                assert!(got == *expected, "{case:?}: launch {launch} differs");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn a_captured_step_replays_with_other_lists_and_counts() {
+    let gpu = &*gpu();
+    for (kv, heads, tokens) in [
+        (KvFormat::Fp8DsMla, 16, 5),
+        (KvFormat::BF16, 128, 70),
+        (KvFormat::Fp8, 40, 140),
+    ] {
+        let case = Case {
+            with_counts: true,
+            ..Case::new(kv, heads, tokens, 600)
+        };
+        let mut rng = rng(15);
+        let mut numbers = Numbers::random(&case, &mut rng);
+        let cache = cache(gpu, &case, &numbers);
+        let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size)).unwrap();
+        let mut step = step(gpu, &case, &numbers);
+        let graph = gpu
+            .capture(|gpu| step.enqueue(gpu, &case, &backend, &mut (), Cuda::bytes(&cache)))
+            .unwrap();
+        for valid in [6, 0, 1, 8] {
+            let case = Case { valid, ..case };
+            numbers.lists = Lists::random(&case, numbers.rows.len(), &mut rng);
+            let end = case.layout().slots();
+            let slots = numbers.lists.slots(end, |row| numbers.slots[row]);
+            gpu.upload(
+                bytemuck::cast_slice(&slots),
+                Cuda::bytes_mut(&mut step.lists),
+            )
+            .unwrap();
+            let counts = numbers.lists.counts.as_deref().unwrap();
+            let to = Cuda::bytes_mut(step.counts.as_mut().unwrap());
+            gpu.upload(bytemuck::cast_slice(counts), to).unwrap();
+            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this stream
+            // uses it.
+            unsafe { graph.replay() }.unwrap();
+            let got = step.results(gpu).unwrap();
+            assert!(got == run(gpu, &case, &numbers, Cuda::bytes(&cache)));
+            assert_close(&case, &got, &expected(&case, &numbers));
+        }
+    }
+}
