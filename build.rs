@@ -45,7 +45,7 @@ fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
         }
         modules = format!("#[path = {path:?}]\npub mod {family};\n{modules}");
         compiled = format!(
-            "    #[cfg(feature = \"{family}\")]\n    Family {{ name: \"{family}\", \
+            "    #[cfg(feature = \"{family}\")]\n    CompiledFamily {{ name: \"{family}\", \
              targets: crate::raw::compiled::{} }},\n{compiled}",
             family.to_uppercase()
         );
@@ -57,7 +57,7 @@ fn modules(families: &[String]) -> Result<String, Box<dyn Error>> {
     Ok(format!(
         "{modules}\n\
          /// The families that this build compiled, and their targets.\n\
-         pub const FAMILIES: &[Family] = &[\n{compiled}];\n\n\
+         pub const FAMILIES: &[CompiledFamily] = &[\n{compiled}];\n\n\
          /// The built-in prefill backends, to [choose from](mla_runtime::dispatch). {absent}\n\
          pub type PrefillBackends = {prefill};\n\n\
          /// The built-in decode backends, to [choose from](mla_runtime::dispatch). {absent}\n\
@@ -89,7 +89,7 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
         // A switch over the cache formats names them all.
         .flag("-Xcompiler=-Werror=switch")
         .install_command("cargo xtask toolkit");
-    let kernels = prebuilt(with_targets(kernels, families)?);
+    let kernels = prebuilt(with_families(kernels, families)?);
     if kernels.enabled()?.is_empty() {
         // Nothing is compiled or linked: the declarations that a test holds to the header will do.
         println!("cargo::rerun-if-changed=cuda/include/mla.rs");
@@ -104,10 +104,11 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// With the targets of the families that mla-build does not know: `targets.txt` in the folder of
-/// their kernels, one of nvcc's names in a line.
+/// With what each family has in the folder of its kernels: in `targets.txt`, one of nvcc's names in
+/// a line, the targets of one that mla-build does not know; in `mla_<family>.h` the functions that
+/// Rust calls.
 #[cfg(feature = "gpu")]
-fn with_targets(
+fn with_families(
     mut kernels: mla_build::Kernels,
     families: &[String],
 ) -> Result<mla_build::Kernels, Box<dyn Error>> {
@@ -117,6 +118,10 @@ fn with_targets(
             println!("cargo::rerun-if-changed={path}");
             let targets = fs::read_to_string(&path)?;
             kernels = kernels.family(mla_build::Family::new(family, targets.lines()));
+        }
+        let header = format!("cuda/{family}/mla_{family}.h");
+        if Path::new(&header).exists() {
+            kernels = kernels.family_header(family, header);
         }
     }
     Ok(kernels)

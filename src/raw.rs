@@ -1,5 +1,6 @@
-//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, for engines with
-//! their own memory pools and streams.
+//! The raw tier: the kernels' C interface as it stands in `cuda/include/mla.h`, and for the functions
+//! of a family in its folder, such as `cuda/sm90/mla_sm90.h`; for engines with their own memory pools
+//! and streams.
 //!
 //! Every function takes a plain struct of device addresses, extents and strides, and a stream
 //! (`CUstream`). It checks what the host can see, enqueues on that stream, and answers with an
@@ -18,7 +19,7 @@ use mla_runtime::error::{Error, Result};
 
 pub use generated::*;
 
-// What bindgen makes of the header, where everything is documented.
+// What bindgen makes of the headers, where everything is documented.
 #[allow(
     missing_docs,
     non_camel_case_types,
@@ -104,22 +105,36 @@ mod tests {
     use std::path::Path;
 
     // What documentation is built with, where there is no bindgen. With `MLA_BLESS` set, as by
-    // `MLA_BLESS=1 cargo test --features sm90 --lib raw`, it is written anew.
+    // `MLA_BLESS=1 cargo test --features sm80,sm90 --lib raw`, it is written anew.
     #[test]
-    fn the_checked_in_declarations_are_those_of_the_header() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/include/mla.rs");
+    fn the_checked_in_declarations_are_those_of_the_headers() {
         let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
         if made.contains("left_out") {
-            // The device alone, without the header's functions.
+            // The device alone, without the headers' functions.
             return;
         }
-        if std::env::var_os("MLA_BLESS").is_some() {
-            std::fs::write(&path, made).unwrap();
+        // Those of each header follow a line that names it.
+        for made in made
+            .split("\n// ")
+            .map(|part| part.trim_start_matches("// "))
+        {
+            let (header, made) = made.split_once('\n').unwrap();
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(header);
+            assert!(
+                path.is_file(),
+                "a line that begins with // names a header: {header}"
+            );
+            let path = path.with_extension("rs");
+            let made = format!("// {header}\n{}\n", made.trim_end());
+            if std::env::var_os("MLA_BLESS").is_some() {
+                std::fs::write(&path, &made).unwrap();
+            }
+            let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(
+                checked_in == made,
+                "{} is stale; run `MLA_BLESS=1 cargo test --features sm80,sm90 --lib raw`",
+                path.display()
+            );
         }
-        let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            checked_in == made,
-            "cuda/include/mla.rs is stale; run `MLA_BLESS=1 cargo test --features sm90 --lib raw`"
-        );
     }
 }

@@ -13,7 +13,7 @@ namespace mla {
 namespace {
 
 constexpr int kWarps = 8;
-// Rows of a thread at once: 128 bytes of each part in flight, whatever the type. Element by
+// Rows of a thread at once: 128 bytes of each result in flight, whatever the type. Element by
 // element, addresses take the registers.
 constexpr int rows_at_once(int64_t bytes, bool wide) { return wide ? 16 / int(bytes) : 4; }
 
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2)
             to_floats(y[i], v);
 #pragma unroll
             for (int e = 0; e < kOctet; ++e) {
-                // A part that weighs nothing may hold anything, also what is no number.
+                // A result that weighs nothing may hold anything, also what is no number.
                 const float from_x = a[i] == 0.f ? 0.f : u[e] * a[i];
                 const float from_y = b[i] == 0.f ? 0.f : v[e] * b[i];
                 u[e] = from_x + from_y;

@@ -1,5 +1,6 @@
 /*
- * The C interface of the kernels.
+ * The C interface of the kernels: what all families of them share. The helpers' launch functions
+ * stand here, a family's own in its folder (sm90/mla_sm90.h).
  *
  * One plain-old-data parameter struct and one function per launch. The rules are the same for all
  * of them:
@@ -26,7 +27,7 @@
 extern "C" {
 #endif
 
-enum {
+typedef enum MlaStatusCode {
     MLA_OK = 0,
     /* An argument was refused; nothing was launched. */
     MLA_BAD_ARGUMENT = 1,
@@ -34,10 +35,10 @@ enum {
     MLA_CUDA_ERROR = 2,
     /* This device cannot run the kernel: `field` says what is lacking. */
     MLA_UNSUPPORTED_DEVICE = 3
-};
+} MlaStatusCode;
 
 typedef struct MlaStatus {
-    /* MLA_OK or one of the codes above. */
+    /* MlaStatusCode */
     int32_t code;
     /* A cudaError_t, or 0. */
     int32_t cuda_error;
@@ -49,7 +50,7 @@ typedef struct MlaStatus {
     const char* accepted;
 } MlaStatus;
 
-enum { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3 };
+typedef enum MlaDtype { MLA_DTYPE_BF16 = 0, MLA_DTYPE_F16 = 1, MLA_DTYPE_F32 = 3 } MlaDtype;
 
 /* How one token's row lies in the cache: the latent (L values), then the rotary key (R values). */
 typedef enum MlaCacheFormat {
@@ -93,9 +94,9 @@ typedef struct MlaDecodeParams {
     void* out;
     /* [heads, tokens] f32, or null */
     float* lse;
-    /* workspace_bytes bytes, aligned to 256. The first MLA_DECODE_COUNTER_BYTES must be zero
-     * before the first launch that uses it; every launch leaves them zero. Launches that share a
-     * workspace must not overlap. */
+    /* workspace_bytes bytes, aligned to 256. The leading ones, as many as the family's header says,
+     * must be zero before the first launch that uses it; every launch leaves them zero. Launches
+     * that share a workspace must not overlap. */
     void* workspace;
     size_t workspace_bytes;
 
@@ -138,123 +139,10 @@ typedef struct MlaDecodeParams {
     /* what a byte of MLA_CACHE_FP8 is multiplied by, 2^-60 to 2^60; ignored otherwise */
     float cache_scale;
     /* cycles for which a CTA waits for the others that share its query tile before it falls back to
-     * one CTA combining everything; 0: 100 000, and in mla_decode_sm80 what a CTA's share of the
-     * work takes at most; negative: it never waits. The result is the same bit for bit. */
+     * one CTA combining everything; 0: as long as the family takes for right, see its header;
+     * negative: it never waits. The result is the same bit for bit. */
     int32_t split_patience;
 } MlaDecodeParams;
-
-/* Leading bytes of a decode workspace that must be zero before its first use. */
-#define MLA_DECODE_COUNTER_BYTES 4096
-
-/* Bytes of workspace that mla_decode_sm90 needs. Reads what decides about the kernel (heads, query_len,
- * requests, latent_dim, rope_dim, q_dtype, cache_format) and the current device's properties; the
- * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
- * launch takes of so many requests, pages and tokens in a page is refused here. */
-MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
-
-/* Enqueues one kernel on `stream`. */
-MlaStatus mla_decode_sm90(const MlaDecodeParams* params, void* stream);
-
-/* A work item of mla_decode_sm90: some KV tiles, of 64 cached tokens each, of one query tile, for a
- * group of CTAs. A group is one CTA, or two with more than 64 rows (heads * query_len), which do
- * different rows of the same query tile. */
-typedef struct MlaDecodeWorkItem {
-    int32_t request;
-    /* the query tile's first row, counting a request's query tokens and heads together, and the
-     * most rows that it has */
-    int32_t first_row;
-    int32_t rows;
-    /* KV tiles of the request, the last one excluded */
-    int32_t kv_tile_begin;
-    int32_t kv_tile_end;
-    /* this is split `split` of `splits` of the query tile; group first_group + i has split i */
-    int32_t split;
-    int32_t splits;
-    int32_t first_group;
-    /* splits, the first ones, whose groups have no work item after them and combine the results */
-    int32_t combiners;
-    /* non-zero: the group's last work item */
-    int32_t last;
-} MlaDecodeWorkItem;
-
-/* How mla_decode_sm90 divides a batch: writes the work items of one group, in their order, and
- * their number, and no more items than `room`. The host computes what the device would. Reads
- * heads, query_len, requests, q_dtype, cache_format, and, in host memory, kv_lens and cu_q_lens,
- * which may be null. `groups`, 1..=160: those of a launch; `group` is one of them. */
-MlaStatus mla_decode_sm90_work_items(const MlaDecodeParams* params, int32_t groups, int32_t group,
-                                     MlaDecodeWorkItem* items, int32_t room, int32_t* count);
-
-/* What a CTA does next for a query tile that is divided among CTAs. */
-typedef enum MlaSplitRole {
-    /* nothing yet */
-    MLA_SPLIT_NONE = 0,
-    /* combine its slice */
-    MLA_SPLIT_SLICE = 1,
-    /* write its slice to the workspace and yield */
-    MLA_SPLIT_YIELD = 2,
-    /* combine everything */
-    MLA_SPLIT_EVERYTHING = 3
-} MlaSplitRole;
-
-/* The split protocol's counters of one query tile: zero before and after. */
-typedef struct MlaSplitCounters {
-    int32_t arrived;
-    int32_t left;
-} MlaSplitCounters;
-
-/* A step of the split protocol: at most one atomic operation. */
-typedef enum MlaSplitStep {
-    /* by a CTA that has other work; answers a role */
-    MLA_SPLIT_ARRIVE = 0,
-    /* by a combiner */
-    MLA_SPLIT_ARRIVE_COMBINER = 1,
-    /* answers what a combiner sees of the counters */
-    MLA_SPLIT_LOOK = 2,
-    /* answers the role of a combiner that has seen `seen` */
-    MLA_SPLIT_ROLE_OF = 3,
-    /* by a combiner that has waited long enough; answers 1 if the counters are still as `seen` */
-    MLA_SPLIT_FALL_BACK = 4,
-    /* by a combiner that has written its slice to the workspace; answers a role */
-    MLA_SPLIT_YIELDED = 5,
-    /* answers how many have left */
-    MLA_SPLIT_LEAVE = 6,
-    MLA_SPLIT_RESET = 7
-} MlaSplitStep;
-
-/* Takes a step of the split protocol on counters in host memory, by the code of the kernel, for tests
- * that try all orders. cuda/common/split_protocol.cuh draws the states and says who takes which step,
- * when. Steps without an answer leave `answer` alone, which may then be null. */
-MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
-                         int32_t combiners, int32_t seen, int32_t* answer);
-
-/*
- * What mla_decode_sm80 and mla_prefill_sm80 may use of a device at most, so that what they do on a
- * smaller one can be tested; null, or a 0, means all that the current device has.
- */
-typedef struct MlaDeviceLimits {
-    /* bytes of shared memory that a CTA may ask for: 101376 on 8.6, 8.9 and 12.x, 166912 on 8.0 */
-    int32_t shared_memory_bytes;
-    int32_t multiprocessors;
-} MlaDeviceLimits;
-
-/* Leading bytes of a workspace of mla_decode_sm80 that must be zero before its first use; every
- * launch leaves them zero. */
-#define MLA_DECODE_SM80_COUNTER_BYTES 8192
-
-/* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads heads,
- * query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has; the
- * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
- * launch takes of so many requests, pages and tokens in a page is refused here. Loads the kernels, so
- * that no launch has to. */
-MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
-                                    size_t* bytes);
-
-/* The same as mla_decode_sm90 on every GPU since Ampere: one kernel on `stream`. It also takes rows
- * of (latent_dim, rope_dim) (512, 0), (256, 64) and (256, 32), 1..=16 query tokens, 1..=65535
- * requests, and, with rows of (512, 64), a cache of MLA_CACHE_FP8_DS_MLA, of which strides are in
- * bytes and scales any f32. */
-MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
-                          void* stream);
 
 /* A cache, and which of its rows each query token attends to. */
 typedef struct MlaListedCache {
@@ -359,209 +247,6 @@ typedef struct MlaSparseParams {
     float cache_scale;
 } MlaSparseParams;
 
-/* Enqueues one kernel on `stream`, without a workspace; none where there are no tokens. */
-MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
-
-/* Bytes of workspace that mla_sparse_sm80 needs, for any number of tokens and any width. Reads heads,
- * latent_dim, rope_dim, q_dtype and cache_format, and what the current device has. Loads the kernels,
- * so that no launch has to. */
-MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDeviceLimits* limits,
-                                    size_t* bytes);
-
-/* The same as mla_sparse_sm90 on every GPU since Ampere: one kernel on `stream`. There is no second
- * cache, and no request is dense: second.width and dense_within are 0. There are less than
- * 2^31 tiles of 16 entries over all tokens and tiles of 16 heads. `workspace` holds workspace_bytes
- * bytes, aligned to 256; the rules of mla_decode_sm80's hold for it. */
-MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
-                          void* workspace, size_t workspace_bytes, void* stream);
-
-/* How mla_sparse_sm90 divides a batch: how many thread blocks share the lists of a token. Reads heads,
- * tokens and both widths. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 blocks
- * the device runs at the same time, 0 where it does not take them. */
-MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
-                                 int32_t* splits);
-
-/* The rotation of the first 64 values of an index key or query. */
-typedef struct MlaIndexRotary {
-    /* [tokens] int64, or null: nothing is rotated. One outside the tables gives NaN. */
-    const int64_t* positions;
-    /* [positions_len, 32] f32 each */
-    const float* cos;
-    const float* sin;
-    int64_t table_stride;
-    int64_t positions_len;
-    /* MLA_ROTARY_INTERLEAVED or MLA_ROTARY_HALVES */
-    int32_t style;
-} MlaIndexRotary;
-
-/*
- * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if it is wanted, and
- * rounding to e4m3 with the least power of two that is not below max(|x|, 1e-4) / 448. The cache is that
- * of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots differ.
- */
-typedef struct MlaIndexKeysParams {
-    /* [tokens, 128] of keys_dtype */
-    const void* keys;
-    /* [128] each */
-    const void* norm_weight;
-    const void* norm_bias;
-    /* [tokens] int64 */
-    const int64_t* slots;
-    /* pages that begin on 4 bytes */
-    void* cache;
-    MlaIndexRotary rotary;
-
-    int64_t key_stride;
-    /* in bytes: a multiple of 4 */
-    int64_t page_stride;
-    int64_t pages;
-
-    /* less than 2^24 */
-    int32_t tokens;
-    int32_t page_size;
-    /* must be 128 */
-    int32_t width;
-    /* MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32, each */
-    int32_t keys_dtype;
-    int32_t norm_weight_dtype;
-    int32_t norm_bias_dtype;
-    /* 0 or 1 */
-    int32_t hadamard;
-    /* of the LayerNorm */
-    float epsilon;
-} MlaIndexKeysParams;
-
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
-MlaStatus mla_index_keys_sm90(const MlaIndexKeysParams* params, void* stream);
-
-/* Quantises index queries as mla_index_keys_sm90 does keys, without a LayerNorm, and multiplies heads'
- * weights by weight_scale and by the scale of their query. */
-typedef struct MlaIndexQueriesParams {
-    /* [tokens, heads, 128] of queries_dtype */
-    const void* queries;
-    /* [tokens, heads] of head_weights_dtype */
-    const void* head_weights;
-    /* [tokens, heads, 128] e4m3, without gaps */
-    void* values;
-    /* [tokens, heads] f32, without gaps */
-    float* weights;
-    MlaIndexRotary rotary;
-
-    int64_t query_token_stride;
-    int64_t query_head_stride;
-    int64_t head_weight_stride;
-
-    /* less than 2^24 */
-    int32_t tokens;
-    /* 1..=1024 */
-    int32_t heads;
-    /* must be 128 */
-    int32_t width;
-    /* MLA_DTYPE_BF16, MLA_DTYPE_F16 or MLA_DTYPE_F32, each */
-    int32_t queries_dtype;
-    int32_t head_weights_dtype;
-    /* 0 or 1 */
-    int32_t hadamard;
-    float weight_scale;
-} MlaIndexQueriesParams;
-
-/* Enqueues one kernel on `stream`; none where there are no tokens. */
-MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stream);
-
-/*
- * The logits of sparse attention's indexer, over a paged cache of index keys:
- *
- *   logit[t, s] = scale[s] * sum over h of weight[t, h] * max(0, query[t, h] . key[s])
- *
- * Rows are query tokens as in mla_topk_sm90, and columns are positions. Only what a token sees is
- * read and written; a position whose entry of the block table is no page of the cache gets 0. A page
- * of the cache has the values of all its tokens, then their scales: value d of the token at `offset`
- * is at offset * 128 + d bytes, its scale at page_size * 128 + offset * 4.
- */
-typedef struct MlaIndexLogitsParams {
-    /* [rows, heads, 128] e4m3, without gaps */
-    const void* queries;
-    /* [rows, heads] f32, without gaps: with every factor, the scale of the query among them */
-    const float* weights;
-    /* pages that begin on 16 bytes */
-    const void* cache;
-    /* [requests + 1] int32, as in mla_topk_sm90 */
-    const int32_t* query_starts;
-    /* [requests] int32, at most `columns` */
-    const int32_t* seq_lens;
-    /* [requests, max_pages] int32 */
-    const int32_t* block_table;
-    /* [rows, columns] f32 */
-    float* logits;
-
-    /* in bytes: a multiple of 16 */
-    int64_t page_stride;
-    int64_t block_table_stride;
-    int64_t logits_stride;
-    /* number of pages of the cache */
-    int64_t pages;
-
-    /* less than 2^24 */
-    int32_t rows;
-    int32_t first_token;
-    int32_t requests;
-    int32_t columns;
-    int32_t max_pages;
-    /* 1..=1048576; powers of two are faster */
-    int32_t page_size;
-    /* 32 or 64 */
-    int32_t heads;
-    /* must be 128 */
-    int32_t width;
-} MlaIndexLogitsParams;
-
-/* Enqueues one kernel on `stream`; none where there are no rows. */
-MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, void* stream);
-
-/*
- * The selection of that indexer: of each row of logits the `topk` largest, as slots of
- * the cache. Row r is query token first_token + r of the batch; token i of n of a request with `len`
- * tokens sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
- *
- * It is exact, and always the same: of equal logits those of the lowest positions are chosen; -0
- * equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending order of
- * position; a row that sees no more than topk columns gets them all, with -1 behind. A position whose
- * entry of the block table is no page of the cache gets -1. What is not seen may hold anything.
- */
-typedef struct MlaTopkParams {
-    /* [rows, columns] f32 */
-    const float* logits;
-    /* [requests + 1] int32: where each request's query tokens begin, ascending from 0 */
-    const int32_t* query_starts;
-    /* [requests] int32: the tokens of each request, its query tokens included, at most `columns` */
-    const int32_t* seq_lens;
-    /* [requests, max_pages] int32 */
-    const int32_t* block_table;
-    /* [rows, topk] int32 */
-    int32_t* lists;
-
-    int64_t logits_stride;
-    int64_t block_table_stride;
-    int64_t list_stride;
-    /* number of pages of the cache; slots from 2^31 - 1 on get -1 */
-    int64_t pages;
-
-    /* less than 2^24 */
-    int32_t rows;
-    int32_t first_token;
-    int32_t requests;
-    /* 1..=786432 */
-    int32_t columns;
-    /* 1..=1048576 */
-    int32_t topk;
-    int32_t max_pages;
-    /* tokens per page: any number from 1 on; powers of two are faster */
-    int32_t page_size;
-} MlaTopkParams;
-
-/* Enqueues one kernel on `stream`; none where there are no rows. */
-MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
-
 /*
  * Expanded MLA prefill: each head's query rows attend to keys and values of their own.
  *
@@ -631,74 +316,21 @@ typedef struct MlaPrefillParams {
 /* Leading bytes of a prefill workspace that must be zero before its first use. */
 #define MLA_PREFILL_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_prefill_sm90 needs. Reads value_dim, and the current device's
- * properties; the result depends on no number of tokens, requests or heads. */
-MlaStatus mla_prefill_sm90_workspace(const MlaPrefillParams* params, size_t* bytes);
-
-/* Enqueues one kernel on `stream`. */
-MlaStatus mla_prefill_sm90(const MlaPrefillParams* params, void* stream);
-
-/* Keys of a query tile, up to 128 query rows of one request and head, that one CTA goes through
- * without a stop. */
-typedef struct MlaPrefillItem {
-    int32_t request;
-    int32_t head;
-    /* the tile's first query row within its request */
-    int32_t query;
-    /* KV tiles of 128 keys (of 64 with values of 256), the last one excluded: none in an item
-     * that is void */
-    int32_t begin;
-    int32_t end;
-    /* this is split `split` of `splits`; from `splits` on they are void */
-    int32_t split;
-    int32_t splits;
-    /* where its partial result is kept */
-    int32_t slot;
-} MlaPrefillItem;
-
-/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which
- * CTAs take them, and their number, and no more of them than `room`. No items: every query tile
- * is one CTA's. The host computes what the device would. Reads heads, requests, query_tokens,
- * key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
- * cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the device has SMs where there is so
- * much work. */
-MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
-                                 MlaPrefillItem* items, int32_t room, int32_t* count);
-
-/* Loads the prefill kernels into the current context, as mla_load_helpers does the helpers. */
-MlaStatus mla_load_prefill_sm90(void);
-
-/* Loads the kernel for these dimensions and dtype into the current context, as mla_load_helpers does
- * the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
-MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params);
-
-/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles that are few. Reads
- * nope_dim, rope_dim, value_dim and dtype, and what the current device has; the result depends on no
- * number of tokens, requests or heads. */
-MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
-                                     size_t* bytes);
-
-/* The same as mla_prefill_sm90 on every GPU since Ampere: one kernel on `stream`. With a workspace of
- * null it divides no keys. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may be
- * null. */
-MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
-                           void* stream);
-
 /*
  * The helpers around attention. They run on every architecture that the library was built for, and
  * on any dimensions and strides: where pointers, strides (in bytes) and widths are multiples of 16
  * bytes (8 elements), every access is 16 bytes wide; elsewhere elements move one by one, which is
- * several times slower. In this part `dtype` is one of MLA_DTYPE_BF16, MLA_DTYPE_F16 and
+ * several times slower. For them `dtype` is one of MLA_DTYPE_BF16, MLA_DTYPE_F16 and
  * MLA_DTYPE_F32, and rounding is to nearest, ties to even.
  */
 
 /* Which elements of a rotary vector form a pair. */
-enum {
+typedef enum MlaRotaryStyle {
     /* 2i and 2i + 1 */
     MLA_ROTARY_INTERLEAVED = 0,
     /* i and i + R/2 */
     MLA_ROTARY_HALVES = 1
-};
+} MlaRotaryStyle;
 
 /*
  * Writes one cache row per token, and rotates what has not been rotated yet:
@@ -761,11 +393,6 @@ typedef struct MlaCacheWriteParams {
 /* Enqueues one kernel on `stream`; none where there are no tokens. */
 MlaStatus mla_cache_write(const MlaCacheWriteParams* params, void* stream);
 
-/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer: one kernel for rows of 512 + 64
- * values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise two. */
-MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
-                               void* stream);
-
 /*
  * Reads cache rows, dequantised: rows row_starts[i] .. row_starts[i + 1] of the output are the
  * tokens of request i of the block table from token_starts[i] on. A page number outside the cache
@@ -811,7 +438,7 @@ MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 /*
  * Merges a partial result into another over the same queries: with a = lse and b = other_lse per
  * token and head, lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus
- * infinity is taken as minus infinity; a part that weighs nothing may hold NaN; two parts that
+ * infinity is taken as minus infinity; a result that weighs nothing may hold NaN; two that
  * attended to nothing give 0 and minus infinity.
  */
 typedef struct MlaMergeParams {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/device.cuh"
+#include "sm80/mla_sm80.h"
 
 namespace mla::sm80 {
 

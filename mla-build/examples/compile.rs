@@ -22,7 +22,7 @@ struct Arguments {
     sources: Vec<String>,
     /// A library and the glob of its sources, for several from one script: NAME=GLOB. By default
     /// one is made, `kernels`, of all sources.
-    #[arg(long, value_parser = library)]
+    #[arg(long, value_parser = pair)]
     library: Vec<(String, String)>,
     /// Families of kernels, by the name of their feature.
     #[arg(long, default_value = "sm90")]
@@ -33,6 +33,9 @@ struct Arguments {
     /// The declarations to take where only bindings are asked for.
     #[arg(long)]
     declarations: Option<PathBuf>,
+    /// A family's own header: FAMILY=HEADER.
+    #[arg(long, value_parser = pair)]
+    family_header: Vec<(String, String)>,
     /// Folders of objects that were compiled before.
     #[arg(long)]
     prebuilt: Vec<PathBuf>,
@@ -59,11 +62,11 @@ fn wheel(text: &str) -> Result<Wheel, String> {
     parts.ok_or_else(|| "accepted: NAME==VERSION:FOLDER".to_owned())
 }
 
-fn library(text: &str) -> Result<(String, String), String> {
+fn pair(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('=');
     parts
         .map(|(name, glob)| (name.to_owned(), glob.to_owned()))
-        .ok_or_else(|| "accepted: NAME=GLOB".to_owned())
+        .ok_or_else(|| "accepted: two names with = between them".to_owned())
 }
 
 fn main() -> Result<(), mla_build::Error> {
@@ -83,6 +86,9 @@ fn main() -> Result<(), mla_build::Error> {
     }
     if let Some(file) = arguments.declarations {
         kernels = kernels.declarations(file);
+    }
+    for (family, header) in arguments.family_header {
+        kernels = kernels.family_header(family, header);
     }
     for folder in arguments.prebuilt {
         kernels = kernels.prebuilt(folder);

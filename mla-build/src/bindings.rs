@@ -1,4 +1,4 @@
-//! Rust declarations of a C header, by bindgen.
+//! Rust declarations of C headers, by bindgen.
 
 use std::{
     env, fs,
@@ -6,25 +6,18 @@ use std::{
     process::Command,
 };
 
-use crate::{Error, compiler::Host, symbols::Tag, toolkit::Found};
+use crate::{Error, compiler::Host, headers::Headers, symbols::Tag, toolkit::Found};
 
-/// Wraps everything that the header and the headers beside it declare, and returns the files that
-/// were read.
+/// Wraps everything that the headers declare, and the headers beside the shared one, and returns the
+/// files that were read.
 pub(crate) fn write(
-    header: &Path,
+    headers: &Headers,
     output: &Path,
     includes: &[PathBuf],
     libclang: &Found,
     host: Option<&Host>,
     tag: &Tag,
 ) -> Result<Vec<PathBuf>, Error> {
-    let failed = |message: String| Error::Bindings {
-        header: header.to_owned(),
-        message,
-    };
-    if !header.is_file() {
-        return Err(failed("no such file".into()));
-    }
     if env::var_os("LIBCLANG_PATH").is_none() {
         // bindgen takes the library's place from the environment and from nowhere else.
         //
@@ -32,47 +25,114 @@ pub(crate) fn write(
         // `Kernels::compile` asks the same of its caller.
         unsafe { env::set_var("LIBCLANG_PATH", &libclang.path) };
     }
-    let beside = header.parent().unwrap_or(Path::new("."));
-    let depfile = output.with_extension("d");
-    let mut builder = bindgen::Builder::default()
-        .header(header.to_string_lossy())
-        .allowlist_file(format!("{}/.*", escaped(&beside.to_string_lossy())))
-        .depfile("bindings", &depfile)
-        .use_core()
-        .parse_callbacks(Box::new(Linked(tag.clone())))
-        .derive_default(true)
-        .prepend_enum_name(false)
-        // The header is its own documentation; its comments are not written for rustdoc.
-        .generate_comments(false)
-        // A build must not depend on whether rustfmt is installed.
-        .formatter(bindgen::Formatter::None);
+    let mut wrap = Wrap {
+        output,
+        arguments: arguments(includes, host),
+        tag,
+        read: Vec::new(),
+    };
+    let shared = match &headers.shared {
+        Some(header) => wrap.items(header, None)?,
+        None => Vec::new(),
+    };
+    let mut text = String::new();
+    if let Some(header) = &headers.shared {
+        text += &headers.heading(header);
+        text.extend(shared.iter().map(String::as_str));
+    }
+    for header in &headers.of_families {
+        text += &headers.heading(&header.path);
+        let own = wrap.items(&header.path, headers.shared.as_deref())?;
+        // bindgen numbers the types of enums without a name, in each header anew.
+        let named = format!("_bindgen_ty_{}_", header.family.replace('-', "_"));
+        let own = own.iter().filter(|item| !shared.contains(item));
+        text.extend(own.map(|item| item.replace("_bindgen_ty_", &named)));
+    }
+    fs::write(output, text).map_err(Error::file("write", output))?;
+    Ok(wrap.read)
+}
+
+/// How headers of one build are wrapped.
+struct Wrap<'a> {
+    output: &'a Path,
+    /// What libclang is given.
+    arguments: Vec<String>,
+    tag: &'a Tag,
+    /// The files that were read.
+    read: Vec<PathBuf>,
+}
+
+impl Wrap<'_> {
+    /// The declarations of a header and of those beside it; or, if it comes after the shared one, of
+    /// both and of those beside that.
+    fn items(&mut self, header: &Path, after: Option<&Path>) -> Result<Vec<String>, Error> {
+        let failed = |message: String| Error::Bindings {
+            header: header.to_owned(),
+            message,
+        };
+        if !header.is_file() {
+            return Err(failed("no such file".into()));
+        }
+        let beside = after.unwrap_or(header).parent().unwrap_or(Path::new("."));
+        let depfile = self.output.with_extension("d");
+        let mut builder = bindgen::Builder::default()
+            .allowlist_file(format!("{}/.*", escaped(&beside.to_string_lossy())))
+            .allowlist_file(escaped(&header.to_string_lossy()))
+            .depfile("bindings", &depfile)
+            .use_core()
+            .parse_callbacks(Box::new(Linked(self.tag.clone())))
+            .derive_default(true)
+            .prepend_enum_name(false)
+            // The header is its own documentation; its comments are not written for rustdoc.
+            .generate_comments(false)
+            // A build must not depend on whether rustfmt is installed.
+            .formatter(bindgen::Formatter::None)
+            .clang_args(&self.arguments);
+        for header in after.into_iter().chain([header]) {
+            builder = builder.header(header.to_string_lossy());
+        }
+        // bindgen panics where libclang cannot be loaded; the message is in the panic.
+        let bindings =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()))
+                .map_err(|panic| {
+                    let text = panic.downcast_ref::<String>().cloned();
+                    failed(
+                        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                            .unwrap_or_default(),
+                    )
+                })?
+                .map_err(|error| failed(error.to_string()))?;
+        let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
+        self.read
+            .extend(crate::depfile::files(&rule, Path::new("")));
+        let mut file =
+            syn::parse_file(&bindings.to_string()).map_err(|error| failed(error.to_string()))?;
+        let items = std::mem::take(&mut file.items).into_iter().map(|item| {
+            file.items = vec![item];
+            prettyplease::unparse(&file)
+        });
+        Ok(items.collect())
+    }
+}
+
+/// The include roots as libclang takes them.
+fn arguments(includes: &[PathBuf], host: Option<&Host>) -> Vec<String> {
+    let mut arguments = Vec::new();
     // The wheel of libclang has no headers of its own, so the host compiler lends its `stddef.h`.
     if let Some(builtin) = host.and_then(builtin_headers) {
-        builder = builder.clang_args([
+        arguments.extend([
             "-isystem".to_owned(),
             builtin.to_string_lossy().into_owned(),
         ]);
     }
-    for folder in includes {
-        builder = builder.clang_arg(format!("-I{}", folder.display()));
-    }
-    // bindgen panics where libclang cannot be loaded; the message is in the panic.
-    let bindings = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()))
-        .map_err(|panic| {
-            let text = panic.downcast_ref::<String>().cloned();
-            failed(
-                text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
-                    .unwrap_or_default(),
-            )
-        })?
-        .map_err(|error| failed(error.to_string()))?;
-    let file = syn::parse_file(&bindings.to_string()).map_err(|error| failed(error.to_string()))?;
-    fs::write(output, prettyplease::unparse(&file)).map_err(Error::file("write", output))?;
-    let rule = fs::read_to_string(&depfile).map_err(Error::file("read", &depfile))?;
-    Ok(crate::depfile::files(&rule, Path::new("")))
+    let roots = includes
+        .iter()
+        .map(|folder| format!("-I{}", folder.display()));
+    arguments.extend(roots);
+    arguments
 }
 
-/// The names under which the library has what the header declares.
+/// The names under which the library has what the headers declare.
 #[derive(Debug)]
 struct Linked(Tag);
 

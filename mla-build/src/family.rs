@@ -173,6 +173,12 @@ impl Families {
         Ok(Self { declared, of_all })
     }
 
+    /// The family of a name.
+    pub(crate) fn declared(&self, name: &str) -> Result<&Declared, Error> {
+        let found = self.declared.iter().find(|family| family.name == name);
+        found.ok_or_else(|| unknown(name, &self.declared))
+    }
+
     /// Everything that something is compiled for.
     pub(crate) fn targets(&self) -> Vec<Target> {
         let families = self.declared.iter().flat_map(Declared::compiled);

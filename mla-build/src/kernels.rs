@@ -34,6 +34,7 @@ use crate::{
 pub struct Kernels {
     pub(crate) sources: Vec<String>,
     pub(crate) header: Option<PathBuf>,
+    pub(crate) family_headers: Vec<(String, PathBuf)>,
     pub(crate) declarations: Option<PathBuf>,
     pub(crate) includes: Vec<PathBuf>,
     pub(crate) defines: Vec<String>,
@@ -60,7 +61,7 @@ pub struct Kernels {
 pub struct Built {
     /// The static library. It is not there if only bindings were asked for.
     pub library: PathBuf,
-    /// The Rust declarations of the header, to be included with
+    /// The Rust declarations of the headers, to be included with
     /// `include!(concat!(env!("OUT_DIR"), "/<library>.rs"))`.
     pub bindings: Option<PathBuf>,
     /// What was compiled, as Rust constants: for each family, by its name in capitals, the targets,
@@ -92,9 +93,18 @@ impl Kernels {
         self
     }
 
-    /// The Rust declarations of the header, checked in. They stand for what bindgen makes where
-    /// only bindings are asked for, so that a check needs no libclang; a test of the package holds
-    /// them to the header.
+    /// Adds a C header that declares what Rust calls of a family, which bindgen wraps if the family
+    /// is on. It is read after [`header`](Self::header), which then needs an include guard, and what
+    /// both declare is declared once. Its folder becomes no include root.
+    pub fn family_header(mut self, family: impl Into<String>, header: impl Into<PathBuf>) -> Self {
+        self.family_headers.push((family.into(), header.into()));
+        self
+    }
+
+    /// The Rust declarations of the header, checked in; those of a family's header lie beside it,
+    /// with the ending `.rs`. They stand for what bindgen makes where only bindings are asked for,
+    /// so that a check needs no libclang. A test of the package holds them to the headers: what
+    /// bindgen makes of each begins with a line that names it, `// cuda/include/api.h`.
     pub fn declarations(mut self, file: impl Into<PathBuf>) -> Self {
         self.declarations = Some(file.into());
         self

@@ -28,6 +28,7 @@ mod family;
 mod fatbin;
 mod flags;
 mod hasher;
+mod headers;
 mod kernels;
 mod memory;
 mod process;

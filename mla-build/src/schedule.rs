@@ -106,70 +106,128 @@ fn fitting<T>(jobs: &[Job<T>], running: usize, unpromised: u64, limits: &Limits)
     jobs.iter().position(|job| job.memory <= room)
 }
 
+/// The jobs of a run, waiting and running, and the memory that they share.
+struct Queue<'a, T> {
+    limits: &'a Limits,
+    waiting: Vec<Job<T>>,
+    running: Vec<Running>,
+    /// What there was when nothing ran: what the running jobs may still come to need counts against
+    /// it.
+    budget: u64,
+    started: usize,
+}
+
+impl<'a, T> Queue<'a, T> {
+    fn new(mut waiting: Vec<Job<T>>, limits: &'a Limits) -> Self {
+        // Stable: where nothing is known, the order of the sources stays.
+        waiting.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        Self {
+            limits,
+            waiting,
+            running: Vec::new(),
+            budget: (limits.available)().unwrap_or(u64::MAX),
+            started: 0,
+        }
+    }
+
+    /// The job that may start now.
+    fn next(&self) -> Option<usize> {
+        let needs = self.running.iter().map(|job| job.memory);
+        let promised = needs.fold(0, u64::saturating_add);
+        let unpromised = self.budget.saturating_sub(promised);
+        fitting(&self.waiting, self.running.len(), unpromised, self.limits)
+    }
+
+    /// Takes the job at this place, and numbers it.
+    fn start(&mut self, at: usize) -> (usize, T) {
+        let job = self.waiting.remove(at);
+        let number = self.started;
+        self.started += 1;
+        self.running.push(Running {
+            number,
+            memory: job.memory,
+            kin: job.kin,
+        });
+        (number, job.work)
+    }
+
+    fn end(&mut self, number: usize, peak: u64) {
+        if let Some(at) = self.running.iter().position(|job| job.number == number) {
+            let ended = self.running.swap_remove(at);
+            learn(&mut self.waiting, &mut self.running, &ended, peak);
+        }
+        if self.running.is_empty() {
+            self.budget = (self.limits.available)().unwrap_or(u64::MAX);
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+}
+
+/// The right to run one job.
+enum Token {
+    /// What this process has by right.
+    Own,
+    /// One of the jobserver's, which goes back when it is dropped.
+    Acquired(#[expect(dead_code, reason = "held, and dropped")] jobserver::Acquired),
+}
+
+/// The tokens that no job holds.
+struct Tokens {
+    helper: jobserver::HelperThread,
+    own_is_free: bool,
+    is_asked: bool,
+    spare: Option<jobserver::Acquired>,
+}
+
+impl Tokens {
+    /// A token; without one, the jobserver is asked for it.
+    fn take(&mut self) -> Option<Token> {
+        if std::mem::take(&mut self.own_is_free) {
+            return Some(Token::Own);
+        }
+        let spare = self.spare.take().map(Token::Acquired);
+        if spare.is_none() && !self.is_asked {
+            self.is_asked = true;
+            self.helper.request_token();
+        }
+        spare
+    }
+}
+
 /// Runs every job on a thread of its own, and returns the results in the order in which they ended.
 pub(crate) fn run<T: Send, R: Send + 'static>(
-    mut jobs: Vec<Job<T>>,
+    jobs: Vec<Job<T>>,
     limits: &Limits,
     work: impl Fn(T) -> Done<R> + Sync,
 ) -> std::io::Result<Vec<R>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    // Stable: where nothing is known, the order of the sources stays.
-    jobs.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     let mut results = Vec::with_capacity(jobs.len());
+    let mut queue = Queue::new(jobs, limits);
     let (sender, events) = mpsc::channel();
     let token_sender = sender.clone();
-    let helper = limits.jobserver.clone().into_helper_thread(move |token| {
-        // The receiver is gone only when nothing waits for tokens any more.
-        let _ = token_sender.send(Event::Token(token));
-    })?;
-
-    // What the running jobs may still come to need counts against what there was when none ran.
-    let mut budget = (limits.available)().unwrap_or(u64::MAX);
-    let mut running: Vec<Running> = Vec::new();
-    let mut started = 0_usize;
-    let mut own_token_free = true;
-    let mut asked = false;
-    let mut spare = None;
-
+    let mut tokens = Tokens {
+        helper: limits.jobserver.clone().into_helper_thread(move |token| {
+            // The receiver is gone only when nothing waits for tokens any more.
+            let _ = token_sender.send(Event::Token(token));
+        })?,
+        own_is_free: true,
+        is_asked: false,
+        spare: None,
+    };
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
-            while let Some(next) = {
-                let promised = running
-                    .iter()
-                    .fold(0, |sum: u64, job| sum.saturating_add(job.memory));
-                fitting(
-                    &jobs,
-                    running.len(),
-                    budget.saturating_sub(promised),
-                    limits,
-                )
-            } {
-                let own_token = own_token_free;
-                let token = if own_token {
-                    own_token_free = false;
-                    None
-                } else if let Some(token) = spare.take() {
-                    Some(token)
-                } else {
-                    if !asked {
-                        asked = true;
-                        helper.request_token();
-                    }
-                    break;
-                };
-                let job = jobs.remove(next);
-                let number = started;
-                started += 1;
-                running.push(Running {
-                    number,
-                    memory: job.memory,
-                    kin: job.kin,
-                });
+            while let Some(at) = queue.next() {
+                let Some(token) = tokens.take() else { break };
+                let (number, job) = queue.start(at);
                 let (sender, work) = (sender.clone(), &work);
                 scope.spawn(move || {
-                    let done = work(job.work);
+                    let done = work(job);
+                    let own_token = matches!(token, Token::Own);
                     drop(token);
                     let _ = sender.send(Event::Done {
                         number,
@@ -179,30 +237,24 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
                 });
             }
             // A token that nothing here can use, for want of memory, is somebody else's.
-            spare = None;
-            if running.is_empty() && jobs.is_empty() {
+            tokens.spare = None;
+            if queue.is_done() {
                 return Ok(());
             }
             // Memory comes free elsewhere too, so it is looked at again before a job ends.
             match events.recv_timeout(Duration::from_millis(200)) {
                 Ok(Event::Token(token)) => {
-                    asked = false;
-                    spare = Some(token?);
+                    tokens.is_asked = false;
+                    tokens.spare = Some(token?);
                 }
                 Ok(Event::Done {
                     number,
                     own_token,
                     done,
                 }) => {
-                    if let Some(at) = running.iter().position(|job| job.number == number) {
-                        let ended = running.swap_remove(at);
-                        learn(&mut jobs, &mut running, &ended, done.peak);
-                    }
+                    queue.end(number, done.peak);
                     results.push(done.result);
-                    own_token_free |= own_token;
-                    if running.is_empty() {
-                        budget = (limits.available)().unwrap_or(u64::MAX);
-                    }
+                    tokens.own_is_free |= own_token;
                 }
                 Err(_) => {}
             }

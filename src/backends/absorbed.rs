@@ -14,7 +14,7 @@ use crate::device::argument::{dtype_code, format_code, narrow, wide};
 use crate::device::{Buffer, Cuda};
 use crate::raw;
 
-/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of `mla.h`.
+/// The functions of a family's kernel, `mla_decode_<family>` and `mla_decode_<family>_workspace` of `mla_<family>.h`.
 pub(super) trait DenseKernel: Copy {
     /// Writes the bytes of the workspace to `bytes`.
     ///

@@ -1,11 +1,12 @@
 // The C interface of this kernel: checks every argument, chooses the instantiation, launches.
 
+#include "sm80/mla_sm80.h"
 #include "variants.cuh"
 
 namespace mla::sm80::decode {
 namespace {
 
-static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES, "mla.h states the counters' length");
+static_assert(kCounterBytes == MLA_DECODE_SM80_COUNTER_BYTES, "mla_sm80.h states the counters' length");
 
 // Bytes of one element of the cache.
 int element_of(const MlaDecodeParams& p) {

@@ -7,6 +7,7 @@
 #include "../../common/device.cuh"
 #include "division.cuh"
 #include "launch.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::prefill {
 namespace {

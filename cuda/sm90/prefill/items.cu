@@ -5,6 +5,7 @@
 #include "../../common/status.cuh"
 #include "division.cuh"
 #include "launch.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::prefill {
 namespace {

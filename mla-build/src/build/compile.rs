@@ -15,6 +15,7 @@ use crate::{
     compiler, depfile,
     diagnostic::{self, Failure},
     hasher::{Hasher, content_now},
+    process::Finished,
     progress::{Event, Progress},
     report::Outcome,
     schedule::{self, Job, Limits},
@@ -294,36 +295,62 @@ impl Plan {
         // shown.
         let _ = fs::write(&log, format!("{command:?}\n{}", finished.log));
         if !finished.status.success() {
-            let failure = Failure {
-                unit: unit.to_string(),
-                first_error: diagnostic::first_error(&finished.log, &finished.status.to_string()),
-                hint: diagnostic::hint(&finished.log, finished.signal()),
-                log,
-            };
-            let is_starved = diagnostic::ran_out_of_memory(&finished.log, finished.signal());
-            if is_starved {
-                // So that the next build does not begin it beside others.
-                let (mut estimate, _) = self.expected(unit);
-                estimate.peak = estimate.peak.max(finished.peak).saturating_mul(2);
-                self.keep_estimate(unit, estimate);
-            }
+            let (failure, is_starved) = self.failure(unit, &finished, log);
             return Done {
                 is_starved,
                 ..failed(Some(failure), None)
             };
         }
-        let read =
-            |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
-        let object = read(&folder.join(compiler::OBJECT));
-        let rule = folder.join(compiler::DEPENDENCIES);
-        let (bytes, rule) = match object.and_then(|bytes| Ok((bytes, read(&rule)?))) {
-            Ok(both) => both,
+        let (entry, files) = match self.made(unit, finished, &folder, workshop.path()) {
+            Ok(made) => made,
             Err(error) => return failed(None, Some(error)),
         };
+        match self.dependencies(unit, &files, shared.trusted, hasher) {
+            Ok(set) => self.cache.keep(first, set, &entry),
+            Err(path) => progress.tell(&Event::Noted {
+                text: format!(
+                    "{unit} is not kept: {} changed while it was compiled",
+                    path.display()
+                ),
+            }),
+        }
+        self.take(index, entry, files, Outcome::Compiled, reason)
+    }
+
+    /// What a compiler that failed said, and whether it had too little memory.
+    fn failure(&self, unit: &Unit, finished: &Finished, log: PathBuf) -> (Failure, bool) {
+        let failure = Failure {
+            unit: unit.to_string(),
+            first_error: diagnostic::first_error(&finished.log, &finished.status.to_string()),
+            hint: diagnostic::hint(&finished.log, finished.signal()),
+            log,
+        };
+        let is_starved = diagnostic::ran_out_of_memory(&finished.log, finished.signal());
+        if is_starved {
+            // So that the next build does not begin it beside others.
+            let (mut estimate, _) = self.expected(unit);
+            estimate.peak = estimate.peak.max(finished.peak).saturating_mul(2);
+            self.keep_estimate(unit, estimate);
+        }
+        (failure, is_starved)
+    }
+
+    /// What a compiler wrote into its folder of the workshop, and the files that it read.
+    fn made(
+        &self,
+        unit: &Unit,
+        finished: Finished,
+        folder: &Path,
+        workshop: &Path,
+    ) -> Result<(Entry, Vec<PathBuf>), Error> {
+        let read =
+            |path: &Path| fs::read(path).map_err(Error::file("read what nvcc was to write,", path));
+        let object = read(&folder.join(compiler::OBJECT))?;
+        let rule = read(&folder.join(compiler::DEPENDENCIES))?;
         let files: Vec<_> = depfile::files(&String::from_utf8_lossy(&rule), &self.compiler.root)
             .into_iter()
             // What stands there is made for the compiler, and by it.
-            .filter(|path| !path.starts_with(workshop.path()))
+            .filter(|path| !path.starts_with(workshop))
             .collect();
         let estimate = Estimate {
             seconds: finished.elapsed.as_secs_f64(),
@@ -335,19 +362,10 @@ impl Plan {
                 peak: estimate.peak,
                 log: finished.log,
             },
-            object: bytes,
+            object,
         };
         self.keep_estimate(unit, estimate);
-        match self.dependencies(unit, &files, shared.trusted, hasher) {
-            Ok(set) => self.cache.keep(first, set, &entry),
-            Err(path) => progress.tell(&Event::Noted {
-                text: format!(
-                    "{unit} is not kept: {} changed while it was compiled",
-                    path.display()
-                ),
-            }),
-        }
-        self.take(index, entry, files, Outcome::Compiled, reason)
+        Ok((entry, files))
     }
 
     /// What the compilation depended on, or a file that may have been read in another state than it

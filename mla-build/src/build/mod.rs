@@ -4,6 +4,7 @@ mod compile;
 pub(crate) mod only;
 mod output;
 pub(crate) mod prebuilt;
+mod roots;
 mod watch;
 
 use std::{
@@ -18,13 +19,14 @@ use crate::{
     Built, Error, Kernels,
     cache::{self, Cache, Entry, Key, Lookup},
     compiled,
-    compiler::{self, Compiler, Host, Include},
+    compiler::{self, Compiler, Host},
     diagnostic::{Failure, Failures},
     family::Families,
     flags::{self, Named},
+    headers::Headers,
     progress::{Event, Progress},
     report::{self, Outcome},
-    roles::{ADDED, PACKAGE, Roles},
+    roles::Roles,
     schedule::Limits,
     shell,
     symbols::Tag,
@@ -36,6 +38,7 @@ use crate::{
 
 use output::{archive, device_bytes};
 use prebuilt::Export;
+use roots::Roots;
 
 /// A build whose settings are all known.
 pub(crate) struct Plan {
@@ -48,7 +51,7 @@ pub(crate) struct Plan {
     target_dir: PathBuf,
     for_cargo: bool,
     globs: Vec<String>,
-    header: Option<PathBuf>,
+    headers: Headers,
     families: Families,
     units: Vec<Unit>,
     compiler: Compiler,
@@ -99,197 +102,82 @@ struct Done {
 
 impl Plan {
     pub(crate) fn new(kernels: Kernels, library: &str) -> Result<Self, Error> {
-        check_library(library)?;
+        check_settings(&kernels, library)?;
         let export = Export::new(&kernels, library)?;
-        check_target(
-            env::var("TARGET").ok().as_deref(),
-            env::var("HOST").ok().as_deref(),
-        )?;
-        let source_flags = kernels.source_flags();
-        for flag in kernels.flags.iter().chain(&source_flags) {
-            flags::check(flag)?;
-        }
-        kernels
-            .defines
-            .iter()
-            .try_for_each(|define| flags::check_define(define))?;
         let families = kernels.resolve()?;
-        let root = folder(kernels.root, "CARGO_MANIFEST_DIR")?;
+        let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
         let root = root
             .canonicalize()
             .map_err(Error::file("open the package's folder", &root))?;
+        let headers = Headers::new(&kernels, &families, &root)?;
         let for_cargo = kernels.out_dir.is_none();
         if for_cargo {
             is_first(library)?;
         }
-        let out_dir = output_folder(kernels.out_dir)?;
+        let out_dir = output_folder(kernels.out_dir.clone())?;
         shell::check_for_cargo("OUT_DIR", &out_dir)?;
         shell::check_for_cargo("the package's folder", &root)?;
-
         let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
 
         let line_info = compiler::wants_line_info(env::var("MLA_BUILD_LINE_INFO").ok().as_deref())?;
-        let install_command = kernels
-            .install_command
-            .unwrap_or_else(|| Pins::current().command());
+        let install = match &kernels.install_command {
+            Some(command) => command.clone(),
+            None => Pins::current().command(),
+        };
         let search = Search::new();
-        let cuda = match &kernels.cuda_home {
-            Some(home) => toolkit::cuda_at(home)?,
-            None => toolkit::cuda(&search, &install_command)?,
-        };
-        new_enough(
-            &families.targets(),
-            Target::needs_toolkit,
-            "CUDA",
-            cuda.version,
-            &cuda.nvcc,
-        )?;
-        if cuda.has_library(library) {
-            return Err(Error::Setting {
-                field: "library".into(),
-                given: library.to_owned(),
-                accepted: "a name that no library of the toolkit or the system has".into(),
-            });
-        }
-        let mut found = vec![cuda.found.clone()];
+        let cuda = find_cuda(&kernels, library, &families, &search, &install)?;
         let host = Host::find(kernels.host_compiler.as_deref())?;
+        let own = own_includes(&root, headers.shared.as_deref(), &kernels.includes)?;
+        let mut roots = Roots::new(&kernels, &own, &root, &families, &search, &install)?;
+        roots.roles.push(("cuda".to_owned(), cuda.include.clone()));
+        roots.found.insert(0, cuda.found.clone());
+        let in_order = roots.in_order(&cuda);
 
-        // The order of the search, and the role of each folder.
-        let header = kernels.header.map(|header| root.join(header));
-        let own = own_includes(&root, header.as_deref(), &kernels.includes)?;
-        let mut roles = vec![(PACKAGE.to_owned(), root.clone())];
-        let own_includes = own.clone();
-        let mut includes = Vec::new();
-        for (number, folder) in own.into_iter().enumerate() {
-            // A folder of the package is known by its place there; one elsewhere by its number.
-            let role = match folder.strip_prefix(&root) {
-                Ok(inside) => format!("{PACKAGE}/{}", inside.display()),
-                Err(_) => {
-                    let role = format!("{ADDED}{number}");
-                    roles.push((role.clone(), folder.clone()));
-                    role
-                }
-            };
-            includes.push(Include {
-                role,
-                folder,
-                is_system: false,
-            });
-        }
-        let mut wheel_variables = Vec::new();
-        for wheel in &kernels.wheels {
-            wheel_variables.extend(["MLA_WHEELS".to_owned(), wheel.variable()]);
-            let wheel = wheel.find(&search)?;
-            roles.extend(
-                wheel
-                    .includes
-                    .iter()
-                    .map(|i| (i.role.clone(), i.folder.clone())),
-            );
-            roles.push(wheel.role);
-            includes.extend(wheel.includes);
-            found.push(wheel.found);
-        }
-        if kernels.cutlass {
-            let cutlass = toolkit::cutlass(&search, &install_command)?;
-            // Headers that do not tell their version are left to the compiler.
-            if let Some(version) = cutlass.version.as_deref().and_then(Version::from_start) {
-                let needs = Target::needs_cutlass;
-                let targets = families.targets();
-                new_enough(&targets, needs, "CUTLASS", version, &cutlass.path)?;
-            }
-            includes.push(Include {
-                role: "cutlass".to_owned(),
-                folder: cutlass.path.clone(),
-                // A wheel's own CUTLASS comes first, also if it is searched after all of -I.
-                is_system: includes.iter().any(|include| include.is_system),
-            });
-            roles.push(("cutlass".to_owned(), cutlass.path.clone()));
-            found.push(cutlass);
-        }
-        roles.push(("cuda".to_owned(), cuda.include.clone()));
-        // The order of the search: nvcc puts CUDA's own headers behind the roots of -I.
-        let of = |is_system: bool| {
-            let roots = includes.iter().filter(move |i| i.is_system == is_system);
-            roots.map(|include| include.folder.clone())
-        };
-        let roots: Vec<_> = of(false)
-            .chain([cuda.include.clone()])
-            .chain(of(true))
-            .collect();
-
-        let cache = kernels
-            .cache
-            .or_else(cache::folder)
-            // Without a home there is still a build, whose cache lives and dies with its target folder.
-            .unwrap_or_else(|| out_dir.join("mla-build-cache"));
-        let cache = Cache::open(cache);
-        let named = Named::new(
-            compiler::flags_of_environment()?
-                .iter()
-                .map(String::as_str)
-                .chain(
-                    kernels
-                        .flags
-                        .iter()
-                        .chain(&source_flags)
-                        .map(String::as_str),
-                ),
-            &root,
-        );
-        let programs = hash_programs(&cache, &cuda)?;
-        let mut searched = roots.clone();
+        let cache = Cache::open(cache_folder(&kernels, &out_dir));
+        let named = named(&kernels, &root)?;
+        let mut searched = in_order.clone();
         searched.push(cuda.include.join("cccl"));
         searched.extend(host.include_folders()?);
         searched.extend(named.folders.iter().cloned());
-        let target_dir = target_folder(&out_dir).to_owned();
-        let compile_commands = kernels
-            .compile_commands
-            .or_else(|| {
-                env::var_os("MLA_BUILD_COMPILE_COMMANDS")
-                    .filter(|v| !v.is_empty())
-                    .map(PathBuf::from)
-            })
-            .map(|path| root.join(path));
         let (package, tag) = names(&root, for_cargo, library);
         Ok(Self {
             library: library.to_owned(),
             tag,
             package,
             objects: out_dir.join(format!("{library}-objects")),
+            target_dir: target_folder(&out_dir).to_owned(),
             out_dir,
-            target_dir,
             for_cargo,
-            globs: kernels.sources,
-            header,
+            headers,
             families,
             units,
-            own_includes,
+            own_includes: own,
+            programs: hash_programs(&cache, &cuda)?,
+            compile_commands: compile_commands(&kernels, &root),
+            globs: kernels.sources,
             compiler: Compiler {
                 cuda,
                 host,
                 root: root.clone(),
-                includes,
+                includes: roots.includes,
                 defines: kernels.defines,
                 flags: kernels.flags,
                 line_info,
             },
-            found,
+            found: roots.found,
             named_contents: named.contents()?,
             named,
-            programs,
-            wheel_variables,
-            roles: Roles::new(roles),
+            wheel_variables: roots.wheel_variables,
+            roles: Roles::new(roots.roles),
             lookup: Lookup::new(searched, root),
             #[cfg(feature = "bindings")]
-            roots,
+            roots: in_order,
             cache,
             cache_bound: cache::bound()?,
-            compile_commands,
             export,
             prebuilt: kernels.prebuilt,
             #[cfg(feature = "bindings")]
-            install_command,
+            install_command: install,
             search,
         })
     }
@@ -373,13 +261,13 @@ impl Plan {
 
     #[cfg(feature = "bindings")]
     fn bind(&mut self, watched: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
-        let Some(header) = &self.header else {
+        if self.headers.first().is_none() {
             return Ok(None);
-        };
+        }
         let libclang = toolkit::libclang(&self.search, &self.install_command)?;
         let output = self.out_dir.join(format!("{}.rs", self.library));
         let files = crate::bindings::write(
-            header,
+            &self.headers,
             &output,
             &self.roots,
             &libclang,
@@ -393,11 +281,78 @@ impl Plan {
 
     #[cfg(not(feature = "bindings"))]
     fn bind(&mut self, _: &mut Vec<PathBuf>) -> Result<Option<PathBuf>, Error> {
-        match &self.header {
+        match self.headers.first() {
             None => Ok(None),
             Some(header) => Err(without_bindings(header)),
         }
     }
+}
+
+/// What can be refused before anything is looked for.
+fn check_settings(kernels: &Kernels, library: &str) -> Result<(), Error> {
+    check_library(library)?;
+    check_target(
+        env::var("TARGET").ok().as_deref(),
+        env::var("HOST").ok().as_deref(),
+    )?;
+    for flag in kernels.flags.iter().chain(&kernels.source_flags()) {
+        flags::check(flag)?;
+    }
+    let mut defines = kernels.defines.iter();
+    defines.try_for_each(|define| flags::check_define(define))
+}
+
+/// A toolkit that is new enough for every target, and has no library of this one's name.
+fn find_cuda(
+    kernels: &Kernels,
+    library: &str,
+    families: &Families,
+    search: &Search,
+    install_command: &str,
+) -> Result<Cuda, Error> {
+    let cuda = match &kernels.cuda_home {
+        Some(home) => toolkit::cuda_at(home)?,
+        None => toolkit::cuda(search, install_command)?,
+    };
+    new_enough(
+        &families.targets(),
+        Target::needs_toolkit,
+        "CUDA",
+        cuda.version,
+        &cuda.nvcc,
+    )?;
+    if cuda.has_library(library) {
+        return Err(Error::Setting {
+            field: "library".into(),
+            given: library.to_owned(),
+            accepted: "a name that no library of the toolkit or the system has".into(),
+        });
+    }
+    Ok(cuda)
+}
+
+fn cache_folder(kernels: &Kernels, out_dir: &Path) -> PathBuf {
+    let given = kernels.cache.clone().or_else(cache::folder);
+    // Without a home there is still a build, whose cache lives and dies with its target folder.
+    given.unwrap_or_else(|| out_dir.join("mla-build-cache"))
+}
+
+/// The files and folders that flags name: those of the script, and those of nvcc's own variables.
+fn named(kernels: &Kernels, root: &Path) -> Result<Named, Error> {
+    let mut all = compiler::flags_of_environment()?;
+    all.extend(kernels.flags.iter().cloned());
+    all.extend(kernels.source_flags());
+    Ok(Named::new(all.iter().map(String::as_str), root))
+}
+
+/// Where `compile_commands.json` goes, if anybody asks for it.
+fn compile_commands(kernels: &Kernels, root: &Path) -> Option<PathBuf> {
+    let asked = || {
+        let value = env::var_os("MLA_BUILD_COMPILE_COMMANDS");
+        value.filter(|v| !v.is_empty()).map(PathBuf::from)
+    };
+    let path = kernels.compile_commands.clone().or_else(asked);
+    path.map(|path| root.join(path))
 }
 
 /// The name of the package, and what is added to the names of a library of it.

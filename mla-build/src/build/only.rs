@@ -13,6 +13,7 @@ use std::{
 use super::{check_library, folder, names, output_folder, own_includes};
 use crate::{
     Built, Error, Kernels, compiled,
+    headers::Headers,
     report::Report,
     shell,
     symbols::Tag,
@@ -55,7 +56,8 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     compiled::write(&families, &constants)?;
 
     let mut watched = Vec::new();
-    let bindings = bindings(&kernels, library, &root, &out_dir, &tag, &mut watched)?;
+    let headers = Headers::new(&kernels, &families, &root)?;
+    let bindings = bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
     if for_cargo {
         let names = [VARIABLE, DOCUMENTATION].iter().chain(toolkit::VARIABLES);
         let compilers = crate::compiler::variables();
@@ -80,27 +82,36 @@ pub(crate) fn run(kernels: Kernels, library: &str, variable: &str) -> Result<Bui
     })
 }
 
-/// The bindings without a toolkit: those that are checked in, or what libclang makes of the header.
+/// The bindings without a toolkit: those that are checked in, or what libclang makes of the
+/// headers.
 pub(super) fn bindings(
     kernels: &Kernels,
+    headers: &Headers,
     library: &str,
-    root: &Path,
     out_dir: &Path,
     tag: &Tag,
     watched: &mut Vec<PathBuf>,
 ) -> Result<Option<PathBuf>, Error> {
     let output = out_dir.join(format!("{library}.rs"));
     if let Some(declarations) = &kernels.declarations {
-        let source = root.join(declarations);
-        fs::copy(&source, &output).map_err(Error::file("copy the declarations", &source))?;
-        watched.push(source);
+        let of_families = headers.of_families.iter();
+        let of_families = of_families.map(|header| header.path.with_extension("rs"));
+        let mut text = String::new();
+        for source in [headers.root.join(declarations)]
+            .into_iter()
+            .chain(of_families)
+        {
+            text += &fs::read_to_string(&source)
+                .map_err(Error::file("read the declarations", &source))?;
+            watched.push(source);
+        }
+        fs::write(&output, text).map_err(Error::file("write", &output))?;
         return Ok(Some(output));
     }
-    let Some(header) = &kernels.header else {
+    if headers.first().is_none() {
         return Ok(None);
-    };
-    let header = root.join(header);
-    let mut roots = own_includes(root, Some(&header), &kernels.includes)?;
+    }
+    let mut roots = own_includes(&headers.root, headers.shared.as_deref(), &kernels.includes)?;
     let install = kernels
         .install_command
         .clone()
@@ -112,14 +123,14 @@ pub(super) fn bindings(
             .ok()
             .map(|cuda| cuda.include),
     );
-    let files = bind(&header, &output, &roots, &search, &install, tag)?;
+    let files = bind(headers, &output, &roots, &search, &install, tag)?;
     watched.extend(files.into_iter().filter(|path| !path.starts_with(out_dir)));
     Ok(Some(output))
 }
 
 #[cfg(feature = "bindings")]
 fn bind(
-    header: &Path,
+    headers: &Headers,
     output: &Path,
     roots: &[PathBuf],
     search: &Search,
@@ -128,17 +139,19 @@ fn bind(
 ) -> Result<Vec<PathBuf>, Error> {
     let libclang = toolkit::libclang(search, install)?;
     let host = crate::compiler::Host::find(None).ok();
-    crate::bindings::write(header, output, roots, &libclang, host.as_ref(), tag)
+    crate::bindings::write(headers, output, roots, &libclang, host.as_ref(), tag)
 }
 
 #[cfg(not(feature = "bindings"))]
 fn bind(
-    header: &Path,
+    headers: &Headers,
     _: &Path,
     _: &[PathBuf],
     _: &Search,
     _: &str,
     _: &Tag,
 ) -> Result<Vec<PathBuf>, Error> {
-    Err(super::without_bindings(header))
+    Err(super::without_bindings(
+        headers.first().unwrap_or(Path::new("")),
+    ))
 }

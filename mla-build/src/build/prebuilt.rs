@@ -19,6 +19,7 @@ use crate::{
     cache::Key,
     compiled, compiler,
     family::Families,
+    headers::Headers,
     ptxas,
     report::{self, Outcome, Report},
     symbols::{self, Tag},
@@ -340,42 +341,11 @@ impl Prebuilt {
         let constants = out_dir.join(format!("{library}_compiled.rs"));
         compiled::write(&self.families, &constants)?;
         let mut watched = Vec::new();
-        let bindings = only::bindings(&kernels, library, &self.root, &out_dir, &tag, &mut watched)?;
+        let headers = Headers::new(&kernels, &self.families, &self.root)?;
+        let bindings = only::bindings(&kernels, &headers, library, &out_dir, &tag, &mut watched)?;
 
-        let objects = out_dir.join(format!("{library}-objects"));
-        fs::create_dir_all(&objects).map_err(Error::file("make", &objects))?;
-        let mut units = Vec::new();
-        let mut parts = Vec::new();
-        for unit in &self.units {
-            let of = |(folder, it): &'_ (PathBuf, Contents)| {
-                Some((folder.clone(), it.find(unit)?.clone()))
-            };
-            let Some((folder, object)) = self.folders.iter().find_map(of) else {
-                continue;
-            };
-            let bytes = object.part.read(&folder)?;
-            units.push(report::Unit {
-                source: unit.source.clone(),
-                targets: object.targets,
-                outcome: Outcome::Prebuilt,
-                reason: String::new(),
-                compile_seconds: object.seconds,
-                peak: object.peak,
-                object_bytes: bytes.len() as u64,
-                device_bytes: device_bytes(&bytes, unit),
-                kernels: ptxas::parse(&object.log),
-            });
-            parts.push((objects.join(format!("{}.o", unit.file_stem())), bytes));
-        }
         let made = out_dir.join(format!("lib{}.a", tag.as_str()));
-        let sources = units.iter().zip(&parts);
-        let sources: Vec<_> = sources
-            .map(|(unit, (path, bytes))| {
-                let source = unit.source.as_str();
-                (path.clone(), symbols::Object { source, bytes })
-            })
-            .collect();
-        archive(&made, sources, &tag)?;
+        let units = self.make_library(&made, &out_dir.join(format!("{library}-objects")), &tag)?;
         // A program links it beside the library, wherever the objects were.
         let Some((folder, contents)) = self.folders.first() else {
             return Err(refused(&out_dir, "objects", "none", "some"));
@@ -410,16 +380,8 @@ impl Prebuilt {
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
-            println!("cargo::rustc-link-search=native={}", out_dir.display());
-            println!("cargo::rustc-link-lib=static={}", tag.as_str());
-            println!("cargo::{}", tag.prefix_variable(library));
+            link(&out_dir, &tag, library);
             compiled::tell(&self.families, &self.root, &kernels.sources)?;
-            println!("cargo::rustc-link-lib=static=cudart_static");
-            // By the name under which it is on machines without a C++ compiler too.
-            println!("cargo::rustc-link-lib=dylib:+verbatim=libstdc++.so.6");
-            for system in ["dl", "rt", "pthread"] {
-                println!("cargo::rustc-link-lib=dylib={system}");
-            }
         }
         Ok(Built {
             library: made,
@@ -427,6 +389,49 @@ impl Prebuilt {
             compiled: constants,
             report,
         })
+    }
+
+    /// Makes the library `made` of the objects, each under the library's own names in a file of the
+    /// folder `objects`, and says what they are.
+    fn make_library(
+        &self,
+        made: &Path,
+        objects: &Path,
+        tag: &Tag,
+    ) -> Result<Vec<report::Unit>, Error> {
+        fs::create_dir_all(objects).map_err(Error::file("make", objects))?;
+        let mut units = Vec::new();
+        let mut parts = Vec::new();
+        for unit in &self.units {
+            let of = |(folder, it): &'_ (PathBuf, Contents)| {
+                Some((folder.clone(), it.find(unit)?.clone()))
+            };
+            let Some((folder, object)) = self.folders.iter().find_map(of) else {
+                continue;
+            };
+            let bytes = object.part.read(&folder)?;
+            units.push(report::Unit {
+                source: unit.source.clone(),
+                targets: object.targets,
+                outcome: Outcome::Prebuilt,
+                reason: String::new(),
+                compile_seconds: object.seconds,
+                peak: object.peak,
+                object_bytes: bytes.len() as u64,
+                device_bytes: device_bytes(&bytes, unit),
+                kernels: ptxas::parse(&object.log),
+            });
+            parts.push((objects.join(format!("{}.o", unit.file_stem())), bytes));
+        }
+        let sources = units.iter().zip(&parts);
+        let sources: Vec<_> = sources
+            .map(|(unit, (path, bytes))| {
+                let source = unit.source.as_str();
+                (path.clone(), symbols::Object { source, bytes })
+            })
+            .collect();
+        archive(made, sources, tag)?;
+        Ok(units)
     }
 
     fn found(&self) -> Vec<Found> {
@@ -466,6 +471,19 @@ impl Prebuilt {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         Ok(())
+    }
+}
+
+/// Tells Cargo to link the library, and CUDA's runtime beside it.
+fn link(out_dir: &Path, tag: &Tag, library: &str) {
+    println!("cargo::rustc-link-search=native={}", out_dir.display());
+    println!("cargo::rustc-link-lib=static={}", tag.as_str());
+    println!("cargo::{}", tag.prefix_variable(library));
+    println!("cargo::rustc-link-lib=static=cudart_static");
+    // By the name under which it is on machines without a C++ compiler too.
+    println!("cargo::rustc-link-lib=dylib:+verbatim=libstdc++.so.6");
+    for system in ["dl", "rt", "pthread"] {
+        println!("cargo::rustc-link-lib=dylib={system}");
     }
 }
 

@@ -44,6 +44,39 @@ fn bindings_alone_need_neither_a_toolkit_nor_a_compiler() {
 }
 
 #[test]
+fn declarations_are_those_of_the_families_that_are_on() {
+    let world = World::new();
+    world.write("package/declared.rs", "pub fn shared();\n");
+    world.write("package/cuda/sm80/own.rs", "pub fn portable();\n");
+    world.write("package/cuda/sm90/own.rs", "pub fn hopper();\n");
+    let arguments = |third: &'static str| {
+        [
+            "--declarations=declared.rs",
+            "--family-header=sm80=cuda/sm80/own.h",
+            "--family-header=sm90=cuda/sm90/own.h",
+            third,
+        ]
+    };
+    let only = [("MLA_BUILD_ONLY", "bindings")];
+    for (families, own) in [
+        ("--family=sm90", "pub fn hopper();\n"),
+        ("--family=sm100", ""),
+    ] {
+        let output = build(&world, &arguments(families), &only);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let bindings = fs::read_to_string(world.at("out/kernels.rs")).unwrap();
+        assert_eq!(bindings, format!("pub fn shared();\n{own}"));
+    }
+    let output = build(&world, &arguments("--family-header=sm91=own.h"), &only);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && stderr.contains("\"sm91\""),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn another_value_of_the_switch_is_refused() {
     let output = build(&World::new(), &[], &[("MLA_BUILD_ONLY", "check")]);
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -157,6 +157,56 @@ fn nothing_changed_moved_or_copied_compiles_nothing_and_a_header_exactly_its_uni
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
+fn a_familys_header_is_wrapped_if_the_family_is_on_and_declares_nothing_twice() {
+    let package = Package::new();
+    package.write(
+        "package/include/api.h",
+        "#ifndef API_H\n#define API_H\ntypedef struct Shape { int rows; } Shape;\nenum { LEAST = 1 };\n\
+         int shared(Shape shape);\n#endif\n",
+    );
+    let own = |family: &str| {
+        format!(
+            "#include \"../../include/api.h\"\n#include <stddef.h>\nenum {{ MOST_{family} = 9 }};\n\
+             typedef struct Tile_{family} {{ Shape shape; size_t bytes; }} Tile_{family};\n\
+             int launch_{family}(const Tile_{family}* tile);\n"
+        )
+    };
+    for family in ["sm80", "sm90", "sm100"] {
+        package.write(&format!("package/cuda/{family}/api.h"), &own(family));
+    }
+    let bindings = |families: &[&str]| {
+        let mut kernels = package.kernels("package", "out").header("include/api.h");
+        for family in families {
+            kernels = kernels.family_header(*family, format!("cuda/{family}/api.h"));
+        }
+        let built = kernels.enable("sm80").compile("kernels").unwrap();
+        fs::read_to_string(built.bindings.unwrap()).unwrap()
+    };
+    let shared = bindings(&[]);
+    assert!(shared.starts_with("// include/api.h\n"), "{shared}");
+    let both = bindings(&["sm80", "sm90", "sm100"]);
+    assert!(both.starts_with(&shared), "{both}");
+    assert_eq!(both, bindings(&["sm80", "sm90"]), "sm100 is off");
+    for family in ["sm80", "sm90"] {
+        let alone = bindings(&[family]);
+        let own = alone.strip_prefix(&shared).unwrap();
+        assert!(
+            own.starts_with(&format!("// cuda/{family}/api.h\n")),
+            "{own}"
+        );
+        assert!(both.contains(own), "each is the same beside others: {both}");
+        for item in [
+            format!("pub const MOST_{family}: _bindgen_ty_{family}_"),
+            format!("pub struct Tile_{family} {{"),
+            format!("pub fn launch_{family}("),
+        ] {
+            assert_eq!(own.matches(&item).count(), 1, "{item} in {own}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p mla-build -- --ignored real"]
 fn headers_that_newly_hide_others_are_noticed_and_a_file_of_options_counts() {
     let package = Package::new();
     package.write(

@@ -1,9 +1,6 @@
 //! A made-up cache format: it lies in memory as `fp8` does.
 
-use std::{
-    collections::BTreeSet,
-    process::{Command, Output},
-};
+use std::{collections::BTreeSet, process::Command};
 
 use cargo_metadata::diagnostic::Diagnostic;
 
@@ -207,7 +204,7 @@ fn errors(tree: &Tree) -> Vec<Error> {
         .filter(|unit| !unit.contains("/instantiations/"));
     let mut errors: Vec<Error> = Vec::new();
     for unit in units {
-        let output = compile(tree, unit);
+        let output = tree.compile(unit);
         let text = String::from_utf8_lossy(&output.stderr);
         let found: Vec<_> = text.lines().filter_map(error).collect();
         assert!(
@@ -250,43 +247,9 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-fn compile(tree: &Tree, unit: &str) -> Output {
-    let toolkit = mla_build::toolkit::Pins::current().folder().unwrap();
-    let nvcc = toolkit.join("nvidia/cu13/bin/nvcc");
-    assert!(
-        nvcc.exists(),
-        "no {}: run `cargo xtask toolkit`",
-        nvcc.display()
-    );
-    Command::new(nvcc)
-        // Which quotes GCC writes depends on it.
-        .env("LC_ALL", "C")
-        // As build.rs has it compiled, without code for a GPU.
-        .args([
-            "-std=c++17",
-            "--expt-relaxed-constexpr",
-            "-fdevice-syntax-only",
-        ])
-        .args([
-            "-gencode=arch=compute_90a,code=sm_90a",
-            "-Xcompiler=-Werror=switch",
-        ])
-        .args(["-Icuda/include", "-Icuda", "-I"])
-        .arg(toolkit.join("cutlass_library/source/include"))
-        .args(["-c", unit, "-o"])
-        .arg(object(tree))
-        .current_dir(&tree.root)
-        .output()
-        .unwrap()
-}
-
-fn object(tree: &Tree) -> std::path::PathBuf {
-    tree.root.with_extension("o")
-}
-
 /// The functions of a unit's object that give the kernels of the made-up format.
 fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
-    let output = compile(tree, unit);
+    let output = tree.compile(unit);
     assert!(
         output.status.success(),
         "{}",
@@ -294,7 +257,7 @@ fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
     );
     let listed = Command::new("nm")
         .args(["--format=just-symbols", "--demangle", which])
-        .arg(object(tree))
+        .arg(tree.object())
         .output()
         .unwrap();
     assert!(

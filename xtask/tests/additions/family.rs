@@ -19,7 +19,7 @@ pub type Prefill<Rest> = backends![..Rest];
 pub type Decode<Rest> = backends![MadeUp, ..Rest];
 "#;
 
-const BACKEND: &str = r#"//! MADE_UP: refuses every call.
+const BACKEND: &str = r#"//! MADE_UP: its launch function refuses every call.
 
 use mla_runtime::mla_backend;
 
@@ -27,7 +27,7 @@ use mla_runtime::mla_backend;
 use {
     crate::{device::Cuda, raw},
     mla_runtime::{
-        Error, Result,
+        Result,
         backend::{DecodeBackend, DecodeCall, LayerConfig, StepLimits},
     },
 };
@@ -54,19 +54,76 @@ impl DecodeBackend for MadeUp {
         Ok(())
     }
 
-    fn decode(&self, _: &Cuda, _: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
-        Err(Error::argument("call", "any", "none"))
+    fn decode(&self, device: &Cuda, _: DecodeCall<'_, Cuda>, _: &mut (), _: &()) -> Result<()> {
+        // SAFETY: it reads nothing and enqueues nothing.
+        raw::check("decode", unsafe {
+            raw::mla_decode_sm89(&raw::MlaMadeUpParams { rows: 0 }, device.raw_stream())
+        })
     }
 }
 "#;
 
+const HEADER: &str = r#"#ifndef MLA_SM89_H
+#define MLA_SM89_H
+
+#include "../include/mla.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct MlaMadeUpParams {
+    int32_t rows;
+} MlaMadeUpParams;
+
+/* Refuses every call. */
+MlaStatus mla_decode_sm89(const MlaMadeUpParams* params, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
+"#;
+
+/// What bindgen makes of the header.
+const DECLARATIONS: &str = r#"// cuda/sm89/mla_sm89.h
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct MlaMadeUpParams {
+    pub rows: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of MlaMadeUpParams"][::core::mem::size_of::<MlaMadeUpParams>() - 4usize];
+    ["Alignment of MlaMadeUpParams"][::core::mem::align_of::<MlaMadeUpParams>() - 4usize];
+    [
+        "Offset of field: MlaMadeUpParams::rows",
+    ][::core::mem::offset_of!(MlaMadeUpParams, rows) - 0usize];
+};
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_decode_sm89"]
+    pub fn mla_decode_sm89(
+        params: *const MlaMadeUpParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+"#;
+
+const KERNEL: &str = r#"#include "common/status.cuh"
+#include "sm89/mla_sm89.h"
+
+extern "C" MlaStatus mla_decode_sm89(const MlaMadeUpParams* params, void*) {
+    return MlaStatus{MLA_BAD_ARGUMENT, 0, "rows", params->rows, "none"};
+}
+"#;
+
 /// What the family consists of, in folders of its name.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 6] = [
     ("cuda/sm89/targets.txt", "sm_89\n"),
-    (
-        "cuda/sm89/decode/made_up.cu",
-        "extern \"C\" __global__ void made_up() {}\n",
-    ),
+    ("cuda/sm89/mla_sm89.h", HEADER),
+    ("cuda/sm89/mla_sm89.rs", DECLARATIONS),
+    ("cuda/sm89/decode/api.cu", KERNEL),
     ("src/backends/sm89/mod.rs", MODULE),
     ("src/backends/sm89/made_up.rs", BACKEND),
 ];
@@ -77,12 +134,12 @@ const ROW: (&str, &str, &str) = ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu
 /// Holds, if it compiles, where the family is `on` or not.
 fn example(on: bool) -> String {
     let families = match on {
-        true => "matches!(FAMILIES, [Family { targets: [_], .. }])",
+        true => "matches!(FAMILIES, [CompiledFamily { targets: [_], .. }])",
         false => "FAMILIES.is_empty()",
     };
     format!(
         "use mla_kernels::{{DecodeBackends, FAMILIES, runtime}};\n\
-         use runtime::{{capability::{{Capability, Target}}, dims::MlaDims, dtype::DType, kernels::Family}};\n\
+         use runtime::{{capability::{{Capability, Target}}, dims::MlaDims, dtype::DType, kernels::CompiledFamily}};\n\
          use runtime::problem::Problem;\n\n\
          const ADA: Target = Target::dry_run(Capability::new(8, 9));\n\
          const PROBLEM: Problem = Problem::new(MlaDims::R1, 16, DType::BF16);\n\
@@ -93,7 +150,7 @@ fn example(on: bool) -> String {
 }
 
 #[test]
-#[ignore = "checks a copy of the workspace: cargo test -p xtask --test additions -- --ignored"]
+#[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p xtask --test additions -- --ignored"]
 fn a_made_up_family_is_its_files_and_one_row() {
     let tree = Tree::new();
     for (file, text) in FILES {
@@ -104,6 +161,12 @@ fn a_made_up_family_is_its_files_and_one_row() {
     tree.edit(file, before, &format!("{row}{before}"));
     let listed = contributing("Add a family of kernels", "sm89");
     assert_eq!(listed, BTreeSet::from([file.to_owned()]));
+    let compiled = tree.compile("cuda/sm89/decode/api.cu");
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
     let check = |features: &[&str]| {
         let features = format!("--features={}", features.join(","));
         tree.check(&[

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -114,6 +114,43 @@ impl Tree {
             String::from_utf8_lossy(&output.stderr)
         );
         errors
+    }
+}
+
+impl Tree {
+    /// Compiles a source of the kernels as `build.rs` has it compiled, without code for a GPU.
+    pub(crate) fn compile(&self, unit: &str) -> Output {
+        let toolkit = mla_build::toolkit::Pins::current().folder().unwrap();
+        let nvcc = toolkit.join("nvidia/cu13/bin/nvcc");
+        assert!(
+            nvcc.exists(),
+            "no {}: run `cargo xtask toolkit`",
+            nvcc.display()
+        );
+        Command::new(nvcc)
+            // Which quotes GCC writes depends on it.
+            .env("LC_ALL", "C")
+            .args([
+                "-std=c++17",
+                "--expt-relaxed-constexpr",
+                "-fdevice-syntax-only",
+            ])
+            .args([
+                "-gencode=arch=compute_90a,code=sm_90a",
+                "-Xcompiler=-Werror=switch",
+            ])
+            .args(["-Icuda/include", "-Icuda", "-I"])
+            .arg(toolkit.join("cutlass_library/source/include"))
+            .args(["-c", unit, "-o"])
+            .arg(self.object())
+            .current_dir(&self.root)
+            .output()
+            .unwrap()
+    }
+
+    /// What [`compile`](Self::compile) writes.
+    pub(crate) fn object(&self) -> PathBuf {
+        self.root.with_extension("o")
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "../../../common/device.cuh"
 #include "launch.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::decode {
 namespace {
@@ -103,7 +104,7 @@ size_t partial_bytes(int rows) {
 }
 
 static_assert(kCounters * sizeof(SplitCounters) <= MLA_DECODE_COUNTER_BYTES,
-              "mla.h states the length of the counters");
+              "mla_sm90.h states the length of the counters");
 
 // Each CTA group has at most two unfinished tiles.
 size_t workspace_bytes(int rows, int multiprocessors) {

@@ -1,6 +1,7 @@
 // The C interface of this kernel: checks every argument, and launches.
 
 #include "launch.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::sparse {
 namespace {

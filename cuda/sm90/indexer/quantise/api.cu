@@ -1,4 +1,5 @@
 #include "check.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::quantise {
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "../../../include/mla.h"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::quantise {
 

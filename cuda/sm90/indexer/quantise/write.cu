@@ -2,6 +2,7 @@
 // keys, the others are those of all/cache_write.cuh.
 #include "../../../all/cache_write.cuh"
 #include "check.cuh"
+#include "sm90/mla_sm90.h"
 
 namespace mla::sm90::quantise {
 namespace {

@@ -1,0 +1,64 @@
+//! The C headers of a build, whose functions Rust calls.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Kernels, family::Families};
+
+/// The headers that bindgen wraps: absolute paths, or as relative as the package's folder.
+#[derive(Clone, Debug)]
+pub(crate) struct Headers {
+    /// The package's folder.
+    pub(crate) root: PathBuf,
+    /// What families share.
+    pub(crate) shared: Option<PathBuf>,
+    /// Those of the families that are turned on, in the order in which they were named.
+    pub(crate) of_families: Vec<OfFamily>,
+}
+
+/// A family's own header.
+#[derive(Clone, Debug)]
+pub(crate) struct OfFamily {
+    #[cfg_attr(
+        not(feature = "bindings"),
+        expect(dead_code, reason = "bindgen's part alone asks for it")
+    )]
+    pub(crate) family: String,
+    pub(crate) path: PathBuf,
+}
+
+impl Headers {
+    pub(crate) fn new(kernels: &Kernels, families: &Families, root: &Path) -> Result<Self, Error> {
+        let mut of_families = Vec::new();
+        for (family, path) in &kernels.family_headers {
+            if families.declared(family)?.enabled {
+                of_families.push(OfFamily {
+                    family: family.clone(),
+                    path: root.join(path),
+                });
+            }
+        }
+        Ok(Self {
+            root: root.to_owned(),
+            shared: kernels.header.as_ref().map(|header| root.join(header)),
+            of_families,
+        })
+    }
+
+    /// All of them, what families share first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Path> {
+        let of_families = self.of_families.iter().map(|header| header.path.as_path());
+        self.shared.as_deref().into_iter().chain(of_families)
+    }
+
+    /// The first of them, if there is any.
+    pub(crate) fn first(&self) -> Option<&Path> {
+        self.all().next()
+    }
+
+    /// The line with which a header's declarations begin: where it lies in the package.
+    #[cfg(feature = "bindings")]
+    pub(crate) fn heading(&self, header: &Path) -> String {
+        let inside = header.strip_prefix(&self.root).unwrap_or(header);
+        format!("// {}\n", inside.display())
+    }
+}
