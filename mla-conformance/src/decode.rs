@@ -175,6 +175,78 @@ fn random_row(random: &mut Random, layout: &CacheLayout, nan: &[usize]) -> Vec<u
     reference::encode_row(layout.format, latent, &row, f64::from(layout.scale))
 }
 
+// Writes the rows of every request, and its pages into the table, which has as many columns for each.
+// Returns the slots of each request's tokens. `pages` are taken in their order.
+fn write_rows(
+    random: &mut Random,
+    case: &DecodeCase,
+    pages: Vec<i32>,
+    layout: &CacheLayout,
+    cache: &mut [u8],
+    table: &mut [i32],
+) -> Vec<Vec<usize>> {
+    let page_size = case.problem.page_size as usize;
+    let max_pages = table.len() / case.seq_lens.len().max(1);
+    let mut free = pages.into_iter();
+    let mut slots = Vec::new();
+    for (request, len) in case.seq_lens.iter().enumerate() {
+        let mut of_request = Vec::new();
+        for token in 0..*len {
+            let entry = &mut table[request * max_pages + token / page_size];
+            if token % page_size == 0 {
+                *entry = free.next().unwrap_or(0);
+            }
+            let slot = *entry as usize * page_size + token % page_size;
+            let nans = case.nan_rows.iter();
+            let own = nans.filter(|nan| nan[..2] == [request, token]);
+            let nan: Vec<usize> = own.map(|nan| nan[2]).collect();
+            let bytes = random_row(random, layout, &nan);
+            cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
+            of_request.push(slot);
+        }
+        slots.push(of_request);
+    }
+    slots
+}
+
+// A list for each token, of slots with rows, and of numbers that are no slots.
+fn random_lists(
+    random: &mut Random,
+    case: &DecodeCase,
+    tokens: usize,
+    layout: &CacheLayout,
+    slots: &[Vec<usize>],
+) -> Vec<i32> {
+    let all: Vec<usize> = slots.iter().flatten().copied().collect();
+    let mut entry = || match random.below(5) {
+        0 => -1,
+        1 => (layout.slots() + random.below(1000)) as i32,
+        _ if all.is_empty() => -7,
+        _ => all[random.below(all.len())] as i32,
+    };
+    (0..tokens * case.list_width).map(|_| entry()).collect()
+}
+
+// How many entries of each token's list count: some below 0 and some past its end.
+fn random_counts(random: &mut Random, case: &DecodeCase, tokens: usize) -> Vec<i32> {
+    let mut count = || match random.below(6) {
+        0 => -3,
+        1 => case.list_width as i32 + 5,
+        _ => random.below(case.list_width + 1) as i32,
+    };
+    (0..tokens).map(|_| count()).collect()
+}
+
+// A score for each head, some of them infinite.
+fn random_sinks(random: &mut Random, heads: u32) -> Vec<f32> {
+    let mut sink = |head| match head {
+        1 => f32::INFINITY,
+        2 => f32::NEG_INFINITY,
+        _ => 3.0 + 5.0 * random.next() as f32,
+    };
+    (0..heads).map(&mut sink).collect()
+}
+
 impl Step {
     fn new(case: &DecodeCase) -> Self {
         let problem = &case.problem;
@@ -194,61 +266,23 @@ impl Step {
         }
         let mut cache = vec![POISON; pages * layout.page_stride];
         let mut table = vec![GARBAGE; case.seq_lens.len() * max_pages];
-        let (mut slots, mut free) = (Vec::new(), order.into_iter());
-        for (request, len) in case.seq_lens.iter().enumerate() {
-            let mut of_request = Vec::new();
-            for token in 0..*len {
-                let entry = &mut table[request * max_pages + token / page_size];
-                if token % page_size == 0 {
-                    *entry = free.next().unwrap_or(0);
-                }
-                let slot = *entry as usize * page_size + token % page_size;
-                let own = case
-                    .nan_rows
-                    .iter()
-                    .filter(|nan| nan[..2] == [request, token]);
-                let nan: Vec<usize> = own.map(|nan| nan[2]).collect();
-                let bytes = random_row(&mut random, &layout, &nan);
-                cache[slot * layout.row_stride..][..bytes.len()].copy_from_slice(&bytes);
-                of_request.push(slot);
-            }
-            slots.push(of_request);
-        }
+        let slots = write_rows(&mut random, case, order, &layout, &mut cache, &mut table);
         let tokens: usize = case.query_lens.iter().sum();
         let shape = [tokens, problem.heads as usize, dims.row() as usize];
         let mut query = Tensor::random(&mut random, problem.dtype, shape, 0);
         for nan in &case.nan_queries {
             query.set(*nan, f64::NAN);
         }
-        let all: Vec<usize> = slots.iter().flatten().copied().collect();
-        let lists = problem.sparse.then(|| {
-            (0..tokens * case.list_width)
-                .map(|_| match random.below(5) {
-                    0 => -1,
-                    1 => (layout.slots() + random.below(1000)) as i32,
-                    _ if all.is_empty() => -7,
-                    _ => all[random.below(all.len())] as i32,
-                })
-                .collect()
-        });
+        let lists = problem
+            .sparse
+            .then(|| random_lists(&mut random, case, tokens, &layout, &slots));
         let second =
             (case.second_width > 0).then(|| Second::new(case, &mut random, &layout, tokens));
-        let counts = (problem.sparse && case.with_counts).then(|| {
-            let mut count = || match random.below(6) {
-                0 => -3,
-                1 => case.list_width as i32 + 5,
-                _ => random.below(case.list_width + 1) as i32,
-            };
-            (0..tokens).map(|_| count()).collect()
-        });
-        let sinks = case.with_sinks.then(|| {
-            let mut sink = |head| match head {
-                1 => f32::INFINITY,
-                2 => f32::NEG_INFINITY,
-                _ => 3.0 + 5.0 * random.next() as f32,
-            };
-            (0..problem.heads).map(&mut sink).collect()
-        });
+        let counts =
+            (problem.sparse && case.with_counts).then(|| random_counts(&mut random, case, tokens));
+        let sinks = case
+            .with_sinks
+            .then(|| random_sinks(&mut random, problem.heads));
         Self {
             counts,
             sinks,
@@ -264,12 +298,25 @@ impl Step {
         }
     }
 
+    // The queries as a backend wants them: in one tensor or two.
+    fn queries(&self, case: &DecodeCase, format: QueryFormat) -> Vec<Tensor> {
+        let dims = case.problem.dims;
+        let (latent, row) = (dims.latent as usize, dims.row() as usize);
+        match format {
+            QueryFormat::Concatenated => vec![self.columns(case, 0, row)],
+            QueryFormat::Split => vec![
+                self.columns(case, 0, latent),
+                self.columns(case, latent, row),
+            ],
+        }
+    }
+
     // Columns `from..to` of the queries, with gaps.
-    fn part(&self, case: &DecodeCase, from: usize, to: usize) -> Tensor {
+    fn columns(&self, case: &DecodeCase, from: usize, to: usize) -> Tensor {
         let [tokens, heads, _] = self.query.layout.shape;
-        let mut part = Tensor::poison(case.problem.dtype, [tokens, heads, to - from], case.gap);
-        part.fill(|t, h, k| self.query.at(t, h, from + k));
-        part
+        let mut columns = Tensor::poison(case.problem.dtype, [tokens, heads, to - from], case.gap);
+        columns.fill(|t, h, k| self.query.at(t, h, from + k));
+        columns
     }
 
     fn run<S: DecodeStage>(
@@ -289,21 +336,11 @@ impl Step {
             .metadata(device, &limits)
             .map_err(refused("metadata"))?;
 
-        let (latent, row) = (
-            case.problem.dims.latent as usize,
-            case.problem.dims.row() as usize,
-        );
-        let format = case
-            .query_format
-            .unwrap_or_else(|| stage.spec().query_format);
-        let parts = match format {
-            QueryFormat::Concatenated => vec![self.part(case, 0, row)],
-            QueryFormat::Split => vec![self.part(case, 0, latent), self.part(case, latent, row)],
-        };
-        let parts = parts
-            .iter()
-            .map(|part| part.upload(device))
-            .collect::<Result<Vec<_>>>()?;
+        let latent = case.problem.dims.latent as usize;
+        let format = case.query_format.unwrap_or(stage.spec().query_format);
+        let queries = self.queries(case, format);
+        let queries = queries.iter().map(|query| query.upload(device));
+        let queries = queries.collect::<Result<Vec<_>>>()?;
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
         let (table, lens, starts) = (ints(&self.table)?, ints(&seq_lens)?, ints(&self.starts)?);
@@ -341,36 +378,29 @@ impl Step {
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;
             let bytes = <S::Device as Memory>::bytes(&cache);
-            let query = match &parts[..] {
+            let query = match &queries[..] {
                 [latent, rope] => Query::Split {
                     latent: latent.view()?,
                     rope: rope.view()?,
                 },
-                parts => Query::Concatenated(parts[0].view()?),
+                queries => Query::Concatenated(queries[0].view()?),
             };
             let cache = <S::Device as Memory>::byte_range(bytes, 0..self.cache.len());
             let lists = match &lists {
                 Some(lists) => {
-                    let slots = array(lists, tokens * case.list_width)?;
-                    let second = match &second {
-                        Some((bytes, lists, layout)) => Some(ListedCache::new(
-                            CacheRef::new(<S::Device as Memory>::bytes(bytes), *layout)?,
-                            array(lists, tokens * case.second_width)?,
-                            case.second_width,
-                        )),
-                        None => None,
-                    };
-                    let counts = match &counts {
-                        Some(counts) => Some(array(counts, tokens)?),
-                        None => None,
-                    };
-                    let lists = SlotLists::new(slots, case.list_width);
-                    Some(
-                        lists
-                            .with_counts(counts)
-                            .with_dense_within(case.dense_within)
-                            .with_second(second),
-                    )
+                    let slots =
+                        SlotLists::new(array(lists, tokens * case.list_width)?, case.list_width);
+                    let counts = counts.as_ref().map(|counts| array(counts, tokens));
+                    let second = second.as_ref().map(|(bytes, lists, layout)| {
+                        let cache = CacheRef::new(<S::Device as Memory>::bytes(bytes), *layout)?;
+                        let lists = array(lists, tokens * case.second_width)?;
+                        Result::Ok(ListedCache::new(cache, lists, case.second_width))
+                    });
+                    let slots = slots
+                        .with_counts(counts.transpose()?)
+                        .with_dense_within(case.dense_within)
+                        .with_second(second.transpose()?);
+                    Some(slots)
                 }
                 None => None,
             };

@@ -59,7 +59,7 @@ pub struct DecodeState {
     engines: Engines,
     limits: StepLimits,
     units: Vec<Unit>,
-    parts: Vec<Part>,
+    splits: Vec<Split>,
     // Partial results of splits, where threads share units.
     running: Vec<Running>,
     out: Scratch<f32>,
@@ -80,7 +80,7 @@ struct Unit {
 }
 
 // One split of a unit.
-struct Part {
+struct Split {
     unit: usize,
     keys: Range<usize>,
 }
@@ -127,7 +127,7 @@ impl DecodeBackend for CpuDecode {
             engines,
             limits: *limits,
             units: Vec::new(),
-            parts: Vec::new(),
+            splits: Vec::new(),
             running: vec![Running::EMPTY; shared_rows / LANES],
             out: Scratch::new(shared_rows * out_pitch)?,
             slots: Vec::new(),
@@ -146,21 +146,21 @@ impl DecodeBackend for CpuDecode {
         (): &(),
     ) -> Result<()> {
         with_element!(self.config.problem.dtype, T => {
-            let DecodeState { engines, units, parts, running, out, slots, limits } = state;
+            let DecodeState { engines, units, splits, running, out, slots, limits } = state;
             let (call, lists) = self.check::<T>(call, limits)?;
             call.schedule(lists, units, slots)?;
-            let shared = Shared { units, parts, running, out, slots };
+            let shared = Shared { units, splits, running, out, slots };
             with_workspaces!(engines, workspaces => call.run(device, workspaces, shared));
         });
         Ok(())
     }
 
-    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
-        if !(1..=MAX_SPLITS).contains(&(parts as usize)) {
+    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
+        if !(1..=MAX_SPLITS).contains(&(splits as usize)) {
             let accepted = format!("1 to {MAX_SPLITS}");
-            return Err(Error::argument("num_splits", parts, accepted));
+            return Err(Error::argument("num_splits", splits, accepted));
         }
-        self.num_splits = Some(parts as usize);
+        self.num_splits = Some(splits as usize);
         Ok(())
     }
 }
@@ -246,7 +246,7 @@ impl<'a> Slots<'a> {
 
 struct Shared<'s> {
     units: &'s [Unit],
-    parts: &'s mut Vec<Part>,
+    splits: &'s mut Vec<Split>,
     running: &'s mut [Running],
     out: &'s mut [f32],
     slots: &'s [usize],
@@ -423,48 +423,63 @@ impl<T: Element> Call<'_, T> {
     }
 
     fn run<E: Engine>(&self, device: &Cpu, workspaces: &mut [Workspace<E>], shared: Shared<'_>) {
-        let Shared {
-            units,
-            parts,
-            running,
-            out,
-            slots,
-        } = shared;
-        if units.len() >= workspaces.len() {
-            for_each_unit(device, workspaces, units.len(), |workspace, index| {
-                let unit = &units[index];
-                let source = self.source(unit, slots);
-                let keys = splits(unit.keys, self.num_splits);
-                let part = workspace.attend_splits(&source, unit.rows, keys, self.scale);
-                self.finish(unit, part);
-            });
-            return;
+        match shared.units.len() >= workspaces.len() {
+            true => self.run_units(device, workspaces, shared),
+            false => self.run_splits(device, workspaces, shared),
         }
+    }
 
-        parts.clear();
-        for (unit, Unit { keys, .. }) in units.iter().enumerate() {
-            parts.extend(splits(*keys, self.num_splits).map(|keys| Part { unit, keys }));
-        }
+    // Each unit by one thread.
+    fn run_units<E: Engine>(
+        &self,
+        device: &Cpu,
+        workspaces: &mut [Workspace<E>],
+        Shared { units, slots, .. }: Shared<'_>,
+    ) {
+        for_each_unit(device, workspaces, units.len(), |workspace, index| {
+            let unit = &units[index];
+            let source = self.source(unit, slots);
+            let keys = splits(unit.keys, self.num_splits);
+            let total = workspace.attend_splits(&source, unit.rows, keys, self.scale);
+            self.finish(unit, total);
+        });
+    }
+
+    // Each split by one thread; then the partial results of each unit are merged.
+    fn run_splits<E: Engine>(
+        &self,
+        device: &Cpu,
+        workspaces: &mut [Workspace<E>],
+        shared: Shared<'_>,
+    ) {
         let Some(pitch) = workspaces
             .first()
             .map(|workspace| workspace.engine.value_pitch())
         else {
             return;
         };
-        let rows = running.len() * LANES / (workspaces.len() * MAX_SPLITS);
-        let groups = rows / LANES;
+        let rows = shared.running.len() * LANES / (workspaces.len() * MAX_SPLITS);
+        let units = shared.units;
+        shared.splits.clear();
+        for (unit, Unit { keys, .. }) in units.iter().enumerate() {
+            let of_unit = splits(*keys, self.num_splits).map(|keys| Split { unit, keys });
+            shared.splits.extend(of_unit);
+        }
+        let splits = &*shared.splits;
         {
             let places = (
-                Places::new(&mut *running, [0; 3], [0; 3]),
-                Places::new(&mut *out, [0; 3], [0; 3]),
+                Places::new(&mut *shared.running, [0; 3], [0; 3]),
+                Places::new(&mut *shared.out, [0; 3], [0; 3]),
             );
-            for_each_unit(device, workspaces, parts.len(), |workspace, index| {
-                let Part { unit, keys } = &parts[index];
+            for_each_unit(device, workspaces, splits.len(), |workspace, index| {
+                let Split { unit, keys } = &splits[index];
                 let unit = &units[*unit];
-                // SAFETY: the rooms of two parts do not overlap, and each part is handed out once.
-                let mut part = unsafe {
+                // SAFETY: the rooms of two splits do not overlap, and each split is handed out once.
+                let mut partial = unsafe {
                     Partial {
-                        running: places.0.slice(index * groups, unit.rows.div_ceil(LANES)),
+                        running: places
+                            .0
+                            .slice(index * rows / LANES, unit.rows.div_ceil(LANES)),
                         out: places.1.slice(
                             index * rows * pitch,
                             unit.rows.next_multiple_of(LANES) * pitch,
@@ -472,51 +487,27 @@ impl<T: Element> Call<'_, T> {
                         pitch,
                     }
                 };
-                let source = self.source(unit, slots);
                 attend(
                     &mut workspace.engine,
-                    &source,
+                    &self.source(unit, shared.slots),
                     unit.rows,
                     keys.clone(),
                     self.scale,
-                    &mut part,
+                    &mut partial,
                 );
             });
         }
         let mut first = 0;
         for (index, unit) in units.iter().enumerate() {
-            let count = parts[first..]
-                .iter()
-                .take_while(|part| part.unit == index)
-                .count();
-            let room = |part: usize| {
-                let rows_used = unit.rows.next_multiple_of(LANES);
-                (
-                    part * groups..part * groups + rows_used / LANES,
-                    part * rows * pitch..(part * rows + rows_used) * pitch,
-                )
-            };
+            let of_unit = splits[first..].iter();
+            let count = of_unit.take_while(|split| split.unit == index).count();
             if count == 0 {
                 self.finish_empty(unit);
                 continue;
             }
-            let (head, tail) = room(first);
-            let (total_running, other_running) = running.split_at_mut((first + 1) * groups);
-            let (total_out, other_out) = out.split_at_mut((first + 1) * rows * pitch);
-            let mut total = Partial {
-                running: &mut total_running[head],
-                out: &mut total_out[tail],
-                pitch,
-            };
-            for part in 1..count {
-                let (head, tail) = room(part - 1);
-                total.merge(&Partial {
-                    running: &mut other_running[head],
-                    out: &mut other_out[tail],
-                    pitch,
-                });
-            }
-            self.finish(unit, total);
+            let running = &mut shared.running[first * rows / LANES..];
+            let out = &mut shared.out[first * rows * pitch..];
+            self.finish(unit, merged(unit, count, [rows, pitch], running, out));
             first += count;
         }
     }
@@ -533,12 +524,12 @@ impl<T: Element> Call<'_, T> {
         );
     }
 
-    fn finish(&self, unit: &Unit, mut part: Partial<'_>) {
+    fn finish(&self, unit: &Unit, mut total: Partial<'_>) {
         let first_token = self.query_starts[unit.request] as usize;
         for row in 0..unit.rows {
             let index = unit.first_row + row;
             let (token, head) = (first_token + index / self.heads, index % self.heads);
-            let (lse, values) = part.finish(row, self.layout.scale);
+            let (lse, values) = total.finish(row, self.layout.scale);
             if let Some(sinks) = self.sinks.filter(|_| lse > f32::NEG_INFINITY) {
                 let left = 1.0 / (1.0 + (sinks[head] - lse).exp());
                 values.iter_mut().for_each(|value| *value *= left);
@@ -573,6 +564,35 @@ impl<T: Element> Call<'_, T> {
             tokens: (pair[1] - pair[0]) as usize,
         }
     }
+}
+
+// The partial results of a unit's `count` splits, which lie one after the other, merged in order into
+// the first. Each has room for `rows` rows of `pitch` outputs.
+fn merged<'s>(
+    unit: &Unit,
+    count: usize,
+    [rows, pitch]: [usize; 2],
+    running: &'s mut [Running],
+    out: &'s mut [f32],
+) -> Partial<'s> {
+    let used = unit.rows.next_multiple_of(LANES);
+    let (running, others) = running.split_at_mut(rows / LANES);
+    let (out, outs_of_others) = out.split_at_mut(rows * pitch);
+    let mut total = Partial {
+        running: &mut running[..used / LANES],
+        out: &mut out[..used * pitch],
+        pitch,
+    };
+    let others = others.chunks_mut(rows / LANES);
+    let others = others.zip(outs_of_others.chunks_mut(rows * pitch));
+    for (running, out) in others.take(count - 1) {
+        total.merge(&Partial {
+            running: &mut running[..used / LANES],
+            out: &mut out[..used * pitch],
+            pitch,
+        });
+    }
+    total
 }
 
 struct UnitSource<'c, T> {

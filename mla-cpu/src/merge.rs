@@ -39,7 +39,7 @@ pub(crate) fn merge(
                     let merged = Weights::of(a, b);
                     // SAFETY: as above.
                     unsafe { lse.write(place, merged.lse) };
-                    // A part that attended to nothing is not read: it may hold anything.
+                    // A result that attended to nothing is not read: it may hold anything.
                     let (has_a, has_b) = (!is_empty(a), !is_empty(b));
                     if merged.a == 1.0 && !has_b {
                         return;
@@ -65,12 +65,12 @@ pub(crate) fn merge(
     Ok(())
 }
 
-// Whether a part attended to nothing.
+// Whether a partial result attended to nothing.
 fn is_empty(lse: f32) -> bool {
     lse.is_infinite()
 }
 
-// The log-sum-exp of two parts, and what each part's output counts.
+// The log-sum-exp of two partial results, and the weight of each one's output.
 struct Weights {
     lse: f32,
     a: f32,

@@ -233,10 +233,10 @@ impl<T: Element> Call<'_, T> {
             let source = self.source(unit);
             let keys = 0..source.visible(unit.rows - 1);
             let splits = std::iter::once(keys);
-            let mut part = workspace.attend_splits(&source, unit.rows, splits, scale);
+            let mut total = workspace.attend_splits(&source, unit.rows, splits, scale);
             for row in 0..unit.rows {
                 let (token, head) = (source.first_query + row, unit.head);
-                let (lse, values) = part.finish(row, 1.0);
+                let (lse, values) = total.finish(row, 1.0);
                 // SAFETY: each (token, head) belongs to one unit, units are handed out once, and
                 // the elements of the outputs are distinct.
                 unsafe {

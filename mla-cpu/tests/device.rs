@@ -1,5 +1,7 @@
 //! The CPU device's operations against the f64 reference.
 
+mod common;
+
 use half::{bf16, f16};
 use mla_conformance::reference;
 use mla_cpu::{Buffer, Cpu, fp8};
@@ -13,22 +15,7 @@ use mla_runtime::rotary::{Rotary, RotaryQuery, RotaryStyle};
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use proptest::prelude::*;
 
-/// Uniform in [−1, 1), repeatable.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> f32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / 8_388_608.0 - 1.0
-    }
-
-    fn fill<T: Element>(&mut self, len: usize) -> Vec<T> {
-        (0..len).map(|_| T::from_f32(self.next())).collect()
-    }
-}
+use common::Random;
 
 #[test]
 fn e4m3_decodes_every_code() {

@@ -164,25 +164,25 @@ pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -
 /// The partial results over two sets of keys as one over both. A log-sum-exp of +inf is taken as
 /// −inf: nothing.
 pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
-    let parts = [a, b].map(|(out, lse)| {
+    let partials = [a, b].map(|(out, lse)| {
         let empty = lse == f64::INFINITY;
         (out, if empty { f64::NEG_INFINITY } else { lse })
     });
     let mut out = vec![0.0; a.0.len()];
-    if parts.iter().all(|(_, lse)| *lse == f64::NEG_INFINITY) {
+    if partials.iter().all(|(_, lse)| *lse == f64::NEG_INFINITY) {
         return (out, f64::NEG_INFINITY);
     }
     // The number, if one is NaN.
-    let most = parts[0].1.max(parts[1].1);
-    let sum: f64 = parts.iter().map(|(_, lse)| (lse - most).exp()).sum();
-    for (part, lse) in parts {
-        // A part that attended to nothing may hold anything.
+    let most = partials[0].1.max(partials[1].1);
+    let sum: f64 = partials.iter().map(|(_, lse)| (lse - most).exp()).sum();
+    for (partial, lse) in partials {
+        // A result that attended to nothing may hold anything.
         if lse == f64::NEG_INFINITY {
             continue;
         }
         let weight = (lse - most).exp() / sum;
-        for (out, part) in out.iter_mut().zip(part) {
-            *out += weight * part;
+        for (out, value) in out.iter_mut().zip(partial) {
+            *out += weight * value;
         }
     }
     (out, most + sum.ln())
@@ -262,13 +262,13 @@ mod tests {
         let keys: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i) * 0.3, 1.0]).collect();
         let values: Vec<Vec<f64>> = (0..6).map(|i| vec![f64::from(i * i)]).collect();
         let slices = |from: &[Vec<f64>]| -> Vec<Vec<f64>> { from.to_vec() };
-        let part = |range: std::ops::Range<usize>| {
+        let partial = |range: std::ops::Range<usize>| {
             let (k, v) = (slices(&keys[range.clone()]), slices(&values[range]));
             let k: Vec<&[f64]> = k.iter().map(Vec::as_slice).collect();
             let v: Vec<&[f64]> = v.iter().map(Vec::as_slice).collect();
             attend(&[1.0, -0.5], &k, &v, 1.5)
         };
-        let (a, b, whole) = (part(0..2), part(2..6), part(0..6));
+        let (a, b, whole) = (partial(0..2), partial(2..6), partial(0..6));
         let merged = merge((&a.0, a.1), (&b.0, b.1));
         assert!((merged.0[0] - whole.0[0]).abs() < 1e-12);
         assert!((merged.1 - whole.1).abs() < 1e-12);

@@ -245,11 +245,11 @@ impl Partial<'_> {
                 if b.sum[lane] == 0.0 {
                     continue;
                 }
-                let weight = |part: f32| {
-                    if part == f32::NEG_INFINITY {
+                let weight = |own: f32| {
+                    if own == f32::NEG_INFINITY {
                         0.0
                     } else {
-                        (part - max).exp2()
+                        (own - max).exp2()
                     }
                 };
                 let (x, y) = (weight(a.max[lane]), weight(b.max[lane]));
@@ -315,7 +315,7 @@ impl<E: Engine> Workspace<E> {
     ) -> Partial<'_> {
         let pitch = self.engine.value_pitch();
         let padded = rows.next_multiple_of(LANES);
-        let mut part = Partial {
+        let mut partial = Partial {
             running: &mut self.running[..padded / LANES],
             out: &mut self.out[..padded * pitch],
             pitch,
@@ -326,21 +326,21 @@ impl<E: Engine> Workspace<E> {
             rows,
             splits.next().unwrap_or(0..0),
             scale,
-            &mut part,
+            &mut partial,
         );
         let Some(mut split) = splits.next() else {
-            return part;
+            return partial;
         };
         let mut total = Partial {
             running: &mut self.total_running[..padded / LANES],
             out: &mut self.total_out[..padded * pitch],
             pitch,
         };
-        total.running.copy_from_slice(part.running);
-        total.out.copy_from_slice(part.out);
+        total.running.copy_from_slice(partial.running);
+        total.out.copy_from_slice(partial.out);
         loop {
-            attend(&mut self.engine, source, rows, split, scale, &mut part);
-            total.merge(&part);
+            attend(&mut self.engine, source, rows, split, scale, &mut partial);
+            total.merge(&partial);
             match splits.next() {
                 Some(next) => split = next,
                 None => return total,
@@ -357,9 +357,9 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     rows: usize,
     range: Range<usize>,
     scale: f32,
-    part: &mut Partial<'_>,
+    partial: &mut Partial<'_>,
 ) {
-    part.clear();
+    partial.clear();
     let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
     if key_pitch > 0 {
         for (row, to) in engine
@@ -426,8 +426,8 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
                     by_some: most,
                 },
                 scale,
-                &mut part.running[first / LANES..first / LANES + groups],
-                &mut part.out[first * value_pitch..(first + groups * LANES) * value_pitch],
+                &mut partial.running[first / LANES..first / LANES + groups],
+                &mut partial.out[first * value_pitch..(first + groups * LANES) * value_pitch],
             );
         }
         start += keys;

@@ -1,6 +1,8 @@
 //! The expanded path: keys and values per head, of the new tokens and of chunks of their context.
 
 use super::arena::Arena;
+use super::step::Step;
+use super::workspace::Regions;
 use super::{LayerCall, MlaLayer, Weights, Workspace};
 use crate::backend::{DecodeStage, Keys, Output, PrefillCall, PrefillStage};
 use crate::cache::CacheRef;
@@ -30,6 +32,38 @@ type Rows<'a, D> = (TensorMut<'a, D>, TensorMut<'a, D>);
 /// Keys and values.
 type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
 
+/// Memory of the expanded path, of a workspace's scratch.
+struct Buffers<'a, D: Device> {
+    /// Rows of the cache, gathered.
+    latent: D::BytesMut<'a>,
+    rope: D::BytesMut<'a>,
+    room: Room<'a, D>,
+    /// The outputs of a chunk, or those that are as wide as padded values.
+    partial: D::BytesMut<'a>,
+    partial_lse: D::BytesMut<'a>,
+}
+
+/// The tokens of a call that take the expanded path: what they attend with, and where results go.
+struct Tokens<'a, 'w, D: Device> {
+    weights: &'a Weights<'w, D>,
+    cache: CacheRef<'a, D>,
+    query: TensorRef<'a, D>,
+    /// Their own latents and rotary keys.
+    latent: TensorRef<'a, D>,
+    rope: TensorRef<'a, D>,
+    out: TensorMut<'a, D>,
+    /// Absent if the caller wants none and there is nothing to merge.
+    lse: Option<LseMut<'a, D>>,
+}
+
+/// A prepared step, and what the backend keeps for it.
+struct Prepared<'a, P: PrefillStage> {
+    step: &'a Step,
+    arrays: &'a <P::Device as Memory>::Buffer,
+    state: &'a mut P::State,
+    metadata: &'a P::Metadata,
+}
+
 impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     pub(crate) fn enqueue_expanded(
         &self,
@@ -41,142 +75,175 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         if tokens == 0 {
             return Ok(());
         }
-        let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, v] = [problem.heads, dims.head.v].map(|n| n as usize);
-        let values_width = self.values_width();
-        let padded = values_width > v;
-
-        let regions = &workspace.regions;
-        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
-        let mut context_latent = arena.take(&regions.context_latent);
-        let mut context_rope = arena.take(&regions.context_rope);
-        let together = arena.take(&regions.expanded_kv);
-        let keys = arena.take(&regions.expanded_keys);
-        let values = arena.take(&regions.expanded_values);
-        let mut partial = arena.take(&regions.partial_outputs);
-        let mut partial_lse = arena.take(&regions.partial_lse);
-        let own_lse = arena.take(&regions.expanded_lse);
-        let mut room = if padded || self.packed_keys() {
-            Room::Apart { keys, values }
-        } else {
-            Room::Together(together)
+        let heads = self.config.problem.heads as usize;
+        let scratch = P::Device::bytes_mut(&mut workspace.scratch);
+        let (mut buffers, own_lse) = self.buffers(&workspace.regions, scratch);
+        let mut prepared = Prepared::<P> {
+            step,
+            arrays: &workspace.arrays,
+            state: &mut workspace.prefill_state,
+            metadata: &workspace.prefill_metadata,
         };
-
         let first = step.absorbed_tokens();
         let all = first..first + tokens;
-        let query = call.query.shorten().narrow(0, all.clone())?;
-        let mut out = call.out.reborrow().narrow(0, all.clone())?;
-        let mut lse = match &mut call.lse {
+        let lse = match &mut call.lse {
             Some(lse) => Some(lse.reborrow().tokens(all.clone())?),
             // Without context there is one partial result, and nothing to merge it with.
             None if step.context().chunks.is_empty() => None,
             None => Some(LseMut::new(own_lse, LseLayout::heads_first(heads, tokens))?),
         };
+        let mut tokens = Tokens {
+            weights: &call.weights,
+            cache: call.cache.as_ref(),
+            query: call.query.shorten().narrow(0, all.clone())?,
+            latent: call.latent.shorten().narrow(0, all.clone())?,
+            rope: call.rope.shorten().narrow(0, all.clone())?,
+            out: call.out.reborrow().narrow(0, all)?,
+            lse,
+        };
+        self.attend_to_new(&mut prepared, &mut buffers, &mut tokens)?;
+        (0..step.context().chunks.len()).try_for_each(|index| {
+            self.attend_to_chunk(index, &mut prepared, &mut buffers, &mut tokens)
+        })
+    }
 
-        // The new tokens among themselves, or with their context, all from the cache.
-        {
-            let (gathered, key_starts) =
-                match step.one_call::<P::Device>(P::Device::bytes(&workspace.arrays))? {
-                    Some(one) => {
-                        let latent = P::Device::reborrow(&mut context_latent);
-                        let rope = P::Device::reborrow(&mut context_rope);
-                        let rows = self.gather(call.cache.as_ref(), one.gather, latent, rope)?;
-                        (Some(rows), Some((one.key_starts, one.max_key_len)))
-                    }
-                    None => (None, None),
-                };
-            let (rows_latent, rows_rope) = match &gathered {
-                Some((latent, rope)) => (latent.as_ref(), rope.as_ref()),
-                None => (
-                    call.latent.shorten().narrow(0, all.clone())?,
-                    call.rope.shorten().narrow(0, all)?,
-                ),
+    /// The buffers, and one for a log-sum-exp that the caller does not want.
+    fn buffers<'a>(
+        &self,
+        regions: &Regions,
+        scratch: <P::Device as Memory>::BytesMut<'a>,
+    ) -> (Buffers<'a, P::Device>, <P::Device as Memory>::BytesMut<'a>) {
+        let mut arena = Arena::<P::Device>::new(scratch);
+        let latent = arena.take(&regions.context_latent);
+        let rope = arena.take(&regions.context_rope);
+        let together = arena.take(&regions.expanded_kv);
+        let keys = arena.take(&regions.expanded_keys);
+        let values = arena.take(&regions.expanded_values);
+        let buffers = Buffers {
+            latent,
+            rope,
+            room: match self.padded_values() || self.packed_keys() {
+                true => Room::Apart { keys, values },
+                false => Room::Together(together),
+            },
+            partial: arena.take(&regions.partial_outputs),
+            partial_lse: arena.take(&regions.partial_lse),
+        };
+        (buffers, arena.take(&regions.expanded_lse))
+    }
+
+    /// The new tokens among themselves, or with their context, all from the cache.
+    fn attend_to_new(
+        &self,
+        prepared: &mut Prepared<'_, P>,
+        buffers: &mut Buffers<'_, P::Device>,
+        tokens: &mut Tokens<'_, '_, P::Device>,
+    ) -> Result<()> {
+        let step = prepared.step;
+        let longest = step.max_expanded_query_len();
+        let starts = || step.expanded_starts::<P::Device>(P::Device::bytes(prepared.arrays));
+        let (gathered, key_starts, max_key_len) =
+            match step.one_call::<P::Device>(P::Device::bytes(prepared.arrays))? {
+                Some(one) => {
+                    let latent = P::Device::reborrow(&mut buffers.latent);
+                    let rope = P::Device::reborrow(&mut buffers.rope);
+                    let rows = self.gather(tokens.cache, one.gather, latent, rope)?;
+                    (Some(rows), one.key_starts, one.max_key_len)
+                }
+                None => (None, starts()?, longest),
             };
-            let (keys, values) = self.expand(&call.weights, rows_latent, rows_rope, &mut room)?;
-            let bytes = P::Device::reborrow(&mut partial);
-            let mut wide = match padded {
-                true => Some(self.tensor(bytes, [tokens, heads, values_width])?),
-                false => None,
-            };
-            let starts = || step.expanded_starts(P::Device::bytes(&workspace.arrays));
-            let longest = step.max_expanded_query_len();
-            let (key_starts, max_key_len) = match key_starts {
-                Some(of_all) => of_all,
-                None => (starts()?, longest),
-            };
-            self.prefill.prefill(
-                &self.device,
-                PrefillCall {
-                    chunk: None,
-                    query: query.shorten(),
-                    keys,
-                    values,
-                    out: Output::Plain(match &mut wide {
-                        Some(wide) => wide.reborrow(),
-                        None => out.reborrow(),
-                    }),
-                    lse: lse.as_mut().map(LseMut::reborrow),
-                    query_starts: starts()?,
-                    key_starts,
-                    max_query_len: longest,
-                    max_key_len,
-                },
-                &mut workspace.prefill_state,
-                &workspace.prefill_metadata,
-            )?;
-            if let Some(wide) = &wide {
-                self.device
-                    .copy(wide.as_ref().narrow(2, 0..v)?, out.reborrow())?;
+        let (latent, rope) = match &gathered {
+            Some((latent, rope)) => (latent.as_ref(), rope.as_ref()),
+            None => (tokens.latent.shorten(), tokens.rope.shorten()),
+        };
+        let (keys, values) = self.expand(tokens.weights, latent, rope, &mut buffers.room)?;
+        let [count, heads, v] = tokens.out.layout().shape;
+        let mut wide = match self.padded_values() {
+            true => {
+                let bytes = P::Device::reborrow(&mut buffers.partial);
+                Some(self.tensor(bytes, [count, heads, self.values_width()])?)
             }
+            false => None,
+        };
+        let out = match &mut wide {
+            Some(wide) => wide.reborrow(),
+            None => tokens.out.reborrow(),
+        };
+        self.prefill.prefill(
+            &self.device,
+            PrefillCall {
+                chunk: None,
+                query: tokens.query.shorten(),
+                keys,
+                values,
+                out: Output::Plain(out),
+                lse: tokens.lse.as_mut().map(LseMut::reborrow),
+                query_starts: starts()?,
+                key_starts,
+                max_query_len: longest,
+                max_key_len,
+            },
+            prepared.state,
+            prepared.metadata,
+        )?;
+        match &wide {
+            Some(wide) => {
+                let own = wide.as_ref().narrow(2, 0..v)?;
+                self.device.copy(own, tokens.out.reborrow())
+            }
+            None => Ok(()),
         }
+    }
 
-        // Their context, chunk by chunk.
-        let Some(lse) = &mut lse else { return Ok(()) };
-        for index in 0..step.context().chunks.len() {
-            let chunk = step.chunk::<P::Device>(index, P::Device::bytes(&workspace.arrays))?;
-            let (rows_latent, rows_rope) = self.gather(
-                call.cache.as_ref(),
-                chunk.gather,
-                P::Device::reborrow(&mut context_latent),
-                P::Device::reborrow(&mut context_rope),
-            )?;
-            let (keys, values) = self.expand(
-                &call.weights,
-                rows_latent.as_ref(),
-                rows_rope.as_ref(),
-                &mut room,
-            )?;
-            let count = chunk.tokens.len();
-            let bytes = P::Device::reborrow(&mut partial);
-            let mut chunk_out = self.tensor(bytes, [count, heads, values_width])?;
-            let bytes = P::Device::reborrow(&mut partial_lse);
-            let mut chunk_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
-            self.prefill.prefill(
-                &self.device,
-                PrefillCall {
-                    chunk: chunk.chunk,
-                    query: query.shorten().narrow(0, chunk.tokens.clone())?,
-                    keys,
-                    values,
-                    out: Output::Plain(chunk_out.reborrow()),
-                    lse: Some(chunk_lse.reborrow()),
-                    query_starts: chunk.query_starts,
-                    key_starts: chunk.key_starts,
-                    max_query_len: chunk.max_query_len,
-                    max_key_len: chunk.max_key_len,
-                },
-                &mut workspace.prefill_state,
-                &workspace.prefill_metadata,
-            )?;
-            self.device.merge(
-                out.reborrow().narrow(0, chunk.tokens.clone())?,
-                lse.reborrow().tokens(chunk.tokens.clone())?,
-                chunk_out.as_ref().narrow(2, 0..v)?,
-                chunk_lse.as_ref(),
-            )?;
-        }
-        Ok(())
+    /// A chunk of their context, merged into what there is.
+    fn attend_to_chunk(
+        &self,
+        index: usize,
+        prepared: &mut Prepared<'_, P>,
+        buffers: &mut Buffers<'_, P::Device>,
+        tokens: &mut Tokens<'_, '_, P::Device>,
+    ) -> Result<()> {
+        // It is there in every call with context.
+        let Some(lse) = &mut tokens.lse else {
+            return Ok(());
+        };
+        let chunk = prepared
+            .step
+            .chunk::<P::Device>(index, P::Device::bytes(prepared.arrays))?;
+        let latent = P::Device::reborrow(&mut buffers.latent);
+        let rope = P::Device::reborrow(&mut buffers.rope);
+        let (latent, rope) = self.gather(tokens.cache, chunk.gather, latent, rope)?;
+        let room = &mut buffers.room;
+        let (keys, values) = self.expand(tokens.weights, latent.as_ref(), rope.as_ref(), room)?;
+        let [_, heads, v] = tokens.out.layout().shape;
+        let count = chunk.tokens.len();
+        let bytes = P::Device::reborrow(&mut buffers.partial);
+        let mut out = self.tensor(bytes, [count, heads, self.values_width()])?;
+        let bytes = P::Device::reborrow(&mut buffers.partial_lse);
+        let mut out_lse = LseMut::new(bytes, LseLayout::heads_first(heads, count))?;
+        self.prefill.prefill(
+            &self.device,
+            PrefillCall {
+                chunk: chunk.chunk,
+                query: tokens.query.shorten().narrow(0, chunk.tokens.clone())?,
+                keys,
+                values,
+                out: Output::Plain(out.reborrow()),
+                lse: Some(out_lse.reborrow()),
+                query_starts: chunk.query_starts,
+                key_starts: chunk.key_starts,
+                max_query_len: chunk.max_query_len,
+                max_key_len: chunk.max_key_len,
+            },
+            prepared.state,
+            prepared.metadata,
+        )?;
+        self.device.merge(
+            tokens.out.reborrow().narrow(0, chunk.tokens.clone())?,
+            lse.reborrow().tokens(chunk.tokens)?,
+            out.as_ref().narrow(2, 0..v)?,
+            out_lse.as_ref(),
+        )
     }
 
     /// The rows of a call, gathered from the cache: `[rows, 1, L]` and `[rows, 1, R]`.
@@ -289,6 +356,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             KeyLayout::Split => head.nope,
         };
         width as usize
+    }
+
+    /// Whether values and outputs are wider than a head's own.
+    fn padded_values(&self) -> bool {
+        self.values_width() > self.config.problem.dims.head.v as usize
     }
 
     /// The width of values and outputs as the backend takes them.

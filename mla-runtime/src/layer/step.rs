@@ -177,15 +177,19 @@ impl Step {
                 format!("a row for each of {} requests", batch.requests.len()),
             ));
         }
-        let page = problem.page_size as usize;
+        self.check_requests(batch)?;
+        self.place(batch)
+    }
+
+    // Checks the lengths and pages of requests that are as many as there is room for.
+    fn check_requests(&mut self, batch: &StepBatch<'_>) -> Result<()> {
+        let limits = self.limits;
+        let tables = batch.block_tables;
+        let page = tables.page_size() as usize;
         let longest = limits.pages_per_request.min(tables.max_pages()) * page;
         let (mut tokens, mut pages_end) = (0usize, 0usize);
-        for (index, (request, row)) in batch
-            .requests
-            .iter()
-            .zip(tables.entries().chunks(tables.max_pages()))
-            .enumerate()
-        {
+        let rows = tables.entries().chunks(tables.max_pages());
+        for (index, (request, row)) in batch.requests.iter().zip(rows).enumerate() {
             let accepted = if request.kv as usize > longest {
                 Some(format!(
                     "at most {longest} tokens, which the block table has room for"
@@ -226,7 +230,7 @@ impl Step {
         let lens = batch.requests.iter().map(|r| r.q.max(r.kv));
         self.longest = lens.chain(batch.max_len).max().unwrap_or(0) as usize;
         self.pages_end = pages_end;
-        self.place(batch)
+        Ok(())
     }
 
     // Finds the slot of every new token in a batch whose pages were checked.
@@ -314,6 +318,17 @@ impl Step {
                 ),
             ));
         }
+        self.take_absorbed(problem, batch, absorbed)?;
+        self.take_expanded(problem, batch, expanded)
+    }
+
+    // Notes the requests on the absorbed path, the first ones.
+    fn take_absorbed(
+        &mut self,
+        problem: &Problem,
+        batch: &StepBatch<'_>,
+        absorbed: &[Request],
+    ) -> Result<()> {
         self.absorbed_requests = absorbed.len();
         self.absorbed_query_lens.clear();
         self.absorbed_query_lens
@@ -335,12 +350,23 @@ impl Step {
                 ),
             ));
         }
+        Ok(())
+    }
+
+    // Notes the requests on the expanded path, which follow.
+    fn take_expanded(
+        &mut self,
+        problem: &Problem,
+        batch: &StepBatch<'_>,
+        expanded: &[Request],
+    ) -> Result<()> {
+        let first = self.absorbed_requests;
         self.expanded_query_lens.clear();
         self.expanded_starts.clear();
         let mut start = 0;
         for (index, request) in expanded.iter().enumerate() {
             if request.kv == 0 && request.q > 0 {
-                let given = format!("0 of request {}", absorbed.len() + index);
+                let given = format!("0 of request {}", first + index);
                 let accepted = format!(
                     "at least its {} new tokens: padding stands first, and has the query length \
                      of the absorbed path",
@@ -357,11 +383,7 @@ impl Step {
         if let Some(place) = expanded.iter().position(listed) {
             return Err(Error::argument(
                 "requests.q",
-                format!(
-                    "{} of request {}",
-                    expanded[place].q,
-                    absorbed.len() + place
-                ),
+                format!("{} of request {}", expanded[place].q, first + place),
                 format!(
                     "{} query lengths: sparse attention has the absorbed form only",
                     problem.query_len

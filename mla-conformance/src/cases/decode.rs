@@ -1,0 +1,279 @@
+//! The cases of a decode backend.
+
+use mla_runtime::backend::{DecodeBackend, Entry, SelectedDecode};
+use mla_runtime::device::Device;
+use mla_runtime::feature::Feature;
+use mla_runtime::problem::Problem;
+use mla_runtime::spec::QueryLen;
+
+use super::{Cases, registry, unregistered};
+use crate::data::config;
+use crate::topic::DecodeTopic;
+use crate::{DecodeCase, Failure};
+
+/// Runs every case of a topic that the backend's spec accepts on the device.
+///
+/// # Errors
+///
+/// The first failure.
+pub fn decode<B: DecodeBackend>(device: &B::Device, topic: DecodeTopic) -> Result<(), Failure> {
+    if topic == DecodeTopic::ThroughTheRegistry {
+        return decode_entry(B::ENTRY, device, topic);
+    }
+    let run = |case: DecodeCase| {
+        let backend = DecodeCase::backend::<B>(device, case.problem)?;
+        case.check_stage(&backend, device)
+    };
+    Cases::new(B::ENTRY.spec, device.target(), DecodeCase::new, run)?.topic(topic)
+}
+
+/// The same of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+///
+/// # Errors
+///
+/// The first failure, among them that the backend is for devices of another type.
+pub fn decode_entry<D: Device>(
+    entry: Entry,
+    device: &D,
+    topic: DecodeTopic,
+) -> Result<(), Failure> {
+    let run = |case: DecodeCase| {
+        let stage = decode_stage(entry, device, case.problem)?;
+        case.check_stage(&stage, device)
+    };
+    Cases::new(entry.spec, device.target(), DecodeCase::new, run)?.topic(topic)
+}
+
+impl Cases<'_, DecodeCase> {
+    /// Around the end of a page, nothing, and several pages.
+    fn lens(&self) -> [usize; 6] {
+        let page = self.plain.page_size as usize;
+        [1, page - 1, page, page + 1, 0, 150]
+    }
+
+    fn topic(&self, topic: DecodeTopic) -> Result<(), Failure> {
+        let (accepted, spec, plain) = (&self.accepted, &self.accepted.spec, self.plain);
+        let propagates_nan = spec.features.contains(Feature::NanPropagation);
+        match topic {
+            DecodeTopic::NanQueries | DecodeTopic::NanRows if !propagates_nan => Ok(()),
+            DecodeTopic::SingleTokens => self.check(DecodeCase::new(plain, &self.lens())),
+            DecodeTopic::QueryLengths => self.query_lengths(),
+            DecodeTopic::Formats => self.formats(),
+            DecodeTopic::Dimensions => {
+                let problems = accepted.with(accepted.dims(), |p, dims| p.dims = dims);
+                self.each(problems, &[5, 90])
+            }
+            DecodeTopic::Heads => {
+                let problems = accepted.with(accepted.heads(), |p, heads| p.heads = heads);
+                self.each(problems, &[70, 1, 33])
+            }
+            DecodeTopic::PageSizes => {
+                let problems = accepted.with(accepted.page_sizes(), |p, size| p.page_size = size);
+                self.each(problems, &[1, 200, 17])
+            }
+            DecodeTopic::LongContexts => self.check(DecodeCase::new(plain, &[2100, 40, 900])),
+            DecodeTopic::Strides => self.check(DecodeCase {
+                gap: 16,
+                lse: false,
+                ..DecodeCase::new(plain, &self.lens())
+            }),
+            DecodeTopic::EmptyBatches => {
+                let batches: [&[usize]; 3] = [&[], &[0], &[0, 5, 0]];
+                let mut batches = batches.into_iter();
+                batches.try_for_each(|lens| self.check(DecodeCase::new(plain, lens)))
+            }
+            DecodeTopic::NanQueries => self.nan_queries(),
+            DecodeTopic::NanRows => self.nan_rows(),
+            DecodeTopic::SlotLists => self.slot_lists(),
+            DecodeTopic::DenseRequests => self.dense_requests(),
+            DecodeTopic::SecondCache => self.second_cache(),
+            DecodeTopic::Sinks => self.sinks(),
+            DecodeTopic::QuantisedOutputs => {
+                let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
+                self.each(quantised, &[130, 7])
+            }
+            DecodeTopic::Repetition => self.repeated(|| DecodeCase::new(plain, &[600, 3])),
+            // By whatever the cases are run.
+            DecodeTopic::ThroughTheRegistry => self.check(DecodeCase::new(plain, &[600, 3])),
+        }
+    }
+
+    /// The problems with several query tokens.
+    fn several(&self) -> Vec<Problem> {
+        let levels = vec![QueryLen::Uniform, QueryLen::Ragged];
+        self.accepted.with(levels, |p, level| p.query_len = level)
+    }
+
+    fn query_lengths(&self) -> Result<(), Failure> {
+        self.several().into_iter().try_for_each(|problem| {
+            let query_lens = match problem.query_len {
+                QueryLen::Uniform => vec![3; 4],
+                _ => vec![1, 4, 0, 2],
+            };
+            self.check(DecodeCase {
+                query_lens,
+                ..DecodeCase::new(problem, &[3, 140, 65, 2])
+            })
+        })
+    }
+
+    fn formats(&self) -> Result<(), Failure> {
+        let spec = &self.accepted.spec;
+        let of = |dtype| spec.kv_formats.iter().map(move |format| (dtype, *format));
+        let pairs = spec.dtypes.iter().copied().flat_map(of).collect();
+        let problems = self.accepted.with(pairs, |p, (dtype, format)| {
+            (p.dtype, p.kv_format) = (dtype, format);
+        });
+        self.each(problems, &self.lens())
+    }
+
+    fn nan_queries(&self) -> Result<(), Failure> {
+        let plain = self.plain;
+        let page = plain.page_size as usize;
+        let last = plain.dims.row() as usize - 1;
+        self.check(DecodeCase {
+            nan_queries: vec![[1, 0, 0], [3, plain.heads as usize - 1, last]],
+            ..DecodeCase::new(plain, &[6, 6, page + 1, 150])
+        })?;
+        // Rows beside it in the same request, which see fewer keys or more.
+        self.several().into_iter().try_for_each(|problem| {
+            self.check(DecodeCase {
+                query_lens: vec![3; 2],
+                nan_queries: vec![[2, 0, 0], [4, 0, 0]],
+                ..DecodeCase::new(problem, &[3, 70])
+            })
+        })
+    }
+
+    fn nan_rows(&self) -> Result<(), Failure> {
+        let plain = self.plain;
+        let page = plain.page_size as usize;
+        let formats = self.accepted.spec.kv_formats.to_vec();
+        let formats = self.accepted.with(formats, |p, kv| p.kv_format = kv);
+        let rope = plain.dims.latent as usize;
+        let rope = rope.min(plain.dims.row() as usize - 1);
+        for problem in formats {
+            // The last row of one request, the first of the next, and a rotary part.
+            self.check(DecodeCase {
+                nan_rows: vec![[1, 5, 0], [2, 0, 130], [4, 40, rope]],
+                ..DecodeCase::new(problem, &[6, 6, page + 1, 150, 70])
+            })?;
+        }
+        // In one split of several.
+        self.check(DecodeCase {
+            nan_rows: vec![[0, 700, 3]],
+            ..DecodeCase::new(plain, &[2100, 900])
+        })?;
+        // A later token's row, which the tokens before it do not see.
+        self.several().into_iter().try_for_each(|problem| {
+            self.check(DecodeCase {
+                query_lens: vec![3; 3],
+                nan_rows: vec![[0, 2, 1], [1, 68, 511.min(rope)], [2, 299, rope]],
+                ..DecodeCase::new(problem, &[3, 70, 300])
+            })
+        })
+    }
+
+    fn slot_lists(&self) -> Result<(), Failure> {
+        let sparse = self
+            .accepted
+            .with(vec![true], |p, sparse| p.sparse = sparse);
+        sparse.into_iter().try_for_each(|problem| {
+            self.check(DecodeCase::new(problem, &[300, 17, 0]))?;
+            self.check(DecodeCase {
+                list_width: 150,
+                with_counts: true,
+                ..DecodeCase::new(problem, &[300, 40, 17, 9, 1, 0])
+            })?;
+            self.check(DecodeCase {
+                list_width: 0,
+                ..DecodeCase::new(problem, &[20])
+            })
+        })
+    }
+
+    fn dense_requests(&self) -> Result<(), Failure> {
+        let sparse = self.accepted.sparse(Feature::DenseRequests);
+        sparse.into_iter().try_for_each(|problem| {
+            // Shorter than its bound, as long, and longer; without tokens.
+            self.check(DecodeCase {
+                dense_within: 37,
+                ..DecodeCase::new(problem, &[20, 37, 38, 0, 1])
+            })?;
+            let query_lens = match problem.query_len {
+                QueryLen::Single => return Ok(()),
+                _ => vec![4, 0, 3, 2],
+            };
+            self.check(DecodeCase {
+                query_lens,
+                list_width: 150,
+                dense_within: 130,
+                ..DecodeCase::new(problem, &[4, 90, 131, 130])
+            })
+        })
+    }
+
+    fn second_cache(&self) -> Result<(), Failure> {
+        let takes_dense = self.accepted.spec.features.contains(Feature::DenseRequests);
+        let sparse = self.accepted.sparse(Feature::SecondCache);
+        sparse.into_iter().try_for_each(|problem| {
+            self.check(DecodeCase {
+                second_width: 21,
+                ..DecodeCase::new(problem, &[300, 17, 0])
+            })?;
+            // Beside nothing, and more than a tile beside dense requests.
+            self.check(DecodeCase {
+                second_width: 5,
+                list_width: 0,
+                ..DecodeCase::new(problem, &[20])
+            })?;
+            self.check(DecodeCase {
+                second_width: 130,
+                list_width: 90,
+                dense_within: if takes_dense { 90 } else { 0 },
+                ..DecodeCase::new(problem, &[80, 200])
+            })
+        })
+    }
+
+    fn sinks(&self) -> Result<(), Failure> {
+        let (accepted, plain) = (&self.accepted, self.plain);
+        let features = self.accepted.spec.features;
+        if !features.contains(Feature::Sinks) {
+            return Ok(());
+        }
+        let mut problems = accepted.with(vec![false], |p, sparse| p.sparse = sparse);
+        problems.extend(accepted.sparse(Feature::Sinks));
+        problems.into_iter().try_for_each(|problem| {
+            self.check(DecodeCase {
+                with_sinks: true,
+                ..DecodeCase::new(problem, &[90, 17, 0])
+            })?;
+            if problem.heads != plain.heads || problem.query_len != plain.query_len {
+                return Ok(());
+            }
+            // In several splits, beside dense requests, and beside what a second cache has.
+            let has = |feature| problem.sparse && features.contains(feature);
+            self.check(DecodeCase {
+                with_sinks: true,
+                with_counts: true,
+                list_width: 400,
+                dense_within: if has(Feature::DenseRequests) { 70 } else { 0 },
+                second_width: if has(Feature::SecondCache) { 21 } else { 0 },
+                ..DecodeCase::new(problem, &[500, 60])
+            })
+        })
+    }
+}
+
+// The backend as a registry gives it by name.
+fn decode_stage<D: Device>(
+    entry: Entry,
+    device: &D,
+    problem: Problem,
+) -> Result<SelectedDecode<D>, Failure> {
+    let name = entry.spec.name;
+    registry(entry)
+        .instantiate_decode(name, device, &config(problem))
+        .map_err(|error| unregistered(name, error))
+}

@@ -1,0 +1,86 @@
+//! What is tried, of that which a spec accepts.
+
+mod accepted;
+mod decode;
+mod prefill;
+
+use mla_runtime::backend::Entry;
+use mla_runtime::capability::Target;
+use mla_runtime::feature::Feature;
+use mla_runtime::problem::Problem;
+use mla_runtime::registry::Registry;
+use mla_runtime::selection::SelectionError;
+use mla_runtime::spec::BackendSpec;
+
+pub use decode::{decode, decode_entry};
+pub use prefill::{prefill, prefill_entry};
+
+use super::Failure;
+use super::data::Bits;
+use accepted::Accepted;
+
+/// What is tried of a backend with cases of one phase.
+struct Cases<'a, C> {
+    accepted: Accepted,
+    plain: Problem,
+    /// A case of a problem, and of lengths.
+    new: fn(Problem, &[usize]) -> C,
+    /// Makes the backend for a case, and runs it.
+    run: Box<dyn Fn(C) -> Result<Bits, Failure> + 'a>,
+}
+
+impl<'a, C> Cases<'a, C> {
+    fn new(
+        spec: BackendSpec,
+        target: Target,
+        new: fn(Problem, &[usize]) -> C,
+        run: impl Fn(C) -> Result<Bits, Failure> + 'a,
+    ) -> Result<Self, Failure> {
+        let accepted = Accepted::new(spec, target)?;
+        Ok(Self {
+            plain: accepted.plainest,
+            accepted,
+            new,
+            run: Box::new(run),
+        })
+    }
+
+    fn check(&self, case: C) -> Result<(), Failure> {
+        (self.run)(case).map(drop)
+    }
+
+    /// One case of each problem, with these lengths.
+    fn each(&self, problems: Vec<Problem>, lens: &[usize]) -> Result<(), Failure> {
+        let mut problems = problems.into_iter();
+        problems.try_for_each(|problem| self.check((self.new)(problem, lens)))
+    }
+
+    /// Whether a second run gives the bits of the first, where the spec promises that.
+    fn repeated(&self, case: impl Fn() -> C) -> Result<(), Failure> {
+        let spec = &self.accepted.spec;
+        if !spec.features.contains(Feature::Deterministic)
+            || (self.run)(case())? == (self.run)(case())?
+        {
+            return Ok(());
+        }
+        Err(Failure::Differs {
+            name: spec.name,
+            problem: Box::new(self.plain),
+            how: "a second run",
+        })
+    }
+}
+
+fn registry(entry: Entry) -> Registry {
+    let mut registry = Registry::empty();
+    // The first entry of a registry takes no name that is taken.
+    let _ = registry.add(entry);
+    registry
+}
+
+fn unregistered(name: &'static str, error: SelectionError) -> Failure {
+    Failure::Unregistered {
+        name,
+        error: Box::new(error),
+    }
+}

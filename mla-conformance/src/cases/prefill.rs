@@ -1,0 +1,171 @@
+//! The cases of a prefill backend.
+
+use mla_runtime::backend::{Entry, PrefillBackend, SelectedPrefill};
+use mla_runtime::device::Device;
+use mla_runtime::feature::Feature;
+use mla_runtime::problem::Problem;
+
+use super::{Cases, registry, unregistered};
+use crate::data::config;
+use crate::topic::PrefillTopic;
+use crate::{Failure, PrefillCase};
+
+/// Runs every case of a topic that the backend's spec accepts on the device.
+///
+/// # Errors
+///
+/// The first failure.
+pub fn prefill<B: PrefillBackend>(device: &B::Device, topic: PrefillTopic) -> Result<(), Failure> {
+    if topic == PrefillTopic::ThroughTheRegistry {
+        return prefill_entry(B::ENTRY, device, topic);
+    }
+    let run = |case: PrefillCase| {
+        let backend = PrefillCase::backend::<B>(device, case.problem)?;
+        case.check_stage(&backend, device)
+    };
+    Cases::new(B::ENTRY.spec, device.target(), PrefillCase::new, run)?.topic(topic)
+}
+
+/// The same of a backend that a [registry](mla_runtime::registry::Registry) has under a name.
+///
+/// # Errors
+///
+/// The first failure, among them that the backend is for devices of another type.
+pub fn prefill_entry<D: Device>(
+    entry: Entry,
+    device: &D,
+    topic: PrefillTopic,
+) -> Result<(), Failure> {
+    let run = |case: PrefillCase| {
+        let stage = prefill_stage(entry, device, case.problem)?;
+        case.check_stage(&stage, device)
+    };
+    Cases::new(entry.spec, device.target(), PrefillCase::new, run)?.topic(topic)
+}
+
+/// New tokens of the requests of most cases.
+const LENS: [usize; 4] = [70, 0, 1, 33];
+
+impl Cases<'_, PrefillCase> {
+    fn topic(&self, topic: PrefillTopic) -> Result<(), Failure> {
+        let (accepted, spec, plain) = (&self.accepted, &self.accepted.spec, self.plain);
+        let propagates_nan = spec.features.contains(Feature::NanPropagation);
+        let case = || PrefillCase::new(plain, &LENS);
+        match topic {
+            PrefillTopic::NanQueries | PrefillTopic::NanKeys | PrefillTopic::NanValues
+                if !propagates_nan =>
+            {
+                Ok(())
+            }
+            PrefillTopic::NewTokens => self.check(case()),
+            PrefillTopic::MoreOrFewerKeys => self.check(PrefillCase {
+                key_lens: vec![75, 5, 140, 20],
+                ..case()
+            }),
+            PrefillTopic::ContextChunks => self.check(PrefillCase {
+                key_lens: vec![0, 5, 300, 0],
+                causal: false,
+                ..case()
+            }),
+            PrefillTopic::DTypes => {
+                let dtypes = spec.dtypes.to_vec();
+                self.each(accepted.with(dtypes, |p, dtype| p.dtype = dtype), &LENS)
+            }
+            PrefillTopic::Dimensions => {
+                let problems = accepted.with(accepted.dims(), |p, dims| p.dims = dims);
+                self.each(problems, &[20, 50])
+            }
+            PrefillTopic::Heads => {
+                let problems = accepted.with(accepted.heads(), |p, heads| p.heads = heads);
+                self.each(problems, &[18, 3])
+            }
+            PrefillTopic::LongPrompts => self.long_prompts(),
+            PrefillTopic::Strides => self.check(PrefillCase {
+                gap: 16,
+                lse: false,
+                ..case()
+            }),
+            PrefillTopic::EmptyBatches => self.empty_batches(),
+            PrefillTopic::NanQueries => self.nan_queries(),
+            PrefillTopic::NanKeys => self.with_nans(|case| PrefillCase {
+                nan_keys: self.nan_places(plain.dims.head.qk() as usize - 1),
+                ..case
+            }),
+            PrefillTopic::NanValues => self.with_nans(|case| PrefillCase {
+                nan_values: self.nan_places(plain.dims.head.v as usize - 1),
+                ..case
+            }),
+            PrefillTopic::QuantisedOutputs => {
+                let quantised = accepted.with(vec![true], |p, on| p.quant_output = on);
+                self.each(quantised, &LENS)
+            }
+            PrefillTopic::Repetition => self.repeated(|| PrefillCase::new(plain, &[100, 30])),
+            // By whatever the cases are run.
+            PrefillTopic::ThroughTheRegistry => self.check(case()),
+        }
+    }
+
+    fn long_prompts(&self) -> Result<(), Failure> {
+        let mut problem = self.plain;
+        problem.heads = self.accepted.heads()[0];
+        self.check(PrefillCase {
+            key_lens: vec![700],
+            ..PrefillCase::new(problem, &[600])
+        })
+    }
+
+    fn empty_batches(&self) -> Result<(), Failure> {
+        self.check(PrefillCase::new(self.plain, &[]))?;
+        self.check(PrefillCase::new(self.plain, &[0]))?;
+        self.check(PrefillCase {
+            key_lens: vec![0, 4],
+            ..PrefillCase::new(self.plain, &[3, 4])
+        })
+    }
+
+    fn nan_queries(&self) -> Result<(), Failure> {
+        let plain = self.plain;
+        let (heads, qk) = (plain.heads as usize, plain.dims.head.qk() as usize);
+        self.check(PrefillCase {
+            nan_queries: vec![[2, 0, 0]],
+            ..PrefillCase::new(plain, &[6])
+        })?;
+        self.check(PrefillCase {
+            nan_queries: vec![[0, 0, 0], [69, heads - 1, qk - 1], [70, 0, 1]],
+            ..PrefillCase::new(plain, &LENS)
+        })
+    }
+
+    /// In the middle of a prompt, at its end with the last value of a row, and at the beginning of the
+    /// next.
+    fn nan_places(&self, last: usize) -> Vec<[usize; 3]> {
+        vec![
+            [40, 0, 0],
+            [69, self.plain.heads as usize - 1, last],
+            [71, 0, 1],
+        ]
+    }
+
+    /// Keys or values with NaN, of the new tokens and of a context.
+    fn with_nans(&self, with: impl Fn(PrefillCase) -> PrefillCase) -> Result<(), Failure> {
+        self.check(with(PrefillCase::new(self.plain, &LENS)))?;
+        self.check(with(PrefillCase::new(self.plain, &[6, 300])))?;
+        self.check(with(PrefillCase {
+            key_lens: vec![30, 5, 300, 0],
+            causal: false,
+            ..PrefillCase::new(self.plain, &LENS)
+        }))
+    }
+}
+
+// The backend as a registry gives it by name.
+fn prefill_stage<D: Device>(
+    entry: Entry,
+    device: &D,
+    problem: Problem,
+) -> Result<SelectedPrefill<D>, Failure> {
+    let name = entry.spec.name;
+    registry(entry)
+        .instantiate_prefill(name, device, &config(problem))
+        .map_err(|error| unregistered(name, error))
+}
