@@ -1,14 +1,14 @@
 //! Decode context parallelism: a request's cache spread over GPUs, each of which attends to its own
-//! part.
+//! shard.
 //!
 //! Which rank holds which token is [`plan::parallel`](mla_runtime::plan::parallel)'s. Each rank
-//! runs an ordinary layer for all heads on its part of the cache: its requests have the new token
+//! runs an ordinary layer for all heads on its shard of the cache: its requests have the new token
 //! and as many cached ones as the rank holds ([`local_len`]; none makes the request padding), and
 //! the new token's slot is [`new_token_slots_on`]'s, skipped on all ranks but one. Since the
 //! product with W_UV is linear, what the ranks then hold merges by log-sum-exp as it is:
 //!
 //! ```text
-//! rank r      (out_r, lse_r)  = layer on its part of the cache      [T, H, V], [H, T]
+//! rank r      (out_r, lse_r)  = layer on its shard of the cache      [T, H, V], [H, T]
 //! NCCL        all ranks' (out, lse) to every rank
 //! every rank  out, lse        = merge of all, in the order of the ranks
 //! ```
@@ -214,22 +214,22 @@ impl PartialResults {
         if lse.layout() != lse_layout {
             return Err(Error::argument("lse", lse.layout(), lse_layout));
         }
-        let part = whole.elements() * self.dtype.bytes();
-        let lse_part = 4 * self.heads * tokens;
-        if ranks * part > self.outputs.len() {
+        let each = whole.elements() * self.dtype.bytes();
+        let each_lse = 4 * self.heads * tokens;
+        if ranks * each > self.outputs.len() {
             let most = self.outputs.len() / (ranks * self.heads * self.width * self.dtype.bytes());
             return Err(Error::argument("tokens", tokens, format!("at most {most}")));
         }
         if tokens == 0 {
             return Ok(());
         }
-        let (outputs, _) = Cuda::split_mut(self.outputs.bytes_mut(), ranks * part);
-        let (lses, _) = Cuda::split_mut(self.lses.bytes_mut(), ranks * lse_part);
-        communicator.all_gather(first(out.as_ref().bytes(), part), outputs)?;
-        communicator.all_gather(first(lse.as_ref().bytes(), lse_part), lses)?;
+        let (outputs, _) = Cuda::split_mut(self.outputs.bytes_mut(), ranks * each);
+        let (lses, _) = Cuda::split_mut(self.lses.bytes_mut(), ranks * each_lse);
+        communicator.all_gather(first(out.as_ref().bytes(), each), outputs)?;
+        communicator.all_gather(first(lse.as_ref().bytes(), each_lse), lses)?;
         for rank in 0..ranks {
-            let other = TensorRef::new(nth(&self.outputs, rank, part), whole)?;
-            let other_lse = nth(&self.lses, rank, lse_part);
+            let other = TensorRef::new(nth(&self.outputs, rank, each), whole)?;
+            let other_lse = nth(&self.lses, rank, each_lse);
             if rank == 0 {
                 // The same beginning and order on every rank, and so the same bits.
                 device.copy(other, out.reborrow())?;
@@ -245,7 +245,7 @@ impl PartialResults {
     }
 }
 
-// The bytes of one rank's part.
+// The bytes of one rank's result.
 fn nth(buffer: &Buffer, rank: usize, len: usize) -> Bytes<'_> {
     Cuda::byte_range(buffer.bytes(), rank * len..(rank + 1) * len)
 }

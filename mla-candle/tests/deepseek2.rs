@@ -134,7 +134,7 @@ fn check(device: &Device, case: Case) -> Result<()> {
     let before = rms_norm(HIDDEN, EPS, block.pp("input_layernorm"))?;
     let after = rms_norm(HIDDEN, EPS, weights.pp("model.norm"))?;
 
-    // A prompt, a second piece of it on the first's context, and then token by token.
+    // A prompt, a second chunk of it on the first's context, and then token by token.
     let mut offset = 0;
     let (mut of_ours, mut of_peer) = (Differences::default(), Differences::default());
     for len in [33, 20, 1, 1, 1, 5, 1] {

@@ -7,7 +7,7 @@ use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
 use mla_runtime::explain::{Explanation, PhaseExplanation};
 use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kernels::{Kernels, Run};
+use mla_runtime::kernels::{KernelFacts, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::reason::{Given, Reason};
@@ -201,7 +201,7 @@ fn lse(spec: &BackendSpec) -> Option<String> {
 }
 
 // What the backend's kernels are compiled for, and where they have run, as far as anybody says.
-fn facts(kernels: &Kernels) -> impl Iterator<Item = String> {
+fn facts(kernels: &KernelFacts) -> impl Iterator<Item = String> {
     let compiled = kernels.families.map(|families| {
         let targets: Vec<_> = families.iter().flat_map(|it| it.targets).copied().collect();
         format!("compiled for {}", targets.join(", "))

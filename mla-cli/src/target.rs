@@ -2,7 +2,7 @@
 
 use mla_kernels::{FAMILIES, Gpu, present_gpu};
 use mla_runtime::capability::{Capability, Target};
-use mla_runtime::kernels::Family;
+use mla_runtime::kernels::CompiledFamily;
 
 /// What a selection is made for where no other hardware is named: the first GPU, or the processor
 /// where there is none that can be used.
@@ -29,8 +29,8 @@ pub(crate) fn describe_build() -> String {
     built(FAMILIES, present)
 }
 
-fn built(families: &[Family], present: Option<Capability>) -> String {
-    let line = |family: &Family| {
+fn built(families: &[CompiledFamily], present: Option<Capability>) -> String {
+    let line = |family: &CompiledFamily| {
         let (name, targets) = (family.name, family.targets.join(", "));
         match present {
             Some(capability) if family.runs_on(capability) => {
@@ -54,11 +54,11 @@ mod tests {
     #[test]
     fn what_was_built_and_cannot_be_run_here_says_so() {
         let both = [
-            Family {
+            CompiledFamily {
                 name: "sm90",
                 targets: &["sm_90a"],
             },
-            Family {
+            CompiledFamily {
                 name: "sm100",
                 targets: &["sm_100f"],
             },

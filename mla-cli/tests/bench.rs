@@ -273,7 +273,7 @@ fn a_crossover_is_found_between_the_paths() {
     let (text, report) = bench(
         "crossover",
         &format!(
-            "q{{q}}s300 --range q=1,8,200 --path absorbed,expanded --piece 8 --dims 256x8x8x8 --heads 4 \
+            "q{{q}}s300 --range q=1,8,200 --path absorbed,expanded --query-chunk 8 --dims 256x8x8x8 --heads 4 \
              --samples 5 --cold-cache off --check 4 --dtype f32 --plot {}",
             svg.display()
         ),
@@ -438,8 +438,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
             "rows: given 1 value without effect on q64",
         ),
         (
-            "4q4s1k --measure layer --piece 8".into(),
-            "piece: given 1 value without effect on 4q4s1k",
+            "4q4s1k --measure layer --query-chunk 8".into(),
+            "query_chunk: given 1 value without effect on 4q4s1k",
         ),
         (
             "q64 --num-splits 4".into(),

@@ -10,7 +10,7 @@ use mla_runtime::backend::{
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
 use mla_runtime::dims::{HeadDims, MlaDims};
-use mla_runtime::dtype::{DType, Element};
+use mla_runtime::dtype::DType;
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{KeyLayout, QueryFormat};

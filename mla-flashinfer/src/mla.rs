@@ -18,7 +18,7 @@ use {
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
-    mla_runtime::kernels::Kernels,
+    mla_runtime::kernels::KernelFacts,
 };
 
 /// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number of heads, any
@@ -274,7 +274,7 @@ impl DecodeBackend for FlashInferMla {
 
 /// The kernel of the family that this build has for the GPU: the order of `compiled` above decides.
 #[cfg(feature = "fa")]
-fn launch(kernels: &Kernels, device: &Cuda) -> Result<Launch> {
+fn launch(kernels: &KernelFacts, device: &Cuda) -> Result<Launch> {
     let capability = device.gpu().capability;
     match kernels.family_on(capability).map(|family| family.name) {
         #[cfg(feature = "sm90")]

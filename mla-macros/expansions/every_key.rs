@@ -107,14 +107,14 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
             otherwise: 7,
         })
         .checked();
-    const KERNELS: crate::engine::mla_runtime::kernels::Kernels = crate::engine::mla_runtime::kernels::Kernels {
+    const KERNELS: crate::engine::mla_runtime::kernels::KernelFacts = crate::engine::mla_runtime::kernels::KernelFacts {
         families: ::core::option::Option::Some(
             &[
-                crate::engine::mla_runtime::kernels::Family {
+                crate::engine::mla_runtime::kernels::CompiledFamily {
                     name: "sm90",
                     targets: raw::SM90,
                 },
-                crate::engine::mla_runtime::kernels::Family {
+                crate::engine::mla_runtime::kernels::CompiledFamily {
                     name: "sm80",
                     targets: raw::SM80,
                 },

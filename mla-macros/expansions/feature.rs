@@ -61,10 +61,10 @@ impl DecodeBackend for Flash {
             otherwise: 0,
         })
         .checked();
-    const KERNELS: ::mla_runtime::kernels::Kernels = ::mla_runtime::kernels::Kernels {
+    const KERNELS: ::mla_runtime::kernels::KernelFacts = ::mla_runtime::kernels::KernelFacts {
         families: ::core::option::Option::Some(
             &[
-                ::mla_runtime::kernels::Family {
+                ::mla_runtime::kernels::CompiledFamily {
                     name: "sm90",
                     targets: raw::SM90,
                 },

@@ -64,7 +64,7 @@ impl PrefillBackend for FlashAttn {
             otherwise: 0,
         })
         .checked();
-    const KERNELS: ::mla_runtime::kernels::Kernels = ::mla_runtime::kernels::Kernels {
+    const KERNELS: ::mla_runtime::kernels::KernelFacts = ::mla_runtime::kernels::KernelFacts {
         families: ::mla_runtime::private::families!(),
         run_on: ::core::option::Option::None,
     };

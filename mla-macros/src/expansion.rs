@@ -158,7 +158,7 @@ impl Runtime {
         };
         let run_on = option(spec.run_on.as_ref());
         Some(quote! {
-            const KERNELS: #path::kernels::Kernels = #path::kernels::Kernels {
+            const KERNELS: #path::kernels::KernelFacts = #path::kernels::KernelFacts {
                 families: #families,
                 run_on: #run_on,
             };
@@ -171,7 +171,7 @@ impl Runtime {
         let families = spec.compiled.iter().map(|targets| {
             let last = targets.segments.last().map(|it| it.ident.to_string());
             let name = last.unwrap_or_default().to_ascii_lowercase();
-            quote!(#path::kernels::Family { name: #name, targets: #targets })
+            quote!(#path::kernels::CompiledFamily { name: #name, targets: #targets })
         });
         quote!(&[#(#families),*])
     }
@@ -325,7 +325,7 @@ impl Runtime {
             None => {
                 let families = self.families(spec);
                 quote! {{
-                    const FAMILIES: &[#path::kernels::Family] = #families;
+                    const FAMILIES: &[#path::kernels::CompiledFamily] = #families;
                     const SETS: [#path::capability::CapabilityMatch; #path::kernels::count(FAMILIES)] =
                         #path::kernels::capabilities(FAMILIES);
                     &SETS

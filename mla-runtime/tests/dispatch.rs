@@ -17,7 +17,7 @@ use mla_runtime::dispatch::{
     DecodeVisitor, LayerVisitor, Listed, backends, choose, with_backends, with_decode,
 };
 use mla_runtime::dtype::DType;
-use mla_runtime::kernels::{Kernels, Run};
+use mla_runtime::kernels::{KernelFacts, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
@@ -294,7 +294,7 @@ proptest! {
         for spec in specs.iter().rev() {
             list = Some(&*Box::leak(Box::new(Listed {
                 spec: Box::leak(Box::new(*spec)),
-                kernels: Kernels::UNKNOWN,
+                kernels: KernelFacts::UNKNOWN,
                 availability: Availability::Available,
                 next: list,
             })));

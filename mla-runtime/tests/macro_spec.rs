@@ -9,7 +9,7 @@ use mla_runtime::capability::{Capability, CapabilityMatch, Platform};
 use mla_runtime::dims::HeadDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::feature::{Feature, FeatureSet};
-use mla_runtime::kernels::{Family, Kernels, Run};
+use mla_runtime::kernels::{CompiledFamily, KernelFacts, Run};
 use mla_runtime::kv_format::KvFormat;
 use mla_runtime::mla_backend;
 use mla_runtime::spec::{
@@ -230,22 +230,22 @@ impl DecodeBackend for Compiled {
 
 #[test]
 fn what_is_known_of_the_kernels_stands_beside_the_spec() {
-    const SM90_FAMILY: Family = Family {
+    const SM90_FAMILY: CompiledFamily = CompiledFamily {
         name: "sm90",
         targets: SM90,
     };
-    const SM80_FAMILY: Family = Family {
+    const SM80_FAMILY: CompiledFamily = CompiledFamily {
         name: "sm80",
         targets: SM80,
     };
-    let declared = Kernels {
+    let declared = KernelFacts {
         families: Some(&[SM90_FAMILY]),
         run_on: Some(RUN_ON),
     };
     assert_eq!(Declared::KERNELS, declared);
     assert_eq!(Declared::ENTRY.kernels, declared);
     assert_eq!(Declared::SPEC.capabilities, [SM90_ALONE]);
-    let compiled = Kernels {
+    let compiled = KernelFacts {
         families: Some(&[SM90_FAMILY, SM80_FAMILY]),
         run_on: None,
     };
@@ -253,7 +253,10 @@ fn what_is_known_of_the_kernels_stands_beside_the_spec() {
     // PTX for 8.0 runs wherever machine code of these families does.
     let floor = CapabilityMatch::Floor(Capability::new(8, 0));
     assert_eq!(Compiled::SPEC.capabilities, [floor]);
-    assert_eq!(<inner::Decode as DecodeBackend>::KERNELS, Kernels::UNKNOWN);
+    assert_eq!(
+        <inner::Decode as DecodeBackend>::KERNELS,
+        KernelFacts::UNKNOWN
+    );
 }
 
 // The feature is none of this package's, so it is off.

@@ -7,7 +7,7 @@
 //! lists and in every registry, with the same constraints and the feature as the reason why they
 //! cannot run: `#[mla_backend(feature = "…")]` sees to that.
 
-use mla_runtime::kernels::Family;
+use mla_runtime::kernels::CompiledFamily;
 
 // What backends share.
 #[cfg(feature = "gpu")]

@@ -3,6 +3,20 @@
 //! What they do lies in `absorbed` and `expanded`, which a build without kernels leaves out. The
 //! blocks are here, since the attribute makes absent entries of them there.
 
+/// The type of a backend: the layer's configuration, and its kernel; nothing with its feature off.
+macro_rules! backend_type {
+    ($(#[$about:meta])* $backend:ident: $kernel:path, $feature:tt) => {
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $backend {
+            #[cfg(feature = $feature)]
+            config: mla_runtime::backend::LayerConfig,
+            #[cfg(feature = $feature)]
+            pub(super) kernel: $kernel,
+        }
+    };
+}
+
 /// A dense decode backend: its type, its kernel (a `DenseKernel`), its feature, and what else it
 /// claims.
 macro_rules! dense_backend {
@@ -12,14 +26,7 @@ macro_rules! dense_backend {
         feature = $feature:tt,
         $($claims:tt)*
     ) => {
-        $(#[$about])*
-        #[derive(Debug)]
-        pub struct $backend {
-            #[cfg(feature = $feature)]
-            config: mla_runtime::backend::LayerConfig,
-            #[cfg(feature = $feature)]
-            pub(super) kernel: $kernel,
-        }
+        $crate::backends::template::backend_type! { $(#[$about])* $backend: $kernel, $feature }
 
         #[mla_runtime::mla_backend(feature = $feature, $($claims)*)]
         impl mla_runtime::backend::DecodeBackend for $backend {
@@ -94,14 +101,7 @@ macro_rules! expanded_backend {
         feature = $feature:tt,
         $($claims:tt)*
     ) => {
-        $(#[$about])*
-        #[derive(Debug)]
-        pub struct $backend {
-            #[cfg(feature = $feature)]
-            config: mla_runtime::backend::LayerConfig,
-            #[cfg(feature = $feature)]
-            pub(super) kernel: $kernel,
-        }
+        $crate::backends::template::backend_type! { $(#[$about])* $backend: $kernel, $feature }
 
         #[mla_runtime::mla_backend(feature = $feature, $($claims)*)]
         impl mla_runtime::backend::PrefillBackend for $backend {
@@ -157,4 +157,4 @@ macro_rules! expanded_backend {
     };
 }
 
-pub(super) use {dense_backend, expanded_backend};
+pub(super) use {backend_type, dense_backend, expanded_backend};

@@ -24,7 +24,7 @@ pub(super) struct Layer {
     pub(super) config: LayerConfig,
     pub(super) spec: BatchSpec,
     pub(super) threshold: u32,
-    pub(super) piece: Option<u32>,
+    pub(super) query_chunk: Option<u32>,
     pub(super) rows: Option<u32>,
     pub(super) num_splits: Option<u32>,
     pub(super) layers: usize,
@@ -35,13 +35,13 @@ impl Layer {
     fn workload(&self) -> Result<Workload, CliError> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;
-        match self.piece {
-            Some(piece) => workload.cut(piece),
+        match self.query_chunk {
+            Some(len) => workload.cut(len),
             None => Ok(workload),
         }
     }
 
-    /// Of one layer, whatever the pieces.
+    /// Of one layer, whatever the chunks.
     pub(super) fn cost(&self) -> Result<Cost, CliError> {
         let page = self.config.problem.page_size;
         let workload = Workload::new(&self.spec, self.threshold, page, self.seed)?;

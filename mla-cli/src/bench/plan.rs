@@ -275,7 +275,7 @@ struct Plan<'a, D> {
 struct Way {
     route: Option<Route>,
     threshold: u32,
-    piece: Option<u32>,
+    query_chunk: Option<u32>,
     rows: Option<u32>,
     num_splits: Option<u32>,
 }
@@ -333,7 +333,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let of_layer = [
             (Key::Path, settings.path.is_some()),
             (Key::Threshold, settings.threshold.is_some()),
-            (Key::Piece, settings.piece.is_some()),
+            (Key::QueryChunk, settings.query_chunk.is_some()),
             (Key::Rows, settings.rows.is_some()),
         ];
         let wants_layer = of_layer
@@ -450,13 +450,13 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             (None, None) => routes.push((None, default.min(self.longest_decode(problem)?))),
         }
         for (route, threshold) in routes {
-            for piece in optional(&settings.piece) {
+            for query_chunk in optional(&settings.query_chunk) {
                 for rows in optional(&settings.rows) {
                     for num_splits in optional(&settings.num_splits) {
                         let way = Way {
                             route,
                             threshold,
-                            piece,
+                            query_chunk,
                             rows,
                             num_splits,
                         };
@@ -489,7 +489,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let Way {
             route,
             threshold,
-            piece,
+            query_chunk,
             rows,
             num_splits,
         } = way;
@@ -505,8 +505,8 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             (Key::Threshold, true),
             // The other path of a comparison of paths need not be touched.
             (
-                Key::Piece,
-                route == Some(Route::Expanded) || absorbed.iter().any(|r| Some(r.q) > piece),
+                Key::QueryChunk,
+                route == Some(Route::Expanded) || absorbed.iter().any(|r| Some(r.q) > query_chunk),
             ),
             (
                 Key::Rows,
@@ -525,11 +525,11 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             }
         }
         let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
-        let problem = problem.with_query_len(match (longest, piece) {
+        let problem = problem.with_query_len(match (longest, query_chunk) {
             (0 | 1, _) => QueryLen::Single,
             (_, Some(1)) => QueryLen::Single,
             _ if absorbed.iter().all(|r| r.q == longest)
-                && piece.is_none_or(|piece| longest.is_multiple_of(piece.min(longest))) =>
+                && query_chunk.is_none_or(|chunk| longest.is_multiple_of(chunk.min(longest))) =>
             {
                 QueryLen::Uniform
             }
@@ -557,7 +557,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                     config,
                     spec: batch.spec.clone(),
                     threshold,
-                    piece,
+                    query_chunk,
                     rows,
                     num_splits: num_splits.filter(|_| !absorbed.is_empty()),
                     layers: self.settings.layers.unwrap_or(1) as usize,
@@ -579,7 +579,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                 } else {
                     parameters.push(("threshold", threshold.to_string()));
                 }
-                parameters.extend(piece.map(|piece| ("piece", piece.to_string())));
+                parameters.extend(query_chunk.map(|chunk| ("query_chunk", chunk.to_string())));
                 parameters.extend(rows.map(|rows| ("rows", rows.to_string())));
                 parameters.extend(splits(num_splits));
                 self.push(model, batch, contender, parameters, Subject::Layer(layer))?;
@@ -621,7 +621,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         let of_contender = [
             ("page", several(&settings.page)),
             ("threshold", several(&settings.threshold)),
-            ("piece", several(&settings.piece)),
+            ("query_chunk", several(&settings.query_chunk)),
             ("rows", several(&settings.rows)),
             ("num_splits", several(&settings.num_splits)),
         ];

@@ -74,10 +74,10 @@ impl Normal {
         while done < count * size {
             let (_, rest) = D::split_mut(D::bytes_mut(&mut buffer), done);
             let from = (start * size + done) % self.bytes.len();
-            let piece = D::byte_len_mut(&rest).min(self.bytes.len() - from);
-            let (now, _) = D::split_mut(rest, piece);
-            device.upload(&self.bytes[from..from + piece], now)?;
-            done += piece;
+            let len = D::byte_len_mut(&rest).min(self.bytes.len() - from);
+            let (now, _) = D::split_mut(rest, len);
+            device.upload(&self.bytes[from..from + len], now)?;
+            done += len;
         }
         Ok(buffer)
     }

@@ -124,10 +124,10 @@ pub(super) struct Settings {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = natural)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
     pub(super) threshold: Option<Vec<u32>>,
-    /// Requests on the absorbed path go to the backend in pieces of this many query tokens.
+    /// Requests on the absorbed path go to the backend in chunks of this many query tokens.
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
-    pub(super) piece: Option<Vec<u32>>,
+    pub(super) query_chunk: Option<Vec<u32>>,
     /// W: rows of the context workspace [default: the customary budget].
     #[arg(long, value_name = "W", value_delimiter = ',', value_parser = positive)]
     #[serde(deserialize_with = "list", skip_serializing_if = "Option::is_none")]
@@ -363,7 +363,7 @@ impl Settings {
             decode: self.decode.or(file.decode),
             path: self.path.or(file.path),
             threshold: self.threshold.or(file.threshold),
-            piece: self.piece.or(file.piece),
+            query_chunk: self.query_chunk.or(file.query_chunk),
             rows: self.rows.or(file.rows),
             num_splits: self.num_splits.or(file.num_splits),
             layers: self.layers.or(file.layers),
@@ -401,7 +401,7 @@ impl Settings {
             ("--valid", self.valid.is_some()),
             ("--path", self.path.is_some()),
             ("--threshold", self.threshold.is_some()),
-            ("--piece", self.piece.is_some()),
+            ("--query-chunk", self.query_chunk.is_some()),
             ("--rows", self.rows.is_some()),
             ("--num-splits", self.num_splits.is_some()),
         ];
@@ -422,7 +422,7 @@ impl Settings {
             ("page", &self.page),
             ("topk", &self.topk),
             ("valid", &self.valid),
-            ("piece", &self.piece),
+            ("query_chunk", &self.query_chunk),
             ("rows", &self.rows),
             ("num_splits", &self.num_splits),
         ];
@@ -471,7 +471,7 @@ impl Settings {
             ("decode", text(&self.decode)),
             ("path", repeated(&self.path, |path| path.name().to_owned())),
             ("threshold", number(&self.threshold)),
-            ("piece", number(&self.piece)),
+            ("query_chunk", number(&self.query_chunk)),
             ("rows", number(&self.rows)),
             ("num_splits", number(&self.num_splits)),
         ];
@@ -571,7 +571,7 @@ impl Settings {
             count(Key::Decode, &self.decode),
             count(Key::Path, &self.path),
             count(Key::Threshold, &self.threshold),
-            count(Key::Piece, &self.piece),
+            count(Key::QueryChunk, &self.query_chunk),
             count(Key::Rows, &self.rows),
             count(Key::NumSplits, &self.num_splits),
         ]
@@ -590,7 +590,7 @@ pub(super) enum Key {
     Decode,
     Path,
     Threshold,
-    Piece,
+    QueryChunk,
     Rows,
     NumSplits,
 }
@@ -604,7 +604,7 @@ impl Key {
             Self::Decode => "decode",
             Self::Path => "path",
             Self::Threshold => "threshold",
-            Self::Piece => "piece",
+            Self::QueryChunk => "query_chunk",
             Self::Rows => "rows",
             Self::NumSplits => "num_splits",
         }
@@ -619,7 +619,9 @@ impl Key {
             Self::Prefill => "where a batch has requests on the expanded path",
             Self::Decode | Self::NumSplits => "where a batch has requests on the absorbed path",
             Self::Path | Self::Threshold => "where the layer is timed",
-            Self::Piece => "where the layer is timed and a request on the absorbed path is longer",
+            Self::QueryChunk => {
+                "where the layer is timed and a request on the absorbed path is longer"
+            }
             Self::Rows => "where the layer is timed and a request on the expanded path has context",
         }
     }

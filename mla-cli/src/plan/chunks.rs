@@ -1,4 +1,4 @@
-//! `mla plan chunks`: cached context in pieces that fit a workspace.
+//! `mla plan chunks`: cached context in chunks that fit a workspace.
 
 use mla_runtime::plan::context::{ChunkLimits, ContextPlan, plan_chunks};
 

@@ -56,7 +56,7 @@ pub(crate) struct Args {
     context_len: u32,
     #[command(flatten)]
     parallel: ParallelArgs,
-    /// The prefill backend takes each head's key in one piece.
+    /// The prefill backend takes each head's key packed.
     #[arg(long)]
     packed_keys: bool,
     /// The prefill backend takes values as wide as keys.

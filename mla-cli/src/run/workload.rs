@@ -85,19 +85,19 @@ impl Workload {
         })
     }
 
-    /// The same with the requests on the absorbed path in pieces of at most `len` new tokens, each
+    /// The same with the requests on the absorbed path in chunks of at most `len` new tokens, each
     /// attending to the pages of the whole request: for backends that take no longer ones.
     pub(crate) fn cut(self, len: u32) -> Result<Self, CliError> {
         let (mut requests, mut tables) = (Vec::new(), Vec::new());
         let mut absorbed = 0;
         for (index, request) in self.requests.iter().enumerate() {
             let pages = &self.tables[index * self.max_pages..][..self.max_pages];
-            let piece = match self.absorbed.contains(&index) {
+            let chunk = match self.absorbed.contains(&index) {
                 true => len.min(request.q),
                 false => request.q,
             };
-            for start in (0..request.q).step_by(piece as usize) {
-                let q = piece.min(request.q - start);
+            for start in (0..request.q).step_by(chunk as usize) {
+                let q = chunk.min(request.q - start);
                 let kv = request.context_len() + start + q;
                 requests.push(Request::new(q, kv));
                 tables.extend_from_slice(pages);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_share_the_pages_and_have_the_slots_of_the_whole() {
+    fn chunks_share_the_pages_and_have_the_slots_of_the_whole() {
         let spec: BatchSpec = "q20s100_q3s40_q200".parse().unwrap();
         let whole = Workload::new(&spec, 64, 16, 3).unwrap();
         let slots = whole.slots.clone();

@@ -11,7 +11,7 @@ use crate::cache::{BlockTable, CacheLayout, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feature::Feature;
-use crate::kernels::Kernels;
+use crate::kernels::KernelFacts;
 use crate::lse::LseMut;
 use crate::spec::BackendSpec;
 use crate::tensor::{ArrayRef, TensorRef};
@@ -29,7 +29,7 @@ pub enum Query<'a, D: Device> {
     },
 }
 
-/// The requests of a step's decode part, whose lengths live on the device: what was captured into a
+/// The requests of a step that decode, whose lengths live on the device: what was captured into a
 /// graph is replayed with other lengths in the same arrays.
 #[non_exhaustive]
 pub struct DecodeBatch<'a, D: Device> {
@@ -360,7 +360,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
 
     /// What is known of its kernels: what they are compiled for, and where they have run; written by
     /// `#[mla_backend]` from the keys `compiled` and `run_on`.
-    const KERNELS: Kernels = Kernels::UNKNOWN;
+    const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Whether it can run on this machine.
     fn availability() -> Availability {
@@ -429,15 +429,15 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
         metadata: &Self::Metadata,
     ) -> Result<()>;
 
-    /// Divides each request's rows into at most `parts` parts instead of as many as the backend thinks
-    /// best: for benchmarks that look for the best number.
+    /// Divides each request's rows into at most `splits` splits instead of as many as the backend
+    /// thinks best: for benchmarks that look for the best number.
     ///
     /// # Errors
     ///
     /// Where the backend lets nobody else decide, or takes no such number.
-    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
+    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
         let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
-        Err(Error::argument("num_splits", parts, accepted))
+        Err(Error::argument("num_splits", splits, accepted))
     }
 }
 
@@ -585,8 +585,8 @@ impl<D: Device> SelectedDecode<D> {
     /// # Errors
     ///
     /// The backend's.
-    pub fn set_num_splits(&mut self, parts: u32) -> Result<()> {
-        self.object.set_num_splits(parts)
+    pub fn set_num_splits(&mut self, splits: u32) -> Result<()> {
+        self.object.set_num_splits(splits)
     }
 }
 
@@ -662,7 +662,7 @@ trait DecodeObject<D: Device>: Send + Sync {
         state: &mut Opaque,
         metadata: &Opaque,
     ) -> Result<()>;
-    fn set_num_splits(&mut self, parts: u32) -> Result<()>;
+    fn set_num_splits(&mut self, splits: u32) -> Result<()>;
 }
 
 impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
@@ -715,7 +715,7 @@ impl<D: Device, B: DecodeBackend<Device = D>> DecodeObject<D> for B {
         )
     }
 
-    fn set_num_splits(&mut self, parts: u32) -> Result<()> {
-        DecodeBackend::set_num_splits(self, parts)
+    fn set_num_splits(&mut self, splits: u32) -> Result<()> {
+        DecodeBackend::set_num_splits(self, splits)
     }
 }

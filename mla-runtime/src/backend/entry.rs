@@ -4,7 +4,7 @@ use std::any::Any;
 
 use crate::availability::{Availability, Cause};
 use crate::capability::Target;
-use crate::kernels::Kernels;
+use crate::kernels::KernelFacts;
 use crate::spec::BackendSpec;
 
 /// The entries that `#[mla_backend]` linked into this program, in no particular order.
@@ -17,7 +17,7 @@ pub struct Entry {
     /// What it supports.
     pub spec: BackendSpec,
     /// What is known of its kernels.
-    pub kernels: Kernels,
+    pub kernels: KernelFacts,
     availability: fn() -> Availability,
     // The phase's own maker for the backend's device; `None` where there is no implementation.
     pub(super) maker: Option<&'static (dyn Any + Send + Sync)>,
@@ -28,7 +28,7 @@ impl Entry {
     /// The entry of an implementation.
     pub(super) const fn implemented(
         spec: BackendSpec,
-        kernels: Kernels,
+        kernels: KernelFacts,
         availability: fn() -> Availability,
         maker: &'static (dyn Any + Send + Sync),
         type_name: fn() -> &'static str,
@@ -52,7 +52,7 @@ impl Entry {
 
     /// The entry with what is known of its kernels.
     #[must_use]
-    pub const fn with_kernels(mut self, kernels: Kernels) -> Self {
+    pub const fn with_kernels(mut self, kernels: KernelFacts) -> Self {
         self.kernels = kernels;
         self
     }
@@ -61,7 +61,7 @@ impl Entry {
     pub const fn known(spec: BackendSpec, availability: fn() -> Availability) -> Self {
         Self {
             spec,
-            kernels: Kernels::UNKNOWN,
+            kernels: KernelFacts::UNKNOWN,
             availability,
             maker: None,
             type_name: None,

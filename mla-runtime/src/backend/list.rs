@@ -4,7 +4,7 @@ use super::decode::DecodeBackend;
 use super::entry::Entry;
 use super::prefill::PrefillBackend;
 use crate::availability::{Availability, Cause};
-use crate::kernels::Kernels;
+use crate::kernels::KernelFacts;
 use crate::spec::{BackendSpec, Phase};
 
 /// A list of backend types: `backends![A, B]`, or `backends![A, B, ..Rest]` with another list at
@@ -24,7 +24,7 @@ pub struct Listed {
     /// What the backend supports.
     pub spec: &'static BackendSpec,
     /// What is known of its kernels.
-    pub kernels: Kernels,
+    pub kernels: KernelFacts,
     /// Whether this build holds it.
     pub availability: Availability,
     /// What comes after it.
@@ -117,7 +117,7 @@ pub trait Absent {
     /// Why it is not there.
     const CAUSE: Cause;
     /// What is known of its kernels.
-    const KERNELS: Kernels = Kernels::UNKNOWN;
+    const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Its registry entry.
     const ENTRY: Entry = Entry::known(Self::SPEC, || Availability::Unavailable(Self::CAUSE))

@@ -9,7 +9,7 @@ use super::{LayerConfig, Output, StepLimits};
 use crate::availability::Availability;
 use crate::device::Device;
 use crate::error::Result;
-use crate::kernels::Kernels;
+use crate::kernels::KernelFacts;
 use crate::lse::LseMut;
 use crate::plan::context::ContextChunk;
 use crate::spec::BackendSpec;
@@ -171,7 +171,7 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
 
     /// What is known of its kernels: what they are compiled for, and where they have run; written
     /// by `#[mla_backend]` from the keys `compiled` and `run_on`.
-    const KERNELS: Kernels = Kernels::UNKNOWN;
+    const KERNELS: KernelFacts = KernelFacts::UNKNOWN;
 
     /// Whether it can run on this machine.
     fn availability() -> Availability {

@@ -1,4 +1,4 @@
-//! The context-chunk planner: cached context in pieces that fit the workspace.
+//! The context-chunk planner: cached context in chunks that fit the workspace.
 //!
 //! The expanded path turns cached latent rows into keys and values, which are many times larger.
 //! So it goes through the cached context of a batch in chunks, each of which fits a workspace of
@@ -54,10 +54,10 @@ pub struct ChunkLimits {
     /// Where a context may be cut: at multiples of this many tokens. The page size, since the
     /// gather starts at a page.
     pub align: u32,
-    /// The most tokens of the piece that a cut leaves in a chunk; rounded down to the alignment.
+    /// The most tokens of the segment that a cut leaves in a chunk; rounded down to the alignment.
     /// A request that fits is never cut. `None`: W rounded down to the alignment.
     pub max_chunk: Option<u32>,
-    /// How the cache is spread over ranks; `None`: it is not, and the plan has no local parts.
+    /// How the cache is spread over ranks; `None`: it is not, and the plan has no shards.
     pub parallel: Option<ContextParallel>,
 }
 
@@ -124,7 +124,7 @@ impl ContextChunk {
     }
 }
 
-/// The part of a chunk that each rank gathers.
+/// The shard of a chunk: what each rank gathers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct LocalChunk {
@@ -282,7 +282,7 @@ struct Packer {
     budget: u64,
     /// Cuts are multiples of this many tokens.
     align: u64,
-    /// The longest piece that a cut may leave, in tokens; a multiple of `align`, and not zero.
+    /// The longest segment that a cut may leave, in tokens; a multiple of `align`, and not zero.
     max_cut: u64,
 }
 
@@ -311,7 +311,7 @@ impl Packer {
         self.parallel.padded_local_len(end) - self.parallel.padded_local_len(start)
     }
 
-    /// The longest piece, from an aligned start, that takes at most `available` rows per rank.
+    /// The longest segment, from an aligned start, that takes at most `available` rows per rank.
     ///
     /// A multiple of the alignment is a multiple of N·I, so its tokens are dealt evenly and every
     /// rank has exactly 1/N of them as rows. For a whole budget the result is not zero: `align`
@@ -743,7 +743,7 @@ mod tests {
         }
 
         /// A chunk ends only where it must: at the end, before a request without context, at a
-        /// cut, or where not one aligned piece of the next request fits.
+        /// cut, or where not one aligned segment of the next request fits.
         #[test]
         fn chunks_are_filled(lens in contexts(), limits in any_limits()) {
             let plan = plan_chunks(&lens, &limits).unwrap();
@@ -761,11 +761,11 @@ mod tests {
                     prop_assert!(lens[chunk.request_end..request].iter().all(|&len| len == 0));
                     continue;
                 }
-                // One more aligned piece would not have fitted, or would have been too long.
-                let piece = u64::from(align / parallel.world());
+                // One more aligned segment would not have fitted, or would have been too long.
+                let segment = u64::from(align / parallel.world());
                 let cut = if request < chunk.request_end { *chunk.seq_lens.last().unwrap() } else { 0 };
                 let too_long = cut + align > limits.max_chunk.unwrap_or(limits.rows);
-                prop_assert!(used + piece > budget || too_long);
+                prop_assert!(used + segment > budget || too_long);
                 prop_assert!(
                     used + parallel.padded_local_len(lens[request])
                         - parallel.padded_local_len(start) > budget
@@ -773,7 +773,7 @@ mod tests {
             }
         }
 
-        /// The local parts tile what each rank holds, within its share of the rows.
+        /// The shards tile what each rank holds, within its share of the rows.
         #[test]
         fn local_parts_tile_each_rank(lens in contexts(), limits in any_limits()) {
             prop_assume!(limits.parallel.is_some());

@@ -181,12 +181,12 @@ impl GpuFigures {
 pub struct ExpansionTraffic {
     /// Bytes of an element of the expanded keys and values.
     pub element_bytes: u32,
-    /// Whether the backend needs each head's key, P + R values, in one piece.
+    /// Whether the backend needs each head's key, P + R values, packed.
     pub packed_keys: bool,
 }
 
 impl ExpansionTraffic {
-    /// Elements of so many bytes, and keys in two pieces.
+    /// Elements of so many bytes, and keys that are not packed.
     pub const fn new(element_bytes: u32) -> Self {
         Self {
             element_bytes,

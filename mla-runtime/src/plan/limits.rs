@@ -98,8 +98,8 @@ impl ArrayLayout {
             let accepted = format!("0, or at least a page of {page} tokens");
             return too_large("limits.context_rows", limits.context_rows, accepted);
         }
-        let pieces = most_pieces(limits, page);
-        if pieces > MAX_CHUNKS {
+        let segments = most_segments(limits, page);
+        if segments > MAX_CHUNKS {
             let accepted = format!(
                 "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
             );
@@ -130,8 +130,8 @@ impl ArrayLayout {
             seq_lens: array(limits.requests, 4),
             absorbed_starts: array(limits.requests + 1, 4),
             expanded_starts: array(limits.requests + 1, 4),
-            // Of each piece a start of queries, keys and tokens; of each chunk two ends.
-            chunks: array(5 * pieces, 4),
+            // Of each segment a start of queries, keys and tokens; of each chunk two ends.
+            chunks: array(5 * segments, 4),
             block_table: array(table, 4),
         })
     }
@@ -143,13 +143,13 @@ impl ArrayLayout {
 
 /// The most segments of all chunks of a step: a request is cut at most once where it begins in a
 /// chunk that others have filled in part, and then whenever it fills a whole one.
-fn most_pieces(limits: &StepLimits, page: usize) -> usize {
+fn most_segments(limits: &StepLimits, page: usize) -> usize {
     if limits.context_rows == 0 {
         return 0;
     }
     let longest_cut = limits.context_rows - limits.context_rows % page;
-    let pieces = 2 + limits.pages_per_request * page / longest_cut;
-    limits.requests.min(limits.tokens).saturating_mul(pieces)
+    let segments = 2 + limits.pages_per_request * page / longest_cut;
+    limits.requests.min(limits.tokens).saturating_mul(segments)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@
 //! | `context_rope` | [W, R] | their rotary keys | |
 //! | `local_context_rows` | [W/N, L+R] | the part of both that this rank gathers | N > 1 |
 //! | `expanded_kv` | [E, H, P+V] | rows · `W_kv_b` | neither of the next two is there |
-//! | `expanded_keys` | [E, H, P] or [E, H, P+R] | each head's key, in one piece if packed | keys are packed or values padded |
+//! | `expanded_keys` | [E, H, P] or [E, H, P+R] | each head's key, with its rotary part if packed | keys are packed or values padded |
 //! | `expanded_values` | [E, H, V] or [E, H, P+R] | values, filled up with zeros if padded | as `expanded_keys` |
 //! | `partial_outputs` | [T_e, H, V] or [T_e, H, P+R] | the latest partial result | W > 0, or values are padded |
 //! | `partial_lse` | [H, T_e] f32 | its log-sum-exp | W > 0 |
@@ -100,7 +100,7 @@ pub struct MemoryNeeds {
     pub rows: u32,
     /// How the cache is spread over ranks.
     pub parallel: ContextParallel,
-    /// Whether the prefill backend takes each head's key in one piece.
+    /// Whether the prefill backend takes each head's key packed: nope and rotary part side by side.
     pub packed_keys: bool,
     /// Whether the prefill backend takes values and gives outputs as wide as keys.
     pub padded_values: bool,

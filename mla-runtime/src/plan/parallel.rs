@@ -65,7 +65,7 @@ impl ContextParallel {
         self.world as u64 * self.interleave as u64
     }
 
-    /// lcm(page, N·I): the lengths at which a context may be cut so that every rank's part starts
+    /// lcm(page, N·I): the lengths at which a context may be cut so that every rank's shard starts
     /// on a whole interleave block and the whole on a page.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl ContextParallel {
     }
 
     /// ⌈len / (N·I)⌉·I: the rows that every rank sets aside for the first `len` tokens, so that
-    /// all ranks' parts have one size. No rank holds more tokens than that.
+    /// all ranks' shards have one size. No rank holds more tokens than that.
     pub const fn padded_local_len(self, len: u32) -> u64 {
         (len as u64).div_ceil(self.period()) * self.interleave as u64
     }
@@ -213,7 +213,7 @@ mod tests {
             prop_assert_eq!(parallel.global_position(rank, local), Ok(position));
         }
 
-        /// The formula agrees with counting, the ranks' parts add up, and none exceeds its rows.
+        /// The formula agrees with counting, the ranks' shards add up, and none exceeds its rows.
         #[test]
         fn local_lengths_count_tokens(parallel in parallel(), len in 0u32..2000) {
             let lens = parallel.local_lens(len);

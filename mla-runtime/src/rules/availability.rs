@@ -1,6 +1,6 @@
 //! Whether a backend can run here at all, and if not, why.
 
-use super::family::{self, Family};
+use super::family::{self, CompiledFamily};
 use crate::capability::Target;
 use crate::text::{self, Text};
 
@@ -35,7 +35,7 @@ pub enum Cause {
         accepted: &'static str,
     },
     /// Of the families that its kernels are compiled in, this build has none that runs on the GPU.
-    CompiledFor(&'static [Family]),
+    CompiledFor(&'static [CompiledFamily]),
     /// Its tests have passed on no GPU yet that takes the same code, and it was not asked for by
     /// name.
     NeverRun,

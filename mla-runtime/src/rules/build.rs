@@ -3,7 +3,7 @@
 //! mla-build sets the variable `MLA_BUILD_COMPILED` for the package's code: the families that have
 //! sources, whether each is compiled, and its targets, as in `sm90:on:sm_90a;sm100:off:sm_100f`.
 
-use super::family::{Code, Family};
+use super::family::{Code, CompiledFamily};
 use super::kernels::Fault;
 use crate::text::is_equal;
 
@@ -69,8 +69,8 @@ impl Build {
     pub const fn read_families<const N: usize>(
         self,
         targets: &'static [&'static str],
-    ) -> [Family; N] {
-        let mut families = [Family {
+    ) -> [CompiledFamily; N] {
+        let mut families = [CompiledFamily {
             name: "",
             targets: &[],
         }; N];
@@ -80,7 +80,7 @@ impl Build {
             if let Some(group) = group {
                 let (targets, others) = left.split_at(group.count());
                 left = others;
-                families[len] = Family {
+                families[len] = CompiledFamily {
                     name: group.name,
                     targets,
                 };
@@ -92,7 +92,10 @@ impl Build {
     }
 
     /// `families` if the build script said anything.
-    pub const fn known(self, families: &'static [Family]) -> Option<&'static [Family]> {
+    pub const fn known(
+        self,
+        families: &'static [CompiledFamily],
+    ) -> Option<&'static [CompiledFamily]> {
         match self.text {
             Some(_) => Some(families),
             None => None,
@@ -234,7 +237,7 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
 mod tests {
     use super::*;
 
-    fn read<const F: usize, const T: usize>(build: Build) -> [Family; F] {
+    fn read<const F: usize, const T: usize>(build: Build) -> [CompiledFamily; F] {
         assert_eq!((build.families(), build.targets()), (F, T));
         build.read_families(Box::leak(Box::new(build.read_targets::<T>())))
     }

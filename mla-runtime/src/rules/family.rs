@@ -5,7 +5,7 @@ use crate::text::Text;
 
 /// Kernels that are compiled together, for the same targets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Family {
+pub struct CompiledFamily {
     /// Its name: that of the Cargo feature that compiles it.
     pub name: &'static str,
     /// What this build compiled it for, under nvcc's names (`sm_90a`, `sm_100f`, `sm_80`,
@@ -13,7 +13,7 @@ pub struct Family {
     pub targets: &'static [&'static str],
 }
 
-impl Family {
+impl CompiledFamily {
     /// Whether one of its targets runs on this capability.
     ///
     /// # Panics
@@ -36,7 +36,7 @@ impl Family {
 }
 
 /// Every target of every family, with commas.
-pub(crate) const fn write_targets(families: &[Family], text: &mut Text<'_>) {
+pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'_>) {
     let (mut f, mut written) = (0, 0);
     while f < families.len() {
         let mut t = 0;
@@ -54,7 +54,7 @@ pub(crate) const fn write_targets(families: &[Family], text: &mut Text<'_>) {
 }
 
 /// The first family that was left out, where one was.
-pub(crate) const fn left_out(families: &[Family]) -> Option<&'static str> {
+pub(crate) const fn left_out(families: &[CompiledFamily]) -> Option<&'static str> {
     let mut i = 0;
     while i < families.len() {
         if families[i].is_left_out() {

@@ -8,7 +8,7 @@
 use crate::availability::{Availability, Cause};
 use crate::capability::{Capability, CapabilityMatch, Target};
 
-pub use super::family::Family;
+pub use super::family::CompiledFamily;
 use super::family::{Code, write_targets};
 use crate::text::Text;
 
@@ -27,15 +27,15 @@ pub struct Run {
 
 /// What is known of a backend's kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Kernels {
+pub struct KernelFacts {
     /// The families that they are compiled in; on a GPU, the first that runs there is taken. `None`
     /// where the backend does not say.
-    pub families: Option<&'static [Family]>,
+    pub families: Option<&'static [CompiledFamily]>,
     /// Where its tests passed. `None` where nobody keeps such a table; an empty one says nowhere.
     pub run_on: Option<&'static [Run]>,
 }
 
-impl Kernels {
+impl KernelFacts {
     /// Nothing is known: whatever the spec declares is taken for granted.
     pub const UNKNOWN: Self = Self {
         families: None,
@@ -46,8 +46,8 @@ impl Kernels {
     ///
     /// # Panics
     ///
-    /// As [`Family::runs_on`].
-    pub const fn family_on(&self, capability: Capability) -> Option<&'static Family> {
+    /// As [`CompiledFamily::runs_on`].
+    pub const fn family_on(&self, capability: Capability) -> Option<&'static CompiledFamily> {
         match self.families {
             Some(families) => match first_on(families, capability) {
                 Some(index) => Some(&families[index]),
@@ -63,7 +63,7 @@ impl Kernels {
     ///
     /// # Panics
     ///
-    /// As [`Family::runs_on`].
+    /// As [`CompiledFamily::runs_on`].
     pub const fn has_run_for(&self, capability: Capability) -> bool {
         let Some(runs) = self.run_on else {
             return true;
@@ -95,7 +95,7 @@ impl Kernels {
     ///
     /// # Panics
     ///
-    /// As [`Family::runs_on`].
+    /// As [`CompiledFamily::runs_on`].
     pub const fn availability(&self, target: Target, asked: bool) -> Availability {
         let Some(capability) = target.capability else {
             return Availability::Available;
@@ -117,7 +117,7 @@ impl Kernels {
     ///
     /// # Panics
     ///
-    /// As [`Family::runs_on`].
+    /// As [`CompiledFamily::runs_on`].
     #[doc(hidden)]
     pub const fn fault(&self, declared: &[CapabilityMatch]) -> Option<Fault> {
         let Some(families) = self.families else {
@@ -146,9 +146,9 @@ impl Kernels {
 ///
 /// # Panics
 ///
-/// As [`Family::runs_on`].
+/// As [`CompiledFamily::runs_on`].
 #[doc(hidden)]
-pub const fn capabilities<const N: usize>(families: &[Family]) -> [CapabilityMatch; N] {
+pub const fn capabilities<const N: usize>(families: &[CompiledFamily]) -> [CapabilityMatch; N] {
     let mut sets = [CapabilityMatch::Any; N];
     let mut len = 0;
     let mut f = 0;
@@ -171,9 +171,9 @@ pub const fn capabilities<const N: usize>(families: &[Family]) -> [CapabilityMat
 ///
 /// # Panics
 ///
-/// As [`Family::runs_on`].
+/// As [`CompiledFamily::runs_on`].
 #[doc(hidden)]
-pub const fn count(families: &[Family]) -> usize {
+pub const fn count(families: &[CompiledFamily]) -> usize {
     let mut count = 0;
     let mut f = 0;
     while f < families.len() {
@@ -190,7 +190,7 @@ pub const fn count(families: &[Family]) -> usize {
 }
 
 // Whether no other target's set includes this one's; of equal sets, whether this is the first.
-const fn is_first_of_its_set(families: &[Family], family: usize, target: usize) -> bool {
+const fn is_first_of_its_set(families: &[CompiledFamily], family: usize, target: usize) -> bool {
     let code = Code::read(families[family].targets[target]);
     let (mut f, mut before) = (0, true);
     while f < families.len() {
@@ -211,7 +211,7 @@ const fn is_first_of_its_set(families: &[Family], family: usize, target: usize) 
     true
 }
 
-const fn first_on(families: &[Family], capability: Capability) -> Option<usize> {
+const fn first_on(families: &[CompiledFamily], capability: Capability) -> Option<usize> {
     let mut i = 0;
     while i < families.len() {
         if families[i].runs_on(capability) {
@@ -223,7 +223,7 @@ const fn first_on(families: &[Family], capability: Capability) -> Option<usize> 
 }
 
 // Whether some capability of `declared` is one that a target runs on.
-const fn overlaps(declared: CapabilityMatch, families: &[Family]) -> bool {
+const fn overlaps(declared: CapabilityMatch, families: &[CompiledFamily]) -> bool {
     let mut f = 0;
     while f < families.len() {
         let mut t = 0;
@@ -260,7 +260,7 @@ impl Fault {
         Self { bytes, len }
     }
 
-    const fn new(declared: CapabilityMatch, families: &[Family]) -> Self {
+    const fn new(declared: CapabilityMatch, families: &[CompiledFamily]) -> Self {
         let mut bytes = [0; 512];
         let mut text = Text::new(&mut bytes);
         text.push("sm: given ");
@@ -290,19 +290,19 @@ mod tests {
         Capability::new(major, minor)
     }
 
-    const SM80: Family = Family {
+    const SM80: CompiledFamily = CompiledFamily {
         name: "sm80",
         targets: &["sm_80", "sm_90", "sm_100", "sm_120", "compute_80"],
     };
-    const SM90: Family = Family {
+    const SM90: CompiledFamily = CompiledFamily {
         name: "sm90",
         targets: &["sm_90a"],
     };
-    const SM100: Family = Family {
+    const SM100: CompiledFamily = CompiledFamily {
         name: "sm100",
         targets: &["sm_100f"],
     };
-    const NO_SM100: Family = Family {
+    const NO_SM100: CompiledFamily = CompiledFamily {
         targets: &[],
         ..SM100
     };
@@ -337,8 +337,8 @@ mod tests {
         }
     }
 
-    fn fault(declared: &[CapabilityMatch], families: &'static [Family]) -> Option<String> {
-        let kernels = Kernels {
+    fn fault(declared: &[CapabilityMatch], families: &'static [CompiledFamily]) -> Option<String> {
+        let kernels = KernelFacts {
             families: Some(families),
             run_on: None,
         };
@@ -381,7 +381,9 @@ mod tests {
 
     #[test]
     fn what_is_compiled_can_be_declared() {
-        fn declared<const N: usize>(families: &'static [super::Family]) -> [CapabilityMatch; N] {
+        fn declared<const N: usize>(
+            families: &'static [super::CompiledFamily],
+        ) -> [CapabilityMatch; N] {
             assert_eq!(count(families), N);
             let sets = capabilities::<N>(families);
             assert_eq!(fault(&sets, families), None);
@@ -405,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_run_counts_for_every_gpu_that_takes_the_same_family() {
-        let has_run = |families, run_on, on| Kernels { families, run_on }.has_run_for(on);
+        let has_run = |families, run_on, on| KernelFacts { families, run_on }.has_run_for(on);
         let portable = Some(&[SM80][..]);
         assert!(has_run(portable, Some(ON_HOPPER), sm(10, 0)));
         assert!(has_run(portable, None, sm(10, 0)));
@@ -421,7 +423,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_or_has_run_nowhere_is_not_available() {
-        let kernels = Kernels {
+        let kernels = KernelFacts {
             families: Some(&[SM90, SM100]),
             run_on: Some(ON_HOPPER),
         };
@@ -438,7 +440,7 @@ mod tests {
             kernels.availability(on(10, 3), false),
             Availability::Unavailable(Cause::NeverRun)
         );
-        let left_out = Kernels {
+        let left_out = KernelFacts {
             families: Some(&[SM90, NO_SM100]),
             ..kernels
         };

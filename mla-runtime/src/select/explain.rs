@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use crate::capability::Target;
 use crate::dims::MlaDims;
-use crate::kernels::{Kernels, Run};
+use crate::kernels::{KernelFacts, Run};
 use crate::problem::Problem;
 use crate::reason::{Field, Reason, Reasons};
 use crate::registry::HOW_TO_LINK;
@@ -19,7 +19,7 @@ pub struct Candidate {
     /// What it supports.
     pub spec: BackendSpec,
     /// What is known of its kernels.
-    pub kernels: Kernels,
+    pub kernels: KernelFacts,
     /// Its priority on the target.
     pub priority: i32,
     /// Everything that speaks against it.

@@ -8,7 +8,7 @@
 //!   against which nothing speaks is selected.
 //! - A backend asked for by name is the only one tried. It is never replaced by another.
 //! - What this build has not compiled for the target is never selected, and what has run on no GPU
-//!   yet only by name ([`Kernels`](crate::kernels::Kernels)).
+//!   yet only by name ([`KernelFacts`](crate::kernels::KernelFacts)).
 //! - Cache formats are tried in the order of the request. The first for which both phases have a
 //!   backend is taken.
 //! - Within a format, the page size whose decode backend has the highest priority is taken, ties by

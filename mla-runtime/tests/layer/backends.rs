@@ -150,7 +150,7 @@ impl<const PACKED: bool, const PADDED: bool> PrefillBackend for Demanding<PACKED
     }
 }
 
-/// A decode backend that takes its queries in one piece.
+/// A decode backend that takes its queries concatenated.
 pub(crate) struct Concatenated {
     cpu: CpuDecode,
 }

@@ -61,7 +61,7 @@ fn in_threads<T: Send>(work: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
 }
 
 fn close(distance: Distance, lse: bool) {
-    // Parts are rounded once more each, and merged.
+    // Partial results are rounded once more each, and merged.
     let u = 2f64.powi(-9);
     assert!(
         distance.worst <= 8.0 * u && distance.mean <= 3.0 * u && (!lse || distance.lse <= 4.0 * u),
@@ -69,14 +69,14 @@ fn close(distance: Distance, lse: bool) {
     );
 }
 
-/// The part of a batch of decodes that a rank has: its tokens, dealt by the plan, in a cache of its own.
-fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
+/// The shard of a batch of decodes that a rank has: its tokens, dealt by the plan, in a cache of its own.
+fn shard_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
     let page = batch.case.page_size as usize;
-    let mut part = batch.clone();
-    part.cache.fill(0xff);
+    let mut shard = batch.clone();
+    shard.cache.fill(0xff);
     let whole = BlockTables::new(&batch.tables, batch.max_pages, batch.case.page_size).unwrap();
     // As many pages as the whole has are more than enough, in the opposite order.
-    part.tables = batch
+    shard.tables = batch
         .tables
         .iter()
         .map(|page| match usize::try_from(*page) {
@@ -86,7 +86,7 @@ fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
             _ => *page,
         })
         .collect();
-    let tables = BlockTables::new(&part.tables, batch.max_pages, batch.case.page_size).unwrap();
+    let tables = BlockTables::new(&shard.tables, batch.max_pages, batch.case.page_size).unwrap();
     let row = batch.cache_layout.row_stride;
     let place = |slot: i64| {
         let slot = slot as usize;
@@ -102,19 +102,19 @@ fn part_of(batch: &Batch, parallel: ContextParallel, rank: u32) -> Batch {
                         .slot(index, parallel.local_position(position))
                         .unwrap(),
                 );
-                part.cache[to..to + row].copy_from_slice(&batch.cache[from..from + row]);
+                shard.cache[to..to + row].copy_from_slice(&batch.cache[from..from + row]);
             }
         }
     }
-    part.slots = tables
+    shard.slots = tables
         .new_token_slots_on(&batch.requests, parallel, rank)
         .unwrap();
-    part.requests = batch
+    shard.requests = batch
         .requests
         .iter()
         .map(|request| Request::new(1, parallel.local_len(request.kv, rank).unwrap()))
         .collect();
-    part
+    shard
 }
 
 /// Requests of one new token, some so short that a rank holds nothing of them.
@@ -123,24 +123,24 @@ fn decodes() -> Case {
     Case::new(16, &lens.map(|len| (1, len)))
 }
 
-/// What a rank makes of its part of the cache and those of the others.
+/// What a rank makes of its shard of the cache and those of the others.
 fn with_a_part_of_the_cache(rank: &Rank, whole: &Batch, interleave: u32) -> Outcome {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let case = &whole.case;
     let parallel = ContextParallel::new(RANKS as u32, interleave).unwrap();
-    let part = part_of(whole, parallel, communicator.rank() as u32);
+    let shard = shard_of(whole, parallel, communicator.rank() as u32);
     let layer = gpu_layer(device, case);
     let mut workspace = layer.workspace(&case.limits()).unwrap();
-    workspace.prepare(&layer, &part.step()).unwrap();
-    let mut engine = Engine::new(device, &part).unwrap();
+    workspace.prepare(&layer, &shard.step()).unwrap();
+    let mut engine = Engine::new(device, &shard).unwrap();
     let mut results =
-        PartialResults::new(communicator, &case.config().problem, part.tokens()).unwrap();
+        PartialResults::new(communicator, &case.config().problem, shard.tokens()).unwrap();
     // Twice, since the second step finds what the first left.
     for _ in 0..2 {
         engine
-            .forward(&layer, &mut workspace, part.tokens())
+            .forward(&layer, &mut workspace, shard.tokens())
             .unwrap();
-        let call = engine.call(part.tokens()).unwrap();
+        let call = engine.call(shard.tokens()).unwrap();
         let lse = call.lse.expect("the engine asks for it");
         results.merge(communicator, call.out, lse).unwrap();
     }
@@ -166,23 +166,23 @@ fn with_a_part_of_the_heads(rank: &Rank, whole: &Batch) -> Vec<u8> {
     let (device, communicator) = (&rank.device, &rank.communicator);
     let tokens = whole.tokens();
     // The rank's heads of every token, and their rows of the weights.
-    let mut part = whole.clone();
-    part.case.heads /= RANKS as u32;
+    let mut shard = whole.clone();
+    shard.case.heads /= RANKS as u32;
     let at = communicator.rank();
     let row = whole.query.len() / tokens;
     let own = at * row / RANKS..(at + 1) * row / RANKS;
-    part.query = whole
+    shard.query = whole
         .query
         .chunks(row)
         .flat_map(|row| &row[own.clone()])
         .copied()
         .collect();
     let share = whole.weights.len() / RANKS;
-    part.weights = whole.weights[at * share..(at + 1) * share].to_vec();
-    let layer = gpu_layer(device, &part.case);
-    let mut workspace = layer.workspace(&part.case.limits()).unwrap();
-    workspace.prepare(&layer, &part.step()).unwrap();
-    let mut engine = Engine::new(device, &part).unwrap();
+    shard.weights = whole.weights[at * share..(at + 1) * share].to_vec();
+    let layer = gpu_layer(device, &shard.case);
+    let mut workspace = layer.workspace(&shard.case.limits()).unwrap();
+    workspace.prepare(&layer, &shard.step()).unwrap();
+    let mut engine = Engine::new(device, &shard).unwrap();
     engine.forward(&layer, &mut workspace, tokens).unwrap();
     let bytes = engine.out.len();
     let mut all = device.allocate(RANKS * bytes).unwrap();
