@@ -104,8 +104,7 @@ fn text(pointer: *const std::ffi::c_char) -> &'static str {
 mod tests {
     use std::path::Path;
 
-    // What documentation is built with, where there is no bindgen. With `MLA_BLESS` set, as by
-    // `MLA_BLESS=1 cargo test --features sm80,sm90 --lib raw`, it is written anew.
+    // What documentation is built with, where there is no bindgen.
     #[test]
     fn the_checked_in_declarations_are_those_of_the_headers() {
         let made = include_str!(concat!(env!("OUT_DIR"), "/mla.rs"));
@@ -126,13 +125,10 @@ mod tests {
             );
             let path = path.with_extension("rs");
             let made = format!("// {header}\n{}\n", made.trim_end());
-            if std::env::var_os("MLA_BLESS").is_some() {
-                std::fs::write(&path, &made).unwrap();
-            }
             let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 checked_in == made,
-                "{} is stale; run `MLA_BLESS=1 cargo test --features sm80,sm90 --lib raw`",
+                "{} is stale; run `cargo xtask declarations`",
                 path.display()
             );
         }

@@ -3,6 +3,7 @@
 mod api;
 mod bundle;
 mod cache;
+mod declarations;
 mod goldens;
 mod kernels;
 mod macro_cost;
@@ -37,6 +38,8 @@ enum Chore {
     /// Compare the checked-in expansions, compiler errors, machine code and outputs, or write them
     /// anew.
     Goldens(goldens::Arguments),
+    /// Write the Rust declarations beside each C header of the kernels, as bindgen makes them.
+    Declarations,
     /// Compare the public interface of each crate with the checked-in list, or write it anew.
     Api(api::Arguments),
     /// Compare the machine code of two revisions, symbol names aside.
@@ -56,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Cache(arguments) => cache::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),
         Chore::Goldens(arguments) => goldens::run(&arguments),
+        Chore::Declarations => declarations::run(),
         Chore::Api(arguments) => api::run(&arguments),
         Chore::Sass(arguments) => sass::run(&arguments),
         Chore::Package(arguments) => package::run(&arguments),

@@ -23,18 +23,23 @@ use crate::{
 /// The variable that asks for it.
 pub(crate) const VARIABLE: &str = "MLA_BUILD_ONLY";
 
+/// The value of [`VARIABLE`] by which bindgen makes what the package has checked in, too.
+const NEW: &str = "new-bindings";
+
 /// The variable by which docs.rs makes itself known.
 pub(crate) const DOCUMENTATION: &str = "DOCS_RS";
 
 /// The name of the variable that asks for bindings alone, if one does.
 pub(crate) fn asked() -> Result<Option<&'static str>, Error> {
     match env::var(VARIABLE).as_deref() {
-        Ok("bindings") => Ok(Some(VARIABLE)),
+        Ok("bindings" | NEW) => Ok(Some(VARIABLE)),
         Ok("") | Err(_) => Ok(env::var_os(DOCUMENTATION).map(|_| DOCUMENTATION)),
         Ok(given) => Err(Error::Setting {
             field: VARIABLE.into(),
             given: given.to_owned(),
-            accepted: "bindings; unset it to compile".into(),
+            accepted: format!(
+                "bindings, or {NEW} to have those made anew that are checked in; unset it to compile"
+            ),
         }),
     }
 }
@@ -93,7 +98,8 @@ pub(super) fn bindings(
     watched: &mut Vec<PathBuf>,
 ) -> Result<Option<PathBuf>, Error> {
     let output = out_dir.join(format!("{library}.rs"));
-    if let Some(declarations) = &kernels.declarations {
+    let is_new = env::var_os(VARIABLE).is_some_and(|value| value == NEW);
+    if let Some(declarations) = kernels.declarations.as_ref().filter(|_| !is_new) {
         let of_families = headers.of_families.iter();
         let of_families = of_families.map(|header| header.path.with_extension("rs"));
         let mut text = String::new();

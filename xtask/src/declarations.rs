@@ -1,0 +1,68 @@
+//! The Rust declarations of the kernels' C interface, which lie beside its headers.
+
+use std::{fs, io::BufReader, path::Path, process::Stdio};
+
+use anyhow::{Context, ensure};
+use cargo_metadata::Message;
+
+use crate::Workspace;
+
+pub(crate) fn run() -> anyhow::Result<()> {
+    let workspace = Workspace::find()?;
+    let all = made(&workspace)?;
+    // Those of each header follow a line that names it.
+    for of_header in all.split("\n// ") {
+        let of_header = of_header.trim_start_matches("// ");
+        let (header, items) = of_header.split_once('\n').context("no declarations")?;
+        let header = Path::new(header);
+        ensure!(
+            workspace.root.join(header).is_file(),
+            "the declarations name no header: {}",
+            header.display()
+        );
+        let file = header.with_extension("rs");
+        let text = format!("// {}\n{}\n", header.display(), items.trim_end());
+        let path = workspace.root.join(&file);
+        if fs::read_to_string(&path).is_ok_and(|known| known == text) {
+            println!("{}: as it was", file.display());
+            continue;
+        }
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+        println!("{}: written", file.display());
+    }
+    Ok(())
+}
+
+/// What bindgen makes of the headers of all families. The package itself need not compile: what it
+/// lacks may be what is to be declared.
+fn made(workspace: &Workspace) -> anyhow::Result<String> {
+    let mut check = workspace
+        .cargo()
+        .args([
+            "check",
+            "--quiet",
+            "--package=mla-kernels",
+            "--all-features",
+        ])
+        .arg("--message-format=json-render-diagnostics")
+        .env("MLA_BUILD_ONLY", "new-bindings")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let output = check.stdout.take().context("Cargo's messages")?;
+    let mut folder = None;
+    for message in Message::parse_stream(BufReader::new(output)) {
+        if let Message::BuildScriptExecuted(script) = message?
+            && script.package_id.repr.contains("#mla-kernels@")
+        {
+            folder = Some(script.out_dir);
+        }
+    }
+    check.wait()?;
+    let folder = folder.context(
+        "the build script of mla-kernels failed; \
+         `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --all-features` says why",
+    )?;
+    let path = folder.join("mla.rs");
+    fs::read_to_string(&path).with_context(|| path.to_string())
+}
