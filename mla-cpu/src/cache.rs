@@ -28,8 +28,8 @@ pub(crate) fn write(
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
     let tokens = latent.shape()[0];
     let dtype = latent.dtype();
-    latent.layout().expect("latent", dtype, [tokens, 1, l])?;
-    rope.layout().expect("rope", dtype, [tokens, 1, r])?;
+    latent.layout().require("latent", dtype, [tokens, 1, l])?;
+    rope.layout().require("rope", dtype, [tokens, 1, r])?;
     let slots = scalars("slots", &slots)?;
     if slots.len() != tokens {
         return Err(Error::argument(
@@ -242,8 +242,8 @@ pub(crate) fn gather(
     let (l, r) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
     let room = latent.shape()[0];
     let dtype = latent.dtype();
-    latent.layout().expect("latent", dtype, [room, 1, l])?;
-    rope.layout().expect("rope", dtype, [room, 1, r])?;
+    latent.layout().require("latent", dtype, [room, 1, l])?;
+    rope.layout().require("rope", dtype, [room, 1, r])?;
     if rows.rows > room {
         return Err(Error::argument(
             "rows",

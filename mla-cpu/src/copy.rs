@@ -13,7 +13,7 @@ const ELEMENTS_PER_TASK: usize = 1 << 14;
 
 pub(crate) fn copy(cpu: &Cpu, from: TensorRef<'_, Cpu>, to: TensorMut<'_, Cpu>) -> Result<()> {
     from.layout()
-        .expect("copy source", to.dtype(), to.shape())?;
+        .require("copy source", to.dtype(), to.shape())?;
     with_element!(to.dtype(), T => {
         let from = Elements::<T>::of("copy source", &from)?;
         let to = Places::<T>::of("destination", to)?;

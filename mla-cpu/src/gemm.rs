@@ -34,8 +34,8 @@ pub(crate) fn gemm(
 ) -> Result<()> {
     let [batch, m, n] = c.shape();
     let k = a.shape()[2];
-    a.layout().expect("gemm a", c.dtype(), [batch, m, k])?;
-    b.layout().expect("gemm b", c.dtype(), [batch, k, n])?;
+    a.layout().require("gemm a", c.dtype(), [batch, m, k])?;
+    b.layout().require("gemm b", c.dtype(), [batch, k, n])?;
     with_element!(c.dtype(), T => {
         let a = Elements::<T>::of("gemm a", &a)?;
         let b = Elements::<T>::of("gemm b", &b)?;

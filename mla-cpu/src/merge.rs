@@ -18,9 +18,9 @@ pub(crate) fn merge(
     other_lse: LseRef<'_, Cpu>,
 ) -> Result<()> {
     let [tokens, heads, width] = out.shape();
-    other.layout().expect("other", out.dtype(), out.shape())?;
-    lse.layout().expect("lse", heads, tokens)?;
-    other_lse.layout().expect("other lse", heads, tokens)?;
+    other.layout().require("other", out.dtype(), out.shape())?;
+    lse.layout().require("lse", heads, tokens)?;
+    other_lse.layout().require("other lse", heads, tokens)?;
     with_element!(out.dtype(), T => {
         let other = Elements::<T>::of("other", &other)?;
         let out = Places::<T>::of("out", out)?;
@@ -110,7 +110,7 @@ pub(crate) fn convert_lse<C: LseConvention>(
     to: LseMut<'_, Cpu>,
 ) -> Result<()> {
     let LseLayout { heads, tokens, .. } = from.layout();
-    to.layout().expect("lse", heads, tokens)?;
+    to.layout().require("lse", heads, tokens)?;
     let from = LseValues::of(&from)?;
     let to = lse_places(to)?;
     for head in 0..heads {

@@ -19,7 +19,7 @@ pub(crate) fn write_cache(
 ) -> Result<()> {
     let [tokens, _, width] = rope.shape();
     rope.layout()
-        .expect("rope", rope.dtype(), [latent.shape()[0], 1, width])?;
+        .require("rope", rope.dtype(), [latent.shape()[0], 1, width])?;
     let turn = Turn::new(rotary, tokens, width)?;
     with_element!(rope.dtype(), T => {
         let from = Elements::<T>::of("rope", &rope)?;
@@ -63,7 +63,7 @@ fn turn_queries<T: Element>(
     };
     let shape = [tokens, to.shape()[1], width];
     for layout in from.iter().map(TensorRef::layout).chain([to.layout()]) {
-        layout.expect("query", T::DTYPE, shape)?;
+        layout.require("query", T::DTYPE, shape)?;
     }
     let from = match &from {
         Some(from) => Some(Elements::<T>::of("query", from)?),

@@ -97,7 +97,7 @@ fn a_stride_between_single_rows_may_be_anything() {
         };
         let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
         assert_eq!(*view.layout(), Layout::contiguous(DType::F32, [1, 1, 4]));
-        view.expect_aligned("query", 16).unwrap();
+        view.require_aligned("query", 16).unwrap();
 
         let cache = CacheLayout::contiguous(DIMS, KvFormat::F32, 1, 2);
         let strided = CacheRef::<Cpu>::new(bytes(96), cache.with_page_stride(stride)).unwrap();
@@ -122,10 +122,10 @@ fn a_stride_between_single_rows_may_be_anything() {
     };
     let view = TensorRef::<Cpu>::new(bytes(16), layout).unwrap();
     assert_eq!(
-        view.expect_aligned("query", 16).unwrap_err().to_string(),
+        view.require_aligned("query", 16).unwrap_err().to_string(),
         "query: given f32 [3, 1, 4] strides [0, 4, 1], accepted a last axis of stride 1, and rows apart by \
          multiples of 16 bytes"
     );
     let one = view.narrow(0, 1..2).unwrap();
-    one.expect_aligned("query", 16).unwrap();
+    one.require_aligned("query", 16).unwrap();
 }

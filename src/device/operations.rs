@@ -150,7 +150,7 @@ impl Device for Cuda {
 
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()> {
         from.layout()
-            .expect("copy source", to.dtype(), to.shape())?;
+            .require("copy source", to.dtype(), to.shape())?;
         self.copy_elements(Some((from.bytes(), from.layout())), to)
     }
 
@@ -227,9 +227,9 @@ impl Device for Cuda {
         let dtype = latent.dtype();
         latent
             .layout()
-            .expect("gathered latent", dtype, [room, 1, latent_dim])?;
+            .require("gathered latent", dtype, [room, 1, latent_dim])?;
         rope.layout()
-            .expect("gathered rope", dtype, [room, 1, rope_dim])?;
+            .require("gathered rope", dtype, [room, 1, rope_dim])?;
         unit_columns("gathered latent", latent.layout())?;
         unit_columns("gathered rope", rope.layout())?;
         if rows.rows > room {
@@ -293,12 +293,14 @@ impl Device for Cuda {
     ) -> Result<()> {
         let layout = *out.layout();
         let [tokens, heads, width] = layout.shape;
-        other.layout().expect("other", layout.dtype, layout.shape)?;
+        other
+            .layout()
+            .require("other", layout.dtype, layout.shape)?;
         unit_columns("out", &layout)?;
         unit_columns("other", other.layout())?;
         let (lse_layout, other_lse_layout) = (lse.layout(), other_lse.layout());
         for (name, lse) in [("lse", lse_layout), ("other lse", other_lse_layout)] {
-            lse.expect(name, heads, tokens)?;
+            lse.require(name, heads, tokens)?;
         }
         let params = raw::MlaMergeParams {
             out: out.into_bytes().address() as *mut _,
@@ -335,7 +337,7 @@ impl Device for Cuda {
         to: LseMut<'_, Self>,
     ) -> Result<()> {
         let (from_layout, to_layout) = (from.layout(), to.layout());
-        from_layout.expect("lse", to_layout.heads, to_layout.tokens)?;
+        from_layout.require("lse", to_layout.heads, to_layout.tokens)?;
         let params = raw::MlaLseParams {
             from: from.bytes().address() as *const _,
             to: to.into_bytes().address() as *mut _,
@@ -461,8 +463,9 @@ fn write_params(
     let (tokens, dtype) = (latent.shape()[0], latent.dtype());
     latent
         .layout()
-        .expect("latent", dtype, [tokens, 1, latent_dim])?;
-    rope.layout().expect("rope", dtype, [tokens, 1, rope_dim])?;
+        .require("latent", dtype, [tokens, 1, latent_dim])?;
+    rope.layout()
+        .require("rope", dtype, [tokens, 1, rope_dim])?;
     unit_columns("latent", latent.layout())?;
     unit_columns("rope", rope.layout())?;
     if slots.len() != tokens {
@@ -512,8 +515,8 @@ fn check_product(
     c: &TensorMut<'_, Cuda>,
 ) -> Result<()> {
     let ([batch, m, n], k, dtype) = (c.shape(), a.shape()[2], c.dtype());
-    a.layout().expect("gemm a", dtype, [batch, m, k])?;
-    b.layout().expect("gemm b", dtype, [batch, k, n])
+    a.layout().require("gemm a", dtype, [batch, m, k])?;
+    b.layout().require("gemm b", dtype, [batch, k, n])
 }
 
 fn same_length(host: usize, device: usize) -> Result<()> {

@@ -60,7 +60,7 @@ impl DecodeBackend for Naive {
             ("rope", rope.layout(), 64),
             ("out", &out_layout, 512),
         ] {
-            layout.expect(name, BF16, [tokens, heads, width])?;
+            layout.require(name, BF16, [tokens, heads, width])?;
             if !layout.has_unit_columns() {
                 return Err(Error::argument(name, layout, "a last axis of stride 1"));
             }

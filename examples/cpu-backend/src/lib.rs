@@ -33,9 +33,9 @@ impl DecodeBackend for Simple {
         let [l, r, heads] =
             [problem.dims.latent, problem.dims.head.rope, problem.heads].map(|n| n as usize);
         let shape = |width| [tokens, heads, width];
-        latent.layout().expect("latent", problem.dtype, shape(l))?;
-        rope.layout().expect("rope", problem.dtype, shape(r))?;
-        out.layout().expect("out", problem.dtype, shape(l))?;
+        latent.layout().require("latent", problem.dtype, shape(l))?;
+        rope.layout().require("rope", problem.dtype, shape(r))?;
+        out.layout().require("out", problem.dtype, shape(l))?;
         let (batch, mut lse, mut row) = (call.batch, call.lse, vec![0.0; l + r]);
         let page_size = problem.page_size as usize;
         for request in 0..batch.block_table.requests() {

@@ -550,7 +550,7 @@ impl<'a, T: Element> OutPlaces<'a, T> {
     pub(crate) fn of(out: Output<'a, Cpu>, shape: [usize; 3]) -> Result<Self> {
         match out {
             Output::Plain(tensor) => {
-                tensor.layout().expect("out", T::DTYPE, shape)?;
+                tensor.layout().require("out", T::DTYPE, shape)?;
                 Ok(Self::Plain(Places::of("out", tensor)?))
             }
             Output::Fp8 { bytes, scale } => {

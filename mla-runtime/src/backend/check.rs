@@ -23,8 +23,8 @@ impl Rule<'_> {
         tensor: &TensorRef<'_, D>,
         shape: Shape,
     ) -> Result<()> {
-        tensor.layout().expect(field, self.problem.dtype, shape)?;
-        tensor.expect_aligned(field, self.spec.alignment as usize)
+        tensor.layout().require(field, self.problem.dtype, shape)?;
+        tensor.require_aligned(field, self.spec.alignment as usize)
     }
 
     fn output<D: Device>(&self, out: &Output<'_, D>, shape: Shape) -> Result<()> {
@@ -212,7 +212,7 @@ impl<D: Device> DecodeCall<'_, D> {
         }
         rule.output(&self.out, [tokens, heads, latent])?;
         if let Some(lse) = &self.lse {
-            lse.layout().expect("lse", heads, tokens)?;
+            lse.layout().require("lse", heads, tokens)?;
         }
         check_cache(self.cache.layout(), problem)?;
         check_rows(&self.cache, spec.alignment)?;
@@ -258,7 +258,7 @@ impl<D: Device> PrefillCall<'_, D> {
             } => {
                 rule.tensor("keys (nope)", own, [keys, heads, nope])?;
                 let layout = shared.layout();
-                layout.expect("keys (rope)", problem.dtype, [keys, 1, rope])?;
+                layout.require("keys (rope)", problem.dtype, [keys, 1, rope])?;
                 // It has one head, from which no other is apart.
                 rule.tensor("keys (rope)", &shared.broadcast(1, 1)?, [keys, 1, rope])?;
             }
@@ -266,7 +266,7 @@ impl<D: Device> PrefillCall<'_, D> {
         rule.tensor("values", &self.values, [keys, heads, width])?;
         rule.output(&self.out, [tokens, heads, width])?;
         if let Some(lse) = &self.lse {
-            lse.layout().expect("lse", heads, tokens)?;
+            lse.layout().require("lse", heads, tokens)?;
         }
         let starts = self.query_starts.len();
         check_len(

@@ -181,13 +181,13 @@ impl<D: Device> IndexKeys<'_, D> {
         let dtype = self.keys.dtype();
         self.keys
             .layout()
-            .expect("index keys", dtype, [tokens, 1, width])?;
+            .require("index keys", dtype, [tokens, 1, width])?;
         for (field, tensor) in [
             ("index norm weight", &self.norm.weight),
             ("index norm bias", &self.norm.bias),
         ] {
             let layout = tensor.layout();
-            layout.expect(field, layout.dtype, [1, 1, width])?;
+            layout.require(field, layout.dtype, [1, 1, width])?;
         }
         if self.slots.len() != tokens {
             let accepted = format!("{tokens}, one per token");
@@ -214,7 +214,7 @@ impl<D: Device> IndexQueryInput<'_, D> {
         let [heads, width] = [config.dims.heads, config.dims.width].map(|n| n as usize);
         let tokens = self.queries.shape()[0];
         let expect = |field, tensor: &TensorRef<'_, D>, shape| {
-            tensor.layout().expect(field, tensor.dtype(), shape)
+            tensor.layout().require(field, tensor.dtype(), shape)
         };
         expect("index queries", &self.queries, [tokens, heads, width])?;
         expect("index head weights", &self.weights, [tokens, 1, heads])?;
@@ -258,7 +258,7 @@ fn check_queries<D: Device>(
         return Err(Error::argument(field, format!("{bytes} bytes"), accepted));
     }
     let layout = weights.layout();
-    layout.expect("scaled head weights", DType::F32, [tokens, 1, heads])?;
+    layout.require("scaled head weights", DType::F32, [tokens, 1, heads])?;
     if !layout.has_unit_columns() || (tokens > 1 && layout.strides[0] != heads) {
         let accepted = "rows without gaps";
         return Err(Error::argument("scaled head weights", layout, accepted));
@@ -294,7 +294,7 @@ impl<D: Device> IndexRows<'_, D> {
     pub fn check(&self, logits: &TensorRef<'_, D>) -> Result<usize> {
         let columns = logits.shape()[2];
         let layout = logits.layout();
-        layout.expect("index logits", DType::F32, [1, self.tokens.len(), columns])?;
+        layout.require("index logits", DType::F32, [1, self.tokens.len(), columns])?;
         if !layout.has_unit_columns() {
             return Err(Error::argument("index logits", layout, "unit columns"));
         }

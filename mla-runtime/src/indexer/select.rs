@@ -322,7 +322,7 @@ impl<D: IndexDevice> Indexer<D> {
                 [tokens, 1, heads],
             ),
         ] {
-            tensor.layout().expect(field, dtype, shape)?;
+            tensor.layout().require(field, dtype, shape)?;
         }
         let cache = call.cache.layout();
         let page_size = self.problem.page_size as usize;

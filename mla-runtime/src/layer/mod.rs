@@ -662,15 +662,15 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             ("rope", call.rope.layout(), [tokens, 1, rope]),
             ("out", call.out.layout(), [tokens, heads, v]),
         ] {
-            layout.expect(field, problem.dtype, shape)?;
+            layout.require(field, problem.dtype, shape)?;
             self.device.check_tensor(field, layout)?;
         }
         // A view made for another configuration.
         let kv = call.weights.kv.layout();
         let columns = heads * dims.head.kv_b() as usize;
-        kv.expect("W_kv_b", problem.dtype, [1, latent, columns])?;
+        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
         if let Some(lse) = &call.lse {
-            lse.layout().expect("lse", heads, tokens)?;
+            lse.layout().require("lse", heads, tokens)?;
         }
         let cache = call.cache.layout();
         check_cache(cache, problem)?;
@@ -719,13 +719,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             // Of other queries the device makes rotary parts of its own.
             if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
                 let rope = query.narrow(2, nope..qk)?;
-                rope.expect_aligned("query", decode.alignment as usize)?;
+                rope.require_aligned("query", decode.alignment as usize)?;
             }
         }
         if !expanded.is_empty() {
             let alignment = prefill.alignment as usize;
             let query = query.narrow(0, expanded.clone())?;
-            query.expect_aligned("query", alignment)?;
+            query.require_aligned("query", alignment)?;
             let latent = call.latent.narrow(0, expanded.clone())?;
             operand("latent", latent.transpose(0, 1))?;
             operand("W_kv_b", call.weights.kv)?;
@@ -734,13 +734,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             if prefill.key_layout == KeyLayout::Split {
                 // It has one head, from which no other is apart.
                 let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
-                rope.expect_aligned("rope", alignment)?;
+                rope.require_aligned("rope", alignment)?;
             }
             // A padded output is the layer's own.
             if !prefill.padded_values {
                 let out = out.narrow(0, expanded)?;
                 check_gaps(out.layout(), prefill)?;
-                out.expect_aligned("out", alignment)?;
+                out.require_aligned("out", alignment)?;
             }
         }
         Ok(())

@@ -66,7 +66,7 @@ impl LseLayout {
     /// # Errors
     ///
     /// Where the heads or tokens are others; the error calls the log-sum-exp `field`.
-    pub fn expect(&self, field: &'static str, heads: usize, tokens: usize) -> Result<()> {
+    pub fn require(&self, field: &'static str, heads: usize, tokens: usize) -> Result<()> {
         if (self.heads, self.tokens) == (heads, tokens) {
             return Ok(());
         }

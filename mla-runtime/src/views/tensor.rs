@@ -80,7 +80,7 @@ impl Layout {
     /// # Errors
     ///
     /// Where the dtype or the shape is another; the error calls the tensor `field`.
-    pub fn expect(&self, field: &'static str, dtype: DType, shape: Shape) -> Result<()> {
+    pub fn require(&self, field: &'static str, dtype: DType, shape: Shape) -> Result<()> {
         if self.dtype == dtype && self.shape == shape {
             return Ok(());
         }
@@ -223,7 +223,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     /// # Errors
     ///
     /// Where it does not hold; the error calls the tensor `field`.
-    pub fn expect_aligned(&self, field: &'static str, alignment: usize) -> Result<()> {
+    pub fn require_aligned(&self, field: &'static str, alignment: usize) -> Result<()> {
         if alignment <= 1 || self.layout.elements() == 0 {
             return Ok(());
         }
