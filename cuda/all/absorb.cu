@@ -1,7 +1,7 @@
 // What a step begins with on the absorbed path, in one launch: the new tokens' rows go to the
 // cache, the queries are rotated and multiplied by W_UK. None of these needs what another makes.
 //
-//   blockIdx.y   0 .. rows - 1   blocks of cache_write.cuh
+//   blockIdx.y   0 .. rows - 1   CTAs of cache_write.cuh
 //                rows ..         a head of head_product.cuh each
 //
 // Each on its own would cost a launch, on the host as well, and begin when the one before has
@@ -14,17 +14,17 @@
 namespace mla {
 namespace {
 
-// The most tokens of a write that the product's blocks do beside their own work; for more, the
+// The most tokens of a write that the product's CTAs do beside their own work; for more, the
 // write's own kernel is the better one.
 constexpr int kMostTokens = 256;
 
-// Blocks of a write, in as many rows of the grid.
+// CTAs of a write, in as many rows of the grid.
 struct WriteBlocks {
     WritePlan plan;
     uint32_t count, rows;
 };
 
-// So many blocks of a multiprocessor at once that those of 128 heads and one tile all fit, or
+// So many CTAs of an SM at once that those of 128 heads and one tile all fit, or
 // nearly so.
 constexpr int absorb_blocks(int tiles, bool turned) { return tiles > 1 || turned ? 5 : 8; }
 

@@ -82,7 +82,7 @@ bool is_r1(int64_t latent_dim, int64_t rope_dim) {
     return latent_dim == kR1Latent && rope_dim == kR1Rope;
 }
 
-// Shared memory of a gather's block: what every kernel may have without asking, less its own
+// Shared memory of a gather's CTA: what every kernel may have without asking, less its own
 // variables.
 constexpr int64_t kStagedBytes = 47 * 1024;
 

@@ -1,4 +1,4 @@
-// Reads cache rows into contiguous tensors, a block for every few rows.
+// Reads cache rows into contiguous tensors, a CTA for every few rows.
 //
 //   warp 0                                all warps
 //   +--------------------------------+    +-------------------------------------------+
@@ -9,7 +9,7 @@
 //   +--------------------------------+    +-------------------------------------------+
 //
 // A row is found in dependent loads: its segment, the segment's first token, the page. Rows on
-// their way to shared memory occupy no registers, and a multiprocessor holds a dozen such blocks,
+// their way to shared memory occupy no registers, and an SM holds a dozen such CTAs,
 // so that finding, loading and storing overlap among them. Without Wide, warps read the cache
 // itself, element by element.
 #pragma once
@@ -22,9 +22,9 @@ namespace mla {
 
 constexpr int kGatherThreads = 128;
 constexpr int kGatherWarps = kGatherThreads / 32;
-// Rows of a block at most.
+// Rows of a CTA at most.
 constexpr int kGatherRows = 16;
-// Bytes of a block's rows, where they are not one: with as many a dozen blocks of a multiprocessor
+// Bytes of a CTA's rows, where they are not one: with as many a dozen CTAs of an SM
 // keep the memory busy, with twice as many they are too few.
 constexpr int64_t kGatherBytes = 10752;
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ int64_t find_row(const MlaCacheGatherParams& p, int f
     return page * p.cache_page_stride + slot * p.cache_slot_stride;
 }
 
-// Rows of a block and bytes of a row. Of kR1Latent and kR1Rope both are known to the compiler.
+// Rows of a CTA and bytes of a row. Of kR1Latent and kR1Rope both are known to the compiler.
 struct GatherPlan {
     int rows;
     int row_bytes;

@@ -1,6 +1,6 @@
-// Writes cache rows, a warp per token, and rotates queries in further blocks of the same launch.
+// Writes cache rows, a warp per token, and rotates queries in further CTAs of the same launch.
 //
-//   row blocks                                       query blocks
+//   row CTAs                                         query CTAs
 //   +--------------------------------+               +--------------------------------+
 //   | warp: the token's slot and its |               | thread: 8 pairs of one head of |
 //   | octets in flight together,     |               | one token: load, turn, store   |
@@ -23,7 +23,7 @@ constexpr int kWriteThreads = 128;
 
 // What the checks found out, beside the parameters themselves.
 struct WritePlan {
-    // Blocks that write rows; those after them rotate queries.
+    // CTAs that write rows; those after them rotate queries.
     uint32_t row_blocks;
     // Threads that share a token's queries.
     uint32_t query_threads;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void turn_queries(const MlaCacheWriteParams& p, const
     turn_pairs<Wide, Source, pairs>(p, token, from, to, int(item % per_head) * pairs);
 }
 
-// What block `block` of `Threads` threads does.
+// What CTA `block` of `Threads` threads does.
 template <typename Source, MlaCacheFormat Format, bool Wide, bool Turned, bool R1, int Threads>
 __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const WritePlan& plan,
                                             uint32_t block) {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void write_block(const MlaCacheWriteParams& p, const 
     }
 }
 
-// Blocks of a multiprocessor at once: what is copied or quantised from 16 bits needs 32 registers,
+// CTAs of an SM at once: what is copied or quantised from 16 bits needs 32 registers,
 // and then all its 64 warps have a row on its way.
 template <typename Source>
 constexpr int write_blocks(bool wide, bool turned, bool r1) {
@@ -132,7 +132,7 @@ struct WriteLaunch {
     bool wide, turned, r1;
 };
 
-// Checks every argument, for blocks of `threads` threads. Without tokens there is nothing to
+// Checks every argument, for CTAs of `threads` threads. Without tokens there is nothing to
 // launch, and only `blocks` is set.
 MlaStatus plan_write(const MlaCacheWriteParams& p, int threads, WriteLaunch& launch);
 

@@ -163,7 +163,7 @@ extern "C" MlaStatus mla_copy(const MlaCopyParams* params, void* stream) {
     const int64_t unit = reduce(p, plan);
     const int64_t blocks = ceil_div(plan.units, kThreads * kUnits);
     if (blocks > INT32_MAX) return refuse("shape", elements, "fewer elements");
-    // Indices up to the end of the last block must fit.
+    // Indices up to the end of the last CTA must fit.
     const bool small = plan.units <= INT32_MAX;
     return launch("copy", copy_kernel_for(unit, small), dim3(uint32_t(blocks)), dim3(kThreads),
                   stream, plan);

@@ -5,19 +5,19 @@
 // Such a product reads each weight once and uses it for a few tokens, so its floor is the time in
 // which the weights stream in, and with few heads that is less than what a launch takes: then every
 // step between the launch and the last result counts, and so do the instructions themselves, which
-// come from memory as well. A block has 16 KB of weights on their way to shared memory before it
+// come from memory as well. A CTA has 16 KB of weights on their way to shared memory before it
 // does anything else; whole lines, asked for by neighbouring threads. 16 tokens are the tensor
 // core's first operand, 8 n its second.
 //
 //   neighbours along n (W_UK of published      neighbours along k (their W_UV)
 //   checkpoints)
-//   a block: 64 n of one head                  a block: 16 n of one head
+//   a CTA: 64 n of one head                    a CTA: 16 n of one head
 //   a warp:  8 n, every k                      a warp:  every eighth 64 k, in memory that no
 //                                              other warp uses
 //   results leave the warps, of two tiles      the warps' sums are added through shared memory,
 //   as lines                                   in order
 //
-// The launch allows programmatic dependence: blocks start while the kernel before is ending (or,
+// The launch allows programmatic dependence: CTAs start while the kernel before is ending (or,
 // where that one lets them, running). They load weights that the caller calls constant at once, and
 // wait before they read anything else.
 
@@ -35,13 +35,13 @@ namespace mla {
 
 constexpr int kProductWarps = 8;
 constexpr int kProductThreads = 32 * kProductWarps;
-// Tokens of a fragment, and how many of those a block has at most.
+// Tokens of a fragment, and how many of those a CTA has at most.
 constexpr int kTile = 16;
 constexpr int kTiles = 2;
-// With as many, and one tile of tokens, all blocks fit at once.
+// With as many, and one tile of tokens, all CTAs fit at once.
 constexpr int kFewHeads = 32;
 
-// n of a block, where neighbours lie along n.
+// n of a CTA, where neighbours lie along n.
 constexpr int kRowsN = 64;
 
 // A width that published models have, which the compiler then knows: what W_UK sums over.
@@ -193,15 +193,15 @@ __device__ __forceinline__ void rows_product(const HeadPlan& p, uint32_t block, 
     }
 }
 
-// A product as the kernels take it, and how many blocks of how many tokens each.
+// A product as the kernels take it, and how many CTAs of how many tokens each.
 struct ProductLaunch {
     HeadPlan plan;
     dim3 grid;
     // Whether neighbours lie along n.
     bool rows;
-    // Fragments of tokens of a block.
+    // Fragments of tokens of a CTA.
     int tiles;
-    // Whether all blocks fit at once.
+    // Whether all CTAs fit at once.
     bool few;
 };
 
@@ -246,8 +246,8 @@ MlaStatus launch_early(const char* name, void (*kernel)(Parameters...), dim3 gri
         attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
-    // A multiprocessor can only hold blocks of the kernel before and of this one together if both
-    // divide its memory the same way. Asked for with few heads alone: where there are more blocks
+    // An SM can only hold CTAs of the kernel before and of this one together if both
+    // divide its memory the same way. Asked for with few heads alone: where there are more CTAs
     // than fit at once, the driver's own choice was faster.
     if (few) {
         attributes[count].id = cudaLaunchAttributePreferredSharedMemoryCarveout;

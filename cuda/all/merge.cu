@@ -1,7 +1,7 @@
 // Merges two partial attention results in place.
 //
 // A warp takes one head and several neighbouring tokens, so that the log-sum-exps of its rows share
-// a sector, and the eight warps of a block take neighbouring heads, whose rows are neighbours in
+// a sector, and the eight warps of a CTA take neighbouring heads, whose rows are neighbours in
 // memory. With V = 128 a row is 16 octets: half a warp, and sixteen 16-byte loads in flight per
 // thread.
 

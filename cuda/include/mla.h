@@ -124,7 +124,7 @@ typedef struct MlaDecodeParams {
     /* tokens per page: a multiple of 16 */
     int32_t page_size;
     /* columns of block_table: with page_size at most 2^29 tokens, and over all requests and
-     * tiles of their query rows less than 2^31 blocks of 64 tokens */
+     * tiles of their query rows less than 2^31 KV tiles of 64 tokens */
     int32_t max_pages;
     /* must be 512 and 64 */
     int32_t latent_dim;
@@ -177,8 +177,8 @@ typedef struct MlaListedCache {
  * read. There is no causality beside what the lists say. It takes time in proportion to the valid
  * entries.
  *
- * Two caches take part in one softmax, such as a window of uncompressed rows beside chosen ones; the
- * second is absent where its width is 0, and then nothing else of it is looked at.
+ * Two caches take part in one softmax, such as a window of uncompressed rows beside chosen ones;
+ * the second is absent where its width is 0, and then nothing else of it is looked at.
  */
 typedef struct MlaSparseParams {
     /* [tokens, heads, 512] of q_dtype */
@@ -193,9 +193,9 @@ typedef struct MlaSparseParams {
      * below 0 counts as 0, what is above width as width. */
     const int32_t* counts;
     MlaListedCache second;
-    /* Of the requests, if dense_within is not 0: the pages of each, [requests, any] int32; its tokens in
-     * the cache, the query tokens included, [requests] int32; where its query tokens begin, and where
-     * the last one's end, [requests + 1] int32. */
+    /* Of the requests, if dense_within is not 0: the pages of each, [requests, any] int32; its
+     * tokens in the cache, the query tokens included, [requests] int32; where its query tokens
+     * begin, and where the last one's end, [requests + 1] int32. */
     const int32_t* block_table;
     const int32_t* seq_lens;
     const int32_t* query_starts;
@@ -222,9 +222,9 @@ typedef struct MlaSparseParams {
     /* number of pages behind `cache` */
     int64_t pages;
 
-    /* The query tokens of a request of at most so many tokens attend to all of them, each to those up to
-     * itself: the first cache's slots come from the block table, and their lists and counts are not
-     * looked at. At most `width`; 0: there are none. */
+    /* The query tokens of a request of at most so many tokens attend to all of them, each to those
+     * up to itself: the first cache's slots come from the block table, and their lists and counts
+     * are not looked at. At most `width`; 0: there are none. */
     int32_t dense_within;
     int32_t requests;
     /* query tokens, less than 2^24 */
@@ -253,8 +253,9 @@ typedef struct MlaSparseParams {
  *   score[i, j] = softmax_scale * (query[i] . [key_nope[j], key_rope[j]])
  *   out[i]      = sum over j of softmax(score)[i, j] * value[j]
  *
- * Requests are packed one after another. With `causal`, query row i of n sees the first k - n + i + 1 of a request's k
- * keys (none where that is not positive); otherwise all of them. No memory behind a request's last row is used.
+ * Requests are packed one after another. With `causal`, query row i of n sees the first k - n + i +
+ * 1 of a request's k keys (none where that is not positive); otherwise all of them. No memory
+ * behind a request's last row is used.
  */
 typedef struct MlaPrefillParams {
     /* [query_tokens, heads, nope_dim + rope_dim] */

@@ -25,11 +25,11 @@ typedef struct MlaDeviceLimits {
  * launch leaves them zero. */
 #define MLA_DECODE_SM80_COUNTER_BYTES 8192
 
-/* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads heads,
- * query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has; the
- * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
- * launch takes of so many requests, pages and tokens in a page is refused here. Loads the kernels, so
- * that no launch has to. */
+/* Bytes of workspace that mla_decode_sm80 needs for requests of up to query_len tokens. Reads
+ * heads, query_len, latent_dim, rope_dim, q_dtype and cache_format, and what the current device
+ * has; the result does not depend on the number of requests nor on any length. If max_pages is
+ * above 0, what no launch takes of so many requests, pages and tokens in a page is refused here.
+ * Loads the kernels, so that no launch has to. */
 MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
@@ -41,9 +41,9 @@ MlaStatus mla_decode_sm80_workspace(const MlaDecodeParams* params, const MlaDevi
 MlaStatus mla_decode_sm80(const MlaDecodeParams* params, const MlaDeviceLimits* limits,
                           void* stream);
 
-/* Bytes of workspace that mla_sparse_sm80 needs, for any number of tokens and any width. Reads heads,
- * latent_dim, rope_dim, q_dtype and cache_format, and what the current device has. Loads the kernels,
- * so that no launch has to. */
+/* Bytes of workspace that mla_sparse_sm80 needs, for any number of tokens and any width. Reads
+ * heads, latent_dim, rope_dim, q_dtype and cache_format, and what the current device has. Loads the
+ * kernels, so that no launch has to. */
 MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                                     size_t* bytes);
 
@@ -54,19 +54,19 @@ MlaStatus mla_sparse_sm80_workspace(const MlaSparseParams* params, const MlaDevi
 MlaStatus mla_sparse_sm80(const MlaSparseParams* params, const MlaDeviceLimits* limits,
                           void* workspace, size_t workspace_bytes, void* stream);
 
-/* Loads the kernel for these dimensions and dtype into the current context, as mla_load_helpers does
- * the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
+/* Loads the kernel for these dimensions and dtype into the current context, as mla_load_helpers
+ * does the helpers. Reads nope_dim, rope_dim, value_dim and dtype. */
 MlaStatus mla_load_prefill_sm80(const MlaPrefillParams* params);
 
-/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles that are few. Reads
- * nope_dim, rope_dim, value_dim and dtype, and what the current device has; the result depends on no
- * number of tokens, requests or heads. */
+/* Bytes of workspace with which mla_prefill_sm80 divides the keys of query tiles that are few.
+ * Reads nope_dim, rope_dim, value_dim and dtype, and what the current device has; the result
+ * depends on no number of tokens, requests or heads. */
 MlaStatus mla_prefill_sm80_workspace(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
                                      size_t* bytes);
 
-/* The same as mla_prefill_sm90 on every GPU since Ampere: one kernel on `stream`. With a workspace of
- * null it divides no keys. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may be
- * null. */
+/* The same as mla_prefill_sm90 on every GPU since Ampere: one kernel on `stream`. With a workspace
+ * of null it divides no keys. It also takes (64, 64, 128) and (256, 0, 256), for which key_rope may
+ * be null. */
 MlaStatus mla_prefill_sm80(const MlaPrefillParams* params, const MlaDeviceLimits* limits,
                            void* stream);
 

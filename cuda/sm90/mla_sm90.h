@@ -13,10 +13,10 @@ extern "C" {
 /* Leading bytes of a workspace of mla_decode_sm90 that must be zero before its first use. */
 #define MLA_DECODE_COUNTER_BYTES 4096
 
-/* Bytes of workspace that mla_decode_sm90 needs. Reads what decides about the kernel (heads, query_len,
- * requests, latent_dim, rope_dim, q_dtype, cache_format) and the current device's properties; the
- * result does not depend on the number of requests nor on any length. If max_pages is above 0, what no
- * launch takes of so many requests, pages and tokens in a page is refused here. */
+/* Bytes of workspace that mla_decode_sm90 needs. Reads what decides about the kernel (heads,
+ * query_len, requests, latent_dim, rope_dim, q_dtype, cache_format) and the current device's
+ * properties; the result depends neither on the number of requests nor on any length. If max_pages
+ * is above 0, what no launch takes of so many requests, pages and tokens in a page is refused. */
 MlaStatus mla_decode_sm90_workspace(const MlaDecodeParams* params, size_t* bytes);
 
 /* Enqueues one kernel on `stream`. A split_patience of 0 is 100 000 cycles. */
@@ -88,17 +88,17 @@ typedef enum MlaSplitStep {
     MLA_SPLIT_RESET = 7
 } MlaSplitStep;
 
-/* Takes a step of the split protocol on counters in host memory, by the code of the kernel, for tests
- * that try all orders. cuda/common/split_protocol.cuh draws the states and says who takes which step,
- * when. Steps without an answer leave `answer` alone, which may then be null. */
+/* Takes a step of the split protocol on counters in host memory, by the code of the kernel, for
+ * tests that try all orders. cuda/common/split_protocol.cuh draws the states and says who takes
+ * which step, when. Steps without an answer leave `answer` alone, which may then be null. */
 MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
                          int32_t combiners, int32_t seen, int32_t* answer);
 
 /* Enqueues one kernel on `stream`, without a workspace; none where there are no tokens. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
-/* How mla_sparse_sm90 divides a batch: how many thread blocks share the lists of a token. Reads heads,
- * tokens and both widths. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 blocks
+/* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token. Reads heads,
+ * tokens and both widths. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs
  * the device runs at the same time, 0 where it does not take them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits);
@@ -117,9 +117,10 @@ typedef struct MlaIndexRotary {
 } MlaIndexRotary;
 
 /*
- * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if it is wanted, and
- * rounding to e4m3 with the least power of two that is not below max(|x|, 1e-4) / 448. The cache is that
- * of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots differ.
+ * Writes index keys of new tokens: LayerNorm, the rotation, the Hadamard transform if it is wanted,
+ * and rounding to e4m3 with the least power of two that is not below max(|x|, 1e-4) / 448. The
+ * cache is that of mla_index_logits_sm90. A slot outside the cache, such as -1, is skipped. Slots
+ * differ.
  */
 typedef struct MlaIndexKeysParams {
     /* [tokens, 128] of keys_dtype */
@@ -156,8 +157,8 @@ typedef struct MlaIndexKeysParams {
 /* Enqueues one kernel on `stream`; none where there are no tokens. */
 MlaStatus mla_index_keys_sm90(const MlaIndexKeysParams* params, void* stream);
 
-/* Quantises index queries as mla_index_keys_sm90 does keys, without a LayerNorm, and multiplies heads'
- * weights by weight_scale and by the scale of their query. */
+/* Quantises index queries as mla_index_keys_sm90 does keys, without a LayerNorm, and multiplies
+ * heads' weights by weight_scale and by the scale of their query. */
 typedef struct MlaIndexQueriesParams {
     /* [tokens, heads, 128] of queries_dtype */
     const void* queries;
@@ -196,9 +197,9 @@ MlaStatus mla_index_queries_sm90(const MlaIndexQueriesParams* params, void* stre
  *   logit[t, s] = scale[s] * sum over h of weight[t, h] * max(0, query[t, h] . key[s])
  *
  * Rows are query tokens as in mla_topk_sm90, and columns are positions. Only what a token sees is
- * read and written; a position whose entry of the block table is no page of the cache gets 0. A page
- * of the cache has the values of all its tokens, then their scales: value d of the token at `offset`
- * is at offset * 128 + d bytes, its scale at page_size * 128 + offset * 4.
+ * read and written; a position whose entry of the block table is no page of the cache gets 0. A
+ * page of the cache has the values of all its tokens, then their scales: value d of the token at
+ * `offset` is at offset * 128 + d bytes, its scale at page_size * 128 + offset * 4.
  */
 typedef struct MlaIndexLogitsParams {
     /* [rows, heads, 128] e4m3, without gaps */
@@ -241,14 +242,15 @@ typedef struct MlaIndexLogitsParams {
 MlaStatus mla_index_logits_sm90(const MlaIndexLogitsParams* params, void* stream);
 
 /*
- * The selection of that indexer: of each row of logits the `topk` largest, as slots of
- * the cache. Row r is query token first_token + r of the batch; token i of n of a request with `len`
- * tokens sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
+ * The selection of that indexer: of each row of logits the `topk` largest, as slots of the cache.
+ * Row r is query token first_token + r of the batch; token i of n of a request with `len` tokens
+ * sees columns 0 .. len - n + i + 1 of its row, one for each position of the request.
  *
  * It is exact, and always the same: of equal logits those of the lowest positions are chosen; -0
  * equals +0, -inf is the smallest number, and NaN ranks below it. Slots are in ascending order of
- * position; a row that sees no more than topk columns gets them all, with -1 behind. A position whose
- * entry of the block table is no page of the cache gets -1. What is not seen may hold anything.
+ * position; a row that sees no more than topk columns gets them all, with -1 behind. A position
+ * whose entry of the block table is no page of the cache gets -1. What is not seen may hold
+ * anything.
  */
 typedef struct MlaTopkParams {
     /* [rows, columns] f32 */
@@ -284,8 +286,8 @@ typedef struct MlaTopkParams {
 /* Enqueues one kernel on `stream`; none where there are no rows. */
 MlaStatus mla_topk_sm90(const MlaTopkParams* params, void* stream);
 
-/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer: one kernel for rows of 512 + 64
- * values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise two. */
+/* mla_cache_write and mla_index_keys_sm90, for the caches of one layer: one kernel for rows of 512
+ * + 64 values of f16 or bf16 that can be accessed 16 bytes at a time, otherwise two. */
 MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows, const MlaIndexKeysParams* keys,
                                void* stream);
 
@@ -314,12 +316,12 @@ typedef struct MlaPrefillItem {
     int32_t slot;
 } MlaPrefillItem;
 
-/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which
- * CTAs take them, and their number, and no more of them than `room`. No items: every query tile
- * is one CTA's. The host computes what the device would. Reads heads, requests, query_tokens,
- * key_tokens, max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
- * cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the device has SMs where there is so
- * much work. */
+/* How mla_prefill_sm90 divides the keys of query tiles: writes the items in the order in which CTAs
+ * take them, and their number, and no more of them than `room`. No items: every query tile is one
+ * CTA's. The host computes what the device would. Reads heads, requests, query_tokens, key_tokens,
+ * max_query_len, max_key_len, causal, value_dim, and, in host memory, cu_query_lens and
+ * cu_key_lens. `ctas`, 1..=256: those of the launch, as many as the device has SMs where there is
+ * so much work. */
 MlaStatus mla_prefill_sm90_items(const MlaPrefillParams* params, int32_t ctas,
                                  MlaPrefillItem* items, int32_t room, int32_t* count);
 

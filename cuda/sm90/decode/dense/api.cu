@@ -140,7 +140,7 @@ MlaStatus check_capacity(const MlaDecodeParams& p, const Shape& shape) {
     if (int64_t(p.requests) * tiles_of_request(p, shape) * (kv_tiles + kTileCost) > INT32_MAX)
         return refuse(
             "max_pages", p.max_pages,
-            "less than 2^31 blocks of 64 tokens over all requests and tiles of their query rows");
+            "less than 2^31 KV tiles of 64 tokens over all requests and tiles of their query rows");
     return ok();
 }
 
