@@ -93,16 +93,19 @@ class Schedule {
         step_ = unsigned(total_) / unsigned(groups_);
         longer_ = total_ - step_ * groups_;
         if (tiles > 0 && tiles <= groups_) {
-            // Whole, if that will do.
             const int longest = high - p_.tile_cost;
-            const int split_size = worth(high) ? longest : smallest_split_size(tiles, low, high);
-            if (worth(split_size + p_.tile_cost)) {
+            int split_size = longest;
+            // Where tiles have one group each, whole ones first: the search takes its time.
+            if (2 * tiles <= groups_ || !worth(high, false))
+                split_size = smallest_split_size(tiles, low, high);
+            if (stays_whole(longest, split_size)) split_size = longest;
+            if (worth(split_size + p_.tile_cost, split_size < longest)) {
                 split_size_ = split_size;
                 if (split_size == longest || low == high) splits_ = splits_of(longest, split_size);
             }
         } else if (tiles > 0 && low == high) {
             const int whole = unsigned(tiles + groups_ - 1) / unsigned(groups_) * high;
-            if (worth(whole)) {
+            if (worth(whole, false)) {
                 step_ = whole;
                 longer_ = 0;
             }
@@ -255,7 +258,7 @@ class Schedule {
 
     // As `divide`, in a fraction of its time, where all requests are alike and their tiles are kept
     // apart and have groups of their own. Says whether that is so. A single tile is always
-    // divided, unless its KV tiles take hardly longer than combining splits.
+    // divided, unless it stays whole.
     __host__ __device__ bool divide_uniform() {
         const Estimate& g = p_.estimate;
         const int kv_tiles = kv_tiles_of(0);
@@ -268,11 +271,10 @@ class Schedule {
         if (!Lanes::all(uniform)) return false;
         const int cost = kv_tiles + p_.tile_cost;
         step_ = g.tiles > 1 ? int((g.tiles * cost + 0.5f) * g.inverse_groups) : 0;
-        Division division = {kv_tiles, 1, 1.f};
-        if (!worth(cost)) {
-            division = division_of(kv_tiles);
-            if (g.tiles > 1 && !worth(division.split_size + p_.tile_cost)) return false;
-        }
+        Division division = division_of(kv_tiles);
+        if (stays_whole(kv_tiles, division.split_size)) division = {kv_tiles, 1, 1.f};
+        if (g.tiles > 1 && !worth(division.split_size + p_.tile_cost, division.splits > 1))
+            return false;
         split_size_ = division.split_size;
         splits_ = division.splits;
         kv_tiles_ = g.tiles * kv_tiles;
@@ -336,14 +338,25 @@ class Schedule {
         return least;
     }
 
-    // Whether to keep tiles apart when the longest group then has `cost`. In line, all have
-    // step_, and at the end splits are written and combined, for as long as three to six KV tiles
-    // take. Up to 64 rows, a KV tile also takes less time while some SMs leave the memory to the
-    // others, with 64 rows not by as much.
-    __host__ __device__ bool worth(int cost) const {
-        // 17/16 of a step and 6 KV tiles; 4/3 and 2 2/3; 5/3 and 5 1/3.
-        if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 96;
-        return cost * 3 <= (tile_rows_ > 32 ? step_ * 4 + 8 : step_ * 5 + 16);
+    // Whether a tile is done whole though splits of so many KV tiles are possible. Combining takes up
+    // to 32 rows a little longer than a KV tile; with more rows than 64, so does writing all of the
+    // output by one CTA.
+    __host__ __device__ bool stays_whole(int kv_tiles, int split_size) const {
+        return kv_tiles - split_size <= (tile_rows_ > 64 ? 0 : 1);
+    }
+
+    // Whether to keep tiles apart when the longest group then has `cost`, and tiles are divided or
+    // not. In line, all have step_, but some have two items, and the end takes as long as three to
+    // seven KV tiles. Up to 64 rows, a KV tile also takes less time while some SMs leave the memory
+    // to the others. The numbers are what divisions were measured to take (docs/log/decode.md).
+    __host__ __device__ bool worth(int cost, bool divided) const {
+        // 17/16 of a step and 3 KV tiles.
+        if (tile_rows_ > 64) return cost * 16 <= step_ * 17 + 48;
+        if (tile_rows_ > 32)
+            // 17/16 of a step and 7 KV tiles; 4/3 and 4.
+            return divided ? cost * 16 <= step_ * 17 + 112 : cost * 3 <= step_ * 4 + 12;
+        // 5/3 and 5 1/3; 23/16 and 4.
+        return divided ? cost * 3 <= step_ * 5 + 16 : cost * 16 <= step_ * 23 + 64;
     }
 
     // Ranges are step_ long, the first longer_ of them one more; a range past the end is empty.
