@@ -238,6 +238,7 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.causal = p.causal != 0;
     // One load of a warp's lanes tells whether they are.
     k.alike = are_said_alike(p) && p.requests < 32;
+    k.single_wave = k.alike && int64_t(p.requests) * k.levels * p.heads <= facts.multiprocessors;
     const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;
 

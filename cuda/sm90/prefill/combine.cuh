@@ -5,7 +5,7 @@
 //     l_s = sum of weights,  o_s = sum of weights times values
 //
 // With m the largest m_s, the row's output is sum_s 2^(m_s - m) o_s / sum_s 2^(m_s - m) l_s. The
-// order of the sums is that of the splits, so the bits do not depend on who computed what and when.
+// order of the sums is fixed, so the bits do not depend on who computed what and when.
 #pragma once
 
 #include "../../common/softmax.cuh"
@@ -82,13 +82,16 @@ struct Combine {
             const Partial<Tile> partial(p, work.first_slot() + i / (kWarpRows / 2), of_warp);
             ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
         }
+        ptx::cp_async_commit_group();
         int part = line * splits;
         const int parts = stop * splits;
         bring(splits, of_warp, part, min(part + kStagedLines, parts));
-        ptx::cp_async_wait_group<0>();
+        // The sums; lines are in flight while they are weighed.
+        ptx::cp_async_wait_group<1>();
         __syncwarp();
         SoftmaxState<Base2> state[2];
         weigh(splits, state);
+        ptx::cp_async_wait_group<0>();
         const int query = of_warp * kWarpRows + lane / 4;
         const float factor[2] = {row_factor(state[0].sum), row_factor(state[1].sum)};
         if (line % kLines == 0 && lane % 4 == 0 && p.lse) {
@@ -154,28 +157,36 @@ struct Combine {
         ptx::cp_async_commit_group();
     }
 
-    // The states of this lane's two rows over all splits, and each split's weights for them.
+    // The states of this lane's two rows over all splits, and each split's weights for them. The
+    // four lanes of the same rows have the splits in turns.
     __device__ __forceinline__ void weigh(int splits, SoftmaxState<Base2> (&state)[2]) const {
         const uint32_t sums = staged + lane / 4 * sizeof(float4);
-#pragma unroll 4
-        for (int split = 0; split < splits; split++) {
+#pragma unroll 2
+        for (int split = lane % 4; split < splits; split += 4) {
             const float4 other = load4(sums + split * kSumBytes);
             state[0].maximum = fmaxf(state[0].maximum, other.x);
             state[1].maximum = fmaxf(state[1].maximum, other.z);
         }
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+            for (auto& row : state)
+                row.maximum = fmaxf(row.maximum, __shfl_xor_sync(~0u, row.maximum, distance));
 #pragma unroll 2
-        for (int split = 0; split < splits; split++) {
+        for (int split = lane % 4; split < splits; split += 4) {
             const float4 other = load4(sums + split * kSumBytes);
             const SoftmaxState<Base2> first{other.x, other.y}, second{other.z, other.w};
             const float weight[2] = {first.factor(state[0].maximum),
                                      second.factor(state[1].maximum)};
             state[0].add(first, weight[0]);
             state[1].add(second, weight[1]);
-            if (lane % 4 == 0) {
-                ptx::st_shared(weight_at(split), __float_as_uint(weight[0]));
-                ptx::st_shared(weight_at(split) + 4, __float_as_uint(weight[1]));
-            }
+            ptx::st_shared(weight_at(split), __float_as_uint(weight[0]));
+            ptx::st_shared(weight_at(split) + 4, __float_as_uint(weight[1]));
         }
+#pragma unroll
+        for (int distance = 1; distance < 4; distance *= 2)
+#pragma unroll
+            for (auto& row : state) row.sum += __shfl_xor_sync(~0u, row.sum, distance);
         __syncwarp();
     }
 

@@ -37,6 +37,8 @@ struct KernelParams {
     // By the host's numbers every request has as many rows and keys as these bounds say. The lengths
     // themselves tell whether it is so.
     int alike;
+    // Whether no CTA has a second tile if it is, and keys are not divided.
+    int single_wave;
     // KV tiles of a split if it is.
     int split_length;
     int causal;

@@ -44,6 +44,13 @@ struct Schedule {
         enter_section(0);
     }
 
+    // Begins anew, by the lengths.
+    __device__ void read_lengths() {
+        alike = false;
+        start = 0;
+        enter_section(0);
+    }
+
     // The tile at `index`, in one split. From call to call the index rises.
     __device__ Item find(int index) {
         Item item = {};

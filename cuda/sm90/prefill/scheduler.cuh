@@ -51,10 +51,10 @@ struct Scheduler {
         }
         if (!(p.alike && confirmed(starts))) {
             division = Division<Tile::kKeys>(lengths, gridDim.x, p.slots);
-            if (!division.divide()) return run_whole(first, 0, false);
+            if (!division.divide()) return run_claimed(first);
         }
         division.rewind();
-        announce_items(division, first, 0);
+        announce_items(division, first);
         // This CTA's own splits are stored before it waits for those of others.
         announce(Work::mark(false));
         division.rewind();
@@ -67,22 +67,47 @@ struct Scheduler {
     }
 
     __device__ void run_whole() {
-        bool alike = p.alike;
-        if (alike) {
-            const int2 starts = starts_of_lane();
-            expect(Schedule<Tile>(p, lane, true).find(blockIdx.x));
-            alike = confirmed(starts);
+        const int2 starts = p.alike ? starts_of_lane() : int2{};
+        if (p.alike && p.single_wave) {
+            // This CTA's tile is its only one.
+            const Item item = Schedule<Tile>(p, lane, true).find(blockIdx.x);
+            expect(item);
+            if (confirmed(starts)) {
+                if (item.request >= 0) announce_item(item);
+                return end_whole();
+            }
         }
-        run_whole(blockIdx.x, gridDim.x, alike);
+        // In one loop, so that the second tile's search finds its instructions fetched.
+        bool unsure = p.alike && !p.single_wave;
+        Schedule<Tile> schedule(p, lane, unsure);
+        int claimed = blockIdx.x;
+        while (true) {
+            const Item item = schedule.find(claimed);
+            if (unsure) {
+                unsure = false;
+                expect(item);
+                if (!confirmed(starts)) {
+                    schedule.read_lengths();
+                    continue;
+                }
+            }
+            if (item.request < 0) return end_whole();
+            announce_item(item);
+            claimed = gridDim.x + __shfl_sync(~0u, claim(), 0);
+        }
     }
 
-    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, which count
-    // from `before`.
-    __device__ void run_whole(int first, int before, bool alike) {
-        Schedule<Tile> schedule(p, lane, alike);
-        announce_items(schedule, first, before);
+    __device__ void end_whole() {
         announce(Work::mark(true));
         leave(0);
+    }
+
+    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, all of which
+    // are, where keys might have been divided.
+    __device__ void run_claimed(int first) {
+        Schedule<Tile> schedule(p, lane, false);
+        announce_items(schedule, first);
+        end_whole();
     }
 
     // Of fewer than 32 requests, how many query and key rows stand before the lane's one. They are on
@@ -116,16 +141,20 @@ struct Scheduler {
     __device__ int claim() const { return lane == 0 ? atomicAdd(p.claimed, 1) : 0; }
 
     template <typename Order>
-    __device__ void announce_items(Order& order, int first, int before) {
-        for (int claimed = first;; claimed = before + __shfl_sync(~0u, claim(), 0)) {
+    __device__ void announce_items(Order& order, int first) {
+        for (int claimed = first;; claimed = __shfl_sync(~0u, claim(), 0)) {
             const Item item = order.find(claimed);
             if (item.request < 0) return;
-            if (item.begin < item.end) {
-                announce(work_of(item));
-                ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (announced - 1) & 1);
-            } else if (item.split == 0) {
-                store_nothing(item);
-            }
+            announce_item(item);
+        }
+    }
+
+    __device__ void announce_item(const Item& item) {
+        if (item.begin < item.end) {
+            announce(work_of(item));
+            ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), (announced - 1) & 1);
+        } else if (item.split == 0) {
+            store_nothing(item);
         }
     }
 
