@@ -42,7 +42,30 @@ fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
         // Two tiles of heads each.
         (8, 128, 7),
         (64, 128, 1),
-        (4096, 128, 1),
+        (132, 16, 1),
+        (256, 64, 1),
+    ] {
+        assert_eq!(
+            splits(tokens, heads, 2048, H200),
+            expected,
+            "{tokens} tokens, {heads} heads"
+        );
+    }
+}
+
+#[test]
+fn what_is_left_of_whole_waves_shares_the_gpu() {
+    for (tokens, heads, expected) in [
+        // 4, 28 and 12 lists behind 132 whole ones.
+        (136, 64, 16),
+        (160, 16, 4),
+        (72, 128, 8),
+        // 4 behind 31 waves, 8 behind 62.
+        (4096, 16, 16),
+        (4096, 128, 8),
+        // A second wave that is nearly full stays whole.
+        (128, 128, 1),
+        (264, 16, 1),
     ] {
         assert_eq!(
             splits(tokens, heads, 2048, H200),

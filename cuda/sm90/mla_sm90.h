@@ -94,12 +94,14 @@ typedef enum MlaSplitStep {
 MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t splits,
                          int32_t combiners, int32_t seen, int32_t* answer);
 
-/* Enqueues one kernel on `stream`, without a workspace; none where there are no tokens. */
+/* Enqueues one kernel on `stream`, without a workspace, or two: for whole waves of the batch, and for
+ * what is left. None where there are no tokens. */
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
-/* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token. Reads heads,
- * tokens and both widths. `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs
- * the device runs at the same time, 0 where it does not take them. */
+/* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token, or of those that are
+ * left when the others have filled the device so many times. Reads heads, tokens and both widths.
+ * `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs the device runs at the
+ * same time, 0 where it does not take them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
                                  int32_t* splits);
 

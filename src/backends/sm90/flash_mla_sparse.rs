@@ -1,4 +1,4 @@
-//! FLASHMLA_SPARSE: sparse absorbed attention on Hopper GPUs, one launch per step.
+//! FLASHMLA_SPARSE: sparse absorbed attention on Hopper GPUs, one or two launches per step.
 //!
 //! `docs/kernels/sparse.md` tells how the kernel works. It needs no workspace and nothing prepared:
 //! a captured step can be replayed with other lists in the same arrays.

@@ -205,8 +205,8 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.out_token_stride = p.out_token_stride;
     k.out_head_stride = p.out_head_stride;
     k.lse_head_stride = p.lse_head_stride;
-        // As in dense decode.
-        k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
+    // As in dense decode.
+    k.read_once = p.tokens * width(p) * row_bytes(format_of(p)) <= int64_t(192) << 20;
     k.tokens = p.tokens;
     k.heads = p.heads;
     k.width = int(width(p));
@@ -262,9 +262,9 @@ extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const
     if (!splits) return refuse("splits", 0, "a pointer");
     const MlaStatus s = check_shape(*params);
     if (s.code != MLA_OK) return s;
-    *splits =
-        divide(int64_t(params->tokens) * head_tiles(*params), int(width(*params)), [&](int blocks) {
-            return clusters[blocks - 1];
-        }).splits;
+    *splits = divide(int64_t(params->tokens) * head_tiles(*params), int(width(*params)),
+                     [&](int blocks) { return clusters[blocks - 1]; })
+                  .last()
+                  .splits;
     return ok();
 }

@@ -89,12 +89,20 @@ cudaError_t launch(const Launch& l, const KernelParams& p) {
         const cudaError_t e = resident_clusters<K>(l, of_device);
         if (e != cudaSuccess) return e;
     }
-    const Division division =
+    const Divisions divisions =
         divide(p.items, p.width, [&](int splits) { return of_device.clusters[splits].load(); });
-    cudaLaunchAttribute cluster = {};
-    const cudaLaunchConfig_t config =
-        configuration<K>(division.blocks, division.splits, l.stream, cluster);
-    return cudaLaunchKernelEx(&config, K::kKernel, p);
+    for (int i = 0; i < divisions.count; ++i) {
+        const Division& division = divisions.all[i];
+        KernelParams own = p;
+        own.first_item = division.first;
+        own.items = division.end;
+        cudaLaunchAttribute cluster = {};
+        const cudaLaunchConfig_t config =
+            configuration<K>(division.blocks, division.splits, l.stream, cluster);
+        const cudaError_t e = cudaLaunchKernelEx(&config, K::kKernel, own);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
 }
 
 template <typename T, Format format>

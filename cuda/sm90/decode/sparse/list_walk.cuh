@@ -30,12 +30,33 @@ struct Item {
 // The items of a block. Read where it is needed: kept, it would cost registers
 // in every role.
 struct Items {
-    __device__ static int first() { return int(ptx::clusterid()); }
+    __device__ static int first(const KernelParams& p) {
+        return p.first_item + int(ptx::clusterid());
+    }
     __device__ static int step() { return int(ptx::nclusterid()); }
     // This block's split of each item, and how many there are.
     __device__ static int split() { return int(ptx::cluster_ctarank()); }
     __device__ static int splits() { return int(ptx::cluster_nctarank()); }
 };
+
+// Brings what the next item begins with into L2: its queries, and what is read first of its list. Called
+// by `threads` threads, of which this is `thread`.
+__device__ __forceinline__ void prefetch_item(const KernelParams& p, int index, int thread,
+                                              int threads) {
+    if (index >= p.items) return;
+    const Item item(p, index);
+    constexpr int lines = (kLatent + kRope) * 2 / 128;
+#pragma unroll 1
+    for (int i = thread; i < item.heads * lines; i += threads) {
+        const int head = unsigned(i) / lines, line = i - head * lines;
+        ptx::prefetch_global_l2(line < lines - 1 ? item.latent(p, head) + line * 128
+                                                 : item.rope(p, head));
+    }
+    const Source& first = p.sources[0];
+    if (thread < 4 && (Items::split() + thread * Items::splits()) * kListGroup < first.width)
+        ptx::prefetch_global_l2(first.lists + item.token * first.list_stride +
+                                (Items::split() + thread * Items::splits()) * kListGroup);
+}
 
 // One of the four warps that load. Each walks all lists, and compacts their
 // valid entries; they share the rows of a KV tile.
@@ -51,11 +72,9 @@ struct ListWalk {
     template <typename Copy>
     __device__ __forceinline__ void run(const Copy& copy) {
 #pragma unroll 1
-        for (int i = Items::first(); i < p.items;) {
+        for (int i = Items::first(p); i < p.items; i += Items::step()) {
             walk(Item(p, i).token, copy);
             announce(0);
-            i += Items::step();
-            if (i < p.items) prefetch_queries(Item(p, i));
         }
     }
 
@@ -73,17 +92,6 @@ struct ListWalk {
     }
 
   private:
-    // Brings the queries of the next item into L2.
-    __device__ void prefetch_queries(const Item& item) const {
-        constexpr int lines = (kLatent + kRope) * 2 / 128;
-#pragma unroll 1
-        for (int i = warp * 32 + lane; i < item.heads * lines; i += 128) {
-            const int head = unsigned(i) / lines, line = i - head * lines;
-            ptx::prefetch_global_l2(line < lines - 1 ? item.latent(p, head) + line * 128
-                                                     : item.rope(p, head));
-        }
-    }
-
     // What a token of a dense request attends to: how many of the request's first tokens, and their
     // pages; null of any other request.
     struct Dense {

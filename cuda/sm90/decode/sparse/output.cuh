@@ -8,6 +8,7 @@
 // g).
 #pragma once
 
+#include "../../../common/quad.cuh"
 #include "merge.cuh"
 #include "scores.cuh"
 
@@ -43,7 +44,9 @@ struct Output {
         Turn<kProbabilityTiles> turn;
         uint32_t done = 0;
 #pragma unroll 1
-        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
+        for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
+            // There is nothing else to do yet.
+            prefetch_item(p, i + Items::step(), thread, kOutputThreads);
             Sums acc;
 #pragma unroll
             for (int t = 0; t < 4; ++t)
@@ -246,19 +249,21 @@ struct Output {
                 }
             } else {
                 // Transposed, a lane has two neighbouring values of head g of the
-                // eight.
+                // eight; and then eight, of four by each lane of a quad.
                 const int head = 8 * j + g;
-                T* to = output_row<T>(p, item, head) + first_latent + 2 * q;
+                T* to = output_row<T>(p, item, head) + first_latent + 8 * q;
 #pragma unroll
-                for (int t = 0; t < 4; ++t) {
-                    const uint32_t low = ptx::movmatrix_trans(
-                        ptx::cvt_rn_x2<T>(acc[t][4 * j] * f.x, acc[t][4 * j + 1] * f.y));
-                    const uint32_t high = ptx::movmatrix_trans(
-                        ptx::cvt_rn_x2<T>(acc[t][4 * j + 2] * f.x, acc[t][4 * j + 3] * f.y));
-                    if (head < item.heads) {
-                        *reinterpret_cast<uint32_t*>(to + 16 * t) = low;
-                        *reinterpret_cast<uint32_t*>(to + 16 * t + 8) = high;
+                for (int t = 0; t < 4; t += 2) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        const float* x = acc[t + i / 2] + 4 * j + i % 2 * 2;
+                        words[i] = ptx::movmatrix_trans(ptx::cvt_rn_x2<T>(x[0] * f.x, x[1] * f.y));
                     }
+                    transpose_quad(words, q);
+                    if (head < item.heads)
+                        *reinterpret_cast<uint4*>(to + 16 * t) =
+                            make_uint4(words[0], words[1], words[2], words[3]);
                 }
             }
         }

@@ -59,8 +59,8 @@ struct KernelParams {
     int width;
     // Tiles of heads of a token, and the heads of each of them but the last.
     int head_tiles, tile_heads;
-    // Tiles of heads of all tokens.
-    int items;
+    // Tiles of heads of all tokens: those of this launch, and where they end.
+    int first_item, items;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
     // What the output is multiplied by: the cache's scale

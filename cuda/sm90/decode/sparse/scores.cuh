@@ -90,7 +90,7 @@ struct Scores {
 #pragma unroll 1
         while (true) {
             // Each item has a last announcement without keys.
-            const int index = Items::first() + int(tile.uses - turn.uses) * Items::step();
+            const int index = Items::first(p) + int(tile.uses - turn.uses) * Items::step();
             if (index >= p.items) break;
             if (group == 0 && thread < N) s.reference[thread] = -INFINITY;
             load_queries(Item(p, index));
@@ -574,7 +574,7 @@ struct Scores {
 
     // Gives the queries back, and tells the output of an item's maxima and sums.
     __device__ void finish(Running& running, uint32_t done) {
-        const Item item(p, Items::first() + int(done) * Items::step());
+        const Item item(p, Items::first(p) + int(done) * Items::step());
         ptx::mbarrier_wait(ptx::shared_address(&s.stats_empty), (done & 1) ^ 1);
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {

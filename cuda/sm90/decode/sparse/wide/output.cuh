@@ -6,6 +6,7 @@
 // acc[s][4 i + 2 + e] of head 16 w + g + 8.
 #pragma once
 
+#include "../../../../common/quad.cuh"
 #include "../merge.cuh"
 #include "scores.cuh"
 
@@ -34,7 +35,9 @@ struct WideOutput {
     __device__ void run() {
         uint32_t done = 0;
 #pragma unroll 1
-        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
+        for (int i = Items::first(p); i < p.items; i += Items::step(), ++done) {
+            // There is nothing else to do yet.
+            prefetch_item(p, i + Items::step(), thread, kOutputThreads);
             Sums acc;
 #pragma unroll
             for (int half = 0; half < 2; ++half)
@@ -121,20 +124,29 @@ struct WideOutput {
             }
     }
 
-    // Writes the output of an item that has no splits.
+    // Writes the output of an item that has no splits, 16 bytes at a time.
     __device__ void write(const Sums& acc, const Item& item) const {
+        const int q = thread & 3;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int head = row() + 8 * half;
-            if (head >= item.heads) continue;
             const float by = s.inverse[head];
-            T* to = output_row<T>(p, item, head);
+            T* to = output_row<T>(p, item, head) - 2 * q;
 #pragma unroll
             for (int stage = 0; stage < 2; ++stage)
 #pragma unroll
-                for (int i = 0; i < 16; ++i)
-                    *reinterpret_cast<uint32_t*>(to + latent_of(stage, i)) = ptx::cvt_rn_x2<T>(
-                        acc[stage][4 * i + 2 * half] * by, acc[stage][4 * i + 2 * half + 1] * by);
+                for (int i = 0; i < 16; i += 4) {
+                    uint32_t words[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        const float* x = acc[stage] + 4 * (i + j) + 2 * half;
+                        words[j] = ptx::cvt_rn_x2<T>(x[0] * by, x[1] * by);
+                    }
+                    transpose_quad(words, q);
+                    if (head < item.heads)
+                        *reinterpret_cast<uint4*>(to + latent_of(stage, i + q)) =
+                            make_uint4(words[0], words[1], words[2], words[3]);
+                }
         }
     }
 

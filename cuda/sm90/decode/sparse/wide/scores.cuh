@@ -5,6 +5,7 @@
 // head 16 w + g at key 8 i + 2 q + e, e = 0, 1, and d[4 i + 2 + e] of head 16 w + g + 8.
 #pragma once
 
+#include "../../../../common/quad.cuh"
 #include "../../../../common/softmax.cuh"
 #include "../../../../common/swizzle.cuh"
 #include "../../../../ptx/wgmma.cuh"
@@ -37,11 +38,13 @@ struct WideScores {
 
     __device__ void run() {
         uint32_t done = 0;
+        Held held;
+        // A block has an item at least.
+        load_queries(Item(p, Items::first(p)), held);
+        int next;
 #pragma unroll 1
-        for (int i = Items::first(); i < p.items; i += Items::step(), ++done) {
-            const Item item(p, i);
-            Held held;
-            load_queries(item, held);
+        for (int i = Items::first(p); i < p.items; i = next, ++done) {
+            await_queries(held);
             Running low, high;
 #pragma unroll 1
             while (true) {
@@ -51,7 +54,9 @@ struct WideScores {
                 score(held, low, high, keys);
                 give_back();
             }
-            finish(item, low, high, done);
+            next = i + Items::step();
+            if (next < p.items) load_queries(Item(p, next), held);
+            finish(Item(p, i), low, high, done);
             give_back();
         }
     }
@@ -65,7 +70,8 @@ struct WideScores {
         ++tile.uses;
     }
 
-    // Every other panel to where products look for it; the others to registers, as operands.
+    // Asks for the queries, when all products of the item before are done: every other panel to where
+    // products look for it; the others to registers, 16 bytes of a row by each lane.
     __device__ void load_queries(const Item& item, Held& held) const {
         constexpr int chunks = 8 * L::kQueryPanels;
 #pragma unroll 1
@@ -80,18 +86,42 @@ struct WideScores {
         for (int half = 0; half < 2; ++half) {
             const int own = row() + 8 * half;
             const bool valid = own < item.heads;
-            const char* const latent_from = item.latent(p, valid ? own : 0) + 4 * (lane & 3);
-            const char* const rope_from = item.rope(p, valid ? own : 0) + 4 * (lane & 3);
+            const char* const latent_from = item.latent(p, valid ? own : 0) + 16 * (lane & 3);
+            const char* const rope_from = item.rope(p, valid ? own : 0) + 16 * (lane & 3);
 #pragma unroll
             for (int t = 0; t < L::kHeldPanels; ++t) {
                 const int panel = 2 * t;
                 const char* from = panel < 8 ? latent_from + panel * 128 : rope_from;
 #pragma unroll
-                for (int k = 0; k < 8; ++k)
-                    held[t][k / 2 * 4 + k % 2 * 2 + half] =
-                        valid ? *reinterpret_cast<const uint32_t*>(from + 16 * k) : 0;
+                for (int k = 0; k < 2; ++k) {
+                    uint4 x = make_uint4(0, 0, 0, 0);
+                    if (valid) x = *reinterpret_cast<const uint4*>(from + 64 * k);
+                    uint32_t* to = held[t] + 8 * k + half;
+                    to[0] = x.x;
+                    to[2] = x.y;
+                    to[4] = x.z;
+                    to[6] = x.w;
+                }
             }
         }
+    }
+
+    // Waits until the queries are there, and makes operands of those in registers.
+    __device__ void await_queries(Held& held) const {
+#pragma unroll
+        for (int t = 0; t < L::kHeldPanels; ++t)
+#pragma unroll
+            for (int i = 0; i < 16; i += 8)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    uint32_t* of = held[t] + i + half;
+                    uint32_t words[4] = {of[0], of[2], of[4], of[6]};
+                    transpose_quad(words, lane & 3);
+                    of[0] = words[0];
+                    of[2] = words[1];
+                    of[4] = words[2];
+                    of[6] = words[3];
+                }
         ptx::cp_async_wait_all();
         ptx::fence_proxy_async();
         meet();
@@ -229,8 +259,6 @@ struct WideScores {
             }
         }
         if ((lane & 3) == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.stats_full));
-        // The next item's queries may be written over this one's.
-        meet();
     }
 };
 
