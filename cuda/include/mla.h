@@ -437,6 +437,36 @@ typedef struct MlaCacheGatherParams {
 MlaStatus mla_cache_gather(const MlaCacheGatherParams* params, void* stream);
 
 /*
+ * Keys and values of all heads from cache rows, row by row:
+ *
+ *     out[row, column] = sum over i of latent[row, i] * weights[column, i]
+ *
+ * with the rows of mla_cache_gather, accumulated in f32 and rounded once. Their rotary parts are
+ * gathered beside. Runs on devices of compute capability 9.0, where the helpers are compiled for
+ * sm_90a.
+ */
+typedef struct MlaCacheExpandParams {
+    /* dtype f16 or bf16, cache_format that of dtype, latent_dim 512, rope_dim 64, page_size a
+     * multiple of 64, at most 32 segments; cache and rope aligned to 16 bytes, and their strides.
+     * `latent` is not used. */
+    MlaCacheGatherParams rows;
+    /* [columns, 512] of dtype, aligned to 16 bytes */
+    const void* weights;
+    /* [rows, columns] of dtype, aligned to 16 bytes */
+    void* out;
+
+    /* in elements, a multiple of 8 */
+    int64_t weights_stride;
+    int64_t out_row_stride;
+
+    /* a multiple of 256 */
+    int32_t columns;
+} MlaCacheExpandParams;
+
+/* Enqueues one kernel on `stream`; none where there are no rows. */
+MlaStatus mla_cache_expand(const MlaCacheExpandParams* params, void* stream);
+
+/*
  * Merges a partial result into another over the same queries: with a = lse and b = other_lse per
  * token and head, lse = ln(e^a + e^b) and out = out * e^(a - lse) + other * e^(b - lse). Plus
  * infinity is taken as minus infinity; a result that weighs nothing may hold NaN; two that

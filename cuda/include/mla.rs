@@ -846,6 +846,59 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaCacheExpandParams {
+    pub rows: MlaCacheGatherParams,
+    pub weights: *const ::core::ffi::c_void,
+    pub out: *mut ::core::ffi::c_void,
+    pub weights_stride: i64,
+    pub out_row_stride: i64,
+    pub columns: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of MlaCacheExpandParams",
+    ][::core::mem::size_of::<MlaCacheExpandParams>() - 176usize];
+    [
+        "Alignment of MlaCacheExpandParams",
+    ][::core::mem::align_of::<MlaCacheExpandParams>() - 8usize];
+    [
+        "Offset of field: MlaCacheExpandParams::rows",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, rows) - 0usize];
+    [
+        "Offset of field: MlaCacheExpandParams::weights",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, weights) - 136usize];
+    [
+        "Offset of field: MlaCacheExpandParams::out",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, out) - 144usize];
+    [
+        "Offset of field: MlaCacheExpandParams::weights_stride",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, weights_stride) - 152usize];
+    [
+        "Offset of field: MlaCacheExpandParams::out_row_stride",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, out_row_stride) - 160usize];
+    [
+        "Offset of field: MlaCacheExpandParams::columns",
+    ][::core::mem::offset_of!(MlaCacheExpandParams, columns) - 168usize];
+};
+impl Default for MlaCacheExpandParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_cache_expand"]
+    pub fn mla_cache_expand(
+        params: *const MlaCacheExpandParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaMergeParams {
     pub out: *mut ::core::ffi::c_void,
     pub lse: *mut f32,

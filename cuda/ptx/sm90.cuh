@@ -132,6 +132,18 @@ __device__ __forceinline__ void cp_async_bulk_tensor(const CUtensorMap* map, uin
 
 #undef MLA_TMA_LOAD_TEXT
 
+// Copies the box at (x, y, z) to `destination` of each CTA of the cluster whose bit is set, and adds
+// its bytes to `bar` there.
+__device__ __forceinline__ void cp_async_bulk_tensor_multicast(const CUtensorMap* map,
+                                                               uint32_t destination, uint32_t bar,
+                                                               uint16_t ctas, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(destination),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(ctas)
+        : "memory");
+}
+
 // Brings the box at (x, y, z) into L2.
 __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const CUtensorMap* map,
                                                               CachePolicy policy, int x, int y,
@@ -238,6 +250,12 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
     uint32_t r;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
+}
+
+// Arrives at a barrier of any CTA of the cluster. What this thread wrote before need not be seen
+// there: that would take a fence.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 __device__ __forceinline__ uint32_t ld_shared_cluster_u32(uint32_t address) {

@@ -141,6 +141,8 @@ MLA_WGMMA_FROM_REGISTERS(__half, "f16", 64, 32, "%32, %33, %34, %35", "%36", "%3
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 16, 8, "%8, %9, %10, %11", "%12", "%13")
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 32, 16, "%16, %17, %18, %19", "%20", "%21")
 MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 64, 32, "%32, %33, %34, %35", "%36", "%37")
+MLA_WGMMA_FROM_REGISTERS(__half, "f16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
+MLA_WGMMA_FROM_REGISTERS(__nv_bfloat16, "bf16", 128, 64, "%64, %65, %66, %67", "%68", "%69")
 
 // d (64 x N) = a (64 x 32) b (N x 32)^T of e4m3, plus d when `accumulate` is non-zero. Both are
 // K-major; an instruction's 32 columns are 32 bytes.

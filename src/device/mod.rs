@@ -15,6 +15,7 @@
 
 pub(crate) mod argument;
 mod blas;
+mod cache_expand;
 mod graph;
 mod head_product;
 mod machine;

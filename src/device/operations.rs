@@ -16,7 +16,7 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use super::argument::{dtype_code, format_code, narrow, unit_columns, wide};
 use super::head_product::Company;
 use super::memory::{Buffer, Bytes, BytesMut};
-use super::{Cuda, Rotary, RotaryQuery, blas, failed, head_product, machine, rotary};
+use super::{Cuda, Rotary, RotaryQuery, blas, cache_expand, failed, head_product, machine, rotary};
 use crate::{present_gpu, raw};
 
 impl Memory for Cuda {
@@ -221,66 +221,41 @@ impl Device for Cuda {
         latent: TensorMut<'_, Self>,
         rope: TensorMut<'_, Self>,
     ) -> Result<()> {
-        let layout = cache.layout();
-        let (latent_dim, rope_dim) = widths(layout);
-        let room = latent.shape()[0];
-        let dtype = latent.dtype();
-        latent
-            .layout()
-            .require("gathered latent", dtype, [room, 1, latent_dim])?;
-        rope.layout()
-            .require("gathered rope", dtype, [room, 1, rope_dim])?;
-        unit_columns("gathered latent", latent.layout())?;
-        unit_columns("gathered rope", rope.layout())?;
-        if rows.rows > room {
-            return Err(Error::argument(
-                "rows",
-                rows.rows,
-                format!("at most {room}"),
-            ));
-        }
-        let segments = rows.row_starts.len().saturating_sub(1);
-        for (name, given) in [
-            ("token starts", rows.token_starts.len()),
-            ("block table requests", rows.block_table.requests()),
-        ] {
-            if given != segments {
-                return Err(Error::argument(
-                    name,
-                    given,
-                    format!("{segments}, one per segment"),
-                ));
-            }
-        }
-        let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
-        let params = raw::MlaCacheGatherParams {
-            cache: cache.bytes().address() as *const _,
-            block_table: rows.block_table.entries().bytes().address() as *const _,
-            token_starts: rows.token_starts.bytes().address() as *const _,
-            row_starts: rows.row_starts.bytes().address() as *const _,
-            latent: latent.into_bytes().address() as *mut _,
-            rope: rope.into_bytes().address() as *mut _,
-            cache_page_stride: wide("page stride", layout.page_stride)?,
-            cache_slot_stride: wide("row stride", layout.row_stride)?,
-            block_table_stride: wide("max pages", rows.block_table.max_pages())?,
-            latent_row_stride: wide("gathered latent", latent_stride)?,
-            rope_row_stride: wide("gathered rope", rope_stride)?,
-            pages: wide("pages", layout.pages)?,
-            rows: narrow("rows", rows.rows)?,
-            segments: narrow("segments", segments)?,
-            max_pages: narrow("max pages", rows.block_table.max_pages())?,
-            page_size: narrow("page size", layout.page_size)?,
-            latent_dim: narrow("latent", latent_dim)?,
-            rope_dim: narrow("rope", rope_dim)?,
-            dtype: dtype_code(dtype),
-            cache_format: format_code(layout.format),
-            cache_scale: layout.scale,
-        };
+        let params = gather_params(&cache, &rows, &latent, &rope)?;
         self.bind()?;
         // SAFETY: cache and outputs were checked to hold what their layouts say, the index arrays to be
         // as long as the segments need; the kernel itself checks the pages that it finds in them.
         raw::check("gather cache", unsafe {
             raw::mla_cache_gather(&params, self.raw_stream())
+        })
+    }
+
+    fn gather_cache_and_expand(
+        &self,
+        cache: CacheRef<'_, Self>,
+        rows: GatherRows<'_, Self>,
+        gathered: (TensorMut<'_, Self>, TensorMut<'_, Self>),
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        let (latent, rope) = &gathered;
+        let gather = gather_params(&cache, &rows, latent, rope)?;
+        let (dtype, latent_dim) = (to.dtype(), latent.shape()[2]);
+        let [_, _, columns] = to.shape();
+        to.layout()
+            .require("expanded rows", latent.dtype(), [1, rows.rows, columns])?;
+        weights
+            .layout()
+            .require("weights", dtype, [1, latent_dim, columns])?;
+        if !cache_expand::fits(self, cache.layout(), &gather, &weights, &to) {
+            return rows.gather_then_expand(self, cache, gathered, weights, to);
+        }
+        let params = cache_expand::params(gather, &weights, to)?;
+        self.bind()?;
+        // SAFETY: as for a gather; besides, the weights and the output were checked to hold what their
+        // layouts say, and the output is borrowed mutably, so the inputs are elsewhere.
+        raw::check("expand cache", unsafe {
+            raw::mla_cache_expand(&params, self.raw_stream())
         })
     }
 
@@ -506,6 +481,70 @@ fn write_params(
         rotary::fill(rotary, query, tokens, rope_dim, dtype, &mut params)?;
     }
     Ok(params)
+}
+
+/// What a gather of these rows takes, every tensor checked.
+fn gather_params(
+    cache: &CacheRef<'_, Cuda>,
+    rows: &GatherRows<'_, Cuda>,
+    latent: &TensorMut<'_, Cuda>,
+    rope: &TensorMut<'_, Cuda>,
+) -> Result<raw::MlaCacheGatherParams> {
+    let layout = cache.layout();
+    let (latent_dim, rope_dim) = widths(layout);
+    let room = latent.shape()[0];
+    let dtype = latent.dtype();
+    latent
+        .layout()
+        .require("gathered latent", dtype, [room, 1, latent_dim])?;
+    rope.layout()
+        .require("gathered rope", dtype, [room, 1, rope_dim])?;
+    unit_columns("gathered latent", latent.layout())?;
+    unit_columns("gathered rope", rope.layout())?;
+    if rows.rows > room {
+        return Err(Error::argument(
+            "rows",
+            rows.rows,
+            format!("at most {room}"),
+        ));
+    }
+    let segments = rows.row_starts.len().saturating_sub(1);
+    for (name, given) in [
+        ("token starts", rows.token_starts.len()),
+        ("block table requests", rows.block_table.requests()),
+    ] {
+        if given != segments {
+            return Err(Error::argument(
+                name,
+                given,
+                format!("{segments}, one per segment"),
+            ));
+        }
+    }
+    let (latent_stride, rope_stride) = (latent.layout().strides[0], rope.layout().strides[0]);
+    Ok(raw::MlaCacheGatherParams {
+        cache: cache.bytes().address() as *const _,
+        block_table: rows.block_table.entries().bytes().address() as *const _,
+        token_starts: rows.token_starts.bytes().address() as *const _,
+        row_starts: rows.row_starts.bytes().address() as *const _,
+        latent: latent.as_ref().bytes().address() as *mut _,
+        rope: rope.as_ref().bytes().address() as *mut _,
+        cache_page_stride: wide("page stride", layout.page_stride)?,
+        cache_slot_stride: wide("row stride", layout.row_stride)?,
+        block_table_stride: wide("max pages", rows.block_table.max_pages())?,
+        latent_row_stride: wide("gathered latent", latent_stride)?,
+        rope_row_stride: wide("gathered rope", rope_stride)?,
+        pages: wide("pages", layout.pages)?,
+        rows: narrow("rows", rows.rows)?,
+        segments: narrow("segments", segments)?,
+        max_pages: narrow("max pages", rows.block_table.max_pages())?,
+        page_size: narrow("page size", layout.page_size)?,
+        latent_dim: narrow("latent", latent_dim)?,
+        rope_dim: narrow("rope", rope_dim)?,
+        dtype: dtype_code(dtype),
+        cache_format: format_code(layout.format),
+        cache_scale: layout.scale,
+    })
 }
 
 /// Refuses factors that do not fit each other or their product.

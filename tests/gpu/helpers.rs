@@ -358,8 +358,7 @@ impl Gather {
 // format, and so are the scales of a page's padding; table entries past a segment are any number.
 fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     let segments = rng.random_range(1..80);
-    let page_size_hint = random_cache(rng, format, 1);
-    let page_size = page_size_hint.page_size;
+    let layout = random_cache(rng, format, 1);
     let lens: Vec<(usize, usize)> = (0..segments)
         .map(|_| {
             let len = if rng.random_bool(0.3) {
@@ -367,9 +366,22 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
             } else {
                 rng.random_range(1..60)
             };
-            (rng.random_range(0..3 * page_size), len)
+            (rng.random_range(0..3 * layout.page_size), len)
         })
         .collect();
+    let more = rng.random_range(0..5);
+    gather_of(rng, layout, dtype, &lens, more)
+}
+
+// Of segments by their first tokens and lengths, with room for some more rows.
+fn gather_of(
+    rng: &mut StdRng,
+    mut layout: CacheLayout,
+    dtype: DType,
+    lens: &[(usize, usize)],
+    more: usize,
+) -> Gather {
+    let page_size = layout.page_size;
     let max_pages = lens
         .iter()
         .map(|(start, len)| (start + len).div_ceil(page_size))
@@ -381,14 +393,13 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
         .map(|(start, len)| (start + len).div_ceil(page_size))
         .sum();
     let pages = needed + rng.random_range(1..5);
-    let mut layout = page_size_hint;
     layout.pages = pages;
     let mut free: Vec<i32> = (0..pages as i32).collect();
     free.shuffle(rng);
     let mut table = Vec::new();
     let (mut row_starts, mut token_starts) = (vec![0], Vec::new());
     let mut read = vec![false; layout.slots()];
-    for (start, len) in &lens {
+    for (start, len) in lens {
         let used = (start + len).div_ceil(page_size);
         let own: Vec<i32> = free.drain(..used).collect();
         for token in *start..start + len {
@@ -417,8 +428,8 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
     let cache = run_write(&Cpu::new(), &write).unwrap();
 
     let total = *row_starts.last().unwrap() as usize;
-    let room = total + rng.random_range(0..5);
-    let aligned = rng.random_bool(0.5);
+    let room = total + more;
+    let aligned = more == 0 || rng.random_bool(0.5);
     let shift = if aligned { 0 } else { rng.random_range(0..4) };
     let latent = padded(rng, dtype, [room, 1, latent], aligned);
     let rope = padded(rng, dtype, [room, 1, rope], aligned);
@@ -435,27 +446,35 @@ fn random_gather(rng: &mut StdRng, format: KvFormat, dtype: DType) -> Gather {
 }
 
 fn run_gather<D: Device>(device: &D, case: &Gather) -> Result<(Vec<u8>, Vec<u8>)> {
+    run_expansion(device, case, None)
+}
+
+// Besides, multiplies the rows by weights.
+fn run_expansion<D: Device>(
+    device: &D,
+    case: &Gather,
+    expansion: Option<(&On<D>, &mut On<D>)>,
+) -> Result<(Vec<u8>, Vec<u8>)> {
     let cache = upload(device, &case.cache)?;
     let table = upload(device, bytemuck::cast_slice(&case.table))?;
     let token_starts = upload(device, bytemuck::cast_slice(&case.token_starts))?;
     let row_starts = upload(device, bytemuck::cast_slice(&case.row_starts))?;
     let (mut latent, mut rope) = (On::new(device, &case.latent)?, On::new(device, &case.rope)?);
     let segments = case.token_starts.len();
-    device.gather_cache(
-        CacheRef::new(D::bytes(&cache), case.layout)?,
-        GatherRows {
-            block_table: BlockTable::new(
-                indices(&table, case.table.len())?,
-                segments,
-                case.max_pages,
-            )?,
-            token_starts: indices(&token_starts, segments)?,
-            row_starts: indices(&row_starts, segments + 1)?,
-            rows: case.rows(),
-        },
-        latent.write()?,
-        rope.write()?,
-    )?;
+    let cache = CacheRef::new(D::bytes(&cache), case.layout)?;
+    let rows = GatherRows {
+        block_table: BlockTable::new(indices(&table, case.table.len())?, segments, case.max_pages)?,
+        token_starts: indices(&token_starts, segments)?,
+        row_starts: indices(&row_starts, segments + 1)?,
+        rows: case.rows(),
+    };
+    match expansion {
+        None => device.gather_cache(cache, rows, latent.write()?, rope.write()?)?,
+        Some((weights, to)) => {
+            let gathered = (latent.write()?, rope.write()?);
+            device.gather_cache_and_expand(cache, rows, gathered, weights.read()?, to.write()?)?;
+        }
+    }
     Ok((latent.download(device)?, rope.download(device)?))
 }
 
@@ -475,6 +494,73 @@ fn cache_rows_are_gathered_as_on_the_cpu() {
                 assert_eq!(difference(&got.0, &want.0), None, "latent, {what}");
                 assert_eq!(difference(&got.1, &want.1), None, "rope, {what}");
             }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored helpers"]
+fn cached_rows_are_expanded_as_gathered_rows_are() {
+    let gpu = &*gpu();
+    for seed in 0..24 {
+        let rng = &mut rng(seed);
+        let dtype = pick(rng, &[DType::BF16, DType::F16]);
+        let format = KvFormat::of(dtype);
+        let page_size = pick(rng, &[64, 128, 192]);
+        let layout = CacheLayout::contiguous(dims(512, 64), format, 1, page_size);
+        let lens: Vec<(usize, usize)> = (0..rng.random_range(1..9))
+            .map(|_| {
+                let start = pick(rng, &[0, 0, 64, page_size, 37]);
+                let len = pick(rng, &[0, 1, 64, 127, 128, 129, 500, 1100]);
+                (start, len + rng.random_range(0..3))
+            })
+            // More rows than the kernel's least number.
+            .chain([(0, 1100)])
+            .collect();
+        let case = gather_of(rng, layout, dtype, &lens, 0);
+        let (rows, columns) = (case.rows(), 256 * rng.random_range(1..4));
+        let weights = Layout {
+            dtype,
+            shape: [1, 512, columns],
+            strides: [512 * columns, 1, 512],
+        };
+        let weights = Tensor::random(rng, weights, 0);
+        let product = Layout::contiguous(dtype, [1, rows, columns]);
+        let run = |alone: bool| {
+            let weights = On::new(gpu, &weights).unwrap();
+            let mut to = On::new(gpu, &Tensor::poison(product, 0)).unwrap();
+            let rope = if alone {
+                let (bytes, rope) = run_gather(gpu, &case).unwrap();
+                let latent = Tensor {
+                    bytes,
+                    ..case.latent.clone()
+                };
+                let latent = On::new(gpu, &latent).unwrap();
+                let a = latent.read().unwrap().transpose(0, 1);
+                gpu.gemm_weights(a, weights.read().unwrap(), to.write().unwrap())
+                    .unwrap();
+                rope
+            } else {
+                run_expansion(gpu, &case, Some((&weights, &mut to)))
+                    .unwrap()
+                    .1
+            };
+            (to.host(gpu).unwrap(), rope)
+        };
+        let (want, want_rope) = run(true);
+        let (got, rope) = run(false);
+        assert_eq!(difference(&rope, &want_rope), None, "rope, seed {seed}");
+        let (again, _) = run(false);
+        assert_eq!(
+            difference(&again.bytes, &got.bytes),
+            None,
+            "bits, seed {seed}"
+        );
+        for (index, (got, want)) in got.values().iter().zip(want.values()).enumerate() {
+            assert!(
+                (got - want).abs() <= 0.02 + 0.01 * want.abs(),
+                "seed {seed}, element {index} of {rows} x {columns}: {got}, not {want}"
+            );
         }
     }
 }

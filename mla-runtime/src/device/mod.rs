@@ -28,6 +28,27 @@ pub struct GatherRows<'a, D: Device> {
     pub rows: usize,
 }
 
+impl<D: Device> GatherRows<'_, D> {
+    /// Gathers the rows, then multiplies their latents: [`Device::gather_cache_and_expand`] one after
+    /// the other.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn gather_then_expand(
+        self,
+        device: &D,
+        cache: CacheRef<'_, D>,
+        gathered: (TensorMut<'_, D>, TensorMut<'_, D>),
+        weights: TensorRef<'_, D>,
+        to: TensorMut<'_, D>,
+    ) -> Result<()> {
+        let (mut latent, rope) = gathered;
+        device.gather_cache(cache, self, latent.reborrow(), rope)?;
+        device.gemm_weights(latent.as_ref().transpose(0, 1), weights, to)
+    }
+}
+
 /// The new tokens' cache rows, and where they go.
 pub struct CacheRows<'a, D: Device> {
     /// `[T, 1, L]`.
@@ -277,6 +298,26 @@ pub trait Device: Memory {
         latent: TensorMut<'_, Self>,
         rope: TensorMut<'_, Self>,
     ) -> Result<()>;
+
+    /// What the expanded path does with cached rows, in one launch where the device can: gathers them as
+    /// [`gather_cache`](Self::gather_cache) does, into `gathered`, a latent `[W, 1, L]` and a rotary part
+    /// `[W, 1, R]` of as many rows W as `rows.rows`, and multiplies their latents by `weights` `[1, L, N]`
+    /// into `to` `[1, W, N]`, as [`gemm_weights`](Self::gemm_weights). Whether the gathered latents are
+    /// written is the device's choice.
+    ///
+    /// # Errors
+    ///
+    /// If shapes or dtypes disagree with each other or with the cache, or the device fails.
+    fn gather_cache_and_expand(
+        &self,
+        cache: CacheRef<'_, Self>,
+        rows: GatherRows<'_, Self>,
+        gathered: (TensorMut<'_, Self>, TensorMut<'_, Self>),
+        weights: TensorRef<'_, Self>,
+        to: TensorMut<'_, Self>,
+    ) -> Result<()> {
+        rows.gather_then_expand(self, cache, gathered, weights, to)
+    }
 
     /// Merges a partial result into another over the same queries: with `a` in `out`, `lse` and `b`
     /// in `other`, `other_lse`, per token and head `lse = ln(e^a + e^b)` and

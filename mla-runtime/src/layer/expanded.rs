@@ -26,9 +26,6 @@ enum Room<'a, D: Device> {
     },
 }
 
-/// Latents and rotary keys.
-type Rows<'a, D> = (TensorMut<'a, D>, TensorMut<'a, D>);
-
 /// Keys and values.
 type Expansion<'a, D> = (Keys<'a, D>, TensorRef<'a, D>);
 
@@ -142,21 +139,27 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let step = prepared.step;
         let longest = step.max_expanded_query_len();
         let starts = || step.expanded_starts::<P::Device>(P::Device::bytes(prepared.arrays));
-        let (gathered, key_starts, max_key_len) =
+        let Buffers {
+            latent, rope, room, ..
+        } = buffers;
+        let (cached, key_starts, max_key_len) =
             match step.one_call::<P::Device>(P::Device::bytes(prepared.arrays))? {
                 Some(one) => {
-                    let latent = P::Device::reborrow(&mut buffers.latent);
-                    let rope = P::Device::reborrow(&mut buffers.rope);
-                    let rows = self.gather(tokens.cache, one.gather, latent, rope)?;
-                    (Some(rows), one.key_starts, one.max_key_len)
+                    let latent = P::Device::reborrow(latent);
+                    let rope = P::Device::reborrow(rope);
+                    let rope = self.expand_cached(tokens, one.gather, latent, rope, room)?;
+                    (Some(rope), one.key_starts, one.max_key_len)
                 }
                 None => (None, starts()?, longest),
             };
-        let (latent, rope) = match &gathered {
-            Some((latent, rope)) => (latent.as_ref(), rope.as_ref()),
-            None => (tokens.latent.shorten(), tokens.rope.shorten()),
+        let (keys, values) = match &cached {
+            Some(rope) => self.read_expansion(rope.as_ref(), room)?,
+            None => {
+                let (latent, rope) = (tokens.latent.shorten(), tokens.rope.shorten());
+                self.write_expansion(tokens.weights, latent, rope.shorten(), room)?;
+                self.read_expansion(rope, room)?
+            }
         };
-        let (keys, values) = self.expand(tokens.weights, latent, rope, &mut buffers.room)?;
         let [count, heads, v] = tokens.out.layout().shape;
         let mut wide = match self.padded_values() {
             true => {
@@ -203,18 +206,17 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         buffers: &mut Buffers<'_, P::Device>,
         tokens: &mut Tokens<'_, '_, P::Device>,
     ) -> Result<()> {
-        // It is there in every call with context.
-        let Some(lse) = &mut tokens.lse else {
-            return Ok(());
-        };
         let chunk = prepared
             .step
             .chunk::<P::Device>(index, P::Device::bytes(prepared.arrays))?;
         let latent = P::Device::reborrow(&mut buffers.latent);
         let rope = P::Device::reborrow(&mut buffers.rope);
-        let (latent, rope) = self.gather(tokens.cache, chunk.gather, latent, rope)?;
-        let room = &mut buffers.room;
-        let (keys, values) = self.expand(tokens.weights, latent.as_ref(), rope.as_ref(), room)?;
+        let rope = self.expand_cached(tokens, chunk.gather, latent, rope, &mut buffers.room)?;
+        let (keys, values) = self.read_expansion(rope.as_ref(), &buffers.room)?;
+        // It is there in every call with context.
+        let Some(lse) = &mut tokens.lse else {
+            return Ok(());
+        };
         let [_, heads, v] = tokens.out.layout().shape;
         let count = chunk.tokens.len();
         let bytes = P::Device::reborrow(&mut buffers.partial);
@@ -246,36 +248,44 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         )
     }
 
-    /// The rows of a call, gathered from the cache: `[rows, 1, L]` and `[rows, 1, R]`.
-    fn gather<'a>(
+    /// Writes keys and values of cached rows where `room` says, and returns their rotary parts.
+    fn expand_cached<'a>(
         &self,
-        cache: CacheRef<'_, P::Device>,
+        tokens: &Tokens<'_, '_, P::Device>,
         rows: GatherRows<'_, P::Device>,
-        latent: <P::Device as Memory>::BytesMut<'a>,
+        latent: <P::Device as Memory>::BytesMut<'_>,
         rope: <P::Device as Memory>::BytesMut<'a>,
-    ) -> Result<Rows<'a, P::Device>> {
+        room: &mut Room<'_, P::Device>,
+    ) -> Result<TensorMut<'a, P::Device>> {
         let dims = self.config.problem.dims;
         let mut latent = self.tensor(latent, [rows.rows, 1, dims.latent as usize])?;
         let mut rope = self.tensor(rope, [rows.rows, 1, dims.head.rope as usize])?;
-        self.device
-            .gather_cache(cache, rows, latent.reborrow(), rope.reborrow())?;
-        Ok((latent, rope))
+        if let Room::Together(bytes) = room {
+            let to = self.product(P::Device::reborrow(bytes), rows.rows)?;
+            let (weights, gathered) = (tokens.weights.kv, (latent, rope.reborrow()));
+            self.device
+                .gather_cache_and_expand(tokens.cache, rows, gathered, weights, to)?;
+        } else {
+            self.device
+                .gather_cache(tokens.cache, rows, latent.reborrow(), rope.reborrow())?;
+            self.write_expansion(tokens.weights, latent.as_ref(), rope.as_ref(), room)?;
+        }
+        Ok(rope)
     }
 
-    /// `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the backend
-    /// wants them.
-    fn expand<'a>(
+    /// Where keys and values are written together: `[1, rows, H·(P+V)]`.
+    fn product<'a>(
         &self,
-        weights: &Weights<'_, P::Device>,
-        latent: TensorRef<'_, P::Device>,
-        rope: TensorRef<'a, P::Device>,
-        room: &'a mut Room<'_, P::Device>,
-    ) -> Result<Expansion<'a, P::Device>> {
-        let rows = latent.shape()[0];
-        self.write_expansion(weights, latent, rope, room)?;
-        self.read_expansion(rows, rope, room)
+        bytes: <P::Device as Memory>::BytesMut<'a>,
+        rows: usize,
+    ) -> Result<TensorMut<'a, P::Device>> {
+        let problem = &self.config.problem;
+        let width = problem.dims.head.nope + problem.dims.head.v;
+        self.tensor(bytes, [1, rows, (problem.heads * width) as usize])
     }
 
+    /// Writes `[k_nope | v] = c · W_kv_b` of `latent` `[N, 1, L]` and `rope` `[N, 1, R]`, as the
+    /// backend wants them.
     fn write_expansion(
         &self,
         weights: &Weights<'_, P::Device>,
@@ -291,8 +301,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let rows = latent.shape()[1];
         match room {
             Room::Together(bytes) => {
-                let shape = [1, rows, heads * (nope + v)];
-                let product = self.tensor(P::Device::reborrow(bytes), shape)?;
+                let product = self.product(P::Device::reborrow(bytes), rows)?;
                 self.device.gemm_weights(latent, weights.kv, product)
             }
             Room::Apart { keys, values } => {
@@ -318,12 +327,13 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         }
     }
 
+    /// What was written, of as many rows as `rope` has.
     fn read_expansion<'a>(
         &self,
-        rows: usize,
         rope: TensorRef<'a, P::Device>,
         room: &'a Room<'_, P::Device>,
     ) -> Result<Expansion<'a, P::Device>> {
+        let rows = rope.shape()[0];
         let problem = &self.config.problem;
         let head = problem.dims.head;
         let [heads, nope, v] = [problem.heads, head.nope, head.v].map(|n| n as usize);
