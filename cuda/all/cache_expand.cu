@@ -1,4 +1,5 @@
-// The C interface of expansions from a cache: checks every argument, describes the tensors, launches.
+// The C interface of expansions from a cache: checks every argument, describes the tensors,
+// launches.
 
 #include <algorithm>
 
@@ -62,8 +63,8 @@ MlaStatus describe_all(const MlaCacheExpandParams& p, ExpandMaps& maps) {
     return ok();
 }
 
-// Into how many runs the tiles of rows are divided, so that all clusters end at about the same time.
-// Weights take a CTA about as long as a tile.
+// Into how many runs the tiles of rows are divided, so that all clusters end at about the same
+// time. Weights take a CTA about as long as a tile.
 int runs_of(int columns, int tiles, int clusters) {
     int best = 1;
     int64_t least = INT64_MAX;

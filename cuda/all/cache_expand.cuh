@@ -2,10 +2,10 @@
 // weights (columns x 512)^T. The latents are read where they lie in their pages; the rotary parts
 // of their rows are gathered beside.
 //
-// The products are transposed: a warpgroup keeps the weights of 64 columns in registers, as operands
-// A, and latents are operands B, so that shared memory is read for them alone. A CTA has 128
-// columns, and walks over tiles of 128 rows. Two CTAs of a cluster have the same tiles of rows: each
-// brings half of them for both, or L2 would bound the kernel.
+// The products are transposed: a warpgroup keeps the weights of 64 columns in registers, as
+// operands A, and latents are operands B, so that shared memory is read for them alone. A CTA has
+// 128 columns, and walks over tiles of 128 rows. Two CTAs of a cluster have the same tiles of rows:
+// each brings half of them for both, or L2 would bound the kernel.
 //
 // The warps of a CTA:
 //
