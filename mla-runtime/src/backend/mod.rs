@@ -16,23 +16,24 @@
 
 mod check;
 mod decode;
+mod decode_call;
 mod entry;
 pub(crate) mod list;
 mod opaque;
 mod prefill;
+mod prefill_call;
+mod slot_lists;
 
 pub use crate::plan::limits::StepLimits;
 pub(crate) use check::{check_cache, check_gaps, check_lists, check_rows, check_sinks};
-pub use decode::{
-    DecodeBackend, DecodeBatch, DecodeCall, DecodeStage, HostLens, ListedCache, Query,
-    SelectedDecode, SlotLists,
-};
+pub use decode::{DecodeBackend, DecodeStage, SelectedDecode};
+pub use decode_call::{DecodeBatch, DecodeCall, HostLens, Query};
 pub use entry::{Entry, LINKED};
 pub(crate) use entry::{not_built, not_linked, not_registered};
 pub use opaque::Opaque;
-pub use prefill::{
-    Chunk, Keys, PrefillBackend, PrefillBatch, PrefillCall, PrefillStage, SelectedPrefill,
-};
+pub use prefill::{PrefillBackend, PrefillStage, SelectedPrefill};
+pub use prefill_call::{Chunk, Keys, PrefillBatch, PrefillCall};
+pub use slot_lists::{ListedCache, SlotLists};
 
 use crate::device::Device;
 use crate::problem::Problem;

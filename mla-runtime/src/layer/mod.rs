@@ -101,6 +101,8 @@
 
 mod absorbed;
 mod arena;
+mod call;
+mod check;
 mod expanded;
 mod plan;
 mod rotation;
@@ -109,6 +111,7 @@ mod step;
 mod weights;
 mod workspace;
 
+pub use call::LayerCall;
 pub use plan::{Step, StepRequest};
 pub use rotation::UnrotatedCall;
 pub use selected::SelectedLayer;
@@ -117,23 +120,19 @@ pub use weights::Weights;
 pub use workspace::{Workspace, WorkspaceId};
 
 pub(crate) use self::arena::Arena;
-use self::step::Step as PreparedStep;
 use crate::backend::{
     DecodeBackend, DecodeStage, LayerConfig, PrefillBackend, PrefillStage, SelectedDecode,
-    SelectedPrefill, SlotLists, StepLimits, check_cache, check_gaps, check_lists, check_rows,
-    check_sinks,
+    SelectedPrefill, StepLimits,
 };
-use crate::cache::{CacheLayout, CacheMut};
 use crate::device::{AbsorbedQueries, CacheRows, Device, Memory};
 use crate::dims::MAX_DIM;
 use crate::error::{Error, Result};
-use crate::lse::LseMut;
 use crate::plan::crossover::{Attention, ExpansionTraffic, Machine, threshold};
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
-use crate::rotary::{RotaryQuery, Rotation};
-use crate::spec::{BackendSpec, KeyLayout, Phase, QueryFormat, QueryLen};
-use crate::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use crate::rotary::RotaryQuery;
+use crate::spec::{BackendSpec, KeyLayout, Phase, QueryLen};
+use crate::tensor::{ArrayRef, Layout, Shape, TensorMut};
 
 /// One layer's attention with its backends.
 pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
@@ -141,106 +140,6 @@ pub struct MlaLayer<P: PrefillStage, D: DecodeStage<Device = P::Device>> {
     config: LayerConfig,
     prefill: P,
     decode: D,
-}
-
-/// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
-#[non_exhaustive]
-pub struct LayerCall<'a, D: Device> {
-    /// The layer's weights.
-    pub weights: Weights<'a, D>,
-    /// `[T, H, P+R]`, the rotary part already rotated but where `rotary` is given.
-    pub query: TensorRef<'a, D>,
-    /// The new tokens' normalised latents, `[T, 1, L]`.
-    pub latent: TensorRef<'a, D>,
-    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated but where `rotary` is given.
-    pub rope: TensorRef<'a, D>,
-    /// The layer's cache.
-    pub cache: CacheMut<'a, D>,
-    /// `[T, H, V]`.
-    pub out: TensorMut<'a, D>,
-    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
-    pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: present where the problem is sparse, and only there.
-    /// An [`Indexer`](crate::indexer::Indexer) makes them.
-    pub slot_lists: Option<SlotLists<'a, D>>,
-    /// A score for each head that takes part in the softmax without a value, as in
-    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps of which every token is on
-    /// the absorbed path.
-    pub sinks: Option<ArrayRef<'a, D, f32>>,
-    /// The rotation of queries and keys, which the cache write then does on its way: for steps of
-    /// which every token is on the absorbed path. (The expanded path reads rotated tensors of its
-    /// own.) [`MlaLayer::forward_unrotated`] takes any step.
-    pub rotary: Option<Rotation<'a, D>>,
-}
-
-impl<'a, D: Device> LayerCall<'a, D> {
-    /// A call without a log-sum-exp, slot lists, sinks and a rotation: the shapes are those of the
-    /// fields.
-    pub const fn new(
-        weights: Weights<'a, D>,
-        query: TensorRef<'a, D>,
-        [latent, rope]: [TensorRef<'a, D>; 2],
-        cache: CacheMut<'a, D>,
-        out: TensorMut<'a, D>,
-    ) -> Self {
-        Self {
-            weights,
-            query,
-            latent,
-            rope,
-            cache,
-            out,
-            lse: None,
-            slot_lists: None,
-            sinks: None,
-            rotary: None,
-        }
-    }
-
-    /// The same with the log-sum-exp written there.
-    #[must_use]
-    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// The same with the slots that each token attends to.
-    #[must_use]
-    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
-        self.slot_lists = lists.into();
-        self
-    }
-
-    /// The same with a [sink](Self::sinks) for each head.
-    #[must_use]
-    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
-        self.sinks = sinks.into();
-        self
-    }
-
-    /// The same with the rotation that the cache write is to do.
-    #[must_use]
-    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
-        self.rotary = rotary.into();
-        self
-    }
-}
-
-impl<D: Device> LayerCall<'_, D> {
-    /// What the cache write takes, to these slots and from these positions.
-    fn rows<'a>(
-        &'a mut self,
-        slots: ArrayRef<'a, D, i64>,
-        positions: ArrayRef<'a, D, i64>,
-    ) -> CacheRows<'a, D> {
-        CacheRows {
-            latent: self.latent.shorten(),
-            rope: self.rope.shorten(),
-            slots,
-            cache: self.cache.reborrow(),
-            rotary: self.rotary.as_ref().map(|rotary| rotary.at(positions)),
-        }
-    }
 }
 
 impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
@@ -567,183 +466,6 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         let mut queries = AbsorbedQueries { query, weights, to };
         let rotation = queries.rotation(&rows)?;
         write(rows, rotation, positions)
-    }
-
-    /// Refuses a call that does not fit the prepared step.
-    fn check(&self, workspace: &Workspace<P, D>, call: &LayerCall<'_, P::Device>) -> Result<()> {
-        self.check_tensors(workspace, call)?;
-        self.check_sinks(workspace, call.sinks.as_ref())?;
-        self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
-    }
-
-    pub(crate) fn check_sinks(
-        &self,
-        workspace: &Workspace<P, D>,
-        sinks: Option<&ArrayRef<'_, P::Device, f32>>,
-    ) -> Result<()> {
-        check_sinks(
-            sinks,
-            self.config.problem.heads as usize,
-            self.decode.spec(),
-        )?;
-        if sinks.is_none() {
-            return Ok(());
-        }
-        self.check_absorbed_only(workspace, "sinks", "the expanded path has no sinks")
-    }
-
-    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do it.
-    fn check_absorbed_only(
-        &self,
-        workspace: &Workspace<P, D>,
-        field: &'static str,
-        why: &str,
-    ) -> Result<()> {
-        let expanded = workspace.step.expanded_tokens();
-        if expanded == 0 {
-            return Ok(());
-        }
-        let given = format!("present, with {expanded} tokens on the expanded path");
-        let accepted = format!(
-            "absent: {why}. A threshold of u32::MAX keeps all requests on the absorbed path"
-        );
-        Err(Error::argument(field, given, accepted))
-    }
-
-    pub(crate) fn check_lists(
-        &self,
-        workspace: &Workspace<P, D>,
-        lists: Option<&SlotLists<'_, P::Device>>,
-        cache: &CacheLayout,
-    ) -> Result<()> {
-        let step = &workspace.step;
-        // Tokens on the expanded path see all that there is.
-        let tokens = step.absorbed_tokens();
-        check_lists("slot_lists", lists, tokens, &self.config.problem)?;
-        let Some(lists) = lists else {
-            return Ok(());
-        };
-        if ![0, step.dense_within()].contains(&lists.dense_within) {
-            let accepted = format!("{}, as the step has it, or 0", step.dense_within());
-            let given = lists.dense_within;
-            return Err(Error::argument("slot_lists.dense_within", given, accepted));
-        }
-        let lists = lists.shorten().with_dense_within(step.dense_within());
-        lists.check(self.decode.spec(), cache)?;
-        if lists.second.is_none() {
-            return Ok(());
-        }
-        let why = "the expanded path attends to one cache";
-        self.check_absorbed_only(workspace, "slot_lists.second", why)
-    }
-
-    pub(crate) fn check_tensors(
-        &self,
-        workspace: &Workspace<P, D>,
-        call: &LayerCall<'_, P::Device>,
-    ) -> Result<()> {
-        workspace.check(self)?;
-        let step = &workspace.step;
-        step.check_prepared()?;
-        let problem = &self.config.problem;
-        let dims = problem.dims;
-        let [heads, latent, rope, qk, v] = [
-            problem.heads,
-            dims.latent,
-            dims.head.rope,
-            dims.head.qk(),
-            dims.head.v,
-        ]
-        .map(|extent| extent as usize);
-        let tokens = step.tokens();
-        for (field, layout, shape) in [
-            ("query", call.query.layout(), [tokens, heads, qk]),
-            ("latent", call.latent.layout(), [tokens, 1, latent]),
-            ("rope", call.rope.layout(), [tokens, 1, rope]),
-            ("out", call.out.layout(), [tokens, heads, v]),
-        ] {
-            layout.require(field, problem.dtype, shape)?;
-            self.device.check_tensor(field, layout)?;
-        }
-        // A view made for another configuration.
-        let kv = call.weights.kv.layout();
-        let columns = heads * dims.head.kv_b() as usize;
-        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
-        if let Some(lse) = &call.lse {
-            lse.layout().require("lse", heads, tokens)?;
-        }
-        let cache = call.cache.layout();
-        check_cache(cache, problem)?;
-        if step.pages_end() > cache.pages {
-            return Err(Error::argument(
-                "block_tables",
-                format!("page {}", step.pages_end() - 1),
-                format!("below the cache's {} pages", cache.pages),
-            ));
-        }
-        if let Some(rotary) = &call.rotary {
-            self.check_rotation(step, rotary)?;
-            if step.expanded_tokens() > 0 {
-                return Err(Error::argument(
-                    "rotary",
-                    format!(
-                        "with {} tokens on the expanded path",
-                        step.expanded_tokens()
-                    ),
-                    "none, and rotated queries and keys: only the absorbed path can leave it to the \
-                     cache write. `forward_unrotated` takes any step",
-                ));
-            }
-        }
-        self.check_places(step, call)
-    }
-
-    /// Refuses tensors that a backend or a product of the step would not take as they lie.
-    fn check_places(&self, step: &PreparedStep, call: &LayerCall<'_, P::Device>) -> Result<()> {
-        let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
-        let head = self.config.problem.dims.head;
-        let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);
-        let first = step.absorbed_tokens();
-        let (absorbed, expanded) = (0..first, first..step.tokens());
-        let operand = |field, tensor: TensorRef<'_, P::Device>| {
-            self.device.check_operand(field, tensor.layout())
-        };
-        let (query, out) = (call.query.shorten(), call.out.as_ref());
-        check_rows(&call.cache.as_ref(), decode.alignment)?;
-        if !absorbed.is_empty() {
-            let query = query.narrow(0, absorbed.clone())?;
-            operand("query", query.narrow(2, 0..nope)?.transpose(0, 1))?;
-            operand("W_kv_b", call.weights.queries)?;
-            operand("W_kv_b", call.weights.values)?;
-            operand("out", out.narrow(0, absorbed)?.transpose(0, 1))?;
-            // Of other queries the device makes rotary parts of its own.
-            if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
-                let rope = query.narrow(2, nope..qk)?;
-                rope.require_aligned("query", decode.alignment as usize)?;
-            }
-        }
-        if !expanded.is_empty() {
-            let alignment = prefill.alignment as usize;
-            let query = query.narrow(0, expanded.clone())?;
-            query.require_aligned("query", alignment)?;
-            let latent = call.latent.narrow(0, expanded.clone())?;
-            operand("latent", latent.transpose(0, 1))?;
-            operand("W_kv_b", call.weights.kv)?;
-            operand("W_kv_b", call.weights.keys)?;
-            operand("W_kv_b", call.weights.values)?;
-            if prefill.key_layout == KeyLayout::Split {
-                // It has one head, from which no other is apart.
-                let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
-                rope.require_aligned("rope", alignment)?;
-            }
-            // A padded output is the layer's own.
-            if !prefill.padded_values {
-                let out = out.narrow(0, expanded)?;
-                check_gaps(out.layout(), prefill)?;
-                out.require_aligned("out", alignment)?;
-            }
-        }
-        Ok(())
     }
 
     fn packed_keys(&self) -> bool {

@@ -1,0 +1,141 @@
+//! What a call of a prefill backend brings.
+
+use super::Output;
+use crate::device::Device;
+use crate::lse::LseMut;
+use crate::plan::context::ContextChunk;
+use crate::tensor::{ArrayRef, TensorRef};
+
+/// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks for.
+pub enum Keys<'a, D: Device> {
+    /// `[T, H, P+R]`.
+    Packed(TensorRef<'a, D>),
+    /// The two parts.
+    Split {
+        /// `[T, H, P]`.
+        nope: TensorRef<'a, D>,
+        /// `[T, 1, R]`, the same for every head.
+        rope: TensorRef<'a, D>,
+    },
+}
+
+/// The lengths of a step's prefill requests, which the host knows.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct PrefillBatch<'a> {
+    /// The new tokens of each request.
+    pub query_lens: &'a [u32],
+    /// The keys of each request in the call of its new tokens: in a layer the new tokens' own, or,
+    /// if there are no chunks, those of its context before them.
+    pub key_lens: &'a [u32],
+    /// The chunks in which the requests' context will be attended to.
+    pub chunks: &'a [ContextChunk],
+}
+
+impl<'a> PrefillBatch<'a> {
+    /// New tokens, their keys, and no context.
+    pub const fn new(query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
+        Self {
+            query_lens,
+            key_lens,
+            chunks: &[],
+        }
+    }
+
+    /// The same with context in these chunks.
+    #[must_use]
+    pub const fn with_chunks(mut self, chunks: &'a [ContextChunk]) -> Self {
+        self.chunks = chunks;
+        self
+    }
+}
+
+/// One context chunk of the prepared batch: which, and what it holds.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Chunk<'a> {
+    /// Its index in [`PrefillBatch::chunks`].
+    pub index: usize,
+    /// The query tokens of each request in the chunk. The call has no others.
+    pub query_lens: &'a [u32],
+    /// The keys of each request in the chunk, in the same order.
+    pub key_lens: &'a [u32],
+}
+
+impl<'a> Chunk<'a> {
+    /// Chunk number `index` of the batch, with the query tokens and the keys of each request in it.
+    pub const fn new(index: usize, query_lens: &'a [u32], key_lens: &'a [u32]) -> Self {
+        Self {
+            index,
+            query_lens,
+            key_lens,
+        }
+    }
+}
+
+/// One attention of the requests in a batch to keys of their own.
+#[non_exhaustive]
+pub struct PrefillCall<'a, D: Device> {
+    /// The context chunk that the keys are of, to be attended to not causally. `None`: the keys are
+    /// the new tokens', behind those of their context if they are more, to be attended to causally.
+    pub chunk: Option<Chunk<'a>>,
+    /// `[Tq, H, P+R]`.
+    pub query: TensorRef<'a, D>,
+    /// The keys, in the layout that the spec asks for.
+    pub keys: Keys<'a, D>,
+    /// `[Tk, H, V]`, or `[Tk, H, P+R]` with zeros behind the V values where the backend requires
+    /// padded values.
+    pub values: TensorRef<'a, D>,
+    /// `[Tq, H, V]`, or `[Tq, H, P+R]` where values are padded.
+    pub out: Output<'a, D>,
+    /// `[H, Tq]`; absent where the caller does not need it.
+    pub lse: Option<LseMut<'a, D>>,
+    /// Where each request's queries begin, and the end of the last: `[requests + 1]`.
+    pub query_starts: ArrayRef<'a, D, i32>,
+    /// Where each request's keys begin, and the end of the last: `[requests + 1]`.
+    pub key_starts: ArrayRef<'a, D, i32>,
+    /// The most query tokens of one request.
+    pub max_query_len: usize,
+    /// The most keys of one request.
+    pub max_key_len: usize,
+}
+
+impl<'a, D: Device> PrefillCall<'a, D> {
+    /// New tokens and their own keys, without a log-sum-exp. Of the queries and of the keys: where
+    /// each request's begin, and the most of one request.
+    pub fn new(
+        query: TensorRef<'a, D>,
+        keys: Keys<'a, D>,
+        values: TensorRef<'a, D>,
+        out: Output<'a, D>,
+        (query_starts, max_query_len): (ArrayRef<'a, D, i32>, usize),
+        (key_starts, max_key_len): (ArrayRef<'a, D, i32>, usize),
+    ) -> Self {
+        Self {
+            chunk: None,
+            query,
+            keys,
+            values,
+            out,
+            lse: None,
+            query_starts,
+            key_starts,
+            max_query_len,
+            max_key_len,
+        }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same for keys of a context chunk.
+    #[must_use]
+    pub fn with_chunk(mut self, chunk: impl Into<Option<Chunk<'a>>>) -> Self {
+        self.chunk = chunk.into();
+        self
+    }
+}

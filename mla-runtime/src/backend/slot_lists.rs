@@ -1,0 +1,179 @@
+//! The cache rows that the query tokens of a sparse call attend to.
+
+use crate::cache::{CacheLayout, CacheRef};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::feature::Feature;
+use crate::spec::BackendSpec;
+use crate::tensor::ArrayRef;
+
+/// For each query token, the slots that it attends to instead of its whole context:
+/// `[tokens, width]`. A slot below 0 or past the cache is skipped.
+#[non_exhaustive]
+pub struct SlotLists<'a, D: Device> {
+    /// The slots, row-major without gaps.
+    pub slots: ArrayRef<'a, D, i32>,
+    /// The entries per token.
+    pub width: usize,
+    /// How many of its entries each token attends to, from the first on: `[tokens]`; below 0 counts as 0, above
+    /// `width` as `width`. Absent: all. A second cache's lists have none.
+    pub counts: Option<ArrayRef<'a, D, i32>>,
+    /// Requests of at most so many tokens are dense: their query tokens attend to all that they see, by
+    /// the block table, and their lists are not read. At most `width`; 0: there are none. It takes a
+    /// backend with [`DenseRequests`](crate::feature::Feature::DenseRequests).
+    pub dense_within: usize,
+    /// What each token attends to beside that, in the same softmax. It takes a backend with
+    /// [`SecondCache`](crate::feature::Feature::SecondCache).
+    pub second: Option<ListedCache<'a, D>>,
+}
+
+/// A cache and the slots of it that each query token attends to, such as a window of rows that are not
+/// compressed. Its format and scale are those of the call's cache; pages and strides are its own.
+#[non_exhaustive]
+pub struct ListedCache<'a, D: Device> {
+    /// The cache.
+    pub cache: CacheRef<'a, D>,
+    /// The slots, `[tokens, width]`, as in [`SlotLists`].
+    pub slots: ArrayRef<'a, D, i32>,
+    /// The entries per token.
+    pub width: usize,
+}
+
+impl<'a, D: Device> ListedCache<'a, D> {
+    /// A cache, and `width` of its slots for each token, row-major without gaps.
+    pub const fn new(cache: CacheRef<'a, D>, slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
+        Self {
+            cache,
+            slots,
+            width,
+        }
+    }
+}
+
+impl<'a, D: Device> SlotLists<'a, D> {
+    /// `width` slots of one cache for each token, row-major without gaps.
+    pub const fn new(slots: ArrayRef<'a, D, i32>, width: usize) -> Self {
+        Self {
+            slots,
+            width,
+            counts: None,
+            dense_within: 0,
+            second: None,
+        }
+    }
+
+    /// The same with [counts](Self::counts).
+    #[must_use]
+    pub fn with_counts(mut self, counts: impl Into<Option<ArrayRef<'a, D, i32>>>) -> Self {
+        self.counts = counts.into();
+        self
+    }
+
+    /// The same with requests that are [dense](Self::dense_within).
+    #[must_use]
+    pub fn with_dense_within(mut self, tokens: usize) -> Self {
+        self.dense_within = tokens;
+        self
+    }
+
+    /// The same beside a [second cache](Self::second).
+    #[must_use]
+    pub fn with_second(mut self, second: impl Into<Option<ListedCache<'a, D>>>) -> Self {
+        self.second = second.into();
+        self
+    }
+
+    /// The same lists for a shorter time.
+    pub fn shorten<'short>(&self) -> SlotLists<'short, D>
+    where
+        'a: 'short,
+    {
+        SlotLists {
+            slots: self.slots.shorten(),
+            width: self.width,
+            counts: self.counts.as_ref().map(ArrayRef::shorten),
+            dense_within: self.dense_within,
+            second: self.second.as_ref().map(|second| ListedCache {
+                cache: second.cache.shorten(),
+                slots: second.slots.shorten(),
+                width: second.width,
+            }),
+        }
+    }
+
+    /// Those of the first `tokens` tokens.
+    ///
+    /// # Errors
+    ///
+    /// If there are not so many.
+    pub fn of_first(mut self, tokens: usize) -> Result<Self> {
+        let first = |slots: &ArrayRef<'a, D, i32>, width: usize| {
+            let entries = tokens.checked_mul(width).filter(|n| *n <= slots.len());
+            let Some(entries) = entries else {
+                let accepted = format!("{tokens} tokens of {width} slots");
+                return Err(Error::argument("slots", slots.len(), accepted));
+            };
+            slots.range(0..entries)
+        };
+        self.slots = first(&self.slots, self.width)?;
+        if let Some(counts) = &mut self.counts {
+            *counts = counts.range(0..tokens)?;
+        }
+        if let Some(second) = &mut self.second {
+            second.slots = first(&second.slots, second.width)?;
+        }
+        Ok(self)
+    }
+
+    /// Refuses what a backend of this spec does not take, for a call on this cache.
+    ///
+    /// # Errors
+    ///
+    /// If lists are wider than the backend takes; if a feature is missing; if requests are to be dense whose
+    /// tokens the lists would have no room for; if the second cache's rows differ from the first one's.
+    pub fn check(&self, spec: &BackendSpec, cache: &CacheLayout) -> Result<()> {
+        let features = spec.features;
+        let second = self.second.as_ref().map(|second| second.width);
+        for (field, width) in [
+            ("slot_lists.width", Some(self.width)),
+            ("slot_lists.second.width", second),
+        ] {
+            if let (Some(width), Some(most)) = (width, spec.max_list_width)
+                && width > most as usize
+            {
+                let accepted = format!("at most {most}, as {} takes", spec.name);
+                return Err(Error::argument(field, width, accepted));
+            }
+        }
+        if self.dense_within > 0 {
+            if !features.contains(Feature::DenseRequests) {
+                let accepted = "0: the backend has no dense_requests";
+                return Err(Error::argument("dense_within", self.dense_within, accepted));
+            }
+            if self.dense_within > self.width {
+                let accepted = format!("at most the lists' width, {}", self.width);
+                return Err(Error::argument("dense_within", self.dense_within, accepted));
+            }
+        }
+        let Some(second) = &self.second else {
+            return Ok(());
+        };
+        if !features.contains(Feature::SecondCache) {
+            let accepted = "absent: the backend has no second_cache";
+            return Err(Error::argument("second cache", "present", accepted));
+        }
+        let layout = second.cache.layout();
+        let row = |layout: &CacheLayout| (layout.dims.latent, layout.dims.head.rope);
+        if layout.format != cache.format
+            || row(layout) != row(cache)
+            || layout.scale.to_bits() != cache.scale.to_bits()
+        {
+            let shown = |layout: &CacheLayout| {
+                let scale = layout.scale;
+                format!("{} rows of {:?}, scale {scale}", layout.format, row(layout))
+            };
+            return Err(Error::argument("second cache", shown(layout), shown(cache)));
+        }
+        Ok(())
+    }
+}

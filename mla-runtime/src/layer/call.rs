@@ -1,0 +1,109 @@
+//! What a call of the layer brings.
+
+use super::Weights;
+use crate::backend::SlotLists;
+use crate::cache::CacheMut;
+use crate::device::{CacheRows, Device};
+use crate::lse::LseMut;
+use crate::rotary::Rotation;
+use crate::tensor::{ArrayRef, TensorMut, TensorRef};
+
+/// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
+#[non_exhaustive]
+pub struct LayerCall<'a, D: Device> {
+    /// The layer's weights.
+    pub weights: Weights<'a, D>,
+    /// `[T, H, P+R]`, the rotary part already rotated but where `rotary` is given.
+    pub query: TensorRef<'a, D>,
+    /// The new tokens' normalised latents, `[T, 1, L]`.
+    pub latent: TensorRef<'a, D>,
+    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated but where `rotary` is given.
+    pub rope: TensorRef<'a, D>,
+    /// The layer's cache.
+    pub cache: CacheMut<'a, D>,
+    /// `[T, H, V]`.
+    pub out: TensorMut<'a, D>,
+    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
+    pub lse: Option<LseMut<'a, D>>,
+    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    /// An [`Indexer`](crate::indexer::Indexer) makes them.
+    pub slot_lists: Option<SlotLists<'a, D>>,
+    /// A score for each head that takes part in the softmax without a value, as in
+    /// [`DecodeCall::sinks`](crate::backend::DecodeCall::sinks): for steps of which every token is on
+    /// the absorbed path.
+    pub sinks: Option<ArrayRef<'a, D, f32>>,
+    /// The rotation of queries and keys, which the cache write then does on its way: for steps of
+    /// which every token is on the absorbed path. (The expanded path reads rotated tensors of its
+    /// own.) [`MlaLayer::forward_unrotated`](super::MlaLayer::forward_unrotated) takes any step.
+    pub rotary: Option<Rotation<'a, D>>,
+}
+
+impl<'a, D: Device> LayerCall<'a, D> {
+    /// A call without a log-sum-exp, slot lists, sinks and a rotation: the shapes are those of the
+    /// fields.
+    pub const fn new(
+        weights: Weights<'a, D>,
+        query: TensorRef<'a, D>,
+        [latent, rope]: [TensorRef<'a, D>; 2],
+        cache: CacheMut<'a, D>,
+        out: TensorMut<'a, D>,
+    ) -> Self {
+        Self {
+            weights,
+            query,
+            latent,
+            rope,
+            cache,
+            out,
+            lse: None,
+            slot_lists: None,
+            sinks: None,
+            rotary: None,
+        }
+    }
+
+    /// The same with the log-sum-exp written there.
+    #[must_use]
+    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
+        self.lse = lse.into();
+        self
+    }
+
+    /// The same with the slots that each token attends to.
+    #[must_use]
+    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
+        self.slot_lists = lists.into();
+        self
+    }
+
+    /// The same with a [sink](Self::sinks) for each head.
+    #[must_use]
+    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
+        self.sinks = sinks.into();
+        self
+    }
+
+    /// The same with the rotation that the cache write is to do.
+    #[must_use]
+    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
+        self.rotary = rotary.into();
+        self
+    }
+}
+
+impl<D: Device> LayerCall<'_, D> {
+    /// What the cache write takes, to these slots and from these positions.
+    pub(super) fn rows<'a>(
+        &'a mut self,
+        slots: ArrayRef<'a, D, i64>,
+        positions: ArrayRef<'a, D, i64>,
+    ) -> CacheRows<'a, D> {
+        CacheRows {
+            latent: self.latent.shorten(),
+            rope: self.rope.shorten(),
+            slots,
+            cache: self.cache.reborrow(),
+            rotary: self.rotary.as_ref().map(|rotary| rotary.at(positions)),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What is refused of a call before anything is enqueued.
+
+use super::step::Step;
+use super::{LayerCall, MlaLayer, Workspace};
+use crate::backend::{
+    DecodeStage, PrefillStage, SlotLists, check_cache, check_gaps, check_lists, check_rows,
+    check_sinks,
+};
+use crate::cache::CacheLayout;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::spec::{KeyLayout, QueryFormat};
+use crate::tensor::{ArrayRef, TensorRef};
+
+impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
+    /// Refuses a call that does not fit the prepared step.
+    pub(super) fn check(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        self.check_tensors(workspace, call)?;
+        self.check_sinks(workspace, call.sinks.as_ref())?;
+        self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
+    }
+
+    pub(crate) fn check_sinks(
+        &self,
+        workspace: &Workspace<P, D>,
+        sinks: Option<&ArrayRef<'_, P::Device, f32>>,
+    ) -> Result<()> {
+        check_sinks(
+            sinks,
+            self.config.problem.heads as usize,
+            self.decode.spec(),
+        )?;
+        if sinks.is_none() {
+            return Ok(());
+        }
+        self.check_absorbed_only(workspace, "sinks", "the expanded path has no sinks")
+    }
+
+    /// Refuses what `field` asks for in a step with tokens on the expanded path, which does not do it.
+    fn check_absorbed_only(
+        &self,
+        workspace: &Workspace<P, D>,
+        field: &'static str,
+        why: &str,
+    ) -> Result<()> {
+        let expanded = workspace.step.expanded_tokens();
+        if expanded == 0 {
+            return Ok(());
+        }
+        let given = format!("present, with {expanded} tokens on the expanded path");
+        let accepted = format!(
+            "absent: {why}. A threshold of u32::MAX keeps all requests on the absorbed path"
+        );
+        Err(Error::argument(field, given, accepted))
+    }
+
+    pub(crate) fn check_lists(
+        &self,
+        workspace: &Workspace<P, D>,
+        lists: Option<&SlotLists<'_, P::Device>>,
+        cache: &CacheLayout,
+    ) -> Result<()> {
+        let step = &workspace.step;
+        // Tokens on the expanded path see all that there is.
+        let tokens = step.absorbed_tokens();
+        check_lists("slot_lists", lists, tokens, &self.config.problem)?;
+        let Some(lists) = lists else {
+            return Ok(());
+        };
+        if ![0, step.dense_within()].contains(&lists.dense_within) {
+            let accepted = format!("{}, as the step has it, or 0", step.dense_within());
+            let given = lists.dense_within;
+            return Err(Error::argument("slot_lists.dense_within", given, accepted));
+        }
+        let lists = lists.shorten().with_dense_within(step.dense_within());
+        lists.check(self.decode.spec(), cache)?;
+        if lists.second.is_none() {
+            return Ok(());
+        }
+        let why = "the expanded path attends to one cache";
+        self.check_absorbed_only(workspace, "slot_lists.second", why)
+    }
+
+    pub(crate) fn check_tensors(
+        &self,
+        workspace: &Workspace<P, D>,
+        call: &LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        workspace.check(self)?;
+        let step = &workspace.step;
+        step.check_prepared()?;
+        let problem = &self.config.problem;
+        let dims = problem.dims;
+        let [heads, latent, rope, qk, v] = [
+            problem.heads,
+            dims.latent,
+            dims.head.rope,
+            dims.head.qk(),
+            dims.head.v,
+        ]
+        .map(|extent| extent as usize);
+        let tokens = step.tokens();
+        for (field, layout, shape) in [
+            ("query", call.query.layout(), [tokens, heads, qk]),
+            ("latent", call.latent.layout(), [tokens, 1, latent]),
+            ("rope", call.rope.layout(), [tokens, 1, rope]),
+            ("out", call.out.layout(), [tokens, heads, v]),
+        ] {
+            layout.require(field, problem.dtype, shape)?;
+            self.device.check_tensor(field, layout)?;
+        }
+        // A view made for another configuration.
+        let kv = call.weights.kv.layout();
+        let columns = heads * dims.head.kv_b() as usize;
+        kv.require("W_kv_b", problem.dtype, [1, latent, columns])?;
+        if let Some(lse) = &call.lse {
+            lse.layout().require("lse", heads, tokens)?;
+        }
+        let cache = call.cache.layout();
+        check_cache(cache, problem)?;
+        if step.pages_end() > cache.pages {
+            return Err(Error::argument(
+                "block_tables",
+                format!("page {}", step.pages_end() - 1),
+                format!("below the cache's {} pages", cache.pages),
+            ));
+        }
+        if let Some(rotary) = &call.rotary {
+            self.check_rotation(step, rotary)?;
+            if step.expanded_tokens() > 0 {
+                return Err(Error::argument(
+                    "rotary",
+                    format!(
+                        "with {} tokens on the expanded path",
+                        step.expanded_tokens()
+                    ),
+                    "none, and rotated queries and keys: only the absorbed path can leave it to the \
+                     cache write. `forward_unrotated` takes any step",
+                ));
+            }
+        }
+        self.check_places(step, call)
+    }
+
+    /// Refuses tensors that a backend or a product of the step would not take as they lie.
+    fn check_places(&self, step: &Step, call: &LayerCall<'_, P::Device>) -> Result<()> {
+        let (prefill, decode) = (self.prefill.spec(), self.decode.spec());
+        let head = self.config.problem.dims.head;
+        let [nope, qk] = [head.nope, head.qk()].map(|extent| extent as usize);
+        let first = step.absorbed_tokens();
+        let (absorbed, expanded) = (0..first, first..step.tokens());
+        let operand = |field, tensor: TensorRef<'_, P::Device>| {
+            self.device.check_operand(field, tensor.layout())
+        };
+        let (query, out) = (call.query.shorten(), call.out.as_ref());
+        check_rows(&call.cache.as_ref(), decode.alignment)?;
+        if !absorbed.is_empty() {
+            let query = query.narrow(0, absorbed.clone())?;
+            operand("query", query.narrow(2, 0..nope)?.transpose(0, 1))?;
+            operand("W_kv_b", call.weights.queries)?;
+            operand("W_kv_b", call.weights.values)?;
+            operand("out", out.narrow(0, absorbed)?.transpose(0, 1))?;
+            // Of other queries the device makes rotary parts of its own.
+            if decode.query_format == QueryFormat::Split && call.rotary.is_none() {
+                let rope = query.narrow(2, nope..qk)?;
+                rope.require_aligned("query", decode.alignment as usize)?;
+            }
+        }
+        if !expanded.is_empty() {
+            let alignment = prefill.alignment as usize;
+            let query = query.narrow(0, expanded.clone())?;
+            query.require_aligned("query", alignment)?;
+            let latent = call.latent.narrow(0, expanded.clone())?;
+            operand("latent", latent.transpose(0, 1))?;
+            operand("W_kv_b", call.weights.kv)?;
+            operand("W_kv_b", call.weights.keys)?;
+            operand("W_kv_b", call.weights.values)?;
+            if prefill.key_layout == KeyLayout::Split {
+                // It has one head, from which no other is apart.
+                let rope = call.rope.narrow(0, expanded.clone())?.broadcast(1, 1)?;
+                rope.require_aligned("rope", alignment)?;
+            }
+            // A padded output is the layer's own.
+            if !prefill.padded_values {
+                let out = out.narrow(0, expanded)?;
+                check_gaps(out.layout(), prefill)?;
+                out.require_aligned("out", alignment)?;
+            }
+        }
+        Ok(())
+    }
+}
