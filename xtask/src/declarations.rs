@@ -36,14 +36,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// What bindgen makes of the headers of all families. The package itself need not compile: what it
 /// lacks may be what is to be declared.
 fn made(workspace: &Workspace) -> anyhow::Result<String> {
+    let features = families(workspace)?.join(",");
     let mut check = workspace
         .cargo()
-        .args([
-            "check",
-            "--quiet",
-            "--package=mla-kernels",
-            "--all-features",
-        ])
+        .args(["check", "--quiet", "--package=mla-kernels"])
+        .arg(format!("--features={features}"))
         .arg("--message-format=json-render-diagnostics")
         .env("MLA_BUILD_ONLY", "new-bindings")
         .stdout(Stdio::piped())
@@ -59,10 +56,27 @@ fn made(workspace: &Workspace) -> anyhow::Result<String> {
         }
     }
     check.wait()?;
-    let folder = folder.context(
-        "the build script of mla-kernels failed; \
-         `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --all-features` says why",
-    )?;
+    let folder = folder.with_context(|| {
+        format!(
+            "the build script of mla-kernels failed; \
+             `MLA_BUILD_ONLY=new-bindings cargo check -p mla-kernels --features {features}` says why"
+        )
+    })?;
     let path = folder.join("mla.rs");
     fs::read_to_string(&path).with_context(|| path.to_string())
+}
+
+/// The features that turn on `gpu`: the families.
+fn families(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .current_dir(&workspace.root)
+        .no_deps()
+        .exec()?;
+    let mut packages = metadata.packages.into_iter();
+    let package = packages.find(|package| package.name.as_str() == "mla-kernels");
+    let features = package.context("no package mla-kernels")?.features;
+    let families = features
+        .into_iter()
+        .filter(|(_, on)| on.iter().any(|it| it == "gpu"));
+    Ok(families.map(|(name, _)| name).collect())
 }
