@@ -53,6 +53,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 // Linked for their backends: nothing else here names them.
 use mla_cpu as _;
+#[cfg(feature = "cudnn")]
+use mla_cudnn as _;
+#[cfg(feature = "flashinfer")]
+use mla_flashinfer as _;
 use mla_kernels as _;
 
 use crate::error::CliError;

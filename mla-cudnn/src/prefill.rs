@@ -1,8 +1,8 @@
 //! CUDNN: expanded prefill over ragged batches.
 //!
 //! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
-//! when that first occurs. If all requests have just these lengths, as prompts in chunks do, it is a
-//! plan for equal requests, which is faster. Requests without queries or keys are left out of what it is given, and
+//! when that first occurs. If all requests have one length, and it is a power of two or a multiple of
+//! 512, as chunks of prompts are, it is a plan for equal requests of this length, which is faster. Requests without queries or keys are left out of what it is given, and
 //! query tokens that see no key are filled here: versions below 9.25 give NaN for them.
 
 use mla_runtime::mla_backend;
@@ -273,10 +273,19 @@ impl Cudnn {
             let most: usize = lens.max().unwrap_or(0);
             most.next_power_of_two().max(64)
         };
-        let max_query_len = bucket(&mut seen.iter().map(|seen| seen.query.len()));
-        // A mask that is aligned to the bottom right wants no more queries than keys.
-        let least = if causal { max_query_len } else { 0 };
-        let max_key_len = bucket(&mut seen.iter().map(|seen| seen.key.len())).max(least);
+        let own = seen.first().map(|it| [it.query.len(), it.key.len()]);
+        let equal = own.filter(|[query_len, key_len]| {
+            has_own_plan(*query_len)
+                && has_own_plan(*key_len)
+                && are_equal(seen, *query_len, *key_len)
+        });
+        let [max_query_len, max_key_len] = equal.unwrap_or_else(|| {
+            let queries = bucket(&mut seen.iter().map(|seen| seen.query.len()));
+            // A mask that is aligned to the bottom right wants no more queries than keys.
+            let least = if causal { queries } else { 0 };
+            let keys = bucket(&mut seen.iter().map(|seen| seen.key.len()));
+            [queries, keys.max(least)]
+        });
         let wide = |stride: usize| stride as i64;
         let [query, keys, values, out] = tensors.layouts.map(|layout| layout.strides);
         Ok(ffi::McKey {
@@ -297,7 +306,7 @@ impl Cudnn {
             value_dim: int("value width", problem.dims.head.v as usize)?,
             dtype: i32::from(problem.dtype == DType::BF16),
             causal: causal.into(),
-            equal: are_equal(seen, max_query_len, max_key_len).into(),
+            equal: equal.is_some().into(),
             softmax_scale: self.config.softmax_scale,
         })
     }
@@ -388,6 +397,13 @@ fn split(
         (query, key) = (end, key_end);
     }
     Ok(seen)
+}
+
+/// Whether equal requests of this length have a plan of their own. So few lengths have that all of their plans can be
+/// kept, and those of prompts in chunks are among them.
+#[cfg(feature = "cudnn")]
+const fn has_own_plan(len: usize) -> bool {
+    len >= 64 && len.is_power_of_two() || len > 0 && len.is_multiple_of(512)
 }
 
 /// Whether all requests have these lengths, one behind the other from the first token on.
@@ -523,6 +539,11 @@ mod tests {
         assert!(!are_equal(&seen(&[64, 63], &[64, 63], true), 64, 64));
         assert!(!are_equal(&seen(&[64, 64], &[63, 64], true), 64, 64));
         assert!(!are_equal(&seen(&[1, 64], &[0, 64], false), 64, 64));
+        let own = [
+            0, 1, 32, 64, 96, 500, 512, 1000, 1024, 1536, 3000, 3072, 8192,
+        ];
+        let own = own.into_iter().filter(|len| has_own_plan(*len));
+        assert_eq!(own.collect::<Vec<_>>(), [64, 512, 1024, 1536, 3072, 8192]);
     }
 
     #[test]

@@ -219,7 +219,14 @@ impl DecodeBackend for FlashInferMla {
             let accepted = "no more than the limits that the state was made for";
             return Err(Error::argument("query tokens", tokens, accepted));
         }
-        let lse_address = lse.as_ref().map_or(0, |_| state.lse.address());
+        // Of one query token FlashInfer's order is ours.
+        let (lse_address, lse) = match lse {
+            Some(lse) if tokens == 1 && lse.layout().row_stride == 1 => {
+                (lse.into_bytes().address(), None)
+            }
+            Some(lse) => (state.lse.address(), Some(lse)),
+            None => (0, None),
+        };
         let run = ffi::FiMlaRun {
             query_latent: latent.address as *const _,
             query_rope: rope.address as *const _,

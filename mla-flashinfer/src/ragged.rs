@@ -15,6 +15,7 @@ use {
     crate::status::{check, dtype_code, int, sms, stride},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
+    mla_kernels::device::cudarc::driver::sys::CUstreamCaptureStatus,
     mla_runtime::backend::{
         Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
@@ -389,6 +390,7 @@ impl PrefillBackend for FlashInfer {
                 match planned.filter(|plan| plan.is_for(lens)) {
                     Some(plan) => plan,
                     None => {
+                        refuse_capture(device)?;
                         let bytes = state.workspace.len();
                         self.divide(device, lens, false, bytes, &mut state.chunk)?;
                         &state.chunk
@@ -397,6 +399,19 @@ impl PrefillBackend for FlashInfer {
             }
         };
         self.attend(device, call, plan, (&mut state.workspace, &mut state.lse))
+    }
+}
+
+/// A graph would copy the plan at each replay from memory in which another chunk was planned since.
+#[cfg(feature = "gpu")]
+fn refuse_capture(device: &Cuda) -> Result<()> {
+    match device.stream().capture_status() {
+        Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => Ok(()),
+        _ => Err(Error::argument(
+            "context chunks",
+            "one that is planned within a capture",
+            format!("the first {PLANNED_CHUNKS} of a step, which it plans before"),
+        )),
     }
 }
 

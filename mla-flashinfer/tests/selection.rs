@@ -130,6 +130,7 @@ fn the_known_specs_are_those_of_the_attributes() {
     for (phase, known) in [
         (Phase::Prefill, known::FLASHINFER),
         (Phase::Decode, known::FLASHINFER_MLA),
+        (Phase::Decode, known::CUTLASS_MLA),
     ] {
         assert_eq!(registry.get(phase, known.name).unwrap().spec, known);
     }

@@ -80,12 +80,12 @@ const DECODE: &[[&str; 8]] = &[
     [
         "CUTLASS_MLA",
         "10.x",
-        "f16 bf16 fp8",
-        "128",
+        "f16 bf16",
+        "16 32 64 128",
         "ln",
         "single_token",
         "single",
-        "128",
+        "row 128",
     ],
     [
         "TRITON_MLA",
@@ -390,7 +390,6 @@ fn the_first_that_the_tables_allow_is_selected() {
     assert_eq!(
         names(Phase::Decode),
         [
-            "CUTLASS_MLA",
             "FLASHINFER_MLA",
             "FLASHINFER_MLA_SPARSE",
             "FLASHMLA",
@@ -488,7 +487,7 @@ fn query_lengths_and_graphs_speak_against_the_backends_that_the_tables_name() {
     let ragged = SelectionRequest::new(sm100, plain.with_query_len(QueryLen::Ragged));
     assert_eq!(fields(&ragged, "FLASHINFER_MLA"), Vec::<&str>::new());
     assert_eq!(fields(&ragged, "TRITON_MLA"), ["query_len"]);
-    assert_eq!(fields(&ragged, "CUTLASS_MLA"), ["page_size", "query_len"]);
+    assert_eq!(fields(&ragged, "CUTLASS_MLA"), ["query_len"]);
     let captured = SelectionRequest::new(sm100, plain.with_graphs(GraphSupport::Always));
     assert_eq!(fields(&captured, "FLASHINFER_MLA"), ["graphs"]);
     assert_eq!(fields(&captured, "TRITON_MLA"), ["graphs"]);

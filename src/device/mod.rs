@@ -11,7 +11,8 @@
 //! [`download`](mla_runtime::device::Memory::download),
 //! [`synchronize`](mla_runtime::device::Memory::synchronize) and freeing a [`Buffer`]. Nothing but
 //! [`allocate`](mla_runtime::device::Memory::allocate) allocates, so that everything else can be
-//! captured into a [`Graph`].
+//! captured into a [`Graph`], but for [`upload`](mla_runtime::device::Memory::upload), which a
+//! capture refuses: a replay would read the host's memory again.
 
 pub(crate) mod argument;
 mod blas;

@@ -74,9 +74,10 @@ impl Memory for Cuda {
             return Ok(());
         }
         self.bind()?;
+        refuse_capture(self)?;
         // SAFETY: the destination is as long as the source. From ordinary host memory the driver has
-        // taken the bytes when the call returns; from memory that is registered with it, it may not
-        // have, so that is waited for.
+        // taken the bytes when the call returns, since no graph is being captured; from memory that
+        // is registered with it, it may not have, so that is waited for.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream().cu_stream()) }
             .map_err(failed("upload"))?;
         if is_registered(from) {
@@ -100,6 +101,22 @@ impl Memory for Cuda {
 
     fn synchronize(&self) -> Result<()> {
         self.stream().synchronize().map_err(failed("synchronize"))
+    }
+}
+
+/// A graph would read the host's memory at each replay, when it may be gone.
+fn refuse_capture(device: &Cuda) -> Result<()> {
+    let status = device.stream().capture_status();
+    match status.map_err(failed("ask for a capture"))? {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+        _ => Err(Error::Device {
+            device: "cuda",
+            operation: "upload",
+            message:
+                "given a stream that captures a graph, accepted one that does not: prepare a step \
+                      before it is captured"
+                    .to_owned(),
+        }),
     }
 }
 

@@ -1310,6 +1310,10 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
         gpu.capture(|gpu| gpu.synchronize()).is_err(),
         "a wait cannot be captured"
     );
+    let mut buffer = gpu.allocate(4).unwrap();
+    let refused = gpu.capture(|gpu| gpu.upload(&[0; 4], buffer.bytes_mut()));
+    let message = refused.err().unwrap().to_string();
+    assert!(message.contains("prepare a step before"), "{message}");
     step.enqueue(gpu).unwrap();
     gpu.synchronize().unwrap();
 }

@@ -30,6 +30,16 @@ const PACKAGES: &[(&str, &str, &[&str])] = &[
     ("mla-kernels-sm90", "prebuilt/sm90/", &["src/"]),
     ("mla-kernels-sm100", "prebuilt/sm100/", &["src/"]),
     (
+        "mla-flashinfer",
+        "mla-flashinfer/",
+        &["build.rs", "kernels/", "src/", "wheels.txt"],
+    ),
+    (
+        "mla-cudnn",
+        "mla-cudnn/",
+        &["build.rs", "shim/", "src/", "wheels.txt"],
+    ),
+    (
         "mla-cli",
         "mla-cli/",
         &["build.rs", "cases/", "models/", "peers/", "src/", "sweeps/"],

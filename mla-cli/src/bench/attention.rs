@@ -1,10 +1,12 @@
 //! One backend's attention on random data: absorbed or expanded, one or several layers at a time.
 
+use std::time::Instant;
+
 use fastrand::Rng;
 use mla_conformance::reference::{attend, decode_row};
 use mla_runtime::Result;
 use mla_runtime::backend::{
-    Chunk, DecodeBatch, DecodeCall, DecodeStage, Keys, LayerConfig, Output, PrefillBatch,
+    Chunk, DecodeBatch, DecodeCall, DecodeStage, HostLens, Keys, LayerConfig, Output, PrefillBatch,
     PrefillCall, PrefillStage, Query, SelectedDecode, SelectedPrefill, SlotLists, StepLimits,
 };
 use mla_runtime::batch::Request;
@@ -204,6 +206,26 @@ impl<D: Device> Work<'_, D> {
         }
     }
 
+    /// Seconds that a plan takes which is made on the host, so that no graph can hold it: the fastest of some, until
+    /// it has arrived on the device. None where the device plans.
+    pub(super) fn planning(&mut self, device: &D) -> Result<Option<f64>> {
+        let Self::Decode(work) = self else {
+            return Ok(None);
+        };
+        if !work.plans_on_host {
+            return Ok(None);
+        }
+        let mut fastest = f64::INFINITY;
+        for _ in 0..5 {
+            device.synchronize()?;
+            let begin = Instant::now();
+            work.prepare(device)?;
+            device.synchronize()?;
+            fastest = fastest.min(begin.elapsed().as_secs_f64());
+        }
+        Ok(Some(fastest))
+    }
+
     /// Whether there is anything to plan ahead.
     pub(super) const fn has_plan(&self) -> bool {
         matches!(self, Self::Decode(_))
@@ -296,6 +318,10 @@ pub(super) struct Decode<'a, D: Device> {
     block_table: D::Buffer,
     lens: D::Buffer,
     query_starts: D::Buffer,
+    /// The query tokens and all tokens of each request.
+    host_lens: [Vec<u32>; 2],
+    /// Whether the backend takes them from there.
+    plans_on_host: bool,
     /// Of a sparse attention: what each query token's list names, and the lists.
     positions: Vec<Vec<u32>>,
     slots: Option<D::Buffer>,
@@ -347,9 +373,13 @@ impl<'a, D: Device> Decode<'a, D> {
                 Some(upload(device, &slots)?)
             }
         };
-        Ok(Self {
+        let host_lens = [|r: &Request| r.q, |r: &Request| r.kv]
+            .map(|of| what.requests.iter().map(of).collect());
+        let mut work = Self {
             positions,
             slots,
+            host_lens,
+            plans_on_host: false,
             state: backend.state(device, &limits)?,
             metadata: backend.metadata(device, &limits)?,
             query: query_numbers.buffer(device, 0, tokens * heads * row)?,
@@ -363,7 +393,13 @@ impl<'a, D: Device> Decode<'a, D> {
             outcome: Outcome::new(device, dtype, [tokens, heads, dims.latent as usize])?,
             what,
             backend,
-        })
+        };
+        // Who plans on the host refuses lengths that are on the device alone.
+        if work.prepare(device).is_err() {
+            work.plans_on_host = true;
+            work.prepare(device)?;
+        }
+        Ok(work)
     }
 
     fn batch(&self) -> Result<DecodeBatch<'_, D>> {
@@ -378,6 +414,11 @@ impl<'a, D: Device> Decode<'a, D> {
             self.what,
             [&self.block_table, &self.lens, &self.query_starts],
         )?;
+        let [query_lens, lens] = &self.host_lens;
+        let batch = match self.plans_on_host {
+            true => batch.with_host(HostLens::new(query_lens, lens)),
+            false => batch,
+        };
         self.backend
             .prepare(device, &batch, &mut self.state, &mut self.metadata)
     }

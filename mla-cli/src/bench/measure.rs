@@ -34,17 +34,26 @@ fn attention<D: Stopwatch>(
 ) -> Result<Measured, CliError> {
     let watch = device.watch_memory();
     let mut work = attention.set_up(registry, device)?;
-    let sampled = sampling.time(device, flush, watch, &mut |device| {
-        work.enqueue(device, false)
+    let planning = work.planning(device)?;
+    let mut sampled = sampling.time(device, flush, watch, &mut |device| {
+        work.enqueue(device, planning.is_some())
     })?;
-    let planned = match work.has_plan() {
-        true => {
+    let planned = match (planning, work.has_plan()) {
+        (Some(seconds), _) => {
+            let planned = Summary::of(&sampled.samples);
+            sampled
+                .samples
+                .iter_mut()
+                .for_each(|sample| *sample += seconds);
+            Some(planned)
+        }
+        (None, true) => {
             let (samples, _) = device.time(sampling.protocol, flush, &mut |device| {
                 work.enqueue(device, true)
             })?;
             Some(Summary::of(&samples))
         }
-        false => None,
+        (None, false) => None,
     };
     Ok(Measured {
         sampled,

@@ -17,7 +17,7 @@ use mla_flashinfer as _;
 use mla_kernels::Cuda;
 use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
-use mla_runtime::device::Device as _;
+use mla_runtime::device::{Device as _, Memory as _};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
 use mla_runtime::explain::Explanation;
@@ -64,22 +64,41 @@ fn each_backend_is_there_once() {
 }
 
 #[test]
-fn blackwells_own_kernel_is_chosen_by_name_alone() {
+fn blackwells_own_kernels_are_chosen_by_name_alone() {
     let target = Target::dry_run(Capability::new(10, 0));
-    let explanation = explain(target);
-    let selected = explanation.decode.selected().map(|it| it.spec.name);
-    assert_ne!(selected, Some("CUTLASS_MLA"));
     let registry = Registry::linked().unwrap();
     let problem = Problem::new(MlaDims::R1, 128, DType::BF16);
-    let request = SelectionRequest::new(target, problem).with_decode("CUTLASS_MLA");
-    let explanation = registry.explain(&request).unwrap();
-    let named = explanation.decode.preferred().unwrap();
-    assert_eq!(
-        named.is_valid(),
-        cfg!(feature = "sm100"),
-        "{}",
-        named.reasons
-    );
+    let by_order = explain(target);
+    let by_name = SelectionRequest::new(target, problem)
+        .with_prefill("FLASHINFER")
+        .with_decode("CUTLASS_MLA");
+    let by_name = registry.explain(&by_name).unwrap();
+    // Without Blackwell's family, FLASHINFER runs there by fa2, whose PTX has run.
+    let is_of_blackwell = cfg!(feature = "sm100");
+    for (phase, name, needs_name, fits) in [
+        (Phase::Decode, "CUTLASS_MLA", true, is_of_blackwell),
+        (
+            Phase::Prefill,
+            "FLASHINFER",
+            is_of_blackwell,
+            is_of_blackwell || has_blackwells_fa2(),
+        ),
+    ] {
+        let selected = by_order.phase(phase).selected().map(|it| it.spec.name);
+        assert!(!needs_name || selected != Some(name), "{name}");
+        let named = by_name.phase(phase).preferred().unwrap();
+        assert_eq!(named.is_valid(), fits, "{name}: {}", named.reasons);
+    }
+}
+
+/// A build may be told to compile the portable family for fewer GPUs.
+fn has_blackwells_fa2() -> bool {
+    #[cfg(feature = "sm80")]
+    return mla_flashinfer::compiled::SM80
+        .iter()
+        .any(|target| ["compute_80", "sm_100", "sm_100f"].contains(target));
+    #[cfg(not(feature = "sm80"))]
+    false
 }
 
 /// The prefill and decode backends that this program and this machine have.
@@ -202,4 +221,30 @@ fn captured_mixed_steps_are_the_step_run_at_once() {
             replays::are_the_mixed_step(&layer(gpu, pair, &case), &case);
         }
     }
+}
+
+/// A plan that is made within a capture would be copied at each replay from memory that holds another.
+#[test]
+#[ignore = "needs a GPU: \
+    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+fn chunks_that_are_planned_with_their_call_cannot_be_captured() {
+    let gpu = &*gpu();
+    let case = Case {
+        context_rows: 64,
+        ..Case::new(16, MIXED)
+    };
+    let batch = Batch::new(&case);
+    assert!(batch.on_cpu().chunks > 8);
+    let layer = layer(gpu, ("FLASHINFER", "FLASHINFER_MLA"), &case);
+    let mut workspace = layer.workspace(&case.limits()).unwrap();
+    workspace.prepare(&layer, &batch.step()).unwrap();
+    let mut engine = batch::Engine::new(gpu, &batch).unwrap();
+    let captured = gpu.capture(|_| engine.forward(&layer, &mut workspace, batch.tokens()));
+    let error = captured.err().expect("a refusal").to_string();
+    assert!(error.contains("context chunks: given one"), "{error}");
+    // At once it runs, before and after.
+    engine
+        .forward(&layer, &mut workspace, batch.tokens())
+        .unwrap();
+    gpu.synchronize().unwrap();
 }

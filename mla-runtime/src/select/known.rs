@@ -184,14 +184,16 @@ pub const TOKENSPEED_MLA_DECODE: BackendSpec = BackendSpec {
 }
 .checked();
 
-/// CUTLASS's MLA example kernel, which pads queries to 128 heads.
+/// CUTLASS's MLA example kernel, as mla-flashinfer has it: it pads queries to 128 heads.
 pub const CUTLASS_MLA: BackendSpec = BackendSpec {
     capabilities: &[BLACKWELL],
     heads: HeadCounts::Range(1, 128),
-    kv_formats: F16_BF16_FP8,
-    page_sizes: PageSizes::List(&[128]),
+    cache_dims: Some(&[CacheDims::R1]),
+    page_sizes: PageSizes::List(&[16, 32, 64, 128]),
     query_len: QueryLen::Single,
+    alignment: 16,
     graphs: GraphSupport::SingleToken,
+    features: FeatureSet::of(&[Feature::StridedOutputs]),
     priority: Priority::everywhere(60),
     ..decode("CUTLASS_MLA", "cutlass")
 }
