@@ -1,8 +1,9 @@
 //! `mla bench` on the CPU at toy sizes: shipped sweeps, what they write, and what is refused.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
 
@@ -128,6 +129,36 @@ fn ranges_expand_to_rows_in_order_with_labels() {
         ]);
         assert_eq!(given, json!([id, label, requests, kv, "layer"]));
     }
+}
+
+#[test]
+fn an_interrupted_run_leaves_the_rows_up_to_there() {
+    let [json, csv] = ["interrupted.json", "interrupted.csv"].map(temporary);
+    let toy = TOY.replace("--samples 3", "--samples 2000");
+    let line = format!(
+        "bench q1s64 q1s96 q1s256k {toy} --json {} --csv {}",
+        json.display(),
+        csv.display()
+    );
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(line.split_whitespace())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the command starts");
+    let told = BufReader::new(child.stderr.take().expect("it is a pipe"));
+    let third = told
+        .lines()
+        .map_while(Result::ok)
+        .find(|told| told.starts_with("row 3 of 3: "));
+    // The last row takes seconds.
+    child.kill().unwrap();
+    assert!(!child.wait().unwrap().success());
+    assert!(third.is_some());
+    let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    assert_eq!(column(&report, "id"), ["q1s64", "q1s96"]);
+    assert_eq!(report["missing"], 1);
+    assert_eq!(fs::read_to_string(csv).unwrap().lines().count(), 3);
 }
 
 #[test]
@@ -265,6 +296,23 @@ fn ceilings_are_measured_and_limits_drawn() {
     assert_eq!(lines.len(), 1 + 6);
     assert!(lines[0].starts_with("case,kind,backend,batch,requests,tokens,median_us,"));
     assert!(lines[1].starts_with("q1s32,decode,CPU,1 decode (1x32),1,1,"));
+}
+
+#[test]
+fn curves_are_named_in_the_order_of_their_numbers() {
+    let svg = temporary("order.svg");
+    let line = format!(
+        "{{b}}q1s{{s}} --range b=1,2,16 --range s=32..256*2 {TOY} --plot {}",
+        svg.display()
+    );
+    bench("order", &line);
+    let drawn = fs::read_to_string(&svg).unwrap();
+    let places = ["CPU, 1 request\n", "CPU, 2 requests", "CPU, 16 requests"].map(|name| {
+        drawn
+            .find(name)
+            .unwrap_or_else(|| panic!("{name} is not drawn"))
+    });
+    assert!(places.is_sorted(), "{places:?}");
 }
 
 #[test]

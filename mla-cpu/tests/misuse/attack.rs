@@ -22,15 +22,20 @@ fn random_steps_are_refused_or_what_the_formulas_say() {
     attack(1);
 }
 
-/// Another thousand each time: `MLA_ATTACK_SEED` repeats one.
+/// Others each time: `MLA_ATTACK_SEED` repeats them.
 #[test]
 fn other_random_steps_are_refused_or_what_the_formulas_say() {
+    attack(seed());
+}
+
+/// That of `MLA_ATTACK_SEED`, or a new one, which is printed.
+pub(crate) fn seed() -> u64 {
     let seed = std::env::var("MLA_ATTACK_SEED").map_or_else(
         |_| fastrand::u64(..),
         |seed| seed.parse().expect("MLA_ATTACK_SEED is a number"),
     );
     println!("MLA_ATTACK_SEED={seed}");
-    attack(seed);
+    seed
 }
 
 fn attack(seed: u64) {

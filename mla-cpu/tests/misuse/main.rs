@@ -6,6 +6,7 @@
 
 mod aligned;
 mod attack;
+mod calls;
 mod cases;
 mod reference;
 mod setup;

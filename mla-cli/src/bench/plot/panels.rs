@@ -1,6 +1,6 @@
 //! What a report has the figures for, as charts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::Scatter;
 use super::axis::{Axis, time_unit};
@@ -188,10 +188,14 @@ fn times(rows: &[Row]) -> Chart {
     };
     let medians: Vec<f64> = rows.iter().map(|row| row.us.median).collect();
     let (unit, microseconds) = time_unit(&medians);
-    let mut series: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    // In the order of the rows, which is that of their numbers.
+    let mut series: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     for row in rows {
-        let point = (x.of(row) as f64, row.us.median / microseconds);
-        series.entry(name(row)).or_default().push(point);
+        let (name, point) = (name(row), (x.of(row) as f64, row.us.median / microseconds));
+        match series.iter_mut().find(|(of, _)| *of == name) {
+            Some((_, points)) => points.push(point),
+            None => series.push((name, vec![point])),
+        }
     }
     let mut curves: Vec<Curve> = series
         .into_iter()
