@@ -31,6 +31,10 @@ const DTYPE: DType = DType::BF16;
 const WRONG: [i32; 6] = [-1, i32::MIN, i32::MAX, -123_456, END, END + 1];
 const END: i32 = -3;
 
+/// The most tokens of a request, and their pages of 64.
+const MAX_LEN: usize = 400;
+const MAX_PAGES: usize = 7;
+
 #[derive(Clone, Copy, Debug)]
 struct Case {
     kv: KvFormat,
@@ -186,8 +190,9 @@ struct Step<D: Device> {
     queries: D::Buffer,
     lists: D::Buffer,
     counts: Option<D::Buffer>,
-    /// Of requests of one token each, which sparse attention does not look at.
+    /// Block table, lengths and query starts of requests of one query token each.
     requests: [D::Buffer; 3],
+    dense_within: usize,
     out: D::Buffer,
     lse: D::Buffer,
 }
@@ -210,10 +215,11 @@ impl<D: Device> Step<D> {
             lists: ints(slots)?,
             counts: counts.map(ints).transpose()?,
             requests: [
-                ints(&vec![0; case.tokens])?,
+                ints(&vec![0; case.tokens * MAX_PAGES])?,
                 ints(&vec![1; case.tokens])?,
                 ints(&starts)?,
             ],
+            dense_within: 0,
             out: upload(device, &vec![0xff; rows * LATENT * 2])?,
             lse: upload(device, &vec![0xff; rows * 4])?,
         })
@@ -232,8 +238,12 @@ impl<D: Device> Step<D> {
         let queries = TensorRef::new(D::bytes(&self.queries), queries)?;
         let [table, lens, starts] = &self.requests;
         let batch = DecodeBatch::new(
-            BlockTable::new(ArrayRef::new(D::bytes(table), tokens)?, tokens, 1)?,
-            (ArrayRef::new(D::bytes(lens), tokens)?, 1),
+            BlockTable::new(
+                ArrayRef::new(D::bytes(table), tokens * MAX_PAGES)?,
+                tokens,
+                MAX_PAGES,
+            )?,
+            (ArrayRef::new(D::bytes(lens), tokens)?, MAX_LEN),
             (ArrayRef::new(D::bytes(starts), tokens + 1)?, 1),
         );
         let counts = match &self.counts {
@@ -255,7 +265,11 @@ impl<D: Device> Step<D> {
             D::bytes_mut(&mut self.lse),
             LseLayout::heads_first(heads, tokens),
         )?)
-        .with_slots(SlotLists::new(lists, case.width).with_counts(counts));
+        .with_slots(
+            SlotLists::new(lists, case.width)
+                .with_counts(counts)
+                .with_dense_within(self.dense_within),
+        );
         let metadata = backend.metadata(device, &limits(case))?;
         backend.decode(device, call, state, &metadata)
     }
@@ -266,7 +280,7 @@ impl<D: Device> Step<D> {
 }
 
 fn limits(case: &Case) -> StepLimits {
-    StepLimits::new(case.tokens, case.tokens, 1)
+    StepLimits::new(case.tokens, case.tokens, MAX_PAGES)
 }
 
 /// What the CPU makes of the rows side by side, and of lists of what counts.
@@ -568,6 +582,69 @@ fn a_captured_step_replays_with_other_lists_and_counts() {
             unsafe { graph.replay() }.unwrap();
             let got = step.results(gpu).unwrap();
             assert!(got == run(gpu, &case, &numbers, Cuda::bytes(&cache)));
+            assert_close(&case, &got, &expected(&case, &numbers));
+        }
+    }
+}
+
+// Which requests are dense is decided for each, where a graph is replayed on the device.
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored flash_mla_sparse"]
+fn dense_requests_beside_listed_ones_agree_with_the_cpu_in_replays() {
+    const BOUND: usize = 200;
+    let gpu = &*gpu();
+    for (kv, heads) in [
+        (KvFormat::Fp8DsMla, 16),
+        (KvFormat::Fp8DsMla, 100),
+        (KvFormat::BF16, 128),
+    ] {
+        let case = Case::new(kv, heads, 30, 300);
+        let mut rng = rng(21);
+        let mut numbers = Numbers::random(&case, &mut rng);
+        // A row for every slot.
+        numbers.slots = (0..case.pages * case.page_size).collect();
+        let more = numbers.slots.iter().map(|_| random_row(kv, &mut rng));
+        numbers.rows = more.collect();
+        let cache = cache(gpu, &case, &numbers);
+        let backend = FlashMlaSparse::new(gpu, &case.config(case.page_size)).unwrap();
+        let mut step = step(gpu, &case, &numbers);
+        step.dense_within = BOUND;
+        let graph = gpu
+            .capture(|gpu| step.enqueue(gpu, &case, &backend, &mut (), Cuda::bytes(&cache)))
+            .unwrap();
+        for _ in 0..3 {
+            numbers.lists = Lists::random(&case, numbers.rows.len(), &mut rng);
+            let table =
+                (0..case.tokens * MAX_PAGES).map(|_| rng.random_range(0..case.pages as i32));
+            let table: Vec<i32> = table.collect();
+            let lens = (0..case.tokens).map(|_| rng.random_range(0..=MAX_LEN as i32));
+            let mut lens: Vec<i32> = lens.collect();
+            lens[..3].copy_from_slice(&[BOUND as i32, BOUND as i32 + 1, 0]);
+            let slots = numbers.lists.slots(case.layout().slots(), |row| row);
+            let [to_table, to_lens, _] = &mut step.requests;
+            for (ints, to) in [
+                (&slots, &mut step.lists),
+                (&table, to_table),
+                (&lens, to_lens),
+            ] {
+                gpu.upload(bytemuck::cast_slice(ints), Cuda::bytes_mut(to))
+                    .unwrap();
+            }
+            // SAFETY: `step` and `cache` hold everything that the capture was given, and only this stream
+            // uses it.
+            unsafe { graph.replay() }.unwrap();
+            let got = step.results(gpu).unwrap();
+            // The CPU has lists of all that a dense request sees.
+            for token in (0..case.tokens).filter(|token| lens[*token] as usize <= BOUND) {
+                let list = &mut numbers.lists.entries[token * case.width..][..case.width];
+                for (position, entry) in list.iter_mut().enumerate() {
+                    let page = table[token * MAX_PAGES + position / case.page_size] as usize;
+                    *entry = match position < lens[token] as usize {
+                        true => Entry::Row(page * case.page_size + position % case.page_size),
+                        false => Entry::Wrong(-1),
+                    };
+                }
+            }
             assert_close(&case, &got, &expected(&case, &numbers));
         }
     }
