@@ -1,9 +1,9 @@
-// Combines the partial results of a tile of rows whose keys several CTAs divide: each leaves its
-// part in the workspace, and those that have nothing else to do combine a slice of the output each
-// (common/split_protocol.cuh).
+// Combines the splits of a tile of rows whose keys several CTAs divide: each leaves its partial
+// result in the workspace, and those that have nothing else to do combine a slice of the output
+// each (common/split_protocol.cuh).
 //
 // The output is counted in units: what one warp has in an accumulator register quadruple, 16 rows
-// by 8 columns. Sums are made in an order that depends on the number of parts alone, whoever makes
+// by 8 columns. Sums are made in an order that depends on the number of splits alone, whoever makes
 // them.
 #pragma once
 
@@ -35,11 +35,11 @@ constexpr int kPartialRowsAt = Layout::kRows / 16 * Layout::kRowsUnits * 32 * 4;
 template <class Layout>
 constexpr int kPartialFloats = kPartialRowsAt<Layout> + 2 * Layout::kRows;
 
-// This CTA's part of a tile, of `parts`, of which the first `combiners` belong to CTAs that have
+// This CTA's split of a tile, of `splits`, of which the first `combiners` belong to CTAs that have
 // nothing else to do.
-struct SplitPart {
+struct Split {
     SplitCounters* counters;
-    int part, parts, combiners;
+    int index, splits, combiners;
     // Cycles that a CTA waits for the others.
     int64_t patience;
 };
@@ -58,16 +58,16 @@ class SplitCombine {
     static constexpr int kUnits = Layout::kRows / 16 * Layout::kRowsUnits;
     // Units that a warp sums at the same time where a slice has one or more for each warp.
     static constexpr int kAtOnce = 8;
-    static constexpr int kFewParts = kUnits / kWarps;
-    // Threads that share the parts of a row's maximum and sum.
-    static constexpr int kSharers = Layout::kThreads / Layout::kRows;
+    static constexpr int kFewSplits = kUnits / kWarps;
+    // Threads that share the splits' maxima and sums of a row.
+    static constexpr int kThreadsOfRow = Layout::kThreads / Layout::kRows;
     static constexpr int kRowsAt = kPartialRowsAt<Layout>;
 
   public:
-    // `partial_of(part)` answers where a part lies; `rows_of(unit)` what `write` has to know of rows
-    // `first_row_of(unit)` and eight rows on, of which the statistics have maxima and sums: the same
-    // of all units of 16 rows; `write(rows, unit, x)` writes x.
-    __device__ SplitCombine(const SplitPart& split, Shared& shared, float4* exchanged,
+    // `partial_of(split)` answers where its result lies; `rows_of(unit)` what `write` has to know
+    // of rows `first_row_of(unit)` and eight rows on, of which the statistics have maxima and
+    // sums: the same of all units of 16 rows; `write(rows, unit, x)` writes x.
+    __device__ SplitCombine(const Split& split, Shared& shared, float4* exchanged,
                             const PartialOf& partial_of, const RowsOf& rows_of, const Write& write)
         : split_(split),
           shared_(shared),
@@ -76,45 +76,45 @@ class SplitCombine {
           rows_of_(rows_of),
           write_(write) {}
 
-    // After all threads have written this CTA's part.
+    // After all threads have written this CTA's partial result.
     __device__ void run() const {
-        const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.parts,
+        const SplitProtocol<DeviceMemory> protocol = {split_.counters, split_.splits,
                                                       split_.combiners};
         Layout::sync();
         if (threadIdx.x == 0) shared_.role = int(take_role(protocol));
         Layout::sync();
         const auto role = static_cast<SplitRole>(shared_.role);
         if (role == SplitRole::slice)
-            combine(slice_begin(split_.part), slice_begin(split_.part + 1));
+            combine(slice_begin(split_.index), slice_begin(split_.index + 1));
         else if (role == SplitRole::everything)
             combine(0, kUnits);
         Layout::sync();
-        if (threadIdx.x == 0 && protocol.leave() == split_.parts) protocol.reset();
+        if (threadIdx.x == 0 && protocol.leave() == split_.splits) protocol.reset();
     }
 
   private:
     __device__ int slice_begin(int combiner) const { return combiner * kUnits / split_.combiners; }
 
-    // Counts this part in, and waits for the others if the CTA has nothing else to do.
+    // Counts this split in, and waits for the others if the CTA has nothing else to do.
     __device__ SplitRole take_role(const SplitProtocol<DeviceMemory>& protocol) const {
-        if (split_.part >= split_.combiners) return protocol.arrive();
+        if (split_.index >= split_.combiners) return protocol.arrive();
         protocol.arrive_combiner();
         const int64_t start = clock64();
         while (true) {
             const int seen = protocol.seen();
             const SplitRole role = protocol.role_of(seen);
             if (role == SplitRole::slice) return role;
-            // All of its part is in the workspace already.
+            // Its partial result is in the workspace already.
             if (role == SplitRole::yield) return protocol.yield();
             if (clock64() - start > split_.patience) protocol.fall_back(seen);
         }
     }
 
-    // Units `begin` to `end` - 1 of all parts.
+    // Units `begin` to `end` - 1 of all splits.
     __device__ void combine(int begin, int end) const {
         combine_statistics();
         const int warp = threadIdx.x / 32;
-        if (split_.parts > kFewParts) {
+        if (split_.splits > kFewSplits) {
             for (int unit = begin; unit < end; ++unit) combine_unit(unit);
             return;
         }
@@ -125,7 +125,7 @@ class SplitCombine {
             for (int unit = begin + warp * each; unit < last; unit += kWarps * each) {
                 const int count = min(each, last - unit);
                 float4 sums[kAtOnce] = {};
-                add_parts<kAtOnce, 2>(unit, count, 0, split_.parts, sums);
+                add_splits<kAtOnce, 2>(unit, count, 0, split_.splits, sums);
                 const auto rows = rows_of_(unit);
 #pragma unroll
                 for (int k = 0; k < kAtOnce; ++k)
@@ -141,14 +141,14 @@ class SplitCombine {
         const int row = threadIdx.x % Layout::kRows;
         State own;
 #pragma unroll 4
-        for (int part = threadIdx.x / Layout::kRows; part < split_.parts; part += kSharers) {
-            const float* rows = partial_of_(part) + kRowsAt + row;
+        for (int i = threadIdx.x / Layout::kRows; i < split_.splits; i += kThreadsOfRow) {
+            const float* rows = partial_of_(i) + kRowsAt + row;
             merge(own, {load(rows), load(rows + Layout::kRows)});
         }
         states[threadIdx.x] = own;
         Layout::sync();
         if (threadIdx.x < Layout::kRows) {
-            for (int i = 1; i < kSharers; ++i) merge(own, states[i * Layout::kRows + row]);
+            for (int i = 1; i < kThreadsOfRow; ++i) merge(own, states[i * Layout::kRows + row]);
             shared_.maximum[row] = own.maximum;
             shared_.sum[row] = own.sum;
         }
@@ -161,15 +161,15 @@ class SplitCombine {
         state.add(other, other.factor(maximum));
     }
 
-    // Adds parts `part` to `last` - 1 of `count` units of the same 16 rows.
+    // Adds splits `first` to `last` - 1 of `count` units of the same 16 rows.
     template <int kCount, int kUnroll>
-    __device__ void add_parts(int unit, int count, int part, int last,
-                              float4 (&sums)[kCount]) const {
+    __device__ void add_splits(int unit, int count, int first, int last,
+                               float4 (&sums)[kCount]) const {
         const int row = first_row_of<Layout>(unit), rows = unit / Layout::kRowsUnits;
         const float maxima[2] = {shared_.maximum[row], shared_.maximum[row + 8]};
 #pragma unroll kUnroll
-        for (; part < last; ++part) {
-            const float* from = partial_of_(part);
+        for (int i = first; i < last; ++i) {
+            const float* from = partial_of_(i);
             const float4* vectors = reinterpret_cast<const float4*>(from) + (threadIdx.x & 31);
             float weights[2];
 #pragma unroll
@@ -189,12 +189,12 @@ class SplitCombine {
         }
     }
 
-    // Each warp sums a range of the parts, and the ranges are added in their order.
+    // Each warp sums a range of the splits, and the ranges are added in their order.
     __device__ void combine_unit(int unit) const {
         const int warp = threadIdx.x / 32;
         float4 own[1] = {};
-        add_parts<1, 8>(unit, 1, warp * split_.parts / kWarps, (warp + 1) * split_.parts / kWarps,
-                        own);
+        add_splits<1, 8>(unit, 1, warp * split_.splits / kWarps,
+                         (warp + 1) * split_.splits / kWarps, own);
         exchanged_[threadIdx.x] = own[0];
         Layout::sync();
         if (warp == 0) {
@@ -214,7 +214,7 @@ class SplitCombine {
     // Others wrote it: the first-level cache may hold what was there before.
     __device__ static float load(const float* from) { return __ldcg(from); }
 
-    const SplitPart& split_;
+    const Split& split_;
     Shared& shared_;
     // Of each thread, in shared memory: what they tell each other.
     float4* exchanged_;
@@ -224,7 +224,7 @@ class SplitCombine {
 };
 
 template <class Layout, class PartialOf, class RowsOf, class Write>
-__device__ void split_combine(const SplitPart& split, SplitShared<Layout::kRows>& shared,
+__device__ void split_combine(const Split& split, SplitShared<Layout::kRows>& shared,
                               float4* exchanged, const PartialOf& partial_of, const RowsOf& rows_of,
                               const Write& write) {
     SplitCombine<Layout, PartialOf, RowsOf, Write>(split, shared, exchanged, partial_of, rows_of,

@@ -1,5 +1,5 @@
 // Output of a tile of query rows: written at once if one CTA saw all of its keys, otherwise combined
-// from the parts of all that saw some.
+// from the partial results of all that saw some.
 #pragma once
 
 #include "softmax.cuh"
@@ -49,14 +49,14 @@ class Output {
 
     // By all threads, when nobody uses the keys' place any more.
     __device__ void combine(const float (&o)[C::kWarpTiles][C::kVDim / 8][4],
-                            const Softmax<C>& softmax, const SplitPart& split) const {
+                            const Softmax<C>& softmax, const Split& split) const {
         char* const shared = ptx::dynamic_shared();
         auto& statistics = *reinterpret_cast<SplitShared<C::kRows>*>(shared + C::kStatisticsOffset);
-        const auto partial_of = [&](int part) {
-            const int64_t cta = blockIdx.x / p_.splits * p_.splits + part;
+        const auto partial_of = [&](int index) {
+            const int64_t cta = blockIdx.x / p_.splits * p_.splits + index;
             return p_.partials + cta * kPartialFloats<Layout>;
         };
-        store(partial_of(split.part), o, softmax);
+        store(partial_of(split.index), o, softmax);
         split_combine<Layout>(
             split, statistics, reinterpret_cast<float4*>(shared + C::kExchangeOffset), partial_of,
             [&](int unit) {

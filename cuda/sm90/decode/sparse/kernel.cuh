@@ -1,7 +1,7 @@
 // Sparse absorbed MLA for Hopper: every query token attends to the cache rows
 // that its lists name.
 //
-// A thread block works on up to N heads of one query token at a time; its
+// A CTA works on up to N heads of one query token at a time; its
 // warpgroups share the work:
 //
 //   load     four warps walk the lists, compact their valid entries
@@ -16,7 +16,7 @@
 // stay as the cache has them, and heads on N, so that few of them need no
 // padding (rows.cuh).
 //
-//   for each item of this block (schedule.cuh):
+//   for each item of this CTA (schedule.cuh):
 //       load Q
 //       for each 64 valid entries of the lists:
 //           load      four slots arrive
@@ -25,7 +25,7 @@
 //                     P = exp2(S - m) -> shared
 //           output    O^T = O^T * factor
 //                     O^T += V^T P^T, and each slot is free
-//       O / l -> out; in a cluster first the parts of all blocks are added
+//       O / l -> out; in a cluster first the partial results of all CTAs are added
 //
 // What waits for what, each barrier with one phase per use of what it guards,
 // and who arrives:
@@ -53,7 +53,7 @@
 
 namespace mla::sm90::sparse {
 
-// Threads of a block, and registers per thread of its warpgroups: of the even
+// Threads of a CTA, and registers per thread of its warpgroups: of the even
 // share, which all begin with, each may be given another's.
 template <int N, class Rows>
 struct Threads {

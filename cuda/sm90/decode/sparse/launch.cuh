@@ -49,7 +49,7 @@ cudaLaunchConfig_t configuration(int blocks, int splits, cudaStream_t stream,
     return config;
 }
 
-// How many clusters of 1 to kMaxSplits blocks of a kernel a device runs at the same time; none of
+// How many clusters of 1 to kMaxSplits CTAs of a kernel a device runs at the same time; none of
 // a size that is not tried.
 struct Resident {
     std::atomic<bool> known{false};

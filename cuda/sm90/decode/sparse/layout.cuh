@@ -1,8 +1,8 @@
-// The shared memory of one thread block.
+// The shared memory of one CTA.
 //
 // Nine query tiles come first, N rows by 64 values each, then two tiles of
 // probabilities, N rows by 64 keys, then the ring of slots. All of this is idle
-// when an item's last product is done, and holds the block's part of the output
+// when an item's last product is done, and holds the CTA's partial result
 // while a cluster merges.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace mla::sm90::sparse {
 
-// What a thread block may have on sm_90: 227 KiB.
+// What a CTA may have on sm_90: 227 KiB.
 constexpr int kSharedLimit = 232448;
 // KV tiles that are announced ahead of the ones worked on.
 constexpr int kAnnounced = 4;
@@ -36,7 +36,7 @@ struct Layout {
     static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
     static_assert(kSlots >= kTileKeys / kSlotKeys, "a KV tile does not fit the ring");
 
-    // The block's part of the output while a cluster merges: [N][kPartPitch] f32.
+    // The CTA's partial result while a cluster merges: [N][kPartPitch] f32.
     // The pitch keeps neighbouring heads in different banks.
     static constexpr int kPartPitch = kLatent + 4;
 
@@ -78,7 +78,7 @@ struct Layout {
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     static_assert(kRingOffset % 1024 == 0, "a swizzled tile starts on 1024 bytes");
     static_assert(N * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
-    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
+    static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
 // Counts uses of one of `count` places that are taken in turns.

@@ -27,14 +27,14 @@ struct Item {
     }
 };
 
-// The items of a block. Read where it is needed: kept, it would cost registers
+// The items of a CTA. Read where it is needed: kept, it would cost registers
 // in every role.
 struct Items {
     __device__ static int first(const KernelParams& p) {
         return p.first_item + int(ptx::clusterid());
     }
     __device__ static int step() { return int(ptx::nclusterid()); }
-    // This block's split of each item, and how many there are.
+    // This CTA's split of each item, and how many there are.
     __device__ static int split() { return int(ptx::cluster_ctarank()); }
     __device__ static int splits() { return int(ptx::cluster_nctarank()); }
 };
@@ -124,7 +124,7 @@ struct ListWalk {
         return int(dense.pages[page] * page_size + (key - page * page_size));
     }
 
-    // This block's split of a token's lists.
+    // This CTA's split of a token's lists.
     template <typename Copy>
     __device__ __forceinline__ void walk(int token, const Copy& copy) {
         // Valid entries in `pending`: how many were taken before, and how many

@@ -1,5 +1,5 @@
-// Merges the parts that the blocks of a cluster have of an item: each block puts its part into its
-// shared memory, then takes a share of the item and adds all parts of it in order.
+// Merges the partial results that the CTAs of a cluster have of an item: each CTA puts its own into
+// its shared memory, then takes a share of the item and adds all results of it in order.
 #pragma once
 
 #include "../../../common/softmax.cuh"
@@ -28,7 +28,7 @@ struct Merge {
     // All products are done: what they read may be overwritten.
     __device__ static void meet() { ptx::bar_sync(kOutputBarrier, kOutputThreads); }
 
-    // A value of this block's part.
+    // A value of this CTA's result.
     __device__ void put(int head, int latent, float value) const {
         ptx::st_shared(base + (head * L::kPartPitch + latent) * 4, __float_as_uint(value));
     }
@@ -51,7 +51,7 @@ struct Merge {
   private:
     // Values are read four at a time.
     static constexpr int kFours = kLatent / 4;
-    // Behind the part lies for each head what the values of each block, and then their sum, are
+    // Behind the result lies for each head what the values of each CTA, and then their sum, are
     // multiplied by.
     static constexpr int kWeightsOffset = L::kRows * L::kPartPitch * 4;
     static constexpr int kWeightsPitch = kMaxSplits + 1;
@@ -63,7 +63,7 @@ struct Merge {
     }
 
     // Makes the weights of the heads that some values are of: a warp for each head, of which a lane
-    // has one block's maximum and sum.
+    // has one CTA's maximum and sum.
     __device__ void weigh(const Item& item, int begin, int end, int splits) const {
         const int lane = thread & 31;
         const bool is_there = lane < splits;
@@ -86,7 +86,7 @@ struct Merge {
             if (is_there) ptx::st_shared(weight(head, lane), __float_as_uint(factor));
             if (lane > 0) continue;
             const float lse = natural_lse(top, sum);
-            // By the block that has a head's first value.
+            // By the CTA that has a head's first value.
             if (head * kFours >= begin) write_lse(p, item, head, lse);
             const bool is_empty = !(sum > 0.f) && sum == sum;
             const float by = is_empty ? 0.f : sink_factor(p, item, head, lse) / sum;
@@ -94,7 +94,7 @@ struct Merge {
         }
     }
 
-    // Adds the parts of some values, in the order of the blocks, and writes them.
+    // Adds the partial results of some values, in the order of the CTAs, and writes them.
     __device__ void add(const Item& item, int begin, int end, int splits) const {
         const auto weight_of = [&](int head, int k) {
             return __int_as_float(ptx::ld_shared_s32(weight(head, k)));

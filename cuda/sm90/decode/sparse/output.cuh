@@ -1,6 +1,6 @@
 // The output warpgroups: O^T = O^T + V^T P^T, 256 of the 512 latent values
 // each; at an item's end they write the output, or merge it with those of the
-// other blocks of the cluster.
+// other CTAs of the cluster.
 //
 // Accumulators have latent values for rows and heads for columns: of a lane 4 g
 // + q, acc[t][4 j + e] is of latent value R::latent(t, 0, g) of its warp's 64,

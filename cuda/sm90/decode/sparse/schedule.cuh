@@ -1,11 +1,11 @@
 // How a launch divides its work. An item is a tile of heads of one query token.
-// Without splits a persistent grid of thread blocks takes the items in turns;
-// with splits each item has a cluster of its own, whose blocks share the list
+// Without splits a persistent grid of CTAs takes the items in turns;
+// with splits each item has a cluster of its own, whose CTAs share the list
 // and merge over distributed shared memory.
 //
 // Everything follows from what the host knows, and nothing from what lists
 // hold: so a captured launch is right for any lists, and results do not depend
-// on which block computes what.
+// on which CTA computes what.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@
 
 namespace mla::sm90::sparse {
 
-// Blocks of a cluster, at most. More than eight need the device's consent.
+// CTAs of a cluster, at most. More than eight need the device's consent.
 constexpr int kMaxSplits = 16;
 
 // Sizes of clusters that are tried: all that every device takes, and the largest.
 inline bool is_split(int splits) { return splits <= 8 || splits == kMaxSplits; }
 
-// A launch: items `first` to `end - 1`, each of them shared by the blocks of a cluster of `splits`.
+// A launch: items `first` to `end - 1`, each of them shared by the CTAs of a cluster of `splits`.
 struct Division {
     int first = 0, end = 0;
     int splits = 1;
@@ -51,7 +51,7 @@ inline int64_t tiles_of(int width, int splits) {
 }
 
 // Divides items `first` to `end - 1`, and says at what cost. `resident(splits)` says how many clusters of
-// so many blocks the device runs at the same time.
+// so many CTAs the device runs at the same time.
 template <typename Resident>
 Division divide_alike(int64_t first, int64_t end, int width, const Resident& resident,
                       int64_t& least) {
@@ -60,7 +60,7 @@ Division divide_alike(int64_t first, int64_t end, int width, const Resident& res
     least = INT64_MAX;
     for (int splits = 1; splits <= kMaxSplits; ++splits) {
         if (!is_split(splits)) continue;
-        // A split without a whole tile is not worth a block.
+        // A split without a whole tile is not worth a CTA.
         if (splits > 1 && width < splits * kTileKeys) break;
         const int64_t clusters = resident(splits);
         if (clusters < 1) continue;

@@ -1,5 +1,5 @@
 // Sparse absorbed MLA for Hopper, of more than 32 heads: heads are rows of both products, 64 of them in
-// a thread block, and keys and values come from panels in shared memory. The cache has values of the
+// a CTA, and keys and values come from panels in shared memory. The cache has values of the
 // queries' dtype.
 //
 //   load     four warps walk the lists, and copy rows to the ring by cp.async (load.cuh);
@@ -17,7 +17,7 @@
 
 namespace mla::sm90::sparse {
 
-// Threads of a block, and registers per thread of its warpgroups.
+// Threads of a CTA, and registers per thread of its warpgroups.
 struct WideThreads {
     static constexpr int kAll = 512, kLoad = 48, kScores = 144, kOutput = 160;
 };

@@ -1,4 +1,4 @@
-// The shared memory of a thread block that works on more than 32 heads.
+// The shared memory of a CTA that works on more than 32 heads.
 //
 //   [query panels][latent ring: stages of 4 panels][rope ring: stages of 1 panel][Small]
 //
@@ -54,7 +54,7 @@ struct WideLayout {
 
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     static_assert(kRows * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
-    static_assert(kBytes <= kSharedLimit, "the block does not fit an SM");
+    static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
 }  // namespace mla::sm90::sparse
