@@ -646,8 +646,11 @@ fn the_selftest_tries_every_backend_of_the_processor() {
     for backend in backends {
         assert_eq!(backend["not_here"], Value::Null, "{backend}");
         let topics = backend["topics"].as_array().unwrap();
-        let count = if backend["phase"] == "decode" { 17 } else { 15 };
-        assert_eq!(topics.len(), count, "{backend}");
+        let all = match backend["phase"] == "decode" {
+            true => mla_conformance::DecodeTopic::ALL.len(),
+            false => mla_conformance::PrefillTopic::ALL.len(),
+        };
+        assert_eq!(topics.len(), all, "{backend}");
         assert!(
             topics.iter().all(|topic| topic["failure"] == Value::Null),
             "{backend}"
