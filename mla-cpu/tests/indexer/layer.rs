@@ -23,24 +23,24 @@ use mla_runtime::tensor::{TensorMut, TensorRef};
 
 use crate::{Tables, random, wide};
 
-type Layer = MlaLayer<CpuPrefill, CpuDecode>;
-type Space = Workspace<CpuPrefill, CpuDecode>;
+pub(crate) type Layer = MlaLayer<CpuPrefill, CpuDecode>;
+pub(crate) type Space = Workspace<CpuPrefill, CpuDecode>;
 
 const DIMS: MlaDims = MlaDims::new(128, HeadDims::new(16, 8, 16));
 const HEADS: usize = 3;
-const RANK: usize = 24;
-const PAGE: usize = 16;
-const PAGES: usize = 24;
+pub(crate) const RANK: usize = 24;
+pub(crate) const PAGE: usize = 16;
+pub(crate) const PAGES: usize = 24;
 
-fn index_dims(topk: u32) -> IndexDims {
+pub(crate) fn index_dims(topk: u32) -> IndexDims {
     IndexDims::new(4, 32, 8, topk)
 }
 
-fn indexer_config(topk: u32) -> IndexerConfig {
+pub(crate) fn indexer_config(topk: u32) -> IndexerConfig {
     IndexerConfig::new(index_dims(topk), RotaryStyle::Halves)
 }
 
-fn layer(sparse: bool) -> Layer {
+pub(crate) fn layer(sparse: bool) -> Layer {
     let config = LayerConfig::new(
         Problem::new(DIMS, HEADS as u32, DType::F32)
             .with_sparse(sparse)
@@ -51,42 +51,42 @@ fn layer(sparse: bool) -> Layer {
     MlaLayer::of(&Cpu::new(), &config).unwrap()
 }
 
-fn limits() -> StepLimits {
+pub(crate) fn limits() -> StepLimits {
     StepLimits::new(4, 80, 8).with_decode_query_len(80)
 }
 
 /// Three requests whose tokens come step by step, and one layer's caches.
-struct World {
+pub(crate) struct World {
     rng: Rng,
-    kv_b: Vec<f32>,
-    query_weights: Vec<f32>,
-    norm: [Vec<f32>; 2],
+    pub(crate) kv_b: Vec<f32>,
+    pub(crate) query_weights: Vec<f32>,
+    pub(crate) norm: [Vec<f32>; 2],
     tables: Vec<i32>,
     lens: [u32; 3],
     cache: Vec<u32>,
-    index_cache: Vec<u32>,
+    pub(crate) index_cache: Vec<u32>,
 }
 
 /// One step's tensors.
-struct Step {
+pub(crate) struct Step {
     requests: Vec<Request>,
     query: Vec<f32>,
     latent: Vec<f32>,
     rope: Vec<f32>,
-    query_latent: Vec<f32>,
-    keys: Vec<f32>,
-    head_weights: Vec<f32>,
+    pub(crate) query_latent: Vec<f32>,
+    pub(crate) keys: Vec<f32>,
+    pub(crate) head_weights: Vec<f32>,
     rotary: Tables,
 }
 
 impl Step {
-    fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.requests.iter().map(|r| r.q as usize).sum()
     }
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut tables: Vec<i32> = (0..PAGES as i32).collect();
         rng.shuffle(&mut tables);
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    fn step(&mut self, new: [u32; 3]) -> Step {
+    pub(crate) fn step(&mut self, new: [u32; 3]) -> Step {
         let mut positions = Vec::new();
         let mut requests = Vec::new();
         for (len, q) in self.lens.iter_mut().zip(new) {
@@ -129,13 +129,17 @@ impl World {
         IndexCacheLayout::contiguous(index_dims(1), PAGES, PAGE)
     }
 
-    fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
+    pub(crate) fn prepare(&self, layer: &Layer, workspace: &mut Space, step: &Step) {
         let tables = BlockTables::new(&self.tables, 8, PAGE as u32).unwrap();
         let batch = StepBatch::new(&step.requests, tables).with_threshold(Some(80));
         workspace.prepare(layer, &batch).unwrap();
     }
 
-    fn index_call<'a>(&'a self, step: &'a Step, cache: &'a mut [u32]) -> IndexCall<'a, Cpu> {
+    pub(crate) fn index_call<'a>(
+        &'a self,
+        step: &'a Step,
+        cache: &'a mut [u32],
+    ) -> IndexCall<'a, Cpu> {
         let (tokens, layout) = (step.tokens(), self.index_layout());
         let view = |values, shape| TensorRef::from_slice::<f32>(values, shape).unwrap();
         IndexCall::new(
@@ -231,7 +235,7 @@ impl World {
     }
 }
 
-fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i32>, usize) {
+pub(crate) fn lists_of(own: &IndexerWorkspace<Cpu>, workspace: &Space) -> (Vec<i32>, usize) {
     let lists = own.lists(workspace).unwrap();
     let slots = (0..lists.slots.len())
         .map(|at| lists.slots.at(at))

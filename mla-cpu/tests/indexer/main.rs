@@ -1,5 +1,6 @@
 //! The lightning indexer on the CPU device, against the f64 reference.
 
+mod attack;
 mod layer;
 mod logits;
 mod quantise;

@@ -32,7 +32,7 @@ pub struct IndexCall<'a, D: Device> {
     pub query_latent: TensorRef<'a, D>,
     /// W_qb of the indexer: `[1, Q, heads · D]`.
     pub query_weights: TensorRef<'a, D>,
-    /// The new tokens' index keys W_k · x, neither normalised nor rotated: `[T, 1, D]`.
+    /// The new tokens' index keys W_k · x, neither normalised nor rotated, of any dtype: `[T, 1, D]`.
     pub keys: TensorRef<'a, D>,
     /// The LayerNorm of keys.
     pub norm: LayerNorm<'a, D>,
