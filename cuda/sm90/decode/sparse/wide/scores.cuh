@@ -96,11 +96,12 @@ struct WideScores {
                 for (int k = 0; k < 2; ++k) {
                     uint4 x = make_uint4(0, 0, 0, 0);
                     if (valid) x = *reinterpret_cast<const uint4*>(from + 64 * k);
-                    uint32_t* to = held[t] + 8 * k + half;
+                    // As they come: to move them would be to wait for them.
+                    uint32_t* to = held[t] + 8 * k + 4 * half;
                     to[0] = x.x;
-                    to[2] = x.y;
-                    to[4] = x.z;
-                    to[6] = x.w;
+                    to[1] = x.y;
+                    to[2] = x.z;
+                    to[3] = x.w;
                 }
             }
         }
@@ -111,17 +112,18 @@ struct WideScores {
 #pragma unroll
         for (int t = 0; t < L::kHeldPanels; ++t)
 #pragma unroll
-            for (int i = 0; i < 16; i += 8)
+            for (int i = 0; i < 16; i += 8) {
+                uint32_t* of = held[t] + i;
+                uint32_t low[4] = {of[0], of[1], of[2], of[3]};
+                uint32_t high[4] = {of[4], of[5], of[6], of[7]};
+                transpose_quad(low, lane & 3);
+                transpose_quad(high, lane & 3);
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint32_t* of = held[t] + i + half;
-                    uint32_t words[4] = {of[0], of[2], of[4], of[6]};
-                    transpose_quad(words, lane & 3);
-                    of[0] = words[0];
-                    of[2] = words[1];
-                    of[4] = words[2];
-                    of[6] = words[3];
+                for (int j = 0; j < 4; ++j) {
+                    of[2 * j] = low[j];
+                    of[2 * j + 1] = high[j];
                 }
+            }
         ptx::cp_async_wait_all();
         ptx::fence_proxy_async();
         meet();
