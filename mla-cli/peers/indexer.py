@@ -1,7 +1,11 @@
-# Times published kernels of the indexer beside ours: DeepGEMM's logits, and the top-k of vLLM and torch.
+# Times published kernels of the indexer beside ours: DeepGEMM's logits, the top-k of vLLM and torch, and a decode step
+# of a sparse layer as vLLM makes it of these and others.
 #
 # `mla bench indexer --peers` puts peers.py in front of this, whose protocol and helpers these are, and gives one case
 # in JSON. A line of JSON goes to standard output for each peer and part: its times, or why it refuses.
+
+import types
+import unittest.mock
 
 WIDTH = 128
 E4M3 = torch.float8_e4m3fn
@@ -12,7 +16,7 @@ class IndexCase:
 
     def __init__(self, case):
         self.query_lens, self.key_lens = zip(*case["requests"])
-        self.heads, self.topk = case["heads"], case["topk"]
+        self.heads, self.topk, self.layer = case["heads"], case["topk"], case["layer"]
         self.tokens, self.requests, self.longest = sum(self.query_lens), len(self.key_lens), max(self.key_lens)
         seen = [kv - q + 1 + i for q, kv in case["requests"] for i in range(q)]
         self.seen = torch.tensor(seen, dtype=torch.int32, device="cuda")
@@ -161,7 +165,139 @@ class Vllm:
             yield f"lists, {name}, recall {right:.3f}", Recording(work)
 
 
-INDEX_PEERS = {"deepgemm": DeepGemm, "vllm": Vllm, "torch": Torch}
+def kernels_of_vllm(wheels, pattern):
+    """A module of vLLM that needs nothing of it but Triton, out of an installed package or an unpacked wheel."""
+    place = pathlib.Path(pattern)
+    found = next(pathlib.Path(wheels).rglob(pattern), None) if wheels else None
+    if not found:
+        return importlib.import_module(".".join(place.with_suffix("").parts))
+    import triton
+
+    package, utilities = types.ModuleType("vllm"), types.ModuleType("vllm.triton_utils")
+    utilities.triton, utilities.tl = triton, triton.language
+    spec = importlib.util.spec_from_file_location(place.stem, found)
+    module = importlib.util.module_from_spec(spec)
+    with unittest.mock.patch.dict(sys.modules, {"vllm": package, "vllm.triton_utils": utilities}):
+        spec.loader.exec_module(module)
+    return module
+
+
+class VllmLayer:
+    """A decode step of a sparse layer as vLLM makes it, in one graph, from the latents to the heads' values.
+
+    The rows of both caches by one kernel, W_UK, the index queries' projection, their rotation and quantisation by
+    another one, DeepGEMM's logits, vLLM's selection and translation, FlashMLA on heads padded to 64, W_UV. The
+    schedules of DeepGEMM and FlashMLA are those of the step, which all layers share, or made in it.
+    """
+
+    def __init__(self, wheels):
+        self.gemm = DeepGemm(wheels).library
+        for pattern in "_C_stable_libtorch*.so*", "_flashmla_C*.so*":
+            torch.ops.load_library(shared_object(wheels, pattern, "vllm"))
+        self.kernels = kernels_of_vllm(wheels, "vllm/models/deepseek_v32/nvidia/kernels.py")
+        self.slots = kernels_of_vllm(wheels, "vllm/v1/attention/backends/mla/sparse_utils.py")
+        self.forward = torch.ops._flashmla_C.sparse_decode_fwd
+
+    def parts(self, case):
+        if case.layer["kv"] != "fp8_ds_mla" or set(case.query_lens) != {1}:
+            raise ValueError("it takes caches of fp8_ds_mla, and one query token of each request")
+        step = VllmStep(self, case)
+        for mixed in True, False:
+            name = "layer, queries as one request" if mixed else "layer"
+            plans = step.plans(mixed)
+            finite = step.run(mixed, plans).isfinite().all().item()
+            if not finite:
+                raise ValueError("its outputs are not finite")
+            yield name, Recording(lambda: step.run(mixed, plans))
+            yield f"{name}, with its plans", Recording(lambda: step.run(mixed, None))
+
+
+class VllmStep:
+    def __init__(self, peer, case):
+        self.peer, self.case = peer, case
+        heads, rank = case.layer["heads"], case.layer["query_rank"]
+        pages = -(-case.longest // PAGE)
+        slots = case.requests * pages * PAGE
+        self.padded = 64 if heads <= 64 else 128
+        self.heads, self.lens = heads, case.seen.view(-1, 1)
+        self.position = case.seen.long() - 1
+        self.table = torch.randperm(case.requests * pages, device="cuda").to(torch.int32).view(case.requests, pages)
+        page = self.table.gather(1, (self.position // PAGE)[:, None]).long().flatten()
+        self.slot = page * PAGE + self.position % PAGE
+        keys, scales = case.keys(slots)
+        rows = keys.view(torch.uint8).view(-1, PAGE * WIDTH), scales.view(-1, PAGE).view(torch.uint8)
+        self.index_cache = torch.cat(rows, 1).view(-1, PAGE, WIDTH + 4)
+        self.cache = torch.empty(slots, 656, dtype=torch.uint8, device="cuda")
+        for row in self.cache.split(1 << 18):
+            row[:, :LATENT] = torch.empty(len(row), LATENT, device="cuda").normal_().to(E4M3).view(torch.uint8)
+            row[:, LATENT : LATENT + 16] = torch.full((len(row), 4), 0.1, device="cuda").view(torch.uint8)
+            row[:, LATENT + 16 :] = normal(len(row), ROPE, deviation=0.1).view(torch.uint8)
+        self.cache = self.cache.view(-1, PAGE, 656)
+        tokens = case.tokens
+        self.latents = normal(tokens, rank, deviation=1), normal(tokens, LATENT, deviation=1)
+        self.norms = normal(rank, deviation=1), normal(LATENT, deviation=1)
+        self.rope_key, self.index_key = normal(tokens, ROPE, deviation=1), normal(tokens, WIDTH, deviation=1)
+        self.index_norm = torch.randn(2, WIDTH, device="cuda")
+        self.table_of_angles = torch.randn(case.longest, ROPE, device="cuda").to(DTYPE)
+        self.nope, self.rope = normal(tokens, heads, NOPE, deviation=0.1), normal(tokens, heads, ROPE, deviation=0.1)
+        self.up = normal(heads, NOPE, LATENT, deviation=0.05), normal(heads, LATENT, VALUE, deviation=0.05)
+        self.projection = normal(rank, case.heads * WIDTH, deviation=0.02)
+        self.head_weights = normal(tokens, case.heads, deviation=1)
+        self.lists = torch.full((tokens, case.topk), -1, dtype=torch.int32, device="cuda")
+        self.requests = torch.arange(tokens, dtype=torch.int32, device="cuda")
+        self.queries = torch.zeros(tokens, self.padded, ROW, dtype=DTYPE, device="cuda")
+        self.workspace = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        self.one = torch.ones(1, device="cuda")
+
+    def schedule(self):
+        multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        return self.peer.gemm.get_paged_mqa_logits_metadata(self.lens, PAGE, multiprocessors)
+
+    def plans(self, mixed):
+        *_, schedule, splits = self.attend(self.lists, mixed, (None, None))
+        return self.schedule(), (schedule, splits)
+
+    def attend(self, slots, mixed, plan):
+        shape = (1, len(self.queries)) if mixed else (len(self.queries), 1)
+        queries, slots = self.queries.view(*shape, self.padded, ROW), slots.view(*shape, -1)
+        rows = self.cache.view(-1, PAGE, 1, 656).view(E4M3)
+        # q, rows, lists, their lengths, sinks, the plan, a second cache, its lists and lengths, width, scale, out
+        return self.peer.forward(queries, rows, slots, None, None, *plan, None, None, None, LATENT, SCALE, None)
+
+    def select(self, logits):
+        ops, case = torch.ops._C, self.case
+        call = ops.cooperative_topk if case.tokens <= 32 else ops.persistent_topk
+        call(logits, self.lens, self.lists, self.workspace, case.topk, case.longest)
+        return self.peer.slots.triton_convert_req_index_to_global_index(
+            self.requests, self.table, self.lists, PAGE, case.topk
+        )
+
+    def run(self, mixed, plans):
+        kernels, case, angles = self.peer.kernels, self.case, self.table_of_angles
+        kernels.fused_norm_rope(
+            self.position, self.latents[0], self.norms[0], 1e-6, self.latents[1], self.norms[1], 1e-6, self.rope_key,
+            angles, self.index_key, *self.index_norm, 1e-6, angles, self.lists, slot_mapping=self.slot,
+            indexer_k_cache=self.index_cache, mla_kv_cache=self.cache, mla_kv_cache_dtype="fp8_ds_mla",
+        )
+        nope = torch.bmm(self.nope.transpose(0, 1), self.up[0]).transpose(0, 1)
+        queries = (self.latents[0] @ self.projection).view(-1, case.heads, WIDTH)
+        queries, weights, rope = kernels.fused_q(
+            self.position, self.rope, angles, queries, angles, nope, self.one, self.head_weights, WIDTH**-0.5,
+            case.heads**-0.5, quantize_mqa=False,
+        )
+        schedule, plan = plans or (self.schedule(), (None, None))
+        cache = self.index_cache.view(-1, PAGE, 1, WIDTH + 4)
+        logits = self.peer.gemm.fp8_fp4_paged_mqa_logits(
+            (queries.view(-1, 1, case.heads, WIDTH), None), cache, weights, self.lens, self.table, schedule,
+            case.longest, clean_logits=False,
+        )
+        slots = self.select(logits)
+        torch.cat((nope, rope), -1, out=self.queries[:, : self.heads])
+        out = self.attend(slots, mixed, plan)[0].view(-1, self.padded, LATENT)[:, : self.heads]
+        return torch.bmm(out.transpose(0, 1), self.up[1])
+
+
+INDEX_PEERS = {"deepgemm": DeepGemm, "vllm": Vllm, "torch": Torch, "vllm-layer": VllmLayer}
 
 
 def main_of_indexer():

@@ -271,6 +271,11 @@ pub(crate) type Selecting<'a, D> = (
 );
 
 impl<D: IndexDevice> Indexed<D> {
+    /// The width of the latent that queries are made from.
+    pub(crate) fn query_rank(&self) -> usize {
+        self.query_latent.width()
+    }
+
     /// The selection of the prepared step.
     pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
         let call = IndexCall::new(

@@ -28,7 +28,7 @@ use mla_runtime::selection::SelectionRequest;
 use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use serde::Serialize;
 
-use self::peers::Case;
+use self::peers::{Case, LayerCase};
 use super::environment::Environment;
 use super::peers::Said;
 use super::statistics::Summary;
@@ -219,6 +219,11 @@ impl IndexedJob for Bench<'_> {
             topk: lists.topk,
             samples: args.samples,
             warm_up: args.warm_up,
+            layer: LayerCase {
+                heads: model.heads,
+                query_rank: indexed.query_rank(),
+                kv: problem.kv_format.name(),
+            },
         };
         let beside = args.peers.time(&case, rows)?;
         let outputs = super::check::Errors::of_paths([errors.absorbed, errors.expanded]);

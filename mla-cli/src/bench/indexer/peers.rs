@@ -21,12 +21,13 @@ const SCRIPT: &str = concat!(
 
 #[derive(clap::Args)]
 pub(super) struct PeerArgs {
-    /// Whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists).
+    /// Whose kernels are timed after ours, of deepgemm (logits), vllm and torch (lists), and vllm-layer (a
+    /// decode step of the whole layer).
     #[arg(
         long,
         value_name = "NAME",
         value_delimiter = ',',
-        value_parser = ["deepgemm", "vllm", "torch"]
+        value_parser = ["deepgemm", "vllm", "torch", "vllm-layer"]
     )]
     peers: Vec<String>,
     /// A folder with their libraries and packages, where they are not installed.
@@ -46,6 +47,17 @@ pub(super) struct Case {
     pub(super) topk: u32,
     pub(super) samples: u32,
     pub(super) warm_up: u32,
+    pub(super) layer: LayerCase,
+}
+
+/// Of the layer, of which the indexer is a part.
+#[derive(Serialize)]
+pub(super) struct LayerCase {
+    pub(super) heads: u32,
+    /// Of the latent that queries are made from.
+    pub(super) query_rank: usize,
+    /// The format of its cache.
+    pub(super) kv: &'static str,
 }
 
 #[derive(Serialize)]
@@ -133,6 +145,11 @@ mod tests {
         topk: 2048,
         samples: 3,
         warm_up: 1,
+        layer: LayerCase {
+            heads: 16,
+            query_rank: 1536,
+            kv: "bf16",
+        },
     };
 
     /// A program that says `lines` in place of Python, and fails if it is not given the case.
@@ -142,6 +159,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("mla-index-{}-{name}", std::process::id()));
         let given = concat!(
             r#"{"requests":[[1,4096],[1,100]],"heads":64,"topk":2048,"samples":3,"warm_up":1,"#,
+            r#""layer":{"heads":16,"query_rank":1536,"kv":"bf16"},"#,
             r#""peers":["deepgemm","torch"],"wheels":null}"#
         );
         let script = format!("#!/bin/sh\n[ \"$3\" = '{given}' ] || exit 7\n{lines}\n");
