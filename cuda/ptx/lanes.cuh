@@ -31,6 +31,13 @@ __device__ __forceinline__ uint32_t shfl_up_add(uint32_t x, int delta) {
     return x;
 }
 
+// The sum of what the lanes up to this one have.
+__device__ __forceinline__ uint32_t inclusive_sum(uint32_t x) {
+#pragma unroll
+    for (int delta = 1; delta < 32; delta *= 2) x = shfl_up_add(x, delta);
+    return x;
+}
+
 // `x` in a register, which is not computed anew wherever it is needed.
 __device__ __forceinline__ uint32_t in_register(uint32_t x) {
     asm volatile("" : "+r"(x));

@@ -51,10 +51,15 @@ inline MlaStatus describe(CUtensorMap& map, const void* base, const cuuint64_t (
     return ok();
 }
 
+// Rows whose lengths every CTA reads, to find its share.
+constexpr int kMostSharing = 512;
+
 template <typename C>
 MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void* stream) {
-    p.blocks = int(ceil_div(p.count, C::kBlock));
     const int ctas = C::kCtas * multiprocessors;
+    // Parts of one row are equal anyway.
+    p.shares = C::kShares && p.parts == 0 && p.count > 1 && p.count <= kMostSharing;
+    p.blocks = int(ceil_div(p.count, C::kBlock));
     if (p.parts == 0) p.parts = choose_parts(p.blocks, p.rows.columns, ctas);
     const int64_t keys = ceil_div(p.rows.columns, p.parts);
     p.keys_of_part = int(ceil_div(keys, kTileKeys)) * kTileKeys;
@@ -76,7 +81,9 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<C>));
     if (s.code != MLA_OK) return s;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(unsigned(std::min<int64_t>(ctas, int64_t(p.blocks) * p.parts)));
+    const int64_t items =
+        int64_t(p.blocks) * (p.shares ? indexer::tiles_for(p.rows.columns) : p.parts);
+    config.gridDim = dim3(unsigned(std::min<int64_t>(ctas, items)));
     config.blockDim = dim3(C::kThreads);
     config.dynamicSmemBytes = kSharedBytes<C>;
     config.stream = static_cast<cudaStream_t>(stream);

@@ -7,14 +7,13 @@
 #include <cstdint>
 
 #include "../../../common/pipeline.cuh"
-#include "../rows.cuh"
+#include "../shares.cuh"
 
 namespace mla::sm90::logits {
 
 // Values of a key and of a query: bytes of e4m3.
 constexpr int kWidth = 128;
-// Keys of one product of a warpgroup.
-constexpr int kTileKeys = 64;
+using indexer::kTileKeys;
 constexpr int kTileBytes = kTileKeys * kWidth;
 
 struct KernelParams {
@@ -28,6 +27,7 @@ struct KernelParams {
     int64_t logits_stride;
     int count;         // rows
     int blocks;        // of as many rows as a CTA does together
+    int shares;        // whether CTAs have equal shares of all tiles, instead of items
     int parts;         // of the columns
     int keys_of_part;  // a multiple of kTileKeys
     int pages;
@@ -58,6 +58,8 @@ struct Config {
     // A stage is always the same warpgroup's, which thus sees every phase of its barrier.
     static constexpr int kStages =
         (220 * 1024 / ctas - 2 * kQueryBytes - 2048) / (kTileBytes + kTileKeys * 4) / kStep * kStep;
+    // Whether CTAs may have shares instead of items.
+    static constexpr bool kShares = tokens == 1;
 };
 
 // Tokens of one request, and a range of its positions.

@@ -21,6 +21,31 @@ struct Producer {
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
     __device__ __forceinline__ void run() {
+        if (C::kShares && p.shares)
+            run_share();
+        else
+            run_items();
+        announce({});
+    }
+
+    // One token after the other, from where this CTA's share of all tiles begins to its end.
+    __device__ __forceinline__ void run_share() {
+        const indexer::Share share =
+            indexer::share_of(p.rows, p.count, blockIdx.x, gridDim.x, lane);
+        int before = share.before, tile = share.begin;
+        for (int row = share.row; tile < share.end; ++row) {
+            const indexer::Row of = indexer::find_row(p.rows, row, lane);
+            const int own = indexer::tiles_for(of.seen);
+            if (own == 0) continue;
+            const int key = (tile - before) * kTileKeys;
+            const int end = min((share.end - before) * kTileKeys, of.seen);
+            announce({row, row, row + 1, of.length, of.behind, key, end - key});
+            load_keys(of.table, key, end);
+            tile = before += own;
+        }
+    }
+
+    __device__ __forceinline__ void run_items() {
         const int items = p.blocks * p.parts;
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
             // Later parts, which short requests have not, come last for all blocks.
@@ -39,7 +64,6 @@ struct Producer {
                 row += rows;
             }
         }
-        announce({});
     }
 
     // The job's queries; none if it is the end.

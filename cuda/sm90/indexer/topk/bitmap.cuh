@@ -6,14 +6,10 @@
 
 namespace mla::sm90::topk {
 
+using ptx::inclusive_sum;
+
 __device__ __forceinline__ void mark(uint32_t* bitmap, uint32_t position) {
     atomicOr(&bitmap[position / 32], 1u << position % 32);
-}
-
-__device__ __forceinline__ uint32_t inclusive_sum(uint32_t x) {
-#pragma unroll
-    for (int delta = 1; delta < 32; delta *= 2) x = ptx::shfl_up_add(x, delta);
-    return x;
 }
 
 // Calls `visit` with the number of each word, the word, and how many bits are set before it. A warp
