@@ -377,28 +377,62 @@ fn lists_of_clustered_and_special_logits_are_exact() -> Result<()> {
     ];
     let many = vec![(1, 3000); 140];
     for requests in [several, &[(1, 200_000)], &[(2, 40_000)], &many] {
-        check_lists(&gpu, requests)?;
+        for kind in 0..KINDS {
+            check_lists(&gpu, 2048, requests, kind)?;
+        }
     }
     Ok(())
 }
 
-fn check_lists(gpu: &Cuda, requests: &[(usize, usize)]) -> Result<()> {
-    let world = World::new(IndexerConfig::GLM_5, DType::BF16, requests, 77);
-    let mut rng = rng(78);
-    for kind in 0..5 {
-        let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, 1e-45];
-        let logits: Vec<f32> = (0..world.tokens * world.columns)
-            .map(|at| match kind {
-                0 => 8.2 + 1e-5 * normal(&mut rng),
-                1 => 3.0,
-                2 => (at % world.columns) as f32,
-                3 => special[rng.random_range(0..special.len())],
-                _ => normal(&mut rng),
+#[test]
+#[ignore = "needs a Hopper GPU: cargo test --release --features sm90 --test gpu -- --include-ignored indexer"]
+fn lists_of_ten_thousand_rows_are_exact() -> Result<()> {
+    let gpu = gpu();
+    let mut rng = rng(79);
+    let mut rows = 0;
+    for turn in 0.. {
+        let topk = [1, 64, 500, 2048][turn % 4];
+        let lengths = [0, 1, topk - 1, topk, topk + 1];
+        let requests: Vec<(usize, usize)> = (0..40)
+            .map(|_| {
+                let tokens = rng.random_range(0..60);
+                let any = rng.random_range(0..lengths.len() + 5);
+                let long = rng.random_range(0..3000);
+                (tokens, lengths.get(any).copied().unwrap_or(long))
             })
             .collect();
-        let expected = world.lists(&Cpu::new(), &logits)?;
-        let given = world.lists(gpu, &logits)?;
-        assert!(given == expected, "kind {kind}, {requests:?}");
+        check_lists(&gpu, topk, &requests, turn % KINDS)?;
+        rows += requests.iter().map(|(tokens, _)| tokens).sum::<usize>();
+        if rows >= 10_000 {
+            break;
+        }
     }
+    Ok(())
+}
+
+/// Of rows that selections get wrong.
+const KINDS: usize = 7;
+
+fn check_lists(gpu: &Cuda, topk: usize, requests: &[(usize, usize)], kind: usize) -> Result<()> {
+    let base = IndexerConfig::GLM_5;
+    let config = base.with_dims(base.dims.with_topk(topk as u32));
+    let world = World::new(config, DType::BF16, requests, 77);
+    let mut rng = rng(78);
+    let special = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, 1e-45];
+    let logits: Vec<f32> = (0..world.tokens * world.columns)
+        .map(|at| match kind {
+            0 => 8.2 + 1e-5 * normal(&mut rng),
+            1 => 3.0,
+            2 => (at % world.columns) as f32,
+            3 => special[rng.random_range(0..special.len())],
+            // Equal in all but the lowest bits.
+            4 => f32::from_bits(8.2f32.to_bits() & !0x3ff | rng.random_range(0..0x400)),
+            5 if at % world.columns > world.columns / 2 => f32::NEG_INFINITY,
+            _ => normal(&mut rng),
+        })
+        .collect();
+    let expected = world.lists(&Cpu::new(), &logits)?;
+    let given = world.lists(gpu, &logits)?;
+    assert!(given == expected, "kind {kind}, {requests:?}");
     Ok(())
 }
