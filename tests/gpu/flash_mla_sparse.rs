@@ -356,9 +356,14 @@ fn cache(gpu: &Cuda, case: &Case, numbers: &Numbers) -> <Cuda as Memory>::Buffer
 }
 
 fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)) {
+    // Both round weights of values of up to 1.5, or 4.5 in e4m3, to a relative 2^-9.
+    let least = match case.kv {
+        KvFormat::BF16 => 5e-3,
+        _ => 1.5e-2,
+    };
     for element in 0..want.0.len() / 2 {
         let [got, want] = [got, want].map(|(out, _)| get(DTYPE, out, element));
-        let most = (2.01 / 128.0 * want.abs()).max(4e-3);
+        let most = (2.01 / 128.0 * want.abs()).max(least);
         assert!(
             (got - want).abs() <= most,
             "{case:?}: out {element}: {got}, not {want}"
@@ -525,7 +530,7 @@ fn three_hundred_launches_give_the_same_bits() {
     let gpu = &*gpu();
     for kv in FORMATS {
         // Several items per CTA, one per cluster, and both.
-        for (heads, tokens) in [(16, 300), (128, 140), (64, 3), (16, 137)] {
+        for (heads, tokens) in [(16, 300), (128, 70), (64, 3), (16, 137)] {
             let case = Case::new(kv, heads, tokens, 400);
             let numbers = Numbers::random(&case, &mut rng(9));
             let cache = cache(gpu, &case, &numbers);
