@@ -2,6 +2,7 @@
 #include "ptx/sm80.cuh"
 #include "sm80/decode/fit.cuh"
 #include "sm80/decode/kernel.cuh"
+#include "sm80/decode/roles/kernel.cuh"
 
 #include "decode_case.h"
 
@@ -13,16 +14,23 @@ using mla::test::Problem;
 
 int failures = 0;
 
-// Bytes of shared memory: those of 8.6, and of 9.0.
+// Bytes of shared memory: those of 8.0, and of 9.0.
 struct Room {
     int of_cta, of_sm;
 };
-constexpr Room kLarge = {232448, 233472};
+constexpr Room kMiddle = {166912, 167936}, kLarge = {232448, 233472};
 
-template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups, int kTokens>
-void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
-           int multiprocessors = 6) {
-    using C = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, kTokens>;
+template <class C>
+constexpr auto kernel_of() {
+    if constexpr (C::kRoles)
+        return &roles_kernel<C>;
+    else
+        return &decode_kernel<C>;
+}
+
+template <class C>
+void check_config(const Case& c, unsigned seed, const Room& room, int multiprocessors) {
+    using T = typename C::Element;
     Problem<T> x(c, seed);
     const int rows = x.query_len * c.heads;
     const int pair = rows > C::kRows ? 2 : 1;
@@ -74,7 +82,7 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
     // CTAs find each other, lose patience, and, at last, never meet.
     for (unsigned run = 0; run < 3; ++run) {
         p.patience = run == 0 ? INT64_MAX : run == 1 ? 100000 : -1;
-        mla::emulator::launch(decode_kernel<C>, f.ctas, C::kThreads, f.shared_bytes, p,
+        mla::emulator::launch(kernel_of<C>(), f.ctas, C::kCtaThreads, f.shared_bytes, p,
                               seed * 31 + run, run < 2);
         if (run == 0) {
             first = x.out;
@@ -91,9 +99,23 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
     const bool good = of_out < allowed && of_lse < 2e-5 * (1 + c.spread) && same && zero;
     failures += !good;
     std::printf("%s %-28s rows %d tokens %d stages %d ctas %d: out %.1e lse %.1e%s%s\n",
-                good ? "ok  " : "FAIL", c.name.c_str(), C::kRows, kTokens, f.stages, f.ctas, of_out,
-                of_lse, same ? "" : ", repeats differ", zero ? "" : ", counters are not zero");
+                good ? "ok  " : "FAIL", c.name.c_str(), C::kRows, C::kTokens, f.stages, f.ctas,
+                of_out, of_lse, same ? "" : ", repeats differ",
+                zero ? "" : ", counters are not zero");
     std::fflush(stdout);
+}
+
+template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups, int kTokens>
+void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
+           int multiprocessors = 6) {
+    check_config<Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, kTokens>>(c, seed, room,
+                                                                               multiprocessors);
+}
+
+// Warps with roles: 64 rows by 32 tokens.
+template <typename T>
+void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int multiprocessors = 6) {
+    check_config<RoleConfig<T, 512, 32, 17>>(c, seed, room, multiprocessors);
 }
 
 }  // namespace
@@ -117,7 +139,7 @@ int main(int argc, char** argv) {
     check<B, 512, plain, 1, 1, 16>(nan, seed);
     nan.heads = 16;
     check<H, 512, plain, 2, 2, 16>(nan, seed);
-    check<H, 512, plain, 2, 2, 32>(nan, seed, kLarge);
+    check_roles<H>(nan, seed);
     check<H, 512, plain, 1, 1, 32>({"wide tiles", 16, {1, 1}, {100, 31}, 512, 64, 48}, seed);
     check<B, 512, e4m3, 1, 1, 16>({"e4m3", 16, {1, 1}, {50, 17}, 512, 64, 32, e4m3}, seed);
     check<H, 512, e4m3, 1, 1, 16>({"e4m3 f16", 7, {2}, {50}, 512, 64, 48, e4m3}, seed);
@@ -126,23 +148,25 @@ int main(int argc, char** argv) {
                                      seed);
     check<B, 512, plain, 2, 1, 16>({"32 rows", 20, {1, 1}, {50, 17}}, seed);
     check<B, 512, plain, 2, 2, 16>({"64 rows", 61, {1, 1}, {80, 17}}, seed);
-    check<H, 512, plain, 2, 2, 32>({"64 rows wide", 64, {1}, {330}}, seed, kLarge, 2);
+    check_roles<B>({"one token", 64, {1}, {40}}, seed);
+    check_roles<H>({"many tiles", 64, {1}, {330}}, seed, kLarge, 2);
     for (int page : {16, 48, 64})
-        check<B, 512, plain, 2, 2, 32>({"64 rows wide, pages of " + std::to_string(page),
-                                        20,
-                                        {1, 3, 0, 1},
-                                        {70, 233, 9, 0},
-                                        512,
-                                        64,
-                                        page,
-                                        plain,
-                                        false,
-                                        true,
-                                        8.f},
-                                       seed, kLarge, 4);
-    check<B, 512, plain, 2, 2, 32>(
-        {"64 rows wide, sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false}, seed,
-        kLarge);
+        check_roles<B>({"ragged, pages of " + std::to_string(page),
+                        20,
+                        {1, 3, 0, 1},
+                        {70, 233, 9, 0},
+                        512,
+                        64,
+                        page,
+                        plain,
+                        false,
+                        true,
+                        8.f},
+                       seed, page == 48 ? kMiddle : kLarge, 4);
+    check_roles<B>({"sparse", 64, {1, 1}, {150, 33}, 512, 64, 48, plain, true, false}, seed);
+    check_roles<B>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed, kMiddle);
+    check_roles<B>({"no rope", 33, {1}, {40}, 512, 0}, seed);
+    check_roles<B>({"rope 32", 33, {1, 1}, {40, 90}, 512, 32}, seed);
     check<H, 512, plain, 1, 1, 16>({"many parts", 16, {1}, {900}, 512, 64, 64}, seed,
                                    {101376, 102400}, 40);
     check<B, 512, plain, 2, 2, 16>({"128 rows", 128, {2, 1}, {70, 33}, 512, 64, 32}, seed);

@@ -21,7 +21,7 @@ struct SplitLayout {
         const int fragment = tile * (C::kColumns / 8) + unit / kColumnGroups;
         return (fragment * C::kWarps + row_group * kColumnGroups + unit % kColumnGroups) * 32;
     }
-    __device__ static void sync() { __syncthreads(); }
+    __device__ static void sync() { C::sync_output(); }
 };
 
 template <class C>

@@ -10,15 +10,16 @@
 namespace mla::sm80::decode {
 
 // Where a warp's loader is. It lies in shared memory where rows are many and registers few.
-struct LoaderState {
-    // Of pages: where the next token lies.
+struct alignas(16) LoaderState {
+    // Of pages: where the next token lies, and how many tokens its page still has.
     const char* from;
-    // The next token, and the token after its page.
-    int token, page_end;
+    int page_left;
+    // Tokens that the request still has, with the next one.
+    int left;
     // The next tile to copy is one of this item, which has so many left, and goes there.
     int index, tiles, stage;
     // Whether there is such a tile.
-    bool more;
+    int more;
 };
 
 // Element: of queries, output, P, and a plain cache. A warp has 16 * WarpTiles query rows and a
@@ -33,8 +34,12 @@ struct Config {
     static constexpr int kRowGroups = RowGroups;
     static constexpr int kTokens = Tokens;
 
+    // Whether warps have roles (roles/): here every warp does the same.
+    static constexpr bool kRoles = false;
     static constexpr int kWarps = kColumnGroups * RowGroups;
+    // Those that have some of the output, and of the whole CTA.
     static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kCtaThreads = kThreads;
     static constexpr int kWarpRows = 16 * WarpTiles;
     static constexpr int kRows = kWarpRows * RowGroups;
     // CTAs per SM, as far as registers go.
@@ -47,6 +52,7 @@ struct Config {
     static constexpr bool kOneStage = RowGroups == 1;
     // KV tiles that it needs at least: what is computed and one in flight.
     static constexpr int kLeastStages = kOneStage ? 2 : 3;
+    static constexpr int kMostStages = kMaxStages;
     // Latent columns of a warp, and their products' steps of 16.
     static constexpr int kColumns = Latent / kColumnGroups;
     static constexpr int kSteps = kColumns / 16;
@@ -106,6 +112,8 @@ struct Config {
     static constexpr size_t shared_bytes(int rope_dim, int stages) {
         return kStagesOffset + size_t(stages) * Tokens * pitch(rope_dim);
     }
+    // A barrier of the warps that have some of the output.
+    __device__ static void sync_output() { __syncthreads(); }
     // A partial result: the output fragments of all threads, then the rows' maxima and sums.
     static constexpr int kFragments = WarpTiles * (kColumns / 8);
     static constexpr int kPartialFloats = kFragments * kThreads * 4 + 2 * kRows;

@@ -23,7 +23,7 @@ Fit fit(int shared_of_cta, int shared_of_sm, int reserved, int multiprocessors, 
     Fit f = {};
     for (f.resident = C::kResident;; --f.resident) {
         const int room = std::min(shared_of_cta, shared_of_sm / f.resident - reserved);
-        f.stages = std::min((room - C::kStagesOffset) / tile, kMaxStages);
+        f.stages = std::min((room - C::kStagesOffset) / tile, C::kMostStages);
         if (f.stages >= C::kLeastStages || f.resident == 1) break;
     }
     if (f.stages < C::kLeastStages) return {};

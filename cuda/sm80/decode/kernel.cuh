@@ -119,7 +119,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void decode_kernel(
                                          place.row_group());
                 if constexpr (C::kRowGroups > 1) __syncthreads();
             }
-            products.values(softmax, address_of(stage), o);
+            products.values(softmax, address_of(stage), o, [](int) {});
         };
         const auto has_tile = [&](int tile) {
             return tile < ptx::ld_shared_s32(ptx::shared_address(&item.tile_end));

@@ -3,6 +3,7 @@
 
 #include "fit.cuh"
 #include "kernel.cuh"
+#include "roles/kernel.cuh"
 #include "sm80/limits.cuh"
 
 namespace mla::sm80::decode {
@@ -25,6 +26,14 @@ struct Variant {
 };
 
 template <class C>
+constexpr auto kernel_of() {
+    if constexpr (C::kRoles)
+        return &roles_kernel<C>;
+    else
+        return &decode_kernel<C>;
+}
+
+template <class C>
 Fit fit_to(const Limits& l, const Shape& s) {
     return fit<C>(l.shared_of_cta, l.shared_of_sm, kReserved, l.multiprocessors, s.rope_dim,
                   pair_of(s.rows, C::kRows));
@@ -36,7 +45,7 @@ MlaStatus fit_variant(const Limits& l, const Shape& s, Fit& f) {
     f = fit_to<C>(l, s);
     if (f.ctas > 0)
         return cuda_status("cudaFuncSetAttribute",
-                           allow_shared<&decode_kernel<C>>(l.device, f.shared_bytes));
+                           allow_shared<kernel_of<C>()>(l.device, f.shared_bytes));
     return unsupported("shared memory per block", l.shared_of_cta,
                        "as much as two tiles of the cache take: 99 KB");
 }
@@ -54,10 +63,10 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     p.least_share = 128 / C::kTokens;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
-    config.blockDim = {unsigned(C::kThreads), 1, 1};
+    config.blockDim = {unsigned(C::kCtaThreads), 1, 1};
     config.dynamicSmemBytes = f.shared_bytes;
     config.stream = stream;
-    return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, &decode_kernel<C>, p));
+    return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, kernel_of<C>(), p));
 }
 
 template <class C>
@@ -72,28 +81,30 @@ bool has_room(const Limits& l, const Shape& s) {
     return fit_to<C>(l, s).resident == C::kResident;
 }
 
-// KV tiles of 32 tokens where there is room for them, of 16 otherwise.
-template <typename T, int kLatent, CacheFormat kFormat, int kWarpTiles, int kRowGroups>
+// Of 16 rows, KV tiles of 32 tokens where there is room for them, of 16 otherwise.
+template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_with_room(const Limits& l, const Shape& s) {
-    using Large = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, 32>;
-    using Small = Config<T, kLatent, kFormat, kWarpTiles, kRowGroups, 16>;
+    using Large = Config<T, kLatent, kFormat, 1, 1, 32>;
+    using Small = Config<T, kLatent, kFormat, 1, 1, 16>;
     return has_room<Large>(l, s) ? variant<Large>() : variant<Small>();
 }
 
-// By the rows of a request: 16, 32 and 64 rows per CTA. What P takes of registers for four groups
-// of columns, 32 rows in four warps do not have, and what converting bytes takes, 64 rows by 32
-// tokens.
+// By the rows of a request: 16, 32 and 64 rows per CTA. Warps of 64 rows have roles if there is
+// room for them and no bytes are to be converted.
 template <typename T, int kLatent, CacheFormat kFormat>
 Variant variant_of(const Limits& l, const Shape& s) {
-    constexpr bool kTwoSizes = kFormat == CacheFormat::plain && kLatent == 512;
     if (s.rows <= 16) {
         if constexpr (kFormat != CacheFormat::e4m3_grouped && kLatent == 512)
-            return variant_with_room<T, kLatent, kFormat, 1, 1>(l, s);
+            return variant_with_room<T, kLatent, kFormat>(l, s);
         return variant<Config<T, kLatent, kFormat, 1, 1, 32>>();
     }
     if constexpr (kFormat != CacheFormat::e4m3_grouped)
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
-    if constexpr (kTwoSizes) return variant_with_room<T, kLatent, kFormat, 2, 2>(l, s);
+    if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {
+        // As many steps of queries in registers as leave room for three KV tiles in 163 KB.
+        using Roles = RoleConfig<T, kLatent, 32, 17>;
+        if (has_room<Roles>(l, s)) return variant<Roles>();
+    }
     return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();
 }
 

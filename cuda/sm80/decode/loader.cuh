@@ -41,8 +41,52 @@ __device__ __forceinline__ void wait_for_all_but(bool latest) {
         ptx::cp_async_wait_group<0>();
 }
 
+// What a thread copies of one row, 16 bytes at a time: zeros if there is no such row.
+template <class C>
+struct RowCopy {
+    // Tokens that all threads copy at a time; lanes that copy one row.
+    static constexpr int kStep = C::kTokens >= 32 && C::kThreads >= 256 ? 32 : 16;
+    static constexpr int kLanes = C::kThreads / kStep;
+    static constexpr int kChunks = (C::row_bytes(64) + kLanes * 16 - 1) / (kLanes * 16);
+
+    // All but the last chunk are part of every row, whatever its rotary dimension.
+    static_assert(C::kGrouped || (kChunks - 1) * kLanes * 16 <= C::kRopeOffset);
+
+    uint32_t to = 0;
+    const char* from = nullptr;
+    // In one register: whether there is anything to copy, whether the row exists, and whether the
+    // last chunk, of which not every lane has some, is this lane's, too.
+    static constexpr int kAny = 1, kExists = 2, kLast = 4;
+    int flags = 0;
+
+    template <int chunk>
+    __device__ void issue() const {
+        if (flags & (chunk + 1 == kChunks ? kLast : kAny)) copy<chunk>();
+    }
+
+    // All of them, of a row of which something is to be copied.
+    template <int chunk = 0>
+    __device__ void issue_all() const {
+        if constexpr (chunk + 1 < kChunks) {
+            copy<chunk>();
+            issue_all<chunk + 1>();
+        } else {
+            issue<chunk>();
+        }
+    }
+
+  private:
+    template <int chunk>
+    __device__ void copy() const {
+        constexpr int at = chunk * kLanes * 16;
+        ptx::cp_async_16_at<at, at>(to, from, (flags & kExists) != 0);
+    }
+};
+
 template <class C>
 class Loader {
+    static constexpr int kStep = RowCopy<C>::kStep, kLanes = RowCopy<C>::kLanes;
+
   public:
     __device__ Loader(const KernelParams& p, const Place& place, typename C::Plan& plan,
                       LoaderState& state, uint32_t* valid)
@@ -55,6 +99,30 @@ class Loader {
 
     // Begins to copy the next KV tile into the stage that was read longest ago.
     __device__ void next() {
+        advance([](const RowCopy<C>& copy) { copy.issue_all(); });
+        ptx::cp_async_commit_group();
+    }
+
+    // The same as what is to be copied, for the caller to issue and to commit.
+    __device__ RowCopy<C> prepare() {
+        static_assert(C::kTokens == kStep);
+        RowCopy<C> all;
+        advance([&](const RowCopy<C>& copy) { all = copy; });
+        return all;
+    }
+
+    // Whether there is another tile to copy.
+    __device__ bool more() const { return state_.more != 0; }
+
+    // Whether item `index` exists, if it is one of those made so far or the next one.
+    __device__ bool has(int index) const { return index < state_.index || state_.more != 0; }
+
+  private:
+    static constexpr bool kInRegisters = C::kStateInRegisters;
+
+    // Answers to `copy`, row by row, what this thread copies of the next tile, if there is one.
+    template <typename Copy>
+    __device__ void advance(const Copy& copy) {
         LoaderState s = state_;
         if (s.more) {
             const uint32_t to = ptx::shared_address(ptx::dynamic_shared() + C::kStagesOffset) +
@@ -63,31 +131,27 @@ class Loader {
                 uint32_t valid = 0;
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
-                    valid |= copy_slots(s, to + token * p_.pitch) << token;
+                    valid |= copy_slots(s, to + token * p_.pitch, copy) << token;
                 if (place_.lane() == 0) valid_[s.stage] = valid;
             } else {
 #pragma unroll
                 for (int token = 0; token < C::kTokens; token += kStep)
-                    copy_pages(s, to + token * p_.pitch);
+                    copy_pages(s, to + token * p_.pitch, copy);
+            }
+            if constexpr (!kInRegisters) {
+                // Read again: registers are few in the meantime.
+                s.tiles = state_.tiles;
+                s.index = state_.index;
             }
             if (--s.tiles == 0) {
                 s.more = plan_.next(++s.index);
                 if (s.more) begin_item(s);
             }
         }
-        ptx::cp_async_commit_group();
+        if constexpr (!kInRegisters) s.stage = state_.stage;
         s.stage = s.stage + 1 == p_.stages ? 0 : s.stage + 1;
         put(s);
     }
-
-    // Whether item `index` exists, if it is one of those made so far or the next one.
-    __device__ bool has(int index) const { return index < state_.index || state_.more; }
-
-  private:
-    // Tokens that all threads copy at a time; lanes that copy one row, 16 bytes each at a time.
-    static constexpr int kStep = C::kTokens >= 32 && C::kThreads >= 256 ? 32 : 16;
-    static constexpr int kLanes = C::kThreads / kStep;
-    static constexpr bool kInRegisters = C::kStateInRegisters;
 
     __device__ void put(const LoaderState& s) {
         if constexpr (kInRegisters) {
@@ -110,74 +174,70 @@ class Loader {
     __device__ void begin_item(LoaderState& s) {
         const Item& item = plan_.item(s.index);
         s.tiles = item.tile_end - item.tile_begin;
-        s.token = item.tile_begin * C::kTokens;
+        s.left = item.kv_len - item.tile_begin * C::kTokens;
         if (p_.sparse) {
             look_ahead_slots(s);
         } else {
-            s.token += sixteen();
-            const int page = page_of(s.token);
-            next_ = s.token < item.kv_len ? table(s)[page] : 0;
+            s.left -= sixteen();
+            const int page = page_of(token_of(s));
+            next_ = s.left > 0 ? table(s)[page] : 0;
             begin_page(s, page);
         }
     }
 
     // Goes to the page that was looked up, which has the next token, and looks up the one after it.
     __device__ void begin_page(LoaderState& s, int page) {
-        const int begins = page * p_.page_size;
-        s.from =
-            p_.cache + next_ * p_.cache_page_stride + (s.token - begins) * p_.cache_slot_stride;
-        s.page_end = begins + p_.page_size;
-        // The first token behind this page that this thread copies: pages are multiples of 16.
-        const int next = s.page_end + (s.page_end - s.token) % kStep;
-        if (next < plan_.item(s.index).kv_len)
-            next_ = table(s)[kStep == 16 ? page + 1 : page_of(next)];
+        const int begins = page * p_.page_size, token = token_of(s);
+        s.from = p_.cache + next_ * p_.cache_page_stride + (token - begins) * p_.cache_slot_stride;
+        s.page_left = begins + p_.page_size - token;
+        // To the first token behind this page that this thread copies: pages are multiples of 16.
+        const int further = s.page_left + s.page_left % kStep;
+        if (further < s.left) next_ = table(s)[kStep == 16 ? page + 1 : page_of(token + further)];
     }
 
-    __device__ void copy_pages(LoaderState& s, uint32_t to) {
-        const int left = plan_.item(s.index).kv_len - s.token;
+    // The next one, counted from the request's first.
+    __device__ int token_of(const LoaderState& s) const {
+        return plan_.item(s.index).kv_len - s.left;
+    }
+
+    template <typename Copy>
+    __device__ void copy_pages(LoaderState& s, uint32_t to, const Copy& copy) {
         // Of the first row where there is none: no address behind the cache.
         const int row = own_row() % 16;
-        const bool exists = row < left;
-        copy_row(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists);
-        s.token += kStep;
+        const bool exists = row < s.left;
+        copy(row_copy(to, s.from + (exists ? row : 0) * p_.cache_slot_stride, exists));
+        s.left -= kStep;
         s.from += kStep * p_.cache_slot_stride;
-        if (s.token >= s.page_end) begin_page(s, page_of(s.token));
+        s.page_left -= kStep;
+        if (s.page_left <= 0) begin_page(s, page_of(token_of(s)));
     }
 
     // Answers which of the slots there are.
-    __device__ uint32_t copy_slots(LoaderState& s, uint32_t to) {
+    template <typename Copy>
+    __device__ uint32_t copy_slots(LoaderState& s, uint32_t to, const Copy& copy) {
         const bool exists = next_ >= 0 && next_ < p_.slots;
         const uint32_t valid = __ballot_sync(~0u, exists) & (kStep == 16 ? 0xffff : ~0u);
         const int row = own_row(), slot = __shfl_sync(~0u, exists ? next_ : 0, row);
-        s.token += kStep;
+        s.left -= kStep;
         look_ahead_slots(s);
-        copy_row(to, p_.cache + row_offset(slot), (valid >> row & 1) != 0);
+        copy(row_copy(to, p_.cache + row_offset(slot), (valid >> row & 1) != 0));
         return valid;
     }
 
     // Lane l knows of slot l; where 16 are copied at a time, lane l + 16 knows of it, too.
     __device__ void look_ahead_slots(const LoaderState& s) {
-        const int token = s.token + (place_.lane() & (kStep - 1));
-        next_ = token < plan_.item(s.index).kv_len ? table(s)[token] : -1;
+        const int lane = place_.lane() & (kStep - 1);
+        next_ = lane < s.left ? table(s)[token_of(s) + lane] : -1;
     }
 
-    // This thread's share of its row, zeros if there is no such row.
-    __device__ void copy_row(uint32_t to, const char* row, bool exists) const {
+    // This thread's share of its row.
+    __device__ RowCopy<C> row_copy(uint32_t to, const char* row, bool exists) const {
+        using Copy = RowCopy<C>;
         const int byte = place_.thread() % kLanes * 16;
-        to += own_row() * p_.pitch + byte;
-        row += byte;
-        copy_chunks<0>(to, row, exists, C::row_bytes(p_.rope_dim) - byte);
-    }
-
-    // What of the row is `at` bytes and further behind this lane's first, up to `bytes`.
-    template <int at>
-    __device__ static void copy_chunks(uint32_t to, const char* row, bool exists, int bytes) {
-        if constexpr (at < C::row_bytes(64)) {
-            // The latent values of every row take as much.
-            constexpr bool always = at + kLanes * 16 <= C::kRopeOffset;
-            if (always || at < bytes) ptx::cp_async_16_at<at, at>(to, row, exists);
-            copy_chunks<at + kLanes * 16>(to, row, exists, bytes);
-        }
+        constexpr int last = (Copy::kChunks - 1) * kLanes * 16;
+        return {to + own_row() * p_.pitch + byte, row + byte,
+                Copy::kAny | (exists ? Copy::kExists : 0) |
+                    (last + byte < C::row_bytes(p_.rope_dim) ? Copy::kLast : 0)};
     }
 
     __device__ int page_of(int token) const {

@@ -11,12 +11,13 @@ class Place {
   public:
     __device__ Place() : thread_(threadIdx.x) {}
 
-    __device__ unsigned thread() const {
-        unsigned thread = thread_;
+    __device__ unsigned thread() const { return hide(thread_); }
+    // The same number, of which the compiler does not know what it was made of.
+    __device__ static unsigned hide(unsigned x) {
 #ifdef __CUDA_ARCH__
-        asm volatile("" : "+r"(thread));
+        asm volatile("" : "+r"(x));
 #endif
-        return thread;
+        return x;
     }
     __device__ int lane() const { return thread() % 32; }
     __device__ int column_group() const { return thread() / 32 % kColumnGroups; }

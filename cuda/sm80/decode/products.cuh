@@ -156,10 +156,12 @@ class Products {
         }
     }
 
-    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens.
-    template <typename P>
+    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens. `between(i)` is called after each
+    // load's products, with its number.
+    template <typename P, typename Between>
     __device__ void values(const P& p, uint32_t stage,
-                           float (&o)[C::kWarpTiles][C::kColumns / 8][4]) const {
+                           float (&o)[C::kWarpTiles][C::kColumns / 8][4],
+                           const Between& between) const {
         const uint32_t first = stage + by_rows() + column_bytes();
 #pragma unroll
         for (int unit = 0; unit < C::kTokens / 16; ++unit) {
@@ -196,6 +198,7 @@ class Products {
                         ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], a[tile], words[2], words[3]);
                     }
                 }
+                between(unit * kPairs + pair);
             }
         }
     }

@@ -39,14 +39,15 @@ class Schedule {
 
     struct Shared {
         Item items[kItems];
+        // Which team this CTA belongs to, and which of its tiles of rows it does.
+        int team, member;
         // Of a team's range: all ranges are as long. The line's length.
         int share, end, total;
         // The line up to where items were made, the request there, and where it begins.
         int position, request, begins;
     };
 
-    __device__ Schedule(const KernelParams& p, Shared& shared)
-        : p_(p), shared_(shared), team_(blockIdx.x / p.pair), member_(blockIdx.x % p.pair) {}
+    __device__ Schedule(const KernelParams& p, Shared& shared) : p_(p), shared_(shared) {}
 
     // Divides the line. Called once, by the whole warp.
     __device__ void begin() {
@@ -62,15 +63,17 @@ class Schedule {
             if (lane >= d) sum += other;
         }
         const int total = __shfl_sync(~0u, sum, 31);
-        const int teams = gridDim.x / p_.pair;
+        const int teams = gridDim.x / p_.pair, team = blockIdx.x / p_.pair;
         const int share = max((total + teams - 1) / teams, p_.least_share);
-        const int position = int(min(int64_t(team_) * share, int64_t(total)));
+        const int position = int(min(int64_t(team) * share, int64_t(total)));
         // The first lane whose requests end after the position has it among them.
         const unsigned after = __ballot_sync(~0u, sum > position);
         const int owner = after ? __ffs(after) - 1 : 31;
         int request = __shfl_sync(~0u, first, owner);
         const int begins = __shfl_sync(~0u, sum - units, owner);
         if (lane == 0) {
+            shared_.team = team;
+            shared_.member = blockIdx.x - team * p_.pair;
             shared_.share = share;
             shared_.total = total;
             shared_.end = int(min(int64_t(position) + share, int64_t(total)));
@@ -97,7 +100,7 @@ class Schedule {
             const int from = position - group_begin - p_.tile_cost;
             position = min(end, group_begin + cost);
             const int to = position - group_begin - p_.tile_cost;
-            const int first_row = (group * p_.pair + member_) * kTileRows;
+            const int first_row = (group * p_.pair + shared_.member) * kTileRows;
             found = to > 0 && first_row < query_len(request) * p_.heads;
             if (found && (threadIdx.x & 31) == 0) {
                 item.first_row = first_row;
@@ -107,7 +110,7 @@ class Schedule {
                 const int first_team = (group_begin + p_.tile_cost) / share;
                 item.first_team = first_team;
                 item.parts = (group_begin + cost - 1) / share - first_team + 1;
-                item.part = team_ - first_team;
+                item.part = shared_.team - first_team;
                 item.combiners = item.parts - (group_begin + cost < shared_.total);
             }
         }
@@ -148,7 +151,6 @@ class Schedule {
 
     const KernelParams& p_;
     Shared& shared_;
-    int team_, member_;
 };
 
 }  // namespace mla::sm80::decode

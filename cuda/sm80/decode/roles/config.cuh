@@ -1,0 +1,68 @@
+// One instantiation of the kernel whose warps have roles, and where things lie in its shared memory.
+#pragma once
+
+#include "../config.cuh"
+#include "ptx/sm80.cuh"
+
+namespace mla::sm80::decode {
+
+// What `HeldSteps` of the queries' steps of 16 columns take of registers, a score warp has; it reads
+// the others from shared memory.
+template <typename Element, int Latent, int Tokens, int HeldSteps>
+struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
+    using Base = Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens>;
+    static constexpr bool kRoles = true;
+
+    // The output warps are those of Base, and come first: kThreads is the number of their threads.
+    static constexpr int kScoreWarps = Base::kRows / 16;
+    static constexpr int kCtaThreads = Base::kThreads + 32 * kScoreWarps;
+
+    // What is read, what scores are made of, and what is in flight.
+    static constexpr int kLeastStages = 3;
+    static constexpr int kMostStages = 4;
+
+    // Of queries, steps of 16 columns; the rotary ones are last.
+    static constexpr int kRopeSteps = 4;
+    static constexpr int kLatentSteps = Latent / 16;
+    static constexpr int kQuerySteps = kLatentSteps + kRopeSteps;
+    static constexpr int kHeldSteps = HeldSteps;
+    static_assert(kHeldSteps <= kLatentSteps);
+    // Steps whose keys are on their way while another one is multiplied.
+    static constexpr int kAhead = 2;
+
+    struct WarpShared : Base::WarpShared {
+        // Of an output warp: in the item's last so many tiles some row does not see some token.
+        int cleared;
+    };
+    // P, and what follows from it, is double buffered.
+    struct Statistics {
+        // What each row's output is to be rescaled by, and whether any of 16 rows is.
+        float rescale[2][Base::kRows];
+        int any_rescale[2][kScoreWarps];
+        // The keys of columns that cached rows do not have.
+        uint32_t zeros[4];
+        SplitShared<Base::kRows> rows;
+    };
+
+    static constexpr int kProbabilityOffset = 0;
+    static constexpr int kProbabilityBytes = Base::kRows * Base::kProbabilityPitch;
+    // The combine exchanges sums in P's place: score warps wait for it.
+    static constexpr int kScoreOffset = kProbabilityOffset;
+    static constexpr int kScoreBytes = 2 * kProbabilityBytes;
+    static constexpr int kQueryOffset = kProbabilityOffset + 2 * kProbabilityBytes;
+    static constexpr int kQueryBytes = kScoreWarps * (kQuerySteps - kHeldSteps) * 32 * 16;
+    static constexpr int kStatisticsOffset = kQueryOffset + kQueryBytes;
+    static constexpr int kWarpOffset = kStatisticsOffset + int(sizeof(Statistics));
+    static constexpr int kStagesOffset =
+        (kWarpOffset + int(sizeof(WarpShared)) * (kCtaThreads / 32) + 15) & ~15;
+    static_assert(kStatisticsOffset % 16 == 0);
+
+    static constexpr size_t shared_bytes(int rope_dim, int stages) {
+        return kStagesOffset + size_t(stages) * Tokens * Base::pitch(rope_dim);
+    }
+
+    static constexpr int kOutputBarrier = 1;
+    __device__ static void sync_output() { ptx::bar_sync(kOutputBarrier, Base::kThreads); }
+};
+
+}  // namespace mla::sm80::decode

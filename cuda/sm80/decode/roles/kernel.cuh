@@ -1,0 +1,33 @@
+// Absorbed MLA decode on mma.sync, whose warps have roles: one launch for a batch, scheduled on the
+// device.
+//
+// Score warps make P of a KV tile while output warps multiply P of the one before it by its values.
+// No sum crosses warps, and neither role waits for the other unless that is a tile behind.
+#pragma once
+
+#include "config.cuh"
+#include "scores.cuh"
+#include "values.cuh"
+
+namespace mla::sm80::decode {
+
+template <class C>
+__global__ __launch_bounds__(C::kCtaThreads, C::kResident) void roles_kernel(
+    const __grid_constant__ KernelParams p) {
+    char* shared = ptx::dynamic_shared();
+    const Place place;
+    auto& own = *reinterpret_cast<typename C::WarpShared*>(
+        shared + place.hide(C::kWarpOffset +
+                            place.thread() / 32 * unsigned(sizeof(typename C::WarpShared))));
+    auto& statistics = *reinterpret_cast<typename C::Statistics*>(shared + C::kStatisticsOffset);
+    typename C::Plan plan(p, own.plan);
+    plan.begin();
+    if (threadIdx.x < 4) statistics.zeros[threadIdx.x] = 0;
+    __syncthreads();
+    if (place.thread() >= C::kThreads)
+        ScoreWarp<C>(p, shared, plan).run();
+    else
+        OutputWarp<C>(p, place, plan, own).run();
+}
+
+}  // namespace mla::sm80::decode

@@ -1,0 +1,255 @@
+// A score warp: 16 query rows by all columns. It makes P of each KV tile, and the rows' statistics.
+#pragma once
+
+#include "../softmax.cuh"
+#include "handover.cuh"
+
+namespace mla::sm80::decode {
+
+template <class C>
+class ScoreWarp {
+    using T = typename C::Element;
+    using Hand = Handover<C>;
+    // Of 16 tokens.
+    static constexpr int kUnits = C::kTokens / 16;
+    // Two sums where one would make a chain of few, long steps.
+    static constexpr int kSums = kUnits == 1 ? 2 : 1;
+    static constexpr int kRing = C::kAhead + 1;
+
+  public:
+    __device__ ScoreWarp(const KernelParams& p, char* shared, typename C::Plan& plan)
+        : p_(p), shared_(shared), plan_(plan), warp_(threadIdx.x / 32 - C::kThreads / 32) {}
+
+    __device__ void run() {
+        for (int index = 0; plan_.next(index); ++index) {
+            const Item& item = plan_.item(index);
+            load_queries(item);
+            rows_[0] = rows_[1] = RowState{};
+            const int tile_end = item.tile_end;
+            unmasked_ = p_.sparse ? 0 : item.unmasked;
+#pragma unroll 1
+            for (int tile = item.tile_begin; tile < tile_end; ++tile) {
+                do_tile(item, tile);
+                stage_ = stage_ + 1 == p_.stages ? 0 : stage_ + 1;
+                ++count_;
+            }
+            put_statistics();
+            Hand::statistics_ready();
+        }
+        // What output warps say at the end, too, is waited for.
+        if (count_ == 0) return;
+        if (count_ > 1) Hand::wait_until_p_is_read(count_ - 2);
+        Hand::wait_until_p_is_read(count_ - 1);
+        Hand::wait_until_statistics_are_read();
+    }
+
+  private:
+    // Steps are multiplied in this order: first those that lie in shared memory.
+    __device__ static constexpr int step_of(int i) { return (i + C::kHeldSteps) % C::kQuerySteps; }
+    __device__ uint4* queries() const {
+        return reinterpret_cast<uint4*>(shared_ + C::kQueryOffset) +
+               (warp_ * (C::kQuerySteps - C::kHeldSteps)) * 32 + (threadIdx.x & 31);
+    }
+    __device__ typename C::Statistics& statistics() const {
+        return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
+    }
+
+    // Of the warp's row r, where its latent and rotary values are, null if there is no such row.
+    struct QueryRow {
+        const uint32_t *latent, *rope;
+    };
+    __device__ QueryRow row_of(const Item& item, int r) const {
+        const int row = item.first_row + warp_ * 16 + r;
+        if (row >= item.q_len * p_.heads) return {nullptr, nullptr};
+        const int token = item.q_begin + row / p_.heads, head = row % p_.heads;
+        const T* latent = static_cast<const T*>(p_.q_latent) + token * p_.q_latent_token_stride +
+                          head * p_.q_latent_head_stride;
+        const T* rope = static_cast<const T*>(p_.q_rope) + token * p_.q_rope_token_stride +
+                        head * p_.q_rope_head_stride;
+        return {reinterpret_cast<const uint32_t*>(latent), reinterpret_cast<const uint32_t*>(rope)};
+    }
+
+    __device__ void load_queries(const Item& item) {
+        const int lane = threadIdx.x & 31, quad = lane & 3;
+        const QueryRow rows[2] = {row_of(item, lane / 4), row_of(item, 8 + lane / 4)};
+#pragma unroll
+        for (int step = 0; step < C::kQuerySteps; ++step) {
+            uint32_t words[4] = {};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const bool rope = step >= C::kLatentSteps;
+                const int column = (rope ? step - C::kLatentSteps : step) * 16;
+                if (!rows[half].latent || (rope && column >= p_.rope_dim)) continue;
+                const uint32_t* from = (rope ? rows[half].rope : rows[half].latent) + column / 2;
+                words[half] = from[quad];
+                words[half + 2] = from[quad + 4];
+            }
+            if (step < C::kHeldSteps) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) held_[step < C::kHeldSteps ? step : 0][i] = words[i];
+            } else {
+                queries()[(step - C::kHeldSteps) * 32] = {words[0], words[1], words[2], words[3]};
+            }
+        }
+    }
+
+    struct Ring {
+        uint32_t keys[kRing][kUnits][4], queries[kRing][4];
+    };
+
+    // The operands of the i-th step. `keys` is where this lane's row of the tile's first 16 tokens
+    // begins.
+    template <int i>
+    __device__ void load_step(Ring& ring, uint32_t keys) const {
+        constexpr int step = step_of(i);
+        if constexpr (step >= C::kHeldSteps) {
+            const uint4 q = queries()[(step - C::kHeldSteps) * 32];
+            uint32_t (&to)[4] = ring.queries[i % kRing];
+            to[0] = q.x, to[1] = q.y, to[2] = q.z, to[3] = q.w;
+        }
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) {
+            uint32_t from = keys + unit * 16 * p_.pitch + step * 32;
+            // Every lane's row is the same 16 zeros.
+            if constexpr (step >= C::kLatentSteps)
+                if ((step - C::kLatentSteps) * 16 >= p_.rope_dim)
+                    from = ptx::shared_address(statistics().zeros);
+            ptx::ldmatrix_x4(ring.keys[i % kRing][unit], from);
+        }
+    }
+
+    template <int i>
+    __device__ void do_step(Ring& ring, uint32_t keys, float (&sums)[kSums][C::kBlocks][4]) const {
+        if constexpr (i + C::kAhead < C::kQuerySteps) load_step<i + C::kAhead>(ring, keys);
+        constexpr int step = step_of(i);
+        if constexpr (step < C::kHeldSteps)
+            multiply(sums[i % kSums], held_[step], ring.keys[i % kRing]);
+        else
+            multiply(sums[i % kSums], ring.queries[i % kRing], ring.keys[i % kRing]);
+        if constexpr (i + 1 < C::kQuerySteps) do_step<i + 1>(ring, keys, sums);
+    }
+
+    __device__ static void multiply(float (&sums)[C::kBlocks][4], const uint32_t (&q)[4],
+                                    const uint32_t (&keys)[kUnits][4]) {
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) {
+            const uint32_t (&k)[4] = keys[unit];
+            ptx::mma_m16n8k16<T>(sums[unit * 2], q, k[0], k[1]);
+            ptx::mma_m16n8k16<T>(sums[unit * 2 + 1], q, k[2], k[3]);
+        }
+    }
+
+    template <int i>
+    __device__ void load_first(Ring& ring, uint32_t keys) const {
+        load_step<i>(ring, keys);
+        if constexpr (i + 1 < C::kAhead) load_first<i + 1>(ring, keys);
+    }
+
+    __device__ void do_tile(const Item& item, int tile) {
+        const int lane = threadIdx.x & 31;
+        float sums[kSums][C::kBlocks][4] = {};
+        Hand::wait_for_tile(count_);
+        {
+            const uint32_t keys = ptx::shared_address(shared_ + C::kStagesOffset) +
+                                  stage_ * (C::kTokens * p_.pitch) +
+                                  ((lane & 7) + (lane >> 4) * 8) * p_.pitch + (lane >> 3 & 1) * 16;
+            Ring ring;
+            load_first<0>(ring, keys);
+            do_step<0>(ring, keys, sums);
+        }
+        float (&x)[C::kBlocks][4] = sums[0];
+        if constexpr (kSums == 2)
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) x[block][i] += sums[1][block][i];
+
+        const int first = tile * C::kTokens;
+        const bool masked = first + C::kTokens > unmasked_;
+        float maxima[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Mask mask = {masked ? limit_of(item, half * 8 + lane / 4) : 0,
+                               masked ? valid() : ~0u};
+            maxima[half] = mask_scores(x, half * 2, masked, mask, first) * p_.scale_log2;
+        }
+        // Nearly always no row's maximum is raised, and lanes need not know each other's.
+        float factors[2] = {1.f, 1.f};
+        const bool raise = __any_sync(~0u, maxima[0] > rows_[0].maximum + kLazyMaximum ||
+                                               maxima[1] > rows_[1].maximum + kLazyMaximum);
+        if (raise)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                factors[half] = rows_[half].raise(quad_maximum(maxima[half]));
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    x[block][half * 2 + i] =
+                        rows_[half].probability(x[block][half * 2 + i], p_.scale_log2);
+        // Until then, too, the output of the item before this one occupies P's place.
+        if (tile == item.tile_begin && count_ > 0) Hand::wait_until_statistics_are_read();
+        if (count_ >= 2) Hand::wait_until_p_is_read(count_ - 2);
+        put(x, factors, raise);
+        Hand::p_ready(count_);
+    }
+
+    // How many tokens row r of the warp attends to.
+    __device__ int limit_of(const Item& item, int r) const {
+        if (!p_.causal) return item.kv_len;
+        const int row = item.first_row + warp_ * 16 + r;
+        return min(item.before + row / p_.heads + 1, item.kv_len);
+    }
+
+    // Which of the tile's tokens there are: output warps have it from the slot list.
+    __device__ uint32_t valid() const {
+        const auto* warps =
+            reinterpret_cast<const typename C::WarpShared*>(shared_ + C::kWarpOffset);
+        return p_.sparse ? warps[0].valid[stage_] : ~0u;
+    }
+
+    __device__ void put(const float (&x)[C::kBlocks][4], const float (&factors)[2],
+                        bool rescale) const {
+        const int lane = threadIdx.x & 31, buffer = count_ & 1;
+        char* p = shared_ + C::kProbabilityOffset + buffer * C::kProbabilityBytes;
+        auto& s = statistics();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = warp_ * 16 + half * 8 + lane / 4;
+#pragma unroll
+            for (int block = 0; block < C::kBlocks; ++block)
+                *reinterpret_cast<uint32_t*>(p + C::probability_offset(row, block) + lane % 4 * 4) =
+                    ptx::cvt_rn_x2<T>(x[block][half * 2], x[block][half * 2 + 1]);
+            if (rescale && lane % 4 == 0) s.rescale[buffer][row] = factors[half];
+        }
+        if (lane == 0) s.any_rescale[buffer][warp_] = rescale;
+    }
+
+    __device__ void put_statistics() const {
+        const int lane = threadIdx.x & 31;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = warp_ * 16 + half * 8 + lane / 4;
+            const float sum = quad_sum(rows_[half].sum);
+            if (lane % 4 == 0) {
+                statistics().rows.maximum[row] = rows_[half].maximum;
+                statistics().rows.sum[row] = sum;
+            }
+        }
+    }
+
+    const KernelParams& p_;
+    char* shared_;
+    typename C::Plan& plan_;
+    int warp_;
+    // Of all items, the tile that is worked on, and its stage.
+    int count_ = 0, stage_ = 0;
+    // Tokens that all rows of the item attend to.
+    int unmasked_;
+    RowState rows_[2];
+    uint32_t held_[C::kHeldSteps > 0 ? C::kHeldSteps : 1][4];
+};
+
+}  // namespace mla::sm80::decode

@@ -1,0 +1,177 @@
+// An output warp: 32 query rows by a quarter of the latent columns. It copies KV tiles, with the
+// other output warps, and multiplies P by them.
+#pragma once
+
+#include "../combine.cuh"
+#include "../loader.cuh"
+#include "handover.cuh"
+
+namespace mla::sm80::decode {
+
+template <class C>
+class OutputWarp {
+    using Hand = Handover<C>;
+
+  public:
+    __device__ OutputWarp(const KernelParams& p, const Place& place, typename C::Plan& plan,
+                          typename C::WarpShared& own)
+        : p_(p),
+          place_(place),
+          plan_(plan),
+          own_(own),
+          loader_(p, place, plan, own.loader, own.valid) {}
+
+    __device__ void run() {
+        if (!loader_.has(0)) return;
+        begin_copies();
+        own_.index = 0;
+        __syncwarp();
+        while (loader_.has(read(own_.index))) {
+            begin_item();
+            Accumulators<C> o = {};
+#pragma unroll 1
+            while (true) {
+                // Into the stage of the tile before this one, which all output warps have read when
+                // one of them has waited for P.
+                const RowCopy<C> copy = prepare();
+                Hand::wait_for_p(buffer());
+                add_values(o, copy);
+                ptx::cp_async_commit_group();
+                Hand::p_read(buffer());
+                wait_for_all_but(p_.stages > 3);
+                tell_arrived(p_.stages - 3, buffer());
+                const int next = stage() + 1 == p_.stages ? 0 : stage() + 1;
+                const unsigned left = (state_ >> kLeft) - 1;
+                state_ = (state_ & kExists) | (buffer() ^ 1) | next << kStage | left << kLeft;
+                if (left == 0) break;
+            }
+            Hand::wait_for_statistics();
+            Output<C>(p_, ptx::dynamic_shared(), place_.row_group(), place_.column_group())
+                .write(item(), o, own_.plan.share);
+            Hand::statistics_read();
+            const int next = read(own_.index) + 1;
+            __syncwarp();
+            own_.index = next;
+            __syncwarp();
+        }
+    }
+
+  private:
+    // Read anew each time: registers are few.
+    __device__ static int read(const int& x) { return ptx::ld_shared_s32(ptx::shared_address(&x)); }
+    __device__ const Item& item() const { return plan_.item(read(own_.index)); }
+
+    // Of the tile that is worked on: which of two buffers has its P, and its stage.
+    __device__ int buffer() const { return state_ & 1; }
+    __device__ int stage() const { return state_ >> kStage & 3; }
+
+    __device__ void begin_item() {
+        const Item& item = this->item();
+        const unsigned tiles = item.tile_end - item.tile_begin;
+        state_ = (state_ & ((1 << kLeft) - 1)) | tiles << kLeft;
+        // In the item's last so many tiles some row does not see some token.
+        own_.cleared = !p_.causal || item.q_len == 1
+                           ? 0
+                           : max(item.tile_end - max(item.unmasked, 0) / C::kTokens, 0);
+        __syncwarp();
+    }
+
+    // Begins to copy all tiles that there is room for but one: the last one follows while the first
+    // one is multiplied.
+    __device__ void begin_copies() {
+        for (int i = 1; i < p_.stages; ++i) {
+            const RowCopy<C> copy = prepare();
+            if (copy.flags != 0) copy.issue_all();
+            ptx::cp_async_commit_group();
+        }
+        wait_for_copies(p_.stages - 2);
+        tell_arrived(p_.stages - 2, 0);
+        wait_for_copies(p_.stages - 3);
+        tell_arrived(p_.stages - 3, 1);
+    }
+
+    // That the tile has arrived, after whose copies `later` others were begun, if there is one.
+    __device__ void tell_arrived(int later, int parity) const {
+        if (state_ >> (kFirstExists + later) & 1) Hand::tile_arrived(parity);
+    }
+
+    __device__ RowCopy<C> prepare() {
+        state_ = (state_ & ~kExists) | (state_ << 1 & kExists) |
+                 (loader_.more() ? 1u << kFirstExists : 0u);
+        return loader_.prepare();
+    }
+
+    __device__ void add_values(Accumulators<C>& o, const RowCopy<C>& copy) {
+        rescale(o);
+        char* stage =
+            ptx::dynamic_shared() + C::kStagesOffset + this->stage() * (C::kTokens * p_.pitch);
+        if (p_.causal && int(state_ >> kLeft) <= read(own_.cleared)) {
+            // Row groups clear for each other what all have made scores of.
+            Products<C>(p_, place_).clear_nonfinite(stage, place_.row_group());
+            C::sync_output();
+        }
+        const uint32_t p = address_of_p();
+        // Of 16 rows by 16 tokens: bit 5 of the address is the second bit of a row's exchanged chunk.
+        const auto load_p = [p](int i, int unit, uint32_t (&a)[4]) {
+            ptx::ldmatrix_x4(a, (p ^ (unit * 32)) + i * 16 * C::kProbabilityPitch);
+        };
+        Products<C>(p_, place_).values(load_p, ptx::shared_address(stage), o, [&](int i) {
+            issue(copy, i);
+        });
+    }
+
+    // One chunk of the copies with each of the first loads: many at a time would keep everybody's loads
+    // from shared memory waiting.
+    __device__ static void issue(const RowCopy<C>& copy, int i) { issue_one<0>(copy, i); }
+    template <int chunk>
+    __device__ static void issue_one(const RowCopy<C>& copy, int i) {
+        if constexpr (chunk < RowCopy<C>::kChunks) {
+            if (i == chunk) copy.template issue<chunk>();
+            issue_one<chunk + 1>(copy, i);
+        }
+    }
+
+    __device__ void rescale(Accumulators<C>& o) const {
+        const auto& s = *reinterpret_cast<const typename C::Statistics*>(ptx::dynamic_shared() +
+                                                                         C::kStatisticsOffset);
+        const int first = place_.row_group() * C::kWarpTiles;
+        const int2 any = *reinterpret_cast<const int2*>(&s.any_rescale[buffer()][first]);
+        if ((any.x | any.y) == 0) return;
+#pragma unroll
+        for (int i = 0; i < C::kWarpTiles; ++i) {
+            if ((i == 0 ? any.x : any.y) == 0) continue;
+            const float* from = &s.rescale[buffer()][(first + i) * 16 + place_.lane() / 4];
+            const float low = from[0], high = from[8];
+#pragma unroll
+            for (int j = 0; j < C::kColumns / 8; ++j) {
+                o[i][j][0] *= low;
+                o[i][j][1] *= low;
+                o[i][j][2] *= high;
+                o[i][j][3] *= high;
+            }
+        }
+    }
+
+    // Where this lane's row of P's first 16 tokens is.
+    __device__ uint32_t address_of_p() const {
+        const int lane = place_.lane();
+        const int row = place_.row_group() * C::kWarpRows + (lane & 15);
+        return ptx::shared_address(ptx::dynamic_shared() + C::kProbabilityOffset +
+                                   buffer() * C::kProbabilityBytes +
+                                   C::probability_offset(row, lane >> 4));
+    }
+
+    const KernelParams& p_;
+    const Place& place_;
+    typename C::Plan& plan_;
+    typename C::WarpShared& own_;
+    Loader<C> loader_;
+    // In one register: the buffer, the stage, whether there are the tiles that were to be copied
+    // last, the latest one lowest, and the tiles that the item still has.
+    static constexpr int kStage = 1, kFirstExists = 3, kLeft = 6;
+    static constexpr unsigned kExists = 7u << kFirstExists;
+    static_assert(C::kMostStages <= 4);
+    unsigned state_ = 0;
+};
+
+}  // namespace mla::sm80::decode
