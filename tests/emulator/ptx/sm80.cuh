@@ -118,6 +118,9 @@ struct DeviceMemory {
 namespace mla::ptx {
 
 inline int laneid() { return emulated().lane(); }
+inline void prefetch_global_l2(const void* address) {
+    static_cast<void>(*static_cast<const volatile char*>(address));
+}
 inline int ld_shared_s32(uint32_t address) {
     int r;
     std::memcpy(&r, emulated().shared() + address, 4);

@@ -21,9 +21,13 @@ class ScoreWarp {
         : p_(p), shared_(shared), plan_(plan), warp_(threadIdx.x / 32 - C::kThreads / 32) {}
 
     __device__ void run() {
-        for (int index = 0; plan_.next(index); ++index) {
+        bool more = plan_.next(0);
+        if (more) prefetch_queries(plan_.item(0));
+        for (int index = 0; more; ++index) {
             const Item& item = plan_.item(index);
             load_queries(item);
+            more = plan_.next(index + 1);
+            if (more) prefetch_queries(plan_.item(index + 1));
             rows_[0] = rows_[1] = RowState{};
             const int tile_end = item.tile_end;
             unmasked_ = p_.sparse ? 0 : item.unmasked;
@@ -67,6 +71,18 @@ class ScoreWarp {
         const T* rope = static_cast<const T*>(p_.q_rope) + token * p_.q_rope_token_stride +
                         head * p_.q_rope_head_stride;
         return {reinterpret_cast<const uint32_t*>(latent), reinterpret_cast<const uint32_t*>(rope)};
+    }
+
+    // Into L2, all at once: registers take them in turns.
+    __device__ void prefetch_queries(const Item& item) const {
+        // Of 64 values: the rotary ones are last.
+        constexpr int kLines = C::kLatent / 64 + 1;
+        for (int i = threadIdx.x & 31; i < 16 * kLines; i += 32) {
+            const QueryRow row = row_of(item, i / kLines);
+            const int line = i % kLines;
+            if (!row.latent || (line == kLines - 1 && p_.rope_dim == 0)) continue;
+            ptx::prefetch_global_l2(line < kLines - 1 ? row.latent + line * 32 : row.rope);
+        }
     }
 
     __device__ void load_queries(const Item& item) {
