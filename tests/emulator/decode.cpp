@@ -115,7 +115,7 @@ void check(const Case& c, unsigned seed, const Room& room = {101376, 102400},
 // Warps with roles: 64 rows by 32 tokens.
 template <typename T>
 void check_roles(const Case& c, unsigned seed, const Room& room = kLarge, int multiprocessors = 6) {
-    check_config<RoleConfig<T, 512, 32, 17>>(c, seed, room, multiprocessors);
+    check_config<RoleConfig<T, 512, 32, 18>>(c, seed, room, multiprocessors);
 }
 
 }  // namespace

@@ -58,8 +58,9 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     p.pitch = C::pitch(s.rope_dim);
     p.stages = f.stages;
     p.pair = pair_of(s.rows, C::kRows);
-    // Making a part, leaving it and combining it take about as long as two KV tiles.
-    p.tile_cost = 2;
+    // Making a part, leaving it and combining it take about as long as two KV tiles, of warps with
+    // roles, which have to fill and to drain, as four.
+    p.tile_cost = C::kRoles ? 4 : 2;
     p.least_share = 128 / C::kTokens;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
@@ -102,7 +103,7 @@ Variant variant_of(const Limits& l, const Shape& s) {
         if (s.rows <= 32) return variant<Config<T, kLatent, kFormat, 2, 1, 16>>();
     if constexpr (kFormat == CacheFormat::plain && kLatent == 512) {
         // As many steps of queries in registers as leave room for three KV tiles in 163 KB.
-        using Roles = RoleConfig<T, kLatent, 32, 17>;
+        using Roles = RoleConfig<T, kLatent, 32, 18>;
         if (has_room<Roles>(l, s)) return variant<Roles>();
     }
     return variant<Config<T, kLatent, kFormat, 2, 2, 16>>();

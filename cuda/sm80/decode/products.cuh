@@ -156,8 +156,8 @@ class Products {
         }
     }
 
-    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens. `between(i)` is called after each
-    // load's products, with its number.
+    // `p(tile, step)` answers the fragment of 16 rows by 16 tokens. `between(i)` is called after the
+    // products of each load, with its number.
     template <typename P, typename Between>
     __device__ void values(const P& p, uint32_t stage,
                            float (&o)[C::kWarpTiles][C::kColumns / 8][4],

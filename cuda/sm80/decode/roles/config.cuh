@@ -1,4 +1,4 @@
-// One instantiation of the kernel whose warps have roles, and where things lie in its shared memory.
+// One instantiation of the kernel whose warps have roles, and the layout of its shared memory.
 #pragma once
 
 #include "../config.cuh"
@@ -6,8 +6,8 @@
 
 namespace mla::sm80::decode {
 
-// What `HeldSteps` of the queries' steps of 16 columns take of registers, a score warp has; it reads
-// the others from shared memory.
+// Of the queries' steps of 16 columns, a score warp holds `HeldSteps` in registers, and reads the
+// others from shared memory.
 template <typename Element, int Latent, int Tokens, int HeldSteps>
 struct RoleConfig : Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens> {
     using Base = Config<Element, Latent, CacheFormat::plain, 2, 2, Tokens>;

@@ -1,8 +1,8 @@
 // How score warps and output warps hand over KV tiles, P and statistics: by named barriers at which
 // one role arrives and the other one waits.
 //
-// What one role says of a tile, the other one waits for once, and no role is two tiles ahead of what
-// the other one has waited for. So two barriers in turn are enough of each kind.
+// What one role says of a tile, the other one waits for once, and no role is two tiles ahead of
+// what the other one has waited for. So two barriers in turn are enough of each kind.
 #pragma once
 
 #include "ptx/sm80.cuh"

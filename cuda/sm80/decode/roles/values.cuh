@@ -111,7 +111,7 @@ class OutputWarp {
             C::sync_output();
         }
         const uint32_t p = address_of_p();
-        // Of 16 rows by 16 tokens: bit 5 of the address is the second bit of a row's exchanged chunk.
+        // Of 16 rows by 16 tokens: bit 5 of the address is bit 1 of a row's exchanged chunk.
         const auto load_p = [p](int i, int unit, uint32_t (&a)[4]) {
             ptx::ldmatrix_x4(a, (p ^ (unit * 32)) + i * 16 * C::kProbabilityPitch);
         };
@@ -120,8 +120,8 @@ class OutputWarp {
         });
     }
 
-    // One chunk of the copies with each of the first loads: many at a time would keep everybody's loads
-    // from shared memory waiting.
+    // One chunk of the copies after each of the first products: many in a row would keep all warps'
+    // loads from shared memory waiting.
     __device__ static void issue(const RowCopy<C>& copy, int i) { issue_one<0>(copy, i); }
     template <int chunk>
     __device__ static void issue_one(const RowCopy<C>& copy, int i) {
