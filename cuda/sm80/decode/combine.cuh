@@ -1,5 +1,5 @@
 // Output of a tile of rows: written at once if one CTA did all of it, otherwise combined from the
-// parts of all that did some.
+// partial results of all that did some.
 #pragma once
 
 #include "sm80/split_combine.cuh"
@@ -38,16 +38,16 @@ class Output {
     // After a barrier that follows the softmax's `finish`. Of a CTA's range of the schedule, `share`
     // is the length.
     __device__ void write(const Item& item, const Accumulators<C>& o, int share) const {
-        if (item.parts == 1) return write_rows(item, o);
-        store(partial(item, item.part), o);
+        if (item.splits == 1) return write_rows(item, o);
+        store(partial(item, item.split), o);
         const int64_t patience =
             p_.patience != 0 ? p_.patience : kDefaultPatience + share * kTilePatience;
         auto* counters = reinterpret_cast<SplitCounters*>(p_.counters) + cta_of(item, 0);
         // Nobody uses the scores' place between two items.
         split_combine<Layout>(
-            {counters, item.part, item.parts, item.combiners, patience}, statistics().rows,
+            {counters, item.split, item.splits, item.combiners, patience}, statistics().rows,
             reinterpret_cast<float4*>(shared_ + C::kScoreOffset),
-            [&](int part) { return partial(item, part); },
+            [&](int split) { return partial(item, split); },
             [&](int unit) { return rows_of(item, unit); },
             [&](const Rows& rows, int unit, const float4& x) { write_unit(rows, unit, x); });
     }
@@ -57,15 +57,15 @@ class Output {
         return *reinterpret_cast<typename C::Statistics*>(shared_ + C::kStatisticsOffset);
     }
 
-    // What of the workspace belongs to a part: a team has at most the end of one tile of rows and
-    // the beginning of another.
-    __device__ float* partial(const Item& item, int part) const {
-        const int64_t entry = int64_t(cta_of(item, part)) * 2 + (part == 0);
+    // What of the workspace belongs to a split: a CTA group has at most the end of one tile of rows
+    // and the beginning of another.
+    __device__ float* partial(const Item& item, int split) const {
+        const int64_t entry = int64_t(cta_of(item, split)) * 2 + (split == 0);
         return p_.partials + entry * C::kPartialFloats;
     }
 
-    __device__ int cta_of(const Item& item, int part) const {
-        return (item.first_team + part) * p_.pair + blockIdx.x % p_.pair;
+    __device__ int cta_of(const Item& item, int split) const {
+        return (item.first_cta_group + split) * p_.pair + blockIdx.x % p_.pair;
     }
 
     __device__ void store(float* to, const Accumulators<C>& o) const {
@@ -124,7 +124,7 @@ class Output {
         return {row_of(item, of_tile), row_of(item, of_tile + 8)};
     }
 
-    // Sums of all parts.
+    // Sums of all splits.
     __device__ void write_unit(const Rows& rows, int unit, const float4& x) const {
         const int of_rows = unit % Layout::kRowsUnits;
         const int i = of_rows / kColumnGroups, column_group = of_rows % kColumnGroups;

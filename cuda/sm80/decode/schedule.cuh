@@ -4,8 +4,8 @@
 // A request's query rows (its query tokens and heads together) are cut into tiles of rows, and
 // `pair` of them, which CTAs side by side do, are a group. A group costs its KV tiles (at least
 // one) plus a constant. All groups of all requests, in order, form one line of cost, which is cut
-// into equal ranges, one per team of `pair` CTAs. A group that a cut crosses is done in parts,
-// which are combined afterwards.
+// into equal ranges, one per CTA group of `pair` CTAs. A group that a cut crosses is done in
+// splits, which are combined afterwards.
 //
 // Every warp does this for itself and keeps its items in a ring in shared memory, because it begins
 // to load an item long before it computes it.
@@ -25,9 +25,9 @@ struct Item {
     // The tile's first row, of q_len * heads.
     int first_row;
     int tile_begin, tile_end;
-    // This is part `part` of `parts`; part i belongs to team first_team + i. The first `combiners`
-    // of these teams have no item after it.
-    int part, parts, combiners, first_team;
+    // This is split `split` of `splits`; split i belongs to CTA group first_cta_group + i. The
+    // first `combiners` of these CTA groups have no item after it.
+    int split, splits, combiners, first_cta_group;
 };
 
 template <int kTileRows, int kTileTokens>
@@ -39,9 +39,9 @@ class Schedule {
 
     struct Shared {
         Item items[kItems];
-        // Which team this CTA belongs to, and which of its tiles of rows it does.
-        int team, member;
-        // Of a team's range: all ranges are as long. The line's length.
+        // Which CTA group this CTA belongs to, and which of its tiles of rows it does.
+        int cta_group, member;
+        // Of a CTA group's range: all ranges are as long. The line's length.
         int share, end, total;
         // The line up to where items were made, the request there, and where it begins.
         int position, request, begins;
@@ -63,17 +63,17 @@ class Schedule {
             if (lane >= d) sum += other;
         }
         const int total = __shfl_sync(~0u, sum, 31);
-        const int teams = gridDim.x / p_.pair, team = blockIdx.x / p_.pair;
-        const int share = max((total + teams - 1) / teams, p_.least_share);
-        const int position = int(min(int64_t(team) * share, int64_t(total)));
+        const int cta_groups = gridDim.x / p_.pair, cta_group = blockIdx.x / p_.pair;
+        const int share = max((total + cta_groups - 1) / cta_groups, p_.least_share);
+        const int position = int(min(int64_t(cta_group) * share, int64_t(total)));
         // The first lane whose requests end after the position has it among them.
         const unsigned after = __ballot_sync(~0u, sum > position);
         const int owner = after ? __ffs(after) - 1 : 31;
         int request = __shfl_sync(~0u, first, owner);
         const int begins = __shfl_sync(~0u, sum - units, owner);
         if (lane == 0) {
-            shared_.team = team;
-            shared_.member = blockIdx.x - team * p_.pair;
+            shared_.cta_group = cta_group;
+            shared_.member = blockIdx.x - cta_group * p_.pair;
             shared_.share = share;
             shared_.total = total;
             shared_.end = int(min(int64_t(position) + share, int64_t(total)));
@@ -107,11 +107,11 @@ class Schedule {
                 item.tile_begin = max(from, 0);
                 item.tile_end = to;
                 const int share = shared_.share;
-                const int first_team = (group_begin + p_.tile_cost) / share;
-                item.first_team = first_team;
-                item.parts = (group_begin + cost - 1) / share - first_team + 1;
-                item.part = shared_.team - first_team;
-                item.combiners = item.parts - (group_begin + cost < shared_.total);
+                const int first_cta_group = (group_begin + p_.tile_cost) / share;
+                item.first_cta_group = first_cta_group;
+                item.splits = (group_begin + cost - 1) / share - first_cta_group + 1;
+                item.split = shared_.cta_group - first_cta_group;
+                item.combiners = item.splits - (group_begin + cost < shared_.total);
             }
         }
         if ((threadIdx.x & 31) == 0) {
