@@ -655,7 +655,7 @@ fn a_sparse_layer_is_timed_part_by_part() {
     );
     let output = mla(&line);
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!((output.status.code(), &*stderr), (Some(0), ""));
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
     let report: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let parts = report["parts"].as_array().unwrap();
     let names: Vec<&str> = parts
@@ -672,6 +672,9 @@ fn a_sparse_layer_is_timed_part_by_part() {
         "the layer with its indexer",
     ];
     assert_eq!(names, expected);
+    // Into a pipe goes a line for each part when it begins, and nothing else.
+    let told = expected.map(|name| format!("timing {name}"));
+    assert_eq!(stderr.lines().collect::<Vec<_>>(), told);
     let text = String::from_utf8(output.stdout).unwrap();
     for part in parts {
         assert!(part["time"]["median"].as_f64().unwrap() > 0.0, "{part}");

@@ -6,6 +6,7 @@
 
 mod peers;
 
+use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 
 use comfy_table::Cell;
@@ -161,7 +162,7 @@ impl IndexedJob for Bench<'_> {
         let plan = memory_plan::<D, Indexed<D>>(&layer, &model.config, &limits, workload.pages)?;
         about.check_plan("--batch", &spec, &limits, &plan)?;
 
-        let progress = Progress::hidden();
+        let progress = Progress::new();
         let mut workspace = layer.workspace(&limits)?;
         let mut data = Data::new(device, &config, &workload, args.on.seed, &progress)?;
         let made_from = Run {
@@ -186,6 +187,7 @@ impl IndexedJob for Bench<'_> {
             },
             flush: device.allocate(device.flush_bytes())?,
             parts: Vec::new(),
+            progress: &progress,
         };
         let mut steps = Steps::new(device, &mut indexed, &workload, args.on.seed)?;
         steps.time(&mut times, &mut indexed, &mut data, &layer)?;
@@ -225,6 +227,7 @@ impl IndexedJob for Bench<'_> {
                 kv: problem.kv_format.name(),
             },
         };
+        progress.finish();
         let beside = args.peers.time(&case, rows)?;
         let outputs = super::check::Errors::of_paths([errors.absorbed, errors.expanded]);
         Ok(Report {
@@ -250,6 +253,7 @@ struct Times<'a, D: Stopwatch> {
     protocol: Protocol,
     flush: D::Buffer,
     parts: Vec<Part>,
+    progress: &'a Progress,
 }
 
 impl<D: Stopwatch> Times<'_, D> {
@@ -259,6 +263,11 @@ impl<D: Stopwatch> Times<'_, D> {
         [flop, bytes]: [f64; 2],
         work: &mut dyn FnMut(&D) -> Result<()>,
     ) -> Result<()> {
+        self.progress.step(format!("timing {name}"));
+        // Where there is no terminal to draw it on, a log still shows that it goes on.
+        if !io::stderr().is_terminal() {
+            eprintln!("timing {name}");
+        }
         let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
         self.parts.push(Part {
             name,
