@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use comfy_table::Cell;
 use mla_runtime::availability::Cause;
 use mla_runtime::capability::{Capability, Target};
-use mla_runtime::explain::{Explanation, PhaseExplanation};
+use mla_runtime::explain::{Candidate, Explanation, PhaseExplanation};
 use mla_runtime::feature::{Feature, FeatureSet};
 use mla_runtime::kernels::{KernelFacts, Run};
 use mla_runtime::kv_format::KvFormat;
@@ -131,17 +131,26 @@ fn verdict(phase: &PhaseExplanation) -> String {
     }
 }
 
-// The first backend against which nothing speaks but that this program was built without it.
+// The first backend against which nothing speaks but that this program was built without it. What has
+// run nowhere is not chosen but by its name.
 fn unbuilt(phase: &PhaseExplanation) -> Option<(&'static str, Cause)> {
-    phase.candidates.iter().find_map(|candidate| {
-        let mut reasons = candidate.reasons.iter();
-        match (reasons.next()?.given, reasons.next()) {
-            (Given::Cause(cause @ Cause::FeatureOff(_)), None) => {
-                Some((candidate.spec.name, cause))
+    let has_run = |candidate: &&Candidate| {
+        let runs = candidate.kernels.run_on;
+        runs.is_none_or(|runs| !runs.is_empty())
+    };
+    phase
+        .candidates
+        .iter()
+        .filter(has_run)
+        .find_map(|candidate| {
+            let mut reasons = candidate.reasons.iter();
+            match (reasons.next()?.given, reasons.next()) {
+                (Given::Cause(cause @ Cause::FeatureOff(_)), None) => {
+                    Some((candidate.spec.name, cause))
+                }
+                _ => None,
             }
-            _ => None,
-        }
-    })
+        })
 }
 
 fn candidates(phase: &PhaseExplanation) -> String {

@@ -149,7 +149,8 @@ const MIXED: &[(u32, u32)] = &[
 
 #[test]
 #[ignore = "needs a GPU: \
-    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+    cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
+    --include-ignored"]
 fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
     let gpu = &*gpu();
     for (heads, dtype, context_rows) in [
@@ -189,7 +190,8 @@ fn layers_of_other_peoples_kernels_agree_with_the_cpu_and_each_other() {
 /// The lists of a plan lie where they lay when the step was captured: `prepare` fills them anew.
 #[test]
 #[ignore = "needs a GPU: \
-    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+    cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
+    --include-ignored"]
 fn captured_decodes_are_the_steps_run_at_once() {
     let gpu = &*gpu();
     for (heads, dtype, page_size, query_len) in [
@@ -212,7 +214,8 @@ fn captured_decodes_are_the_steps_run_at_once() {
 /// be captured.
 #[test]
 #[ignore = "needs a GPU: \
-    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+    cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
+    --include-ignored"]
 fn captured_mixed_steps_are_the_step_run_at_once() {
     let gpu = &*gpu();
     for heads in [16, 128] {
@@ -226,7 +229,8 @@ fn captured_mixed_steps_are_the_step_run_at_once() {
 /// A plan that is made within a capture would be copied at each replay from memory that holds another.
 #[test]
 #[ignore = "needs a GPU: \
-    cargo test --package mla-flashinfer --features sm90 --test together -- --include-ignored"]
+    cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \
+    --include-ignored"]
 fn chunks_that_are_planned_with_their_call_cannot_be_captured() {
     let gpu = &*gpu();
     let case = Case {
