@@ -55,13 +55,32 @@ __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
     return __vcmpeq2(word & exponents, exponents);
 }
 
-// O += P V. With `kFinite`, values that are no finite numbers are taken for 0, and whether there
-// were any is returned: the same for the whole warp.
+// Whether this thread finds any such number in its share of a tile of values.
+template <class C>
+__device__ __forceinline__ bool has_nonfinite(uint32_t values) {
+    constexpr int kRowChunks = C::kVDim / 8, kChunks = C::kKeys * kRowChunks;
+    static_assert(kChunks % C::kThreads == 0 && C::kThreads % kRowChunks == 0);
+    // Of an exponent that is all ones, one more is the sign.
+    constexpr bool half = std::is_same_v<typename C::Element, __half>;
+    constexpr uint32_t exponents = half ? 0x7c007c00u : 0x7f807f80u;
+    constexpr uint32_t one = half ? 0x04000400u : 0x00800080u;
+    const int own = ptx::tid_x();
+    const uint32_t at = values + own / kRowChunks * C::kVPitch + own % kRowChunks * 16;
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kChunks / C::kThreads; ++i) {
+        const uint4 x = ptx::ld_shared_v4(at + i * (C::kThreads / kRowChunks) * C::kVPitch);
+        found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) |
+                 ((x.z & exponents) + one) | ((x.w & exponents) + one);
+    }
+    return (found & 0x80008000u) != 0;
+}
+
+// O += P V. With `kFinite`, values that are no finite numbers are taken for 0.
 template <class C, bool kFinite>
-__device__ __forceinline__ bool multiply_values(
+__device__ __forceinline__ void multiply_values(
     float (&o)[C::kWarpTiles][C::kVDim / 8][4],
     const uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4], uint32_t values) {
-    uint32_t left_out = 0;
     const int lane = ptx::laneid();
     const uint32_t b_at = values + (lane & 15) * C::kVPitch + (lane >> 4) * 16;
 #pragma unroll
@@ -75,11 +94,7 @@ __device__ __forceinline__ bool multiply_values(
                 // One after another: many at the same time take registers that there are not.
                 __syncwarp();
 #pragma unroll
-                for (uint32_t& word : b) {
-                    const uint32_t bits = nonfinite<T>(word);
-                    left_out |= bits;
-                    word &= ~bits;
-                }
+                for (uint32_t& word : b) word &= ~nonfinite<T>(word);
             }
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) {
@@ -87,7 +102,6 @@ __device__ __forceinline__ bool multiply_values(
                 ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], p[tile][step], b[2], b[3]);
             }
         }
-    return kFinite && __any_sync(~0u, left_out != 0);
 }
 
 // Adds the values that are no finite numbers to the rows that see them: row r of the warp sees the
@@ -210,6 +224,25 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const auto seen_of = [&](int key_tile) {
         return value_item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
     };
+    // Whether any row of the warp sees any of them.
+    const auto sees = [&](int key_tile) {
+        const int last = p.causal ? 16 * C::kWarpTiles - 1 : 0;
+        return item.first_row + warp_row() < item.query_count && seen_of(key_tile) + last > 0;
+    };
+    // How many keys a tile has.
+    const auto keys_of = [&](int key_tile) {
+        return min(value_item.needed - key_tile * C::kKeys, C::kKeys);
+    };
+    // Between a tile's keys and its values. Returns whether rows that do not see all of the tile
+    // may multiply by its values: their P is 0 then, and 0 times NaN would be NaN.
+    const auto turn_to_values = [&](int key_tile) {
+        ptx::cp_async_wait_group<0>();
+        // These values are there, and no warp needs these keys.
+        __syncthreads();
+        if (exists(key_tile + 1)) copy_keys(key_tile + 1);
+        if (value_item.seen - key_tile * C::kKeys >= keys_of(key_tile)) return true;
+        return !ptx::bar_red_or(0, C::kThreads, has_nonfinite<C>(value_stage));
+    };
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     Softmax<C> softmax;
 #pragma unroll 1
@@ -218,13 +251,17 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         // These keys are there, and no warp needs the values before these.
         __syncthreads();
         copy_values(key_tile);
+        if (!sees(key_tile)) {
+            turn_to_values(key_tile);
+            continue;
+        }
+        float s[C::kWarpTiles][C::kKeys / 8][4];
+        multiply_keys<C>(s, shared + warp_row() * C::kQkPitch, key_stage);
+        const bool finite = turn_to_values(key_tile);
         uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
-        const bool masked =
-            min(seen_of(key_tile), value_item.needed - key_tile * C::kKeys) < C::kKeys;
         {
-            float s[C::kWarpTiles][C::kKeys / 8][4];
-            multiply_keys<C>(s, shared + warp_row() * C::kQkPitch, key_stage);
-            if (masked) mask_keys<C>(s, seen_of(key_tile), p.causal);
+            if (min(seen_of(key_tile), keys_of(key_tile)) < C::kKeys)
+                mask_keys<C>(s, seen_of(key_tile), p.causal);
             float rescale[C::kWarpTiles][2];
             softmax.apply(s, p.scale_log2, rescale, probabilities);
 #pragma unroll
@@ -238,15 +275,12 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
                         o[i][j][3] *= rescale[i][1];
                     }
         }
-        ptx::cp_async_wait_group<0>();
-        // These values are there, and no warp needs these keys.
-        __syncthreads();
-        if (exists(key_tile + 1)) copy_keys(key_tile + 1);
-        // Rows that do not see a key have P = 0 there, and 0 times NaN would be NaN.
-        if (!masked)
+        if (finite) {
             multiply_values<C, false>(o, probabilities, value_stage);
-        else if (multiply_values<C, true>(o, probabilities, value_stage))
+        } else {
+            multiply_values<C, true>(o, probabilities, value_stage);
             add_nonfinite<C>(o, value_stage, seen_of(key_tile), p.causal);
+        }
     }
     // Where there were no keys, the queries.
     ptx::cp_async_wait_group<0>();

@@ -39,6 +39,15 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return int(std::max<int64_t>(most, 1));
 }
 
+// Heads whose tiles are done side by side. Few, so that the CTAs that run at the same time read the
+// same keys and values; and as many as keep all SMs busy to the end.
+inline int head_group(int heads, int64_t tiles, int slots) {
+    constexpr int kRounds = 2;
+    const int64_t enough = (kRounds * int64_t(slots) + tiles - 1) / tiles;
+    const int groups = int(std::max<int64_t>(heads / enough, 1));
+    return (heads + groups - 1) / groups;
+}
+
 // Loads a kernel into the current context and allows it its shared memory.
 template <class C>
 MlaStatus load(const Limits& l) {
@@ -58,9 +67,7 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
     p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
-    // All heads' tiles of the same number side by side: shared out evenly, they matter more than
-    // what the L2 cache might hold of fewer heads.
-    p.head_group = s.heads;
+    p.head_group = head_group(s.heads, tiles, slots_of<C>(l));
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(tiles * s.heads * p.splits), 1, 1};
     config.blockDim = {unsigned(C::kThreads), 1, 1};

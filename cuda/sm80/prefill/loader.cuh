@@ -27,7 +27,8 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int beg
     const char* first = rows.first + (begin + own_row) * rows.first_stride + own_chunk * 16;
     const char* second = rows.second + (begin + own_row) * rows.second_stride + own_chunk * 16;
     to += own_row * kPitch + own_chunk * 16;
-#pragma unroll
+    // Unrolled only where it is the rule: registers are few.
+#pragma unroll(kWhole ? kRows / kAtOnce : 1)
     for (int i = 0; i < kRows / kAtOnce; ++i) {
         const bool exists = kWhole || begin + own_row + i * kAtOnce < end;
 #pragma unroll
@@ -37,10 +38,11 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int beg
             // An address behind the last row may be none.
             if (!exists) from = rows.first;
             if (kChunks % 8 == 0 || j * 8 + own_chunk < kChunks)
-                ptx::cp_async_16(to + i * kAtOnce * kPitch + j * 128, from, exists);
+                ptx::cp_async_16(to + j * 128, from, exists);
         }
         first += kAtOnce * rows.first_stride;
         second += kAtOnce * rows.second_stride;
+        to += kAtOnce * kPitch;
     }
 }
 

@@ -18,7 +18,8 @@ struct Tile {
 template <int kTileRows>
 class Schedule {
   public:
-    __device__ explicit Schedule(const KernelParams& p) : p_(p) {}
+    __device__ explicit Schedule(const KernelParams& p)
+        : p_(p), own_tiles_(tiles_of(threadIdx.x & 31)) {}
 
     // The tile of that number in order; false if there is none. Called by whole warps.
     __device__ bool find(int block, Tile& tile) const {
@@ -45,25 +46,24 @@ class Schedule {
 
   private:
     __device__ int tiles_of(int request) const {
+        if (request >= p_.requests) return 0;
         const int rows = p_.cu_query_lens[request + 1] - p_.cu_query_lens[request];
         return (rows + kTileRows - 1) / kTileRows;
     }
 
     // Tiles of that number and above, of all requests.
     __device__ int tiles_from(int number) const {
-        int sum = 0;
-        for (int request = threadIdx.x & 31; request < p_.requests; request += 32)
+        int sum = max(own_tiles_ - number, 0);
+        for (int request = (threadIdx.x & 31) + 32; request < p_.requests; request += 32)
             sum += max(tiles_of(request) - number, 0);
-        for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        return sum;
+        return __reduce_add_sync(~0u, sum);
     }
 
     // Of the requests that have a tile of that number, the one after `before` others.
     __device__ int request_of(int number, int before) const {
         const int lane = threadIdx.x & 31;
         for (int first = 0;; first += 32) {
-            const int request = first + lane;
-            const bool has = request < p_.requests && tiles_of(request) > number;
+            const bool has = (first == 0 ? own_tiles_ : tiles_of(first + lane)) > number;
             const unsigned having = __ballot_sync(~0u, has);
             const int count = __popc(having);
             if (before < count) {
@@ -75,6 +75,8 @@ class Schedule {
     }
 
     const KernelParams& p_;
+    // Of the request whose number is this lane's.
+    const int own_tiles_;
 };
 
 }  // namespace mla::sm80::prefill

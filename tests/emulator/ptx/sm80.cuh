@@ -92,6 +92,10 @@ inline unsigned __ballot_sync(unsigned, bool x) {
     });
     return taken[0];
 }
+inline int __reduce_add_sync(unsigned mask, int x) {
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(mask, x, d);
+    return x;
+}
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
 inline void __syncwarp() { __ballot_sync(~0u, true); }
 
@@ -230,6 +234,11 @@ uint32_t cvt_rn_x2(float low, float high) {
 template <typename T>
 uint32_t mul_rn_x2(uint32_t a, uint32_t b) {
     return cvt_rn_x2<T>(half_of<T>(a, 0) * half_of<T>(b, 0), half_of<T>(a, 1) * half_of<T>(b, 1));
+}
+inline uint4 ld_shared_v4(uint32_t address) {
+    uint4 r;
+    std::memcpy(&r, emulated().shared() + address, 16);
+    return r;
 }
 inline float ld_shared_f32(uint32_t address) {
     float r;
