@@ -11,9 +11,9 @@
 
 namespace mla::ptx {
 
-// The CTA's dynamic shared memory, aligned to 16 bytes.
+// The CTA's dynamic shared memory, aligned to 128 bytes.
 __device__ __forceinline__ char* dynamic_shared() {
-    extern __shared__ __align__(16) char dynamic_shared_memory[];
+    extern __shared__ __align__(128) char dynamic_shared_memory[];
     return dynamic_shared_memory;
 }
 

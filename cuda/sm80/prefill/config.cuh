@@ -12,55 +12,65 @@
 namespace mla::sm80::prefill {
 
 // What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
-// Each of the four takes the place of a chunk.
-struct TileItem {
+struct Item {
     // The request's first query row among all, and how many it has; the CTA's first one.
     int query_begin, query_count, first_row;
     int head;
-};
-struct KeyItem {
-    // The request's first key of the head.
-    const char *nope, *rope;
-};
-struct ValueItem {
-    const char* rows;
+    // The request's first key of the head, and its value.
+    const char *nope, *rope, *values;
     // Keys that some row of the CTA sees, and those that its first row would if there were enough.
     int needed, seen;
-};
-
-struct SplitItem {
     // Among all tiles; among the CTAs that divide its keys.
     int tile, split;
 };
 
-// A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
-template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys>
+// Rows of 16-bit numbers in shared memory. The same chunks (of 16 bytes) of eight rows lie in
+// different banks: rows of whole 128 bytes have theirs exchanged, as `swizzled` does, and of others
+// the number of chunks is made odd. They start at a multiple of 128 bytes.
+template <int kColumns>
+struct Rows {
+    static constexpr int kChunks = kColumns / 8;
+    static constexpr bool kSwizzled = kChunks % 8 == 0;
+    static constexpr int kPitch = kSwizzled ? kColumns * 2 : kColumns * 2 + 16;
+    static_assert(kSwizzled || kChunks % 2 == 0);
+
+    // In bytes from the first row. `chunk` is one of the first eight.
+    __device__ static constexpr int at(int row, int chunk) {
+        return row * kPitch + (kSwizzled ? chunk ^ row % 8 : chunk) * 16;
+    }
+    // What is so many chunks, an even number, right of one of a row's first two.
+    __device__ static constexpr uint32_t right(uint32_t at, int chunks) {
+        return kSwizzled ? (at ^ chunks % 8 * 16) + chunks / 8 * 128 : at + chunks * 16;
+    }
+};
+
+// A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile, of which there is
+// room for KeyStages.
+template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys, int KeyStages>
 struct Config {
     using Element = Element_;
+    using QkRows = Rows<QkDim>;
+    using VRows = Rows<VDim>;
     static constexpr int kQkDim = QkDim;
     static constexpr int kVDim = VDim;
     static constexpr int kWarpTiles = WarpTiles;
     static constexpr int kKeys = Keys;
+    static constexpr int kKeyStages = KeyStages;
     static constexpr int kThreads = 32 * Warps;
     static constexpr int kRows = 16 * WarpTiles * Warps;
 
-    // An odd number of 16-byte chunks: the same chunks of eight rows lie in different banks.
-    static constexpr int kQkPitch = QkDim * 2 + 16;
-    static constexpr int kVPitch = VDim * 2 + 16;
-    static constexpr int kKeyOffset = kRows * kQkPitch;
-    static constexpr int kValueOffset = kKeyOffset + Keys * kQkPitch;
-    static constexpr int kSharedBytes = kValueOffset + Keys * kVPitch;
-    // Behind the first query rows: what makes the number of chunks odd is not used otherwise.
-    static constexpr int kTileItemOffset = QkDim * 2;
-    static constexpr int kKeyItemOffset = kTileItemOffset + kQkPitch;
-    static constexpr int kValueItemOffset = kKeyItemOffset + kQkPitch;
-    static constexpr int kSplitItemOffset = kValueItemOffset + kQkPitch;
+    static constexpr int kKeyBytes = Keys * QkRows::kPitch;
+    static constexpr int kKeyOffset = kRows * QkRows::kPitch;
+    static constexpr int kValueOffset = kKeyOffset + KeyStages * kKeyBytes;
+    static constexpr int kItemOffset = kValueOffset + Keys * VRows::kPitch;
+    static constexpr int kSharedBytes = kItemOffset + int(sizeof(Item));
+    static_assert(kKeyOffset % 128 == 0 && kKeyBytes % 128 == 0);
 
     // Where the keys were, once there are none.
     static constexpr int kStatisticsOffset = kKeyOffset;
     static constexpr int kExchangeOffset = kStatisticsOffset + int(sizeof(SplitShared<kRows>));
     static_assert(kStatisticsOffset % 16 == 0 && sizeof(SplitShared<kRows>) % 16 == 0);
-    static_assert(kExchangeOffset + kThreads * 16 <= kSharedBytes);
+    static_assert(kExchangeOffset + kThreads * 16 <= kItemOffset);
 
     // Columns of a key that the head has for itself; 0 where more than one number is possible.
     static constexpr int kNopeDim = QkDim == 192 ? 128 : QkDim == 256 ? 0 : 64;

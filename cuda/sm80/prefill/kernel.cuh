@@ -25,19 +25,19 @@ __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys
         for (int block = 0; block < C::kKeys / 8; ++block)
 #pragma unroll
             for (int i = 0; i < 4; ++i) s[tile][block][i] = 0.f;
-    const uint32_t a_at = queries + (lane & 15) * C::kQkPitch + (lane >> 4) * 16;
-    const uint32_t b_at =
-        keys + ((lane & 7) + (lane >> 4) * 8) * C::kQkPitch + (lane >> 3 & 1) * 16;
+    using Tile = typename C::QkRows;
+    const uint32_t a_at = queries + Tile::at(lane & 15, lane >> 4);
+    const uint32_t b_at = keys + Tile::at((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
     for (int step = 0; step < C::kQkDim / 16; ++step) {
         uint32_t a[C::kWarpTiles][4];
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
-            ptx::ldmatrix_x4(a[tile], a_at + tile * 16 * C::kQkPitch + step * 32);
+            ptx::ldmatrix_x4(a[tile], Tile::right(a_at, step * 2) + tile * 16 * Tile::kPitch);
 #pragma unroll
         for (int pair = 0; pair < C::kKeys / 16; ++pair) {
             uint32_t b[4];
-            ptx::ldmatrix_x4(b, b_at + pair * 16 * C::kQkPitch + step * 32);
+            ptx::ldmatrix_x4(b, Tile::right(b_at, step * 2) + pair * 16 * Tile::kPitch);
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) {
                 using T = typename C::Element;
@@ -58,18 +58,17 @@ __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
 // Whether this thread finds any such number in its share of a tile of values.
 template <class C>
 __device__ __forceinline__ bool has_nonfinite(uint32_t values) {
-    constexpr int kRowChunks = C::kVDim / 8, kChunks = C::kKeys * kRowChunks;
-    static_assert(kChunks % C::kThreads == 0 && C::kThreads % kRowChunks == 0);
+    constexpr int kChunks = C::kKeys * C::VRows::kPitch / 16;
+    static_assert(C::VRows::kSwizzled && kChunks % C::kThreads == 0);
     // Of an exponent that is all ones, one more is the sign.
     constexpr bool half = std::is_same_v<typename C::Element, __half>;
     constexpr uint32_t exponents = half ? 0x7c007c00u : 0x7f807f80u;
     constexpr uint32_t one = half ? 0x04000400u : 0x00800080u;
-    const int own = ptx::tid_x();
-    const uint32_t at = values + own / kRowChunks * C::kVPitch + own % kRowChunks * 16;
+    const uint32_t at = values + ptx::tid_x() * 16;
     uint32_t found = 0;
 #pragma unroll
     for (int i = 0; i < kChunks / C::kThreads; ++i) {
-        const uint4 x = ptx::ld_shared_v4(at + i * (C::kThreads / kRowChunks) * C::kVPitch);
+        const uint4 x = ptx::ld_shared_v4(at + i * C::kThreads * 16);
         found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) |
                  ((x.z & exponents) + one) | ((x.w & exponents) + one);
     }
@@ -82,13 +81,14 @@ __device__ __forceinline__ void multiply_values(
     float (&o)[C::kWarpTiles][C::kVDim / 8][4],
     const uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4], uint32_t values) {
     const int lane = ptx::laneid();
-    const uint32_t b_at = values + (lane & 15) * C::kVPitch + (lane >> 4) * 16;
+    using Tile = typename C::VRows;
+    const uint32_t b_at = values + Tile::at(lane & 15, lane >> 4);
 #pragma unroll
     for (int step = 0; step < C::kKeys / 16; ++step)
 #pragma unroll
         for (int pair = 0; pair < C::kVDim / 16; ++pair) {
             uint32_t b[4];
-            ptx::ldmatrix_x4_trans(b, b_at + step * 16 * C::kVPitch + pair * 32);
+            ptx::ldmatrix_x4_trans(b, Tile::right(b_at, pair * 2) + step * 16 * Tile::kPitch);
             using T = typename C::Element;
             if constexpr (kFinite) {
                 // One after another: many at the same time take registers that there are not.
@@ -116,7 +116,8 @@ __device__ __forceinline__ void add_nonfinite(float (&o)[C::kWarpTiles][C::kVDim
 #pragma unroll
         for (int block = 0; block < C::kVDim / 8; ++block) {
             const uint32_t pair =
-                ptx::ld_shared_s32(values + key * C::kVPitch + block * 16 + lane % 4 * 4);
+                ptx::ld_shared_s32(values + C::VRows::at(key, block % 8) + block / 8 * 128 +
+                                   lane % 4 * 4);
             const uint32_t bits = nonfinite<T>(pair);
             if (bits == 0) continue;
 #pragma unroll
@@ -176,53 +177,52 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
     // Volatile: what is read is not kept.
-    char* const items = ptx::dynamic_shared();
-    auto& item = *reinterpret_cast<volatile TileItem*>(items + C::kTileItemOffset);
-    auto& key_item = *reinterpret_cast<volatile KeyItem*>(items + C::kKeyItemOffset);
-    auto& value_item = *reinterpret_cast<volatile ValueItem*>(items + C::kValueItemOffset);
-    auto& split_item = *reinterpret_cast<volatile SplitItem*>(items + C::kSplitItemOffset);
+    auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
     if (threadIdx.x == 0) {
         item.query_begin = query_begin;
         item.query_count = queries;
         item.first_row = first_row;
         item.head = tile.head;
-        split_item.tile = block;
-        split_item.split = split;
-        key_item.nope =
+        item.nope =
             p.key_nope + key_begin * p.key_nope_token_stride + tile.head * p.key_nope_head_stride;
-        key_item.rope =
+        item.rope =
             p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
-        value_item.rows =
-            p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
-        value_item.needed = needed;
-        value_item.seen = p.causal ? keys - queries + first_row + 1 : keys;
+        item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        item.needed = needed;
+        item.seen = p.causal ? keys - queries + first_row + 1 : keys;
+        item.tile = block;
+        item.split = split;
     }
     const char* query_rows =
         p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
-    copy_rows<C::kRows, C::kQkDim, C::kQkPitch, C::kThreads>(
+    copy_rows<C::kRows, C::kQkDim, C::kThreads>(
         shared, {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, queries);
     __syncthreads();
+    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < item.needed; };
+    const auto stage_of = [&](int key_tile) {
+        return key_stage + (C::kKeyStages > 1 ? key_tile % C::kKeyStages * C::kKeyBytes : 0);
+    };
     const auto copy_keys = [&](int key_tile) {
-        copy_rows<C::kKeys, C::kQkDim, C::kQkPitch, C::kThreads>(
-            key_stage,
-            {key_item.nope, p.key_nope_token_stride, key_item.rope, p.key_rope_token_stride,
-             C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim},
-            key_tile * C::kKeys, value_item.needed);
+        if (exists(key_tile))
+            copy_rows<C::kKeys, C::kQkDim, C::kThreads>(
+                stage_of(key_tile),
+                {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
+                 C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim},
+                key_tile * C::kKeys, item.needed);
         ptx::cp_async_commit_group();
     };
     const auto copy_values = [&](int key_tile) {
-        const char* rows = value_item.rows;
-        copy_rows<C::kKeys, C::kVDim, C::kVPitch, C::kThreads>(
+        const char* rows = item.values;
+        copy_rows<C::kKeys, C::kVDim, C::kThreads>(
             value_stage, {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys,
-            value_item.needed);
+            item.needed);
         ptx::cp_async_commit_group();
     };
-    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < value_item.needed; };
-    if (exists(first_tile)) copy_keys(first_tile);
+    copy_keys(first_tile);
 
     // Keys from a tile's first that the warp's first row sees.
     const auto seen_of = [&](int key_tile) {
-        return value_item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
+        return item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
     };
     // Whether any row of the warp sees any of them.
     const auto sees = [&](int key_tile) {
@@ -231,16 +231,16 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
     };
     // How many keys a tile has.
     const auto keys_of = [&](int key_tile) {
-        return min(value_item.needed - key_tile * C::kKeys, C::kKeys);
+        return min(item.needed - key_tile * C::kKeys, C::kKeys);
     };
     // Between a tile's keys and its values. Returns whether rows that do not see all of the tile
     // may multiply by its values: their P is 0 then, and 0 times NaN would be NaN.
     const auto turn_to_values = [&](int key_tile) {
-        ptx::cp_async_wait_group<0>();
+        ptx::cp_async_wait_group<C::kKeyStages - 1>();
         // These values are there, and no warp needs these keys.
         __syncthreads();
-        if (exists(key_tile + 1)) copy_keys(key_tile + 1);
-        if (value_item.seen - key_tile * C::kKeys >= keys_of(key_tile)) return true;
+        if (C::kKeyStages == 1) copy_keys(key_tile + 1);
+        if (item.seen - key_tile * C::kKeys >= keys_of(key_tile)) return true;
         return !ptx::bar_red_or(0, C::kThreads, has_nonfinite<C>(value_stage));
     };
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
@@ -251,12 +251,13 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         // These keys are there, and no warp needs the values before these.
         __syncthreads();
         copy_values(key_tile);
+        if (C::kKeyStages > 1) copy_keys(key_tile + 1);
         if (!sees(key_tile)) {
             turn_to_values(key_tile);
             continue;
         }
         float s[C::kWarpTiles][C::kKeys / 8][4];
-        multiply_keys<C>(s, shared + warp_row() * C::kQkPitch, key_stage);
+        multiply_keys<C>(s, shared + warp_row() * C::QkRows::kPitch, stage_of(key_tile));
         const bool finite = turn_to_values(key_tile);
         uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
         {
@@ -292,8 +293,8 @@ __global__ __launch_bounds__(C::kThreads) void prefill_kernel(
         output.write(o, softmax);
     else
         output.combine(o, softmax,
-                       {reinterpret_cast<SplitCounters*>(p.counters) + split_item.tile,
-                        split_item.split, p.splits, p.splits, p.patience});
+                       {reinterpret_cast<SplitCounters*>(p.counters) + item.tile,
+                        item.split, p.splits, p.splits, p.patience});
 }
 
 }  // namespace mla::sm80::prefill

@@ -88,7 +88,7 @@ template <typename T, int kQkDim, int kVDim>
 Variant variant_of() {
     // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
     // output there are registers for 16.
-    using C = Config<T, kQkDim, kVDim, kVDim == 256 ? 1 : 2, 4, 64>;
+    using C = Config<T, kQkDim, kVDim, kVDim == 256 ? 1 : 2, 4, 64, 2>;
     return {&load<C>, &workspace_bytes<C>, &launch<C>};
 }
 

@@ -8,7 +8,7 @@
 namespace mla::sm80::prefill {
 
 // Rows of one tensor, or of two side by side. Strides in bytes.
-struct Rows {
+struct Source {
     const char* first;
     int64_t first_stride;
     // From column `split` on, a multiple of 64.
@@ -19,14 +19,15 @@ struct Rows {
 
 // Rows `begin` to `begin` + kRows - 1 of those that end at `end`. Called by all threads. Eight of
 // them copy 128 bytes of a row, one row after another, so that two addresses are all they keep.
-template <int kRows, int kColumns, int kPitch, int kThreads, bool kWhole>
-__device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int begin, int end) {
-    constexpr int kAtOnce = kThreads / 8, kChunks = kColumns / 8;
-    static_assert(kRows % kAtOnce == 0);
+template <int kRows, int kColumns, int kThreads, bool kWhole>
+__device__ __forceinline__ void copy_rows(uint32_t to, const Source& rows, int begin, int end) {
+    using Tile = Rows<kColumns>;
+    constexpr int kAtOnce = kThreads / 8, kChunks = Tile::kChunks;
+    static_assert(kRows % kAtOnce == 0 && kAtOnce % 8 == 0);
     const int own_row = ptx::tid_x() / 8, own_chunk = ptx::tid_x() % 8;
     const char* first = rows.first + (begin + own_row) * rows.first_stride + own_chunk * 16;
     const char* second = rows.second + (begin + own_row) * rows.second_stride + own_chunk * 16;
-    to += own_row * kPitch + own_chunk * 16;
+    to += Tile::at(own_row, own_chunk);
     // Unrolled only where it is the rule: registers are few.
 #pragma unroll(kWhole ? kRows / kAtOnce : 1)
     for (int i = 0; i < kRows / kAtOnce; ++i) {
@@ -42,16 +43,16 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int beg
         }
         first += kAtOnce * rows.first_stride;
         second += kAtOnce * rows.second_stride;
-        to += kAtOnce * kPitch;
+        to += kAtOnce * Tile::kPitch;
     }
 }
 
-template <int kRows, int kColumns, int kPitch, int kThreads>
-__device__ __forceinline__ void copy_rows(uint32_t to, const Rows& rows, int begin, int end) {
+template <int kRows, int kColumns, int kThreads>
+__device__ __forceinline__ void copy_rows(uint32_t to, const Source& rows, int begin, int end) {
     if (begin + kRows <= end)
-        copy_rows<kRows, kColumns, kPitch, kThreads, true>(to, rows, begin, end);
+        copy_rows<kRows, kColumns, kThreads, true>(to, rows, begin, end);
     else
-        copy_rows<kRows, kColumns, kPitch, kThreads, false>(to, rows, begin, end);
+        copy_rows<kRows, kColumns, kThreads, false>(to, rows, begin, end);
 }
 
 }  // namespace mla::sm80::prefill
