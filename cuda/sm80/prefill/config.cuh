@@ -58,6 +58,8 @@ struct Config {
     static constexpr int kKeyStages = KeyStages;
     static constexpr int kThreads = 32 * Warps;
     static constexpr int kRows = 16 * WarpTiles * Warps;
+    // CTAs of an SM that there are registers for.
+    static constexpr int kResident = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
 
     static constexpr int kKeyBytes = Keys * QkRows::kPitch;
     static constexpr int kKeyOffset = kRows * QkRows::kPitch;

@@ -155,7 +155,7 @@ __device__ __forceinline__ void mask_keys(float (&s)[C::kWarpTiles][C::kKeys / 8
 }
 
 template <class C>
-__global__ __launch_bounds__(C::kThreads) void prefill_kernel(
+__global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     const __grid_constant__ KernelParams p) {
     Tile tile;
     const int split = blockIdx.x % p.splits, block = blockIdx.x / p.splits;

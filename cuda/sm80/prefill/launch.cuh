@@ -10,18 +10,24 @@ namespace mla::sm80::prefill {
 
 // Requests' lengths are on the device: what the host knows is how many tiles there are at most.
 struct Shape {
-    int query_tokens, requests, heads, max_key_len;
+    int query_tokens, requests, heads, max_query_len, max_key_len;
 };
 
-// CTAs that the device runs at the same time, as far as registers go, and so many counters.
-constexpr int kResident = 2, kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
+constexpr int kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
 // The fewest keys that are worth a CTA.
 constexpr int kLeastKeys = 256;
 
+// CTAs that an SM runs at the same time; 0 if it cannot run any.
+template <class C>
+int ctas_of_sm(const Limits& l) {
+    if (C::kSharedBytes > l.shared_of_cta) return 0;
+    return std::min(l.shared_of_sm / (C::kSharedBytes + kReserved), C::kResident);
+}
+
+// The same of the device.
 template <class C>
 int slots_of(const Limits& l) {
-    const int fitting = l.shared_of_sm / (C::kSharedBytes + kReserved);
-    return l.multiprocessors * std::clamp(fitting, 1, kResident);
+    return l.multiprocessors * std::max(ctas_of_sm<C>(l), 1);
 }
 
 // Counters first, then partial results.
@@ -76,20 +82,49 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
     return cuda_status("cudaLaunchKernelEx", cudaLaunchKernelEx(&config, &prefill_kernel<C>, p));
 }
 
-// Of one instantiation, as functions that do not depend on it.
+// The instantiations for a type and the columns of queries and of values.
+template <typename T, int kQkDim, int kVDim>
+struct Tiles {
+    // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
+    // output there are registers for 16.
+    static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
+    using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64, 1>;
+    // With a second stage of keys.
+    using Deep = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64, 2>;
+    // For requests of few rows.
+    using Short = Config<T, kQkDim, kVDim, 1, 4, 64, 1>;
+
+    static MlaStatus load(const Limits& l) {
+        MlaStatus status = prefill::load<Usual>(l);
+        if (status.code == MLA_OK) status = prefill::load<Short>(l);
+        if (status.code == MLA_OK && is_deep(l)) status = prefill::load<Deep>(l);
+        return status;
+    }
+    static size_t workspace_bytes(const Limits& l) {
+        return std::max(prefill::workspace_bytes<Usual>(l), prefill::workspace_bytes<Short>(l));
+    }
+    static MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
+        if (s.max_query_len <= Short::kRows) return prefill::launch<Short>(l, s, p, stream);
+        return is_deep(l) ? prefill::launch<Deep>(l, s, p, stream)
+                          : prefill::launch<Usual>(l, s, p, stream);
+    }
+
+  private:
+    // Whether the second stage costs no CTA.
+    static bool is_deep(const Limits& l) { return ctas_of_sm<Deep>(l) >= ctas_of_sm<Usual>(l); }
+};
+
+// The same as functions that do not depend on them.
 struct Variant {
     MlaStatus (*load)(const Limits&);
     size_t (*workspace_bytes)(const Limits&);
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
 };
 
-// By the columns of queries and of values.
 template <typename T, int kQkDim, int kVDim>
 Variant variant_of() {
-    // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
-    // output there are registers for 16.
-    using C = Config<T, kQkDim, kVDim, kVDim == 256 ? 1 : 2, 4, 64, 2>;
-    return {&load<C>, &workspace_bytes<C>, &launch<C>};
+    using T_ = Tiles<T, kQkDim, kVDim>;
+    return {&T_::load, &T_::workspace_bytes, &T_::launch};
 }
 
 #define MLA_PREFILL_DIMS(prefix, T)                    \
