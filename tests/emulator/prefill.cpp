@@ -12,9 +12,9 @@ using mla::test::PrefillProblem;
 
 int failures = 0;
 
-template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys, int kKeyStages = 1>
+template <typename T, int kQkDim, int kVDim, int kWarpTiles, int kWarps, int kKeys>
 void check(const PrefillCase& c, unsigned seed, int splits = 1) {
-    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys, kKeyStages>;
+    using C = Config<T, kQkDim, kVDim, kWarpTiles, kWarps, kKeys>;
     PrefillProblem<T> x(c, seed);
     KernelParams p = {};
     p.query = reinterpret_cast<const char*>(x.query.data());
@@ -75,13 +75,13 @@ int main(int argc, char** argv) {
     const unsigned seed = argc > 1 ? std::atoi(argv[1]) : 1;
     using B = __nv_bfloat16;
     using H = __half;
-    check<B, 192, 128, 2, 4, 64, 2>({"192/128", 1, {150}, {150}, 128, 64, 128}, seed);
+    check<B, 192, 128, 2, 4, 64>({"192/128", 1, {150}, {150}, 128, 64, 128}, seed);
     check<B, 192, 128, 2, 4, 64>(
         {"ragged", 3, {40, 0, 1, 70}, {90, 5, 0, 70}, 128, 64, 128, true, 6.f}, seed);
     check<H, 192, 128, 1, 4, 64>({"context", 2, {20, 3}, {100, 0}, 128, 64, 128, false}, seed);
     check<B, 256, 256, 1, 4, 64>({"256/256", 1, {70}, {80}, 192, 64, 256}, seed);
     check<B, 256, 256, 1, 4, 64>({"no rope", 1, {20}, {80}, 256, 0, 256}, seed);
-    check<B, 128, 64, 2, 4, 64, 2>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
+    check<B, 128, 64, 2, 4, 64>({"128/64", 1, {70}, {80}, 64, 64, 64}, seed);
     check<H, 96, 64, 2, 4, 64>({"96/64", 2, {70}, {50}, 64, 32, 64}, seed);
     // Within and at the edges of tiles of 32, in rows that see them and rows that do not.
     PrefillCase bad = {"NaN values", 2, {150}, {150}, 128, 64, 128};
@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
     bad.bad_keys = {{30, 0, 3}, {70, 0, 1}, {149, 1, 64}};
     check<B, 192, 128, 2, 4, 64>(bad, seed);
     check<B, 192, 128, 2, 4, 64>({"splits", 2, {70}, {400}, 128, 64, 128, true, 4.f}, seed, 3);
-    check<H, 192, 128, 2, 4, 64, 2>(
+    check<H, 192, 128, 2, 4, 64>(
         {"splits, ragged", 1, {40, 0, 1, 130}, {90, 5, 0, 330}, 128, 64, 128, true, 6.f}, seed, 5);
     check<B, 256, 256, 1, 4, 64>({"splits, context", 1, {50}, {300}, 192, 64, 256, false}, seed, 4);
     std::printf("%d failures\n", failures);

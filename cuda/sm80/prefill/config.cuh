@@ -13,11 +13,14 @@ namespace mla::sm80::prefill {
 
 // What a CTA works on, in shared memory: there it occupies no registers from one use to the next.
 struct Item {
-    // The request's first query row among all, and how many it has; the CTA's first one.
-    int query_begin, query_count, first_row;
+    // The request's first query row among all; the CTA's first one among the request's, and how
+    // many there are from it on.
+    int query_begin, first_row, rows;
     int head;
     // The request's first key of the head, and its value.
     const char *nope, *rope, *values;
+    // Its first tile of keys.
+    int first_tile;
     // Keys that some row of the CTA sees, and those that its first row would if there were enough.
     int needed, seen;
     // Among all tiles; among the CTAs that divide its keys.
@@ -35,7 +38,7 @@ struct Rows {
     static_assert(kSwizzled || kChunks % 2 == 0);
 
     // In bytes from the first row. `chunk` is one of the first eight.
-    __device__ static constexpr int at(int row, int chunk) {
+    __device__ static constexpr int at(unsigned row, unsigned chunk) {
         return row * kPitch + (kSwizzled ? chunk ^ row % 8 : chunk) * 16;
     }
     // What is so many chunks, an even number, right of one of a row's first two.
@@ -44,9 +47,8 @@ struct Rows {
     }
 };
 
-// A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile, of which there is
-// room for KeyStages.
-template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys, int KeyStages>
+// A CTA has Warps * WarpTiles * 16 query rows of one head; Keys: keys per tile.
+template <typename Element_, int QkDim, int VDim, int WarpTiles, int Warps, int Keys>
 struct Config {
     using Element = Element_;
     using QkRows = Rows<QkDim>;
@@ -55,18 +57,17 @@ struct Config {
     static constexpr int kVDim = VDim;
     static constexpr int kWarpTiles = WarpTiles;
     static constexpr int kKeys = Keys;
-    static constexpr int kKeyStages = KeyStages;
     static constexpr int kThreads = 32 * Warps;
-    static constexpr int kRows = 16 * WarpTiles * Warps;
+    static constexpr int kWarpRows = 16 * WarpTiles;
+    static constexpr int kRows = kWarpRows * Warps;
     // CTAs of an SM that there are registers for.
     static constexpr int kResident = WarpTiles == 1 && VDim <= 128 ? 3 : 2;
 
-    static constexpr int kKeyBytes = Keys * QkRows::kPitch;
     static constexpr int kKeyOffset = kRows * QkRows::kPitch;
-    static constexpr int kValueOffset = kKeyOffset + KeyStages * kKeyBytes;
+    static constexpr int kValueOffset = kKeyOffset + Keys * QkRows::kPitch;
     static constexpr int kItemOffset = kValueOffset + Keys * VRows::kPitch;
     static constexpr int kSharedBytes = kItemOffset + int(sizeof(Item));
-    static_assert(kKeyOffset % 128 == 0 && kKeyBytes % 128 == 0);
+    static_assert(kKeyOffset % 128 == 0 && kValueOffset % 128 == 0);
 
     // Where the keys were, once there are none.
     static constexpr int kStatisticsOffset = kKeyOffset;

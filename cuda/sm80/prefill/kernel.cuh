@@ -1,7 +1,7 @@
 // Expanded attention on mma.sync: one CTA per tile of query rows and head.
 //
 // Queries stay in shared memory. Scores, softmax and output are the warp's own. Values are copied
-// while scores are computed, and the next keys while values are multiplied: so one stage of each is
+// while scores are computed, and the next keys from then on: so one stage of each is
 // enough, and a second CTA has the matrix units while this one takes exponentials.
 #pragma once
 
@@ -10,24 +10,23 @@
 
 #include "loader.cuh"
 #include "output.cuh"
+#include "place.cuh"
 #include "schedule.cuh"
+#include "softmax.cuh"
 
 namespace mla::sm80::prefill {
 
 // S = Q K^T: 16 * kWarpTiles rows by kKeys keys.
 template <class C>
 __device__ __forceinline__ void multiply_keys(float (&s)[C::kWarpTiles][C::kKeys / 8][4],
-                                              uint32_t queries, uint32_t keys) {
-    const int lane = ptx::laneid();
+                                              uint32_t a_at, uint32_t b_at) {
+    using Tile = typename C::QkRows;
 #pragma unroll
     for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
         for (int block = 0; block < C::kKeys / 8; ++block)
 #pragma unroll
             for (int i = 0; i < 4; ++i) s[tile][block][i] = 0.f;
-    using Tile = typename C::QkRows;
-    const uint32_t a_at = queries + Tile::at(lane & 15, lane >> 4);
-    const uint32_t b_at = keys + Tile::at((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
     for (int step = 0; step < C::kQkDim / 16; ++step) {
         uint32_t a[C::kWarpTiles][4];
@@ -55,41 +54,48 @@ __device__ __forceinline__ uint32_t nonfinite(uint32_t word) {
     return __vcmpeq2(word & exponents, exponents);
 }
 
-// Whether this thread finds any such number in its share of a tile of values.
+// Whether this thread finds any such number in its share of a tile of values, of which the first
+// chunk is given.
 template <class C>
-__device__ __forceinline__ bool has_nonfinite(uint32_t values) {
+__device__ __forceinline__ bool has_nonfinite(uint32_t own) {
     constexpr int kChunks = C::kKeys * C::VRows::kPitch / 16;
     static_assert(C::VRows::kSwizzled && kChunks % C::kThreads == 0);
     // Of an exponent that is all ones, one more is the sign.
     constexpr bool half = std::is_same_v<typename C::Element, __half>;
     constexpr uint32_t exponents = half ? 0x7c007c00u : 0x7f807f80u;
     constexpr uint32_t one = half ? 0x04000400u : 0x00800080u;
-    const uint32_t at = values + ptx::tid_x() * 16;
     uint32_t found = 0;
 #pragma unroll
     for (int i = 0; i < kChunks / C::kThreads; ++i) {
-        const uint4 x = ptx::ld_shared_v4(at + i * C::kThreads * 16);
-        found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) |
-                 ((x.z & exponents) + one) | ((x.w & exponents) + one);
+        const uint4 x = ptx::ld_shared_v4(own + i * C::kThreads * 16);
+        found |= ((x.x & exponents) + one) | ((x.y & exponents) + one) | ((x.z & exponents) + one) |
+                 ((x.w & exponents) + one);
     }
     return (found & 0x80008000u) != 0;
 }
 
-// O += P V. With `kFinite`, values that are no finite numbers are taken for 0.
+// O += P V, of which P is made between the products. With `kFinite`, values that are no finite
+// numbers are taken for 0.
 template <class C, bool kFinite>
-__device__ __forceinline__ void multiply_values(
-    float (&o)[C::kWarpTiles][C::kVDim / 8][4],
-    const uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4], uint32_t values) {
-    const int lane = ptx::laneid();
+__device__ __forceinline__ void multiply_values(float (&o)[C::kWarpTiles][C::kVDim / 8][4],
+                                                const float (&s)[C::kWarpTiles][C::kKeys / 8][4],
+                                                Softmax<C>& softmax, float scale, uint32_t b_at) {
+    using T = typename C::Element;
     using Tile = typename C::VRows;
-    const uint32_t b_at = values + Tile::at(lane & 15, lane >> 4);
+    constexpr int kSteps = C::kKeys / 16, kPairs = C::kVDim / 16, kWords = 4 * C::kWarpTiles;
+    uint32_t p[kSteps][C::kWarpTiles][4];
+    const auto make = [&](int step, int word) {
+        p[step][word / 4][word % 4] =
+            softmax.probabilities(s[word / 4], word / 4, step, word % 4, scale);
+    };
 #pragma unroll
-    for (int step = 0; step < C::kKeys / 16; ++step)
+    for (int word = 0; word < kWords; ++word) make(0, word);
 #pragma unroll
-        for (int pair = 0; pair < C::kVDim / 16; ++pair) {
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
             uint32_t b[4];
             ptx::ldmatrix_x4_trans(b, Tile::right(b_at, pair * 2) + step * 16 * Tile::kPitch);
-            using T = typename C::Element;
             if constexpr (kFinite) {
                 // One after another: many at the same time take registers that there are not.
                 __syncwarp();
@@ -98,9 +104,13 @@ __device__ __forceinline__ void multiply_values(
             }
 #pragma unroll
             for (int tile = 0; tile < C::kWarpTiles; ++tile) {
-                ptx::mma_m16n8k16<T>(o[tile][pair * 2], p[tile][step], b[0], b[1]);
-                ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], p[tile][step], b[2], b[3]);
+                ptx::mma_m16n8k16<T>(o[tile][pair * 2], p[step][tile], b[0], b[1]);
+                ptx::mma_m16n8k16<T>(o[tile][pair * 2 + 1], p[step][tile], b[2], b[3]);
             }
+            if (step + 1 < kSteps)
+#pragma unroll
+                for (int word = kWords * pair / kPairs; word < kWords * (pair + 1) / kPairs; ++word)
+                    make(step + 1, word);
         }
 }
 
@@ -115,9 +125,8 @@ __device__ __forceinline__ void add_nonfinite(float (&o)[C::kWarpTiles][C::kVDim
     for (int key = 0; key < C::kKeys; ++key)
 #pragma unroll
         for (int block = 0; block < C::kVDim / 8; ++block) {
-            const uint32_t pair =
-                ptx::ld_shared_s32(values + C::VRows::at(key, block % 8) + block / 8 * 128 +
-                                   lane % 4 * 4);
+            const uint32_t pair = ptx::ld_shared_s32(values + C::VRows::at(key, block % 8) +
+                                                     block / 8 * 128 + lane % 4 * 4);
             const uint32_t bits = nonfinite<T>(pair);
             if (bits == 0) continue;
 #pragma unroll
@@ -165,22 +174,22 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     const int key_begin = p.cu_key_lens[tile.request];
     const int keys = p.cu_key_lens[tile.request + 1] - key_begin;
     const int first_row = tile.number * C::kRows;
-    const auto warp_row = [] { return ptx::tid_x() / 32 * 16 * C::kWarpTiles; };
     // Keys that some row of the tile sees.
     const int last_row = min(first_row + C::kRows, queries) - 1;
-    const int seen = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
+    const int visible = p.causal ? min(max(keys - queries + last_row + 1, 0), keys) : keys;
     // Of these the CTA has some tiles, up to `needed`.
-    const int tiles = (seen + C::kKeys - 1) / C::kKeys;
+    const int tiles = (visible + C::kKeys - 1) / C::kKeys;
     const int first_tile = split * tiles / p.splits;
-    const int needed = min((split + 1) * tiles / p.splits * C::kKeys, seen);
+    const int needed = min((split + 1) * tiles / p.splits * C::kKeys, visible);
 
     const uint32_t shared = ptx::shared_address(ptx::dynamic_shared());
     const uint32_t key_stage = shared + C::kKeyOffset, value_stage = shared + C::kValueOffset;
+    const Place place;
     // Volatile: what is read is not kept.
     auto& item = *reinterpret_cast<volatile Item*>(ptx::dynamic_shared() + C::kItemOffset);
     if (threadIdx.x == 0) {
         item.query_begin = query_begin;
-        item.query_count = queries;
+        item.rows = queries - first_row;
         item.first_row = first_row;
         item.head = tile.head;
         item.nope =
@@ -188,6 +197,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         item.rope =
             p.key_rope + key_begin * p.key_rope_token_stride + tile.head * p.key_rope_head_stride;
         item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
+        item.first_tile = first_tile;
         item.needed = needed;
         item.seen = p.causal ? keys - queries + first_row + 1 : keys;
         item.tile = block;
@@ -195,106 +205,108 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
     }
     const char* query_rows =
         p.query + query_begin * p.query_token_stride + tile.head * p.query_head_stride;
-    copy_rows<C::kRows, C::kQkDim, C::kThreads>(
-        shared, {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, queries);
+    TileCopy<C::kRows, C::kQkDim, C::kThreads>(
+        {query_rows, p.query_token_stride, query_rows, 0, C::kQkDim}, first_row, place.thread())
+        .run(shared, queries - first_row);
     __syncthreads();
-    const auto exists = [&](int key_tile) { return key_tile * C::kKeys < item.needed; };
-    const auto stage_of = [&](int key_tile) {
-        return key_stage + (C::kKeyStages > 1 ? key_tile % C::kKeyStages * C::kKeyBytes : 0);
-    };
-    const auto copy_keys = [&](int key_tile) {
-        if (exists(key_tile))
-            copy_rows<C::kKeys, C::kQkDim, C::kThreads>(
-                stage_of(key_tile),
-                {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
-                 C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim},
-                key_tile * C::kKeys, item.needed);
-        ptx::cp_async_commit_group();
-    };
-    const auto copy_values = [&](int key_tile) {
-        const char* rows = item.values;
-        copy_rows<C::kKeys, C::kVDim, C::kThreads>(
-            value_stage, {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys,
-            item.needed);
-        ptx::cp_async_commit_group();
-    };
-    copy_keys(first_tile);
 
-    // Keys from a tile's first that the warp's first row sees.
-    const auto seen_of = [&](int key_tile) {
-        return item.seen + (p.causal ? warp_row() : 0) - key_tile * C::kKeys;
+    const auto key_copy = [&](int key_tile, unsigned thread) {
+        const Source keys = {item.nope, p.key_nope_token_stride, item.rope, p.key_rope_token_stride,
+                             C::kNopeDim > 0 ? C::kNopeDim : p.nope_dim};
+        return TileCopy<C::kKeys, C::kQkDim, C::kThreads>(keys, key_tile * C::kKeys, thread);
     };
-    // Whether any row of the warp sees any of them.
-    const auto sees = [&](int key_tile) {
-        const int last = p.causal ? 16 * C::kWarpTiles - 1 : 0;
-        return item.first_row + warp_row() < item.query_count && seen_of(key_tile) + last > 0;
+    const auto value_copy = [&](int key_tile) {
+        const char* rows = item.values;
+        return TileCopy<C::kKeys, C::kVDim, C::kThreads>(
+            {rows, p.value_token_stride, rows, 0, C::kVDim}, key_tile * C::kKeys, place.thread());
     };
-    // How many keys a tile has.
-    const auto keys_of = [&](int key_tile) {
-        return min(item.needed - key_tile * C::kKeys, C::kKeys);
+    // How many keys there are from a tile's first on, and how many the warp's first row sees.
+    const auto rest_from = [&](int key_tile) { return item.needed - key_tile * C::kKeys; };
+    const auto seen_from = [&](int key_tile) {
+        return item.seen + (p.causal ? place.first_row<C>() : 0) - key_tile * C::kKeys;
     };
-    // Between a tile's keys and its values. Returns whether rows that do not see all of the tile
-    // may multiply by its values: their P is 0 then, and 0 times NaN would be NaN.
-    const auto turn_to_values = [&](int key_tile) {
-        ptx::cp_async_wait_group<C::kKeyStages - 1>();
-        // These values are there, and no warp needs these keys.
-        __syncthreads();
-        if (C::kKeyStages == 1) copy_keys(key_tile + 1);
-        if (item.seen - key_tile * C::kKeys >= keys_of(key_tile)) return true;
-        return !ptx::bar_red_or(0, C::kThreads, has_nonfinite<C>(value_stage));
-    };
+    int key_tile = item.first_tile;
+    if (rest_from(key_tile) > 0)
+        key_copy(key_tile, place.thread()).run(key_stage, rest_from(key_tile));
+    ptx::cp_async_commit_group();
+
     float o[C::kWarpTiles][C::kVDim / 8][4] = {};
     Softmax<C> softmax;
-#pragma unroll 1
-    for (int key_tile = first_tile; exists(key_tile); ++key_tile) {
+    const auto attend = [&](int key_tile, auto plain) {
+        constexpr bool kPlain = decltype(plain)::value;
+        // Returns whether rows that do not see all of the tile may multiply by its values: their P
+        // is 0 then, and 0 times NaN would be NaN.
+        const auto turn_to_values = [&] {
+            const unsigned thread = place.thread();
+            ptx::cp_async_wait_group<0>();
+            // These values are there, and no warp needs these keys.
+            __syncthreads();
+            if (kPlain)
+                key_copy(key_tile + 1, thread).run(key_stage);
+            else if (rest_from(key_tile + 1) > 0)
+                key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
+            ptx::cp_async_commit_group();
+            return kPlain || !ptx::bar_red_or(0, C::kThreads,
+                                              has_nonfinite<C>(value_stage + place.thread() * 16));
+        };
+        // Before the barrier, since it takes time.
+        const auto values = value_copy(key_tile);
+        const bool idle = place.first_row<C>() >= item.rows ||
+                          (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
         // These keys are there, and no warp needs the values before these.
         __syncthreads();
-        copy_values(key_tile);
-        if (C::kKeyStages > 1) copy_keys(key_tile + 1);
-        if (!sees(key_tile)) {
-            turn_to_values(key_tile);
-            continue;
+        if (kPlain)
+            values.run(value_stage);
+        else
+            values.run(value_stage, rest_from(key_tile));
+        ptx::cp_async_commit_group();
+        if (idle) {
+            turn_to_values();
+            return;
         }
         float s[C::kWarpTiles][C::kKeys / 8][4];
-        multiply_keys<C>(s, shared + warp_row() * C::QkRows::kPitch, stage_of(key_tile));
-        const bool finite = turn_to_values(key_tile);
-        uint32_t probabilities[C::kWarpTiles][C::kKeys / 16][4];
-        {
-            if (min(seen_of(key_tile), keys_of(key_tile)) < C::kKeys)
-                mask_keys<C>(s, seen_of(key_tile), p.causal);
-            float rescale[C::kWarpTiles][2];
-            softmax.apply(s, p.scale_log2, rescale, probabilities);
+        multiply_keys<C>(s, shared + place.query_at<C>(), key_stage + place.key_at<C>());
+        const bool finite = turn_to_values();
+        if (!kPlain && min(seen_from(key_tile), rest_from(key_tile)) < C::kKeys)
+            mask_keys<C>(s, seen_from(key_tile), p.causal);
+        float rescale[C::kWarpTiles][2];
+        softmax.raise(s, p.scale_log2, rescale);
 #pragma unroll
-            for (int i = 0; i < C::kWarpTiles; ++i)
-                if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
+        for (int i = 0; i < C::kWarpTiles; ++i)
+            if (__any_sync(~0u, rescale[i][0] != 1.f || rescale[i][1] != 1.f))
 #pragma unroll
-                    for (int j = 0; j < C::kVDim / 8; ++j) {
-                        o[i][j][0] *= rescale[i][0];
-                        o[i][j][1] *= rescale[i][0];
-                        o[i][j][2] *= rescale[i][1];
-                        o[i][j][3] *= rescale[i][1];
-                    }
-        }
+                for (int j = 0; j < C::kVDim / 8; ++j) {
+                    o[i][j][0] *= rescale[i][0];
+                    o[i][j][1] *= rescale[i][0];
+                    o[i][j][2] *= rescale[i][1];
+                    o[i][j][3] *= rescale[i][1];
+                }
+        const uint32_t values_at = value_stage + place.value_at<C>();
         if (finite) {
-            multiply_values<C, false>(o, probabilities, value_stage);
+            multiply_values<C, false>(o, s, softmax, p.scale_log2, values_at);
         } else {
-            multiply_values<C, true>(o, probabilities, value_stage);
-            add_nonfinite<C>(o, value_stage, seen_of(key_tile), p.causal);
+            multiply_values<C, true>(o, s, softmax, p.scale_log2, values_at);
+            add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
-    }
+    };
+    // Tiles that all rows see, and behind which there is another whole one.
+    const int plain_end = min(item.seen / C::kKeys, item.needed / C::kKeys - 1);
+#pragma unroll 1
+    for (; key_tile < plain_end; ++key_tile) attend(key_tile, std::true_type{});
+#pragma unroll 1
+    for (; rest_from(key_tile) > 0; ++key_tile) attend(key_tile, std::false_type{});
     // Where there were no keys, the queries.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
 
-    Output<C> output(p, item.query_begin, item.query_count - item.first_row, item.first_row,
-                     item.head);
+    Output<C> output(p, item.query_begin, item.rows, item.first_row, item.head);
     if (p.splits == 1)
         output.write(o, softmax);
     else
         output.combine(o, softmax,
-                       {reinterpret_cast<SplitCounters*>(p.counters) + item.tile,
-                        item.split, p.splits, p.splits, p.patience});
+                       {reinterpret_cast<SplitCounters*>(p.counters) + item.tile, item.split,
+                        p.splits, p.splits, p.patience});
 }
 
 }  // namespace mla::sm80::prefill

@@ -45,15 +45,6 @@ int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
     return int(std::max<int64_t>(most, 1));
 }
 
-// Heads whose tiles are done side by side. Few, so that the CTAs that run at the same time read the
-// same keys and values; and as many as keep all SMs busy to the end.
-inline int head_group(int heads, int64_t tiles, int slots) {
-    constexpr int kRounds = 2;
-    const int64_t enough = (kRounds * int64_t(slots) + tiles - 1) / tiles;
-    const int groups = int(std::max<int64_t>(heads / enough, 1));
-    return (heads + groups - 1) / groups;
-}
-
 // Loads a kernel into the current context and allows it its shared memory.
 template <class C>
 MlaStatus load(const Limits& l) {
@@ -73,7 +64,9 @@ MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t 
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
     p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
-    p.head_group = head_group(s.heads, tiles, slots_of<C>(l));
+    // All heads' tiles of the same number side by side: shared out evenly, they matter more than
+    // what the L2 cache might hold of fewer heads.
+    p.head_group = s.heads;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(tiles * s.heads * p.splits), 1, 1};
     config.blockDim = {unsigned(C::kThreads), 1, 1};
@@ -88,16 +81,13 @@ struct Tiles {
     // 32 rows per warp feed two products with each operand from shared memory; with 256 columns of
     // output there are registers for 16.
     static constexpr int kWarpTiles = kVDim == 256 ? 1 : 2;
-    using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64, 1>;
-    // With a second stage of keys.
-    using Deep = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64, 2>;
+    using Usual = Config<T, kQkDim, kVDim, kWarpTiles, 4, 64>;
     // For requests of few rows.
-    using Short = Config<T, kQkDim, kVDim, 1, 4, 64, 1>;
+    using Short = Config<T, kQkDim, kVDim, 1, 4, 64>;
 
     static MlaStatus load(const Limits& l) {
         MlaStatus status = prefill::load<Usual>(l);
         if (status.code == MLA_OK) status = prefill::load<Short>(l);
-        if (status.code == MLA_OK && is_deep(l)) status = prefill::load<Deep>(l);
         return status;
     }
     static size_t workspace_bytes(const Limits& l) {
@@ -105,13 +95,8 @@ struct Tiles {
     }
     static MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
         if (s.max_query_len <= Short::kRows) return prefill::launch<Short>(l, s, p, stream);
-        return is_deep(l) ? prefill::launch<Deep>(l, s, p, stream)
-                          : prefill::launch<Usual>(l, s, p, stream);
+        return prefill::launch<Usual>(l, s, p, stream);
     }
-
-  private:
-    // Whether the second stage costs no CTA.
-    static bool is_deep(const Limits& l) { return ctas_of_sm<Deep>(l) >= ctas_of_sm<Usual>(l); }
 };
 
 // The same as functions that do not depend on them.

@@ -17,42 +17,68 @@ struct Source {
     int split;
 };
 
-// Rows `begin` to `begin` + kRows - 1 of those that end at `end`. Called by all threads. Eight of
-// them copy 128 bytes of a row, one row after another, so that two addresses are all they keep.
-template <int kRows, int kColumns, int kThreads, bool kWhole>
-__device__ __forceinline__ void copy_rows(uint32_t to, const Source& rows, int begin, int end) {
+// A tile of kTileRows rows, copied by all threads: eight of them copy 128 bytes of a row, and each
+// one chunk of every kStep-th row.
+template <int kTileRows, int kColumns, int kThreads>
+class TileCopy {
     using Tile = Rows<kColumns>;
-    constexpr int kAtOnce = kThreads / 8, kChunks = Tile::kChunks;
-    static_assert(kRows % kAtOnce == 0 && kAtOnce % 8 == 0);
-    const int own_row = ptx::tid_x() / 8, own_chunk = ptx::tid_x() % 8;
-    const char* first = rows.first + (begin + own_row) * rows.first_stride + own_chunk * 16;
-    const char* second = rows.second + (begin + own_row) * rows.second_stride + own_chunk * 16;
-    to += Tile::at(own_row, own_chunk);
-    // Unrolled only where it is the rule: registers are few.
-#pragma unroll(kWhole ? kRows / kAtOnce : 1)
-    for (int i = 0; i < kRows / kAtOnce; ++i) {
-        const bool exists = kWhole || begin + own_row + i * kAtOnce < end;
+    static constexpr int kStep = kThreads / 8, kChunks = Tile::kChunks;
+    static_assert(kTileRows % kStep == 0 && kStep % 8 == 0);
+
+  public:
+    // Of the rows from `begin` on, by this thread.
+    __device__ TileCopy(const Source& source, int begin, unsigned thread)
+        : source_(source), thread_(thread) {
+        const int64_t row = unsigned(begin) + own_row();
+        source_.first += row * source.first_stride + own_chunk() * 16;
+        source_.second += row * source.second_stride + own_chunk() * 16 - source.split * 2;
+    }
+
+    // To `tile`, if all rows exist.
+    __device__ __forceinline__ void run(uint32_t tile) const {
+        Source from = source_;
+        const uint32_t to = tile + Tile::at(own_row(), own_chunk());
+#pragma unroll
+        for (int i = 0; i < kTileRows / kStep; ++i) {
+            copy_row(to + i * kStep * Tile::kPitch, from, nullptr);
+            from.first += kStep * from.first_stride;
+            from.second += kStep * from.second_stride;
+        }
+    }
+
+    // To `tile`, if so many rows exist, one at least; zeros are the others.
+    __device__ __forceinline__ void run(uint32_t tile, int exist) const {
+        if (exist >= kTileRows) return run(tile);
+        Source from = source_;
+        // An address behind the last row may be none.
+        const char* some = from.first - int64_t(own_row()) * from.first_stride;
+        uint32_t to = tile + Tile::at(own_row(), own_chunk());
+#pragma unroll 1
+        for (int row = own_row(); row < kTileRows; row += kStep) {
+            copy_row(to, from, row < exist ? nullptr : some);
+            from.first += kStep * from.first_stride;
+            from.second += kStep * from.second_stride;
+            to += kStep * Tile::kPitch;
+        }
+    }
+
+  private:
+    __device__ unsigned own_row() const { return thread_ / 8; }
+    __device__ unsigned own_chunk() const { return thread_ % 8; }
+
+    // Zeros if another address is given.
+    __device__ __forceinline__ void copy_row(uint32_t to, const Source& from,
+                                             const char* instead) const {
 #pragma unroll
         for (int j = 0; j < (kChunks + 7) / 8; ++j) {
-            const char* from =
-                j * 64 < rows.split ? first + j * 128 : second + j * 128 - rows.split * 2;
-            // An address behind the last row may be none.
-            if (!exists) from = rows.first;
-            if (kChunks % 8 == 0 || j * 8 + own_chunk < kChunks)
-                ptx::cp_async_16(to + j * 128, from, exists);
+            if (kChunks % 8 != 0 && j * 8 + own_chunk() >= kChunks) continue;
+            const char* at = (j * 64 < from.split ? from.first : from.second) + j * 128;
+            ptx::cp_async_16(to + j * 128, instead ? instead : at, !instead);
         }
-        first += kAtOnce * rows.first_stride;
-        second += kAtOnce * rows.second_stride;
-        to += kAtOnce * Tile::kPitch;
     }
-}
 
-template <int kRows, int kColumns, int kThreads>
-__device__ __forceinline__ void copy_rows(uint32_t to, const Source& rows, int begin, int end) {
-    if (begin + kRows <= end)
-        copy_rows<kRows, kColumns, kThreads, true>(to, rows, begin, end);
-    else
-        copy_rows<kRows, kColumns, kThreads, false>(to, rows, begin, end);
-}
+    Source source_;
+    unsigned thread_;
+};
 
 }  // namespace mla::sm80::prefill

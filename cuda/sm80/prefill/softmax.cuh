@@ -10,10 +10,9 @@ namespace mla::sm80::prefill {
 template <class C>
 class Softmax {
   public:
-    // Makes P of scores.
-    __device__ void apply(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
-                          float (&rescale)[C::kWarpTiles][2],
-                          uint32_t (&p)[C::kWarpTiles][C::kKeys / 16][4]) {
+    // Takes scores into account; returns what earlier sums are to be multiplied by.
+    __device__ void raise(const float (&s)[C::kWarpTiles][C::kKeys / 8][4], float scale,
+                          float (&rescale)[C::kWarpTiles][2]) {
 #pragma unroll
         for (int tile = 0; tile < C::kWarpTiles; ++tile)
 #pragma unroll
@@ -22,17 +21,17 @@ class Softmax {
 #pragma unroll
                 for (int block = 0; block < C::kKeys / 8; ++block)
                     top = fmaxf(top, fmaxf(s[tile][block][half * 2], s[tile][block][half * 2 + 1]));
-                RowState& state = rows_[tile][half];
-                rescale[tile][half] = state.raise(quad_maximum(top) * scale);
-#pragma unroll
-                for (int block = 0; block < C::kKeys / 8; ++block) {
-                    const float* x = &s[tile][block][half * 2];
-                    const float low = state.probability(x[0], scale);
-                    const float high = state.probability(x[1], scale);
-                    p[tile][block / 2][block % 2 * 2 + half] =
-                        ptx::cvt_rn_x2<typename C::Element>(low, high);
-                }
+                rescale[tile][half] = rows_[tile][half].raise(quad_maximum(top) * scale);
             }
+    }
+
+    // Two of P: word `word` of the fragment of 16 rows and keys, of which `s` are the scores.
+    __device__ uint32_t probabilities(const float (&s)[C::kKeys / 8][4], int tile, int step,
+                                      int word, float scale) {
+        const float* x = &s[step * 2 + word / 2][word % 2 * 2];
+        RowState& state = rows_[tile][word % 2];
+        const float low = state.probability(x[0], scale), high = state.probability(x[1], scale);
+        return ptx::cvt_rn_x2<typename C::Element>(low, high);
     }
 
     __device__ RowState row(int tile, int half) const {

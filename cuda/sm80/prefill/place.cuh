@@ -1,0 +1,52 @@
+// Which thread of the CTA this is, and what follows from that: of rows and of operands.
+#pragma once
+
+#include "config.cuh"
+#include "ptx/special.cuh"
+
+namespace mla::sm80::prefill {
+
+// What is asked of it is computed anew each time, so that it occupies no register in the meantime:
+// the compiler takes each copy of the number for another one.
+class Place {
+  public:
+    __device__ Place() : thread_(threadIdx.x) {}
+
+    __device__ unsigned thread() const {
+        unsigned thread = thread_;
+#ifdef __CUDA_ARCH__
+        asm volatile("" : "+r"(thread));
+#endif
+        return thread;
+    }
+
+    // The warp's first row.
+    template <class C>
+    __device__ int first_row() const {
+        return thread() / 32 * C::kWarpRows;
+    }
+
+    // Where the rows begin that this lane names to ldmatrix: in the queries, in a stage of keys and
+    // in that of values.
+    template <class C>
+    __device__ int query_at() const {
+        // Read from its special register wherever it is needed: that takes registers least.
+        const auto thread = [] { return ptx::tid_x(); };
+        return C::QkRows::at(thread() / 32 * C::kWarpRows + thread() % 16, thread() / 16 % 2);
+    }
+    template <class C>
+    __device__ int key_at() const {
+        const unsigned thread = this->thread(), row = thread % 8 + thread / 16 % 2 * 8;
+        return C::QkRows::at(row, thread / 8 % 2);
+    }
+    template <class C>
+    __device__ int value_at() const {
+        const unsigned thread = this->thread();
+        return C::VRows::at(thread % 16, thread / 16 % 2);
+    }
+
+  private:
+    unsigned thread_;
+};
+
+}  // namespace mla::sm80::prefill
