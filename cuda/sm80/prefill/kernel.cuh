@@ -251,7 +251,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         };
         // Before the barrier, since it takes time.
         const auto values = value_copy(key_tile);
-        const bool idle = place.first_row<C>() >= item.rows ||
+        const bool idle = ptx::tid_x() / 32 * C::kWarpRows >= item.rows ||
                           (!kPlain && seen_from(key_tile) + (p.causal ? C::kWarpRows - 1 : 0) <= 0);
         ptx::cp_async_wait_group<0>();
         // These keys are there, and no warp needs the values before these.
