@@ -48,7 +48,10 @@ __device__ __forceinline__ Guess guess(Shared& s, const float* logits, int count
     const float expected = float(samples) * float(topk) / float(count);
     const uint32_t wanted = uint32_t(expected + 4.f * sqrtf(expected) + 8.f);
     if (wanted >= samples) return {logit_of(0), 0};
-    const int at = int(int64_t(count / kOfThread) * threadIdx.x / kThreads) * kOfThread;
+    constexpr int together = kOfThread * kSampledTogether, places = kThreads / kSampledTogether;
+    const int place = threadIdx.x / kSampledTogether;
+    const int at = int(int64_t(count / together) * place / places) * together +
+                   threadIdx.x % kSampledTogether * kOfThread;
     uint32_t keys[kOfThread];
 #pragma unroll
     for (int i = 0; i < kOfThread; i += 4) {

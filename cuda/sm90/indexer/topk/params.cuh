@@ -20,11 +20,11 @@ static_assert(kBins == 4 * kThreads, "four bins for each thread");
 constexpr int kMostCtas = 16;
 // The longest row: what shared memory holds two bits of for each position.
 constexpr int kMostColumns = 786432;
-// Logits that a thread looks at to guess the threshold: 32 bytes that lie together, or 16 where a
-// better guess would save nothing.
-constexpr int kSampled = 8;
+// Logits that a thread looks at to guess the threshold, and threads whose logits lie together: 32
+// bytes of each of 256 places.
+constexpr int kSampled = 4;
+constexpr int kSampledTogether = 2;
 constexpr int kSamples = kSampled * kThreads;
-constexpr int kFewSampled = 4;
 // The most keys that are compared pair by pair.
 constexpr int kMostPairs = kBins / 2;
 // Bins of a histogram of a whole cluster's keys, and the most keys that its CTAs compare: small,

@@ -132,7 +132,7 @@ __device__ __forceinline__ void choose_resident(Shared& s, const Buffers& buffer
                                                 int begin, int count, int32_t* list) {
     float* own = buffers.row();
     start_row(s, own, logits + begin, count, p.vectors);
-    const Guess guessed = guess<kFewSampled>(s, logits, row.seen, p.vectors, p.topk);
+    const Guess guessed = guess<kSampled>(s, logits, row.seen, p.vectors, p.topk);
     s.arrived.wait(0);
     __syncthreads();
     const Threshold t = find_threshold(cluster, s, own, count, p.topk, row.seen, guessed);
