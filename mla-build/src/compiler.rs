@@ -234,7 +234,7 @@ impl Compiler {
         arguments.extend(
             unit.targets
                 .iter()
-                .map(|target| format!("-gencode={}", target.gencode())),
+                .map(|target| format!("-gencode={}", target.gencode(unit.ptx))),
         );
         if self.line_info {
             let flag = match unit.language {

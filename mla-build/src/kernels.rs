@@ -140,6 +140,14 @@ impl Kernels {
         self.particular(glob.into(), What::Define(define.into()))
     }
 
+    /// Makes the code for all targets of the sources that a glob matches from PTX of one
+    /// architecture, `compute_80`: what a GPU that is there has run is then what others compile,
+    /// and nvcc's first half runs once instead of once per target. The sources get no instruction
+    /// that this architecture lacks. Targets with `a` or `f`, and older ones, are refused.
+    pub fn ptx_for(self, glob: impl Into<String>, target: impl Into<String>) -> Self {
+        self.particular(glob.into(), What::Ptx(target.into()))
+    }
+
     /// Says how many bytes each compilation of the sources that a glob matches needs, for a first
     /// build: afterwards what it did need is known. Without it 2 GiB are assumed, or what sources
     /// of the same folder needed if that is more.

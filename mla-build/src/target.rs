@@ -99,10 +99,20 @@ impl Known {
 }
 
 impl Target {
-    /// The value of `-gencode` that adds this target and nothing else.
-    pub(crate) fn gencode(self) -> String {
-        let (number, suffix) = (self.number, self.variant.suffix());
-        format!("arch=compute_{number}{suffix},code={self}")
+    /// The value of `-gencode` that adds this target and nothing else, from PTX of its own
+    /// architecture or of the given target.
+    pub(crate) fn gencode(self, ptx: Option<Self>) -> String {
+        let Self {
+            number, variant, ..
+        } = ptx.unwrap_or(self);
+        format!("arch=compute_{number}{},code={self}", variant.suffix())
+    }
+
+    /// Whether PTX of this target can be made into code of the other: PTX that has the instructions
+    /// of one capability alone, or of a few, goes no further.
+    pub(crate) fn serves(self, other: Self) -> bool {
+        let plain = |target: Self| target.variant == Variant::Plain;
+        self.is_ptx() && plain(self) && plain(other) && self.number <= other.number
     }
 
     /// The first CUDA whose nvcc has it.
@@ -270,7 +280,7 @@ mod tests {
     fn nvcc_is_asked_for_one_kind_of_code_at_a_time() {
         let spelled: Vec<_> = targets(&["sm_90a", "sm_100f", "sm_80", "compute_80"])
             .into_iter()
-            .map(Target::gencode)
+            .map(|target| target.gencode(None))
             .collect();
         assert_eq!(
             spelled,
@@ -281,6 +291,20 @@ mod tests {
                 "arch=compute_80,code=compute_80"
             ]
         );
+    }
+
+    #[test]
+    fn ptx_of_one_architecture_serves_later_plain_ones() {
+        let [ptx, older, machine, later, exact] =
+            ["compute_80", "sm_75", "sm_80", "sm_120", "sm_90a"]
+                .map(|name| name.parse::<Target>().unwrap());
+        assert_eq!(later.gencode(Some(ptx)), "arch=compute_80,code=sm_120");
+        assert!(
+            [ptx, machine, later]
+                .iter()
+                .all(|&target| ptx.serves(target))
+        );
+        assert!(!ptx.serves(older) && !ptx.serves(exact) && !machine.serves(later));
     }
 
     #[test]

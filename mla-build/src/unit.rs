@@ -23,6 +23,8 @@ pub(crate) struct Unit {
     pub(crate) language: Language,
     /// Empty for C++.
     pub(crate) targets: Vec<Target>,
+    /// The PTX that the code for all targets is made from, if it is not each one's own.
+    pub(crate) ptx: Option<Target>,
     /// Flags and macros of this source alone.
     pub(crate) flags: Vec<String>,
     /// Bytes that the build script says its compilation needs.
@@ -65,6 +67,8 @@ pub(crate) struct Particular {
 pub(crate) enum What {
     Flag(String),
     Define(String),
+    /// The name of a target.
+    Ptx(String),
     /// Bytes.
     Memory(u64),
 }
@@ -75,6 +79,7 @@ impl What {
         match self {
             Self::Flag(_) => "flag_for",
             Self::Define(_) => "define_for",
+            Self::Ptx(_) => "ptx_for",
             Self::Memory(_) => "memory_for",
         }
     }
@@ -132,6 +137,7 @@ pub(crate) fn discover(
                 source: source.clone(),
                 language,
                 targets: targets.to_vec(),
+                ptx: None,
                 flags: Vec::new(),
                 memory: None,
             });
@@ -199,11 +205,24 @@ fn particularise(
             match what {
                 What::Flag(flag) => unit.flags.push(flag.clone()),
                 What::Define(define) => unit.flags.push(format!("-D{define}")),
+                What::Ptx(name) => unit.ptx = Some(ptx(name, unit)?),
                 What::Memory(bytes) => unit.memory = Some(*bytes),
             }
         }
     }
     Ok(())
+}
+
+/// The PTX of that name, which serves every target of the unit.
+fn ptx(name: &str, unit: &Unit) -> Result<Target, Error> {
+    let parsed: Option<Target> = name.parse().ok();
+    parsed
+        .filter(|ptx| unit.targets.iter().all(|&target| ptx.serves(target)))
+        .ok_or_else(|| Error::Setting {
+            field: "ptx_for".into(),
+            given: format!("{name} for {unit}"),
+            accepted: "PTX such as compute_80, and targets without a or f that are no older".into(),
+        })
 }
 
 /// A glob over paths relative to the package.
@@ -432,6 +451,7 @@ mod tests {
             language: Language::Cuda,
             targets: vec!["sm_90a".parse().unwrap()],
             flags: Vec::new(),
+            ptx: None,
             memory: None,
         };
         assert_ne!(

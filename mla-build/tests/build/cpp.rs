@@ -117,3 +117,14 @@ fn a_flag_of_one_source_concerns_no_other() {
     let refused = message(world.kernels().flag_for("cuda/**", "-arch=sm_80"));
     assert!(refused.contains("flag: given \"-arch=sm_80\""), "{refused}");
 }
+
+#[test]
+fn ptx_of_one_architecture_is_refused_where_it_cannot_serve() {
+    let world = World::new();
+    for name in ["compute_80", "sm_80", "ptx"] {
+        let kernels = world.kernels().ptx_for("cuda/sm90/a.cu", name);
+        let refused = kernels.compile("kernels").unwrap_err().to_string();
+        let given = format!("ptx_for: given \"{name} for cuda/sm90/a.cu (sm_90a)\", accepted: PTX");
+        assert!(refused.starts_with(&given), "{refused}");
+    }
+}
