@@ -361,6 +361,11 @@ fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)
         KvFormat::BF16 => 5e-3,
         _ => 1.5e-2,
     };
+    // The CPU rounds a row's values to bf16 once they are multiplied by scales of their own.
+    let least_lse = match case.kv {
+        KvFormat::Fp8DsMla => 1e-3,
+        _ => 2e-4,
+    };
     for element in 0..want.0.len() / 2 {
         let [got, want] = [got, want].map(|(out, _)| get(DTYPE, out, element));
         let most = (2.01 / 128.0 * want.abs()).max(least);
@@ -371,7 +376,7 @@ fn assert_close(case: &Case, got: &(Vec<u8>, Vec<u8>), want: &(Vec<u8>, Vec<u8>)
     }
     for element in 0..want.1.len() / 4 {
         let [got, want] = [got, want].map(|(_, lse)| get(DType::F32, lse, element));
-        let close = got == want || (got - want).abs() <= 2e-4 * want.abs().max(1.0);
+        let close = got == want || (got - want).abs() <= least_lse * want.abs().max(1.0);
         assert!(close, "{case:?}: lse {element}: {got}, not {want}");
     }
 }
