@@ -85,7 +85,7 @@ fn compile(families: &[String]) -> Result<(), Box<dyn Error>> {
         .cutlass()
         // Machine code for four targets and PTX: a quarter of the bytes, for every driver since
         // CUDA 12.4's.
-        .flag_for("cuda/sm80/**/*.cu", "--compress-mode=size")
+        .flag_for("cuda/{all,sm80}/**/*.cu", "--compress-mode=size")
         // Its registers are counted for this PTX: others of nvcc's spill. It has no instruction of
         // later GPUs.
         .ptx_for("cuda/sm80/prefill/**/*.cu", "compute_80")

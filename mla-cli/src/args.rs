@@ -13,7 +13,6 @@ use mla_runtime::kv_format::KvFormat;
 use mla_runtime::model::ModelConfig;
 use serde::Serialize;
 
-use crate::device::DeviceName;
 use crate::error::CliError;
 
 /// How the output is written.
@@ -59,31 +58,6 @@ pub(crate) struct ModelArgs {
     /// The dtype of queries, weights and outputs [default: the model's, or bf16].
     #[arg(long, value_parser = named(DType::ALL, DType::name))]
     dtype: Option<DType>,
-}
-
-/// Which batch of random data, where, and in which cache.
-#[derive(Args)]
-pub(crate) struct BatchArgs {
-    /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
-    /// decodes at 4096.
-    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
-    pub(crate) batch: String,
-    /// Where to run.
-    #[arg(long, default_value = "cpu")]
-    pub(crate) device: DeviceName,
-    /// The format of the cache [default: the dtype].
-    #[arg(long, value_parser = kv_format())]
-    kv: Option<KvFormat>,
-    /// What the random numbers are made from.
-    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
-    pub(crate) seed: u32,
-}
-
-impl BatchArgs {
-    /// The cache's format, for queries of `dtype`.
-    pub(crate) fn kv_format(&self, dtype: DType) -> KvFormat {
-        self.kv.unwrap_or(KvFormat::of(dtype))
-    }
 }
 
 /// A model as the arguments describe it.

@@ -1,5 +1,6 @@
 //! `mla run`: a layer on a batch of random data, timed and compared with the f64 reference.
 
+pub(crate) mod batch_args;
 pub(crate) mod data;
 mod measure;
 pub(crate) mod progress;
@@ -19,12 +20,13 @@ use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
 use mla_runtime::selection::SelectionRequest;
 
+use self::batch_args::BatchArgs;
 use self::data::Data;
 use self::progress::Progress;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::workload::Workload;
-use crate::args::{BatchArgs, Format, Model, ModelArgs, natural, positive};
+use crate::args::{Format, Model, ModelArgs, natural, positive};
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
 

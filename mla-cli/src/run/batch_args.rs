@@ -1,0 +1,33 @@
+//! The arguments of what runs a batch of random data.
+
+use clap::Args;
+use mla_runtime::dtype::DType;
+use mla_runtime::kv_format::KvFormat;
+
+use crate::args::{kv_format, natural};
+use crate::device::DeviceName;
+
+/// Which batch of random data, where, and in which cache.
+#[derive(Args)]
+pub(crate) struct BatchArgs {
+    /// The requests, as `mla spec` reads them: `2q512_8q1s4k` is 2 prefills of 512 tokens and 8
+    /// decodes at 4096.
+    #[arg(long, value_name = "SPEC", allow_hyphen_values = true)]
+    pub(crate) batch: String,
+    /// Where to run.
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: DeviceName,
+    /// The format of the cache [default: the dtype].
+    #[arg(long, value_parser = kv_format())]
+    kv: Option<KvFormat>,
+    /// What the random numbers are made from.
+    #[arg(long, value_name = "N", default_value = "1", value_parser = natural)]
+    pub(crate) seed: u32,
+}
+
+impl BatchArgs {
+    /// The cache's format, for queries of `dtype`.
+    pub(crate) fn kv_format(&self, dtype: DType) -> KvFormat {
+        self.kv.unwrap_or(KvFormat::of(dtype))
+    }
+}
