@@ -329,7 +329,8 @@ pub const CPU_DECODE: BackendSpec = BackendSpec {
     features: cpu(Phase::Decode)
         .features
         .with(Feature::DenseRequests)
-        .with(Feature::SecondCache),
+        .with(Feature::SecondCache)
+        .with(Feature::Sinks),
     ..cpu(Phase::Decode)
 }
 .checked();
