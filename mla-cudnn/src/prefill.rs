@@ -2,8 +2,9 @@
 //!
 //! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
 //! when that first occurs. If all requests have one length, and it is a power of two or a multiple of
-//! 512, as chunks of prompts are, it is a plan for equal requests of this length, which is faster. Requests without queries or keys are left out of what it is given, and
-//! query tokens that see no key are filled here: versions below 9.25 give NaN for them.
+//! 512, as chunks of prompts are, it is a plan for equal requests of this length, which is faster.
+//! Requests without queries or keys are left out of what it is given, and query tokens that see no
+//! key are filled here: versions below 9.25 give NaN for them.
 
 use mla_runtime::mla_backend;
 

@@ -36,7 +36,7 @@ use crate::{
     workshop,
 };
 
-use output::{archive, device_bytes};
+use output::{archive, device_bytes, link};
 use prebuilt::Export;
 use roots::Roots;
 

@@ -98,19 +98,24 @@ impl Plan {
     }
 
     pub(super) fn link(&self) {
-        println!("cargo::rustc-link-search=native={}", self.out_dir.display());
-        println!(
-            "cargo::rustc-link-search=native={}",
-            self.compiler.cuda.library.display()
-        );
-        println!("cargo::rustc-link-lib=static={}", self.tag.as_str());
-        println!("cargo::{}", self.tag.prefix_variable(&self.library));
-        // The runtime is linked in whole, and itself looks for the driver when it is first called:
-        // a program with kernels starts on a machine without one.
-        println!("cargo::rustc-link-lib=static=cudart_static");
-        for system in ["stdc++", "dl", "rt", "pthread"] {
-            println!("cargo::rustc-link-lib=dylib={system}");
-        }
+        let folders = [&self.out_dir, &self.compiler.cuda.library];
+        link(&folders, &self.tag, &self.library, "=stdc++");
+    }
+}
+
+/// Tells Cargo to link the library, and CUDA's runtime and the C++ library beside it, from these
+/// folders.
+pub(super) fn link(folders: &[&PathBuf], tag: &Tag, library: &str, cpp: &str) {
+    for folder in folders {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+    }
+    println!("cargo::rustc-link-lib=static={}", tag.as_str());
+    println!("cargo::{}", tag.prefix_variable(library));
+    // The runtime is linked in whole, and itself looks for the driver when it is first called: a
+    // program with kernels starts on a machine without one.
+    println!("cargo::rustc-link-lib=static=cudart_static");
+    for system in [cpp, "=dl", "=rt", "=pthread"] {
+        println!("cargo::rustc-link-lib=dylib{system}");
     }
 }
 

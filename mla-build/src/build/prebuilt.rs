@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Done, Plan, archive, device_bytes, folder, names, only, output_folder, own_includes,
+    Done, Plan, archive, device_bytes, folder, link, names, only, output_folder, own_includes,
     target_folder,
 };
 use crate::{
@@ -380,7 +380,8 @@ impl Prebuilt {
             for path in watched {
                 println!("cargo::rerun-if-changed={}", path.display());
             }
-            link(&out_dir, &tag, library);
+            // By the name under which the C++ library is on machines without a compiler too.
+            link(&[&out_dir], &tag, library, ":+verbatim=libstdc++.so.6");
             compiled::tell(&self.families, &self.root, &kernels.sources)?;
         }
         Ok(Built {
@@ -471,19 +472,6 @@ impl Prebuilt {
             println!("cargo::rerun-if-changed={}", path.display());
         }
         Ok(())
-    }
-}
-
-/// Tells Cargo to link the library, and CUDA's runtime beside it.
-fn link(out_dir: &Path, tag: &Tag, library: &str) {
-    println!("cargo::rustc-link-search=native={}", out_dir.display());
-    println!("cargo::rustc-link-lib=static={}", tag.as_str());
-    println!("cargo::{}", tag.prefix_variable(library));
-    println!("cargo::rustc-link-lib=static=cudart_static");
-    // By the name under which it is on machines without a C++ compiler too.
-    println!("cargo::rustc-link-lib=dylib:+verbatim=libstdc++.so.6");
-    for system in ["dl", "rt", "pthread"] {
-        println!("cargo::rustc-link-lib=dylib={system}");
     }
 }
 

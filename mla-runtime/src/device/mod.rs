@@ -34,7 +34,7 @@ impl<D: Device> GatherRows<'_, D> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Device::gather_cache_and_expand`].
     pub fn gather_then_expand(
         self,
         device: &D,
@@ -83,11 +83,12 @@ impl<D: Device> CacheRows<'_, D> {
         }
     }
 
-    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`] one after the other.
+    /// Writes the rows, then rotates and multiplies `queries`: [`Device::write_cache_and_absorb`] one
+    /// after the other.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Those of [`Device::write_cache_and_absorb`].
     pub fn write_then_absorb(self, device: &D, mut queries: AbsorbedQueries<'_, D>) -> Result<()> {
         let rotation = queries.rotation(&self)?;
         self.write(device, rotation)?;

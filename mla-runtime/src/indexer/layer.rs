@@ -37,7 +37,6 @@ where
     ) -> Result<()> {
         lists.forget();
         self.check_tensors(workspace, &call)?;
-        self.check_sinks(workspace, call.sinks.as_ref())?;
         indexer.check(workspace, lists, &index)?;
         if workspace.tokens() > 0 {
             self.device().range(c"mla: write caches", || {

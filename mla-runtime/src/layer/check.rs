@@ -20,11 +20,10 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &LayerCall<'_, P::Device>,
     ) -> Result<()> {
         self.check_tensors(workspace, call)?;
-        self.check_sinks(workspace, call.sinks.as_ref())?;
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())
     }
 
-    pub(crate) fn check_sinks(
+    fn check_sinks(
         &self,
         workspace: &Workspace<P, D>,
         sinks: Option<&ArrayRef<'_, P::Device, f32>>,
@@ -85,6 +84,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         self.check_absorbed_only(workspace, "slot_lists.second", why)
     }
 
+    /// Refuses what does not fit the prepared step, but for lists of slots: an indexer has yet to make them.
     pub(crate) fn check_tensors(
         &self,
         workspace: &Workspace<P, D>,
@@ -143,7 +143,8 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
                 ));
             }
         }
-        self.check_places(step, call)
+        self.check_places(step, call)?;
+        self.check_sinks(workspace, call.sinks.as_ref())
     }
 
     /// Refuses tensors that a backend or a product of the step would not take as they lie.

@@ -1,8 +1,8 @@
 //! `mla bench indexer`: a sparse layer part by part, from the caches' rows to the output.
 //!
 //! Every part is timed on its own by the protocol of all benchmarks, and then all together as
-//! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists are compared with f64, and so
-//! is the output.
+//! [`forward_selecting`](mla_runtime::layer::MlaLayer::forward_selecting) enqueues them. The lists
+//! are compared with f64, and so is the output.
 
 mod peers;
 
