@@ -4,18 +4,21 @@
 use std::process::{Command, ExitCode};
 
 use mla_cpu::Cpu;
-use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, StepLimits};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Output, StepLimits,
+};
 use mla_runtime::device::Device;
-use mla_runtime::{Result, mla_backend};
+use mla_runtime::{Error, Result, mla_backend};
 
-/// Says that everything is 0, at once.
+/// Says that everything is 0, after a plan on the host.
 struct Nothing;
 
 #[mla_backend(
     name = "NOTHING",
     sm = "any",
     dtypes = "f16,bf16,f32",
-    query_len = "ragged"
+    query_len = "ragged",
+    plans_on_host = true
 )]
 impl DecodeBackend for Nothing {
     type Device = Cpu;
@@ -32,6 +35,24 @@ impl DecodeBackend for Nothing {
 
     fn metadata(&self, _: &Cpu, _: &StepLimits) -> Result<()> {
         Ok(())
+    }
+
+    fn prepare(
+        &self,
+        _: &Cpu,
+        batch: &DecodeBatch<'_, Cpu>,
+        (): &mut (),
+        (): &mut (),
+    ) -> Result<()> {
+        let lens = batch.host.map(|host| host.seq_lens.len());
+        match lens == Some(batch.block_table.requests()) {
+            true => Ok(()),
+            false => Err(Error::argument(
+                "host lengths",
+                format!("{lens:?}"),
+                "each request's",
+            )),
+        }
     }
 
     fn decode(&self, cpu: &Cpu, call: DecodeCall<'_, Cpu>, (): &mut (), (): &()) -> Result<()> {

@@ -372,8 +372,12 @@ impl Step {
                 BlockTable::new(table, requests, self.max_pages)?,
                 (array(&lens, requests)?, max_seq_len),
                 (array(&starts, requests + 1)?, max_query_len),
-            )
-            .with_host(HostLens::new(&host_lens[0], &host_lens[1]));
+            );
+            // So that a spec which does not say it cannot rely on them.
+            let batch = match stage.spec().plans_on_host {
+                true => batch.with_host(HostLens::new(&host_lens[0], &host_lens[1])),
+                false => batch,
+            };
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;

@@ -46,7 +46,7 @@ mod prefill {
 
 // Backends that contradict their specs: the CPU's own, each with one mistake.
 macro_rules! mistaken {
-    ($name:ident, [$($key:tt)*], new: $new:expr, call: $call:expr) => {
+    ($name:ident, [$($key:tt)*], new: $new:expr, call: $call:expr $(, plan: $plan:expr)?) => {
         struct $name(CpuDecode);
 
         #[mla_backend($($key)*)]
@@ -75,6 +75,10 @@ macro_rules! mistaken {
                 state: &mut Self::State,
                 metadata: &mut (),
             ) -> Result<()> {
+                $(
+                    let plan: fn(&DecodeBatch<'_, Cpu>) -> Result<()> = $plan;
+                    plan(batch)?;
+                )?
                 DecodeBackend::prepare(&self.0, device, batch, state, metadata)
             }
 
@@ -144,6 +148,25 @@ mistaken! {
     }
 }
 
+fn host_lens(batch: &DecodeBatch<'_, Cpu>) -> Result<()> {
+    let given = batch.host.map(drop);
+    given.ok_or_else(|| Error::argument("host lengths", "none", "each request's"))
+}
+
+mistaken! {
+    PlansInSecret, [sm = "any", dtypes = "bf16"],
+    new: Ok,
+    call: |call| call,
+    plan: host_lens
+}
+
+mistaken! {
+    PlansOnHost, [sm = "any", dtypes = "bf16", plans_on_host = true],
+    new: Ok,
+    call: |call| call,
+    plan: host_lens
+}
+
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
 mistaken! {
@@ -180,6 +203,13 @@ fn a_spec_that_contradicts_its_implementation_is_told_what_to_do() {
     );
     // What it does keep is not held against it.
     conformance::decode::<FewHeads>(&cpu, DecodeTopic::SingleTokens).unwrap();
+
+    let message = said::<PlansInSecret>(&cpu, DecodeTopic::SingleTokens);
+    assert!(
+        message.contains("`prepare` refuses it: host lengths: given none, accepted each request's"),
+        "{message}"
+    );
+    conformance::decode::<PlansOnHost>(&cpu, DecodeTopic::SingleTokens).unwrap();
 
     let message = said::<OtherGpu>(&common::Bytes, DecodeTopic::SingleTokens);
     assert_eq!(

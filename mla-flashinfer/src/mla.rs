@@ -107,6 +107,7 @@ impl FlashInferMla {
     alignment = 16,
     query_len = "ragged",
     graphs = "uniform_batch",
+    plans_on_host = true,
     features = "strided_outputs",
     priority = "80"
 )]

@@ -15,6 +15,7 @@
 | query lengths | ragged, at most 8 |
 | queries | concatenated |
 | sparse | optional, lists of at most 8192 |
+| plans on | the host |
 | alignment | 16 bytes |
 | CUDA graphs | always |
 | log-sum-exp | log2, as exact as the dtype |
@@ -78,6 +79,7 @@ impl mla_runtime::backend::DecodeBackend for inner::Flash {
         .with_padded_values(false)
         .with_alignment(16)
         .with_graphs(crate::engine::mla_runtime::spec::GraphSupport::Always)
+        .with_plans_on_host(true)
         .with_lse(crate::engine::mla_runtime::spec::LseOutput::Log2)
         .with_lse_precision(crate::engine::mla_runtime::spec::LsePrecision::DType)
         .with_quant_output(true)

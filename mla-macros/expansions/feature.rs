@@ -14,6 +14,7 @@
 | query lengths | single |
 | queries | split |
 | sparse | never |
+| plans on | the device |
 | alignment | an element's |
 | CUDA graphs | never |
 | log-sum-exp | ln |
@@ -50,6 +51,7 @@ impl DecodeBackend for Flash {
         .with_padded_values(false)
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
+        .with_plans_on_host(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)
@@ -113,6 +115,7 @@ const _: () = {
 | query lengths | single |
 | queries | split |
 | sparse | never |
+| plans on | the device |
 | alignment | an element's |
 | CUDA graphs | never |
 | log-sum-exp | ln |
@@ -148,6 +151,7 @@ impl ::mla_runtime::dispatch::Absent for Flash {
         .with_padded_values(false)
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
+        .with_plans_on_host(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)

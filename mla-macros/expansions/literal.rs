@@ -53,6 +53,7 @@ impl PrefillBackend for FlashAttn {
         .with_padded_values(false)
         .with_alignment(1)
         .with_graphs(::mla_runtime::spec::GraphSupport::Never)
+        .with_plans_on_host(false)
         .with_lse(::mla_runtime::spec::LseOutput::Ln)
         .with_lse_precision(::mla_runtime::spec::LsePrecision::F32)
         .with_quant_output(false)

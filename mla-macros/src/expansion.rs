@@ -371,6 +371,7 @@ impl Runtime {
         let padded_values = spec.padded_values;
         let alignment = Literal::u32_unsuffixed(spec.alignment);
         let graphs = variant(spec.graphs.variant);
+        let plans_on_host = spec.plans_on_host;
         let lse = variant(spec.lse.variant);
         let lse_precision = variant(spec.lse_precision.variant);
         let sparse = variant(spec.sparse.variant);
@@ -399,6 +400,7 @@ impl Runtime {
             .with_padded_values(#padded_values)
             .with_alignment(#alignment)
             .with_graphs(#path::spec::GraphSupport::#graphs)
+            .with_plans_on_host(#plans_on_host)
             .with_lse(#path::spec::LseOutput::#lse)
             .with_lse_precision(#path::spec::LsePrecision::#lse_precision)
             .with_quant_output(#quant_output)
@@ -551,6 +553,7 @@ mod tests {
                 query_format = "concatenated",
                 alignment = 16,
                 graphs = "always",
+                plans_on_host = true,
                 lse = "log2",
                 lse_precision = "dtype",
                 quant_output = true,

@@ -219,6 +219,16 @@ pub(crate) const GRAPHS: Key = Key {
     meaning: "The batches that can be captured in a CUDA graph and replayed.",
 };
 
+pub(crate) const PLANS_ON_HOST: Key = Key {
+    name: "plans_on_host",
+    form: Form::Flag,
+    only: Some(Phase::Decode),
+    default: Some("false"),
+    accepted: "true or false",
+    example: "true",
+    meaning: "Whether it plans a step on the host, from the lengths in `DecodeBatch::host`.",
+};
+
 pub(crate) const LSE: Key = Key {
     name: "lse",
     form: Form::Text,
@@ -344,6 +354,7 @@ pub(crate) const KEYS: &[Key] = &[
     PADDED_VALUES,
     ALIGNMENT,
     GRAPHS,
+    PLANS_ON_HOST,
     LSE,
     LSE_PRECISION,
     QUANT_OUTPUT,

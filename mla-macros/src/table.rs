@@ -31,6 +31,15 @@ pub(crate) fn markdown(spec: &Spec) -> [String; 2] {
             ("query lengths", query_lens(spec)),
             ("queries", spec.query_format.text.to_owned()),
             ("sparse", sparse(spec)),
+            (
+                "plans on",
+                if spec.plans_on_host {
+                    "the host"
+                } else {
+                    "the device"
+                }
+                .to_owned(),
+            ),
         ]);
     } else {
         let values = if spec.padded_values {

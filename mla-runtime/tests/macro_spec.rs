@@ -85,6 +85,7 @@ struct EveryKey;
     query_format = "concatenated",
     alignment = 16,
     graphs = "always",
+    plans_on_host = true,
     lse = "log2",
     lse_precision = "dtype",
     quant_output = true,
@@ -130,6 +131,7 @@ fn every_key_reaches_its_field() {
         .with_padded_values(false)
         .with_alignment(16)
         .with_graphs(GraphSupport::Always)
+        .with_plans_on_host(true)
         .with_lse(LseOutput::Log2)
         .with_lse_precision(LsePrecision::DType)
         .with_quant_output(true)

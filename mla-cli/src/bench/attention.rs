@@ -212,7 +212,7 @@ impl<D: Device> Work<'_, D> {
         let Self::Decode(work) = self else {
             return Ok(None);
         };
-        if !work.plans_on_host {
+        if !work.backend.spec().plans_on_host {
             return Ok(None);
         }
         let mut fastest = f64::INFINITY;
@@ -320,8 +320,6 @@ pub(super) struct Decode<'a, D: Device> {
     query_starts: D::Buffer,
     /// The query tokens and all tokens of each request.
     host_lens: [Vec<u32>; 2],
-    /// Whether the backend takes them from there.
-    plans_on_host: bool,
     /// Of a sparse attention: what each query token's list names, and the lists.
     positions: Vec<Vec<u32>>,
     slots: Option<D::Buffer>,
@@ -379,7 +377,6 @@ impl<'a, D: Device> Decode<'a, D> {
             positions,
             slots,
             host_lens,
-            plans_on_host: false,
             state: backend.state(device, &limits)?,
             metadata: backend.metadata(device, &limits)?,
             query: query_numbers.buffer(device, 0, tokens * heads * row)?,
@@ -394,11 +391,7 @@ impl<'a, D: Device> Decode<'a, D> {
             what,
             backend,
         };
-        // Who plans on the host refuses lengths that are on the device alone.
-        if work.prepare(device).is_err() {
-            work.plans_on_host = true;
-            work.prepare(device)?;
-        }
+        work.prepare(device)?;
         Ok(work)
     }
 
@@ -415,7 +408,7 @@ impl<'a, D: Device> Decode<'a, D> {
             [&self.block_table, &self.lens, &self.query_starts],
         )?;
         let [query_lens, lens] = &self.host_lens;
-        let batch = match self.plans_on_host {
+        let batch = match self.backend.spec().plans_on_host {
             true => batch.with_host(HostLens::new(query_lens, lens)),
             false => batch,
         };

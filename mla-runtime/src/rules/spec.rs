@@ -59,6 +59,9 @@ pub struct BackendSpec {
     pub alignment: u32,
     /// What can be captured into a CUDA graph.
     pub graphs: GraphSupport,
+    /// Whether it plans a step on the host, so that [`prepare`](crate::backend::DecodeBackend::prepare) is given
+    /// the lengths in [`DecodeBatch::host`](crate::backend::DecodeBatch::host) and no graph can hold it. Decode only.
+    pub plans_on_host: bool,
     /// The log-sum-exp its kernel produces.
     pub lse: LseOutput,
     /// How exact that log-sum-exp is.
@@ -106,6 +109,7 @@ impl BackendSpec {
             padded_values: false,
             alignment: 1,
             graphs: GraphSupport::Never,
+            plans_on_host: false,
             lse: LseOutput::Ln,
             lse_precision: LsePrecision::F32,
             quant_output: false,
@@ -134,6 +138,7 @@ impl BackendSpec {
         with_padded_values(padded_values: bool);
         with_alignment(alignment: u32);
         with_graphs(graphs: GraphSupport);
+        with_plans_on_host(plans_on_host: bool);
         with_lse(lse: LseOutput);
         with_lse_precision(lse_precision: LsePrecision);
         with_quant_output(quant_output: bool);
@@ -378,6 +383,10 @@ impl BackendSpec {
                 assert!(
                     self.max_list_width.is_none(),
                     "max_list_width: given a number, accepted none: prefill takes no lists"
+                );
+                assert!(
+                    !self.plans_on_host,
+                    "plans_on_host: given true, accepted false: prefill is always given the host's lengths"
                 );
                 assert!(
                     !matches!(self.lse, LseOutput::None),

@@ -164,6 +164,7 @@ pub const FLASHINFER_MLA: BackendSpec = BackendSpec {
     query_len: QueryLen::Ragged,
     alignment: 16,
     graphs: GraphSupport::UniformBatch,
+    plans_on_host: true,
     lse_precision: LsePrecision::DType,
     features: FeatureSet::of(&[Feature::StridedOutputs]),
     priority: Priority::everywhere(80),
