@@ -34,25 +34,14 @@ impl<D: Operations> Engine<D> {
     ///
     /// # Errors
     ///
-    /// If a size is 0, no backend fits, or the device has no memory left.
+    /// If a size is 0 or too large, no backend fits, or the device has no memory left.
     pub fn new(device: &D, config: &Config, size: &Size, seed: u64) -> Result<Self> {
-        for (field, given) in [
-            ("pages", size.pages),
-            ("page_size", size.page_size),
-            ("requests", size.requests),
-            ("max_len", size.max_len),
-        ] {
-            if given == 0 {
-                return Err(Error::refused(field, 0, "1 and up"));
-            }
-        }
-        if size.tokens < size.requests {
-            let accepted = format!("at least one for each of {} requests", size.requests);
-            return Err(Error::refused("tokens", size.tokens, accepted));
-        }
+        size.check()?;
+        // First: what a device refuses is told before anything else is allocated for it.
+        let runner = Runner::new(device, config, size, seed)?;
         let pages = Pages::new(size.pages, size.page_size);
         Ok(Self {
-            runner: Runner::new(device, config, size, seed)?,
+            runner,
             scheduler: Scheduler::new(pages, size.requests, size.tokens, size.drafts),
             metrics: Metrics::default(),
             size: *size,
@@ -78,9 +67,9 @@ impl<D: Operations> Engine<D> {
         if more == 0 {
             return Err(Error::refused("max_tokens", 0, "1 and up"));
         }
-        let cache = self.size.pages * self.size.page_size;
+        let cache = self.size.pages.saturating_mul(self.size.page_size);
         let most = self.size.max_len.min(cache);
-        if prompt.len() + more > most {
+        if prompt.len().saturating_add(more) > most {
             let given = format!("{} and {more} more", prompt.len());
             return Err(Error::refused(
                 "prompt",

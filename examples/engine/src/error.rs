@@ -16,6 +16,9 @@ pub enum Error {
     /// What the engine itself reads of the configuration.
     #[error("config: {0}")]
     Config(#[from] serde_json::Error),
+    /// What is shown cannot be written.
+    #[error("output: {0}")]
+    Output(#[from] std::io::Error),
     /// A request or setting that cannot be served.
     #[error("{field}: given {given}, accepted {accepted}")]
     Refused {

@@ -5,7 +5,9 @@
 //! $ cargo run --release -p engine --features sm90
 //! ```
 
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::Parser;
 use engine::Chosen;
@@ -51,12 +53,14 @@ const REQUESTS: usize = 16;
 const SHARED: usize = 70;
 const PAGE: usize = 64;
 
-fn main() -> std::process::ExitCode {
+fn main() -> ExitCode {
     match serve(&Arguments::parse()) {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads the output may stop before its end.
+        Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("engine: {error}");
-            std::process::ExitCode::FAILURE
+            let _ = writeln!(std::io::stderr(), "engine: {error}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -76,7 +80,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         page_size: PAGE,
         requests: REQUESTS,
         tokens: arguments.step,
-        max_len: (arguments.prompt + arguments.tokens).max(1),
+        max_len: arguments.prompt.saturating_add(arguments.tokens),
         drafts: arguments.drafts,
     };
     let device = Chosen::open()?;
@@ -87,7 +91,7 @@ fn serve(arguments: &Arguments) -> Result<()> {
         config.layers(),
         engine.platform(),
         size.pages
-    ));
+    ))?;
     let mut random = fastrand::Rng::with_seed(arguments.seed);
     let mut token = || random.u32(0..config.widths.vocab_size as u32);
     let beginning: Vec<u32> = (0..SHARED.min(arguments.prompt)).map(|_| token()).collect();
@@ -105,10 +109,10 @@ fn serve(arguments: &Arguments) -> Result<()> {
             arrived += 1;
         }
         let events = engine.step()?;
-        status.show(&engine, &events);
+        status.show(&engine, &events)?;
         steps += 1;
     }
     status.finish();
-    println!("{}", engine.metrics());
+    status.line(&engine.metrics().to_string())?;
     Ok(())
 }

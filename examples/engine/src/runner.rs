@@ -7,7 +7,7 @@ use mla_runtime::spec::QueryLen;
 
 use crate::attention::widths;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::operations::Operations;
 use crate::tensor::{Ids, Tensor};
@@ -102,6 +102,40 @@ pub struct Size {
     pub drafts: usize,
 }
 
+impl Size {
+    /// The most of anything: pages, positions and token counts are 32-bit numbers on a device.
+    pub const MOST: usize = i32::MAX as usize;
+
+    /// # Errors
+    ///
+    /// If a size is 0 or more than the device counts, or a step has no room for a token of each request.
+    pub fn check(&self) -> Result<()> {
+        for (field, given, least, most) in [
+            ("pages", self.pages, 1, Self::MOST),
+            ("page_size", self.page_size, 1, Self::MOST),
+            ("requests", self.requests, 1, Self::MOST),
+            ("tokens", self.tokens, self.requests, Self::MOST),
+            ("max_len", self.max_len, 1, Self::MOST),
+            // With the token that they stand behind.
+            ("drafts", self.drafts, 0, self.tokens.saturating_sub(1)),
+        ] {
+            if !(least..=most).contains(&given) {
+                let why = match field {
+                    "tokens" => ": a token for each request",
+                    "drafts" => ": what a step has room for beside a token",
+                    _ => "",
+                };
+                return Err(Error::refused(
+                    field,
+                    given,
+                    format!("{least} to {most}{why}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A model with its caches and its workspace.
 pub struct Runner<D: Operations> {
     model: Model<D>,
@@ -142,7 +176,7 @@ impl<D: Operations> Runner<D> {
         let problem = selection.problem;
         let cache_layout =
             CacheLayout::contiguous(problem.dims, problem.kv_format, size.pages, size.page_size);
-        let cache = |_| device.allocate(size.pages * cache_layout.page_stride);
+        let cache = |_| device.allocate(size.pages.saturating_mul(cache_layout.page_stride));
         let mut memory = Memory {
             ids: Ids::zeros(device, size.tokens)?,
             best: Ids::zeros(device, size.tokens)?,

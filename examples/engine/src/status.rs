@@ -2,6 +2,7 @@
 //! they come.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -37,11 +38,15 @@ impl Status {
     }
 
     /// Shows what a step has done.
-    pub fn show<D: Operations>(&mut self, engine: &Engine<D>, events: &[Event]) {
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written.
+    pub fn show<D: Operations>(&mut self, engine: &Engine<D>, events: &[Event]) -> io::Result<()> {
         for event in events {
             match event {
-                Event::Tokens(id, tokens) => self.say(*id, tokens),
-                Event::Ended(id, ending) => self.end(*id, *ending),
+                Event::Tokens(id, tokens) => self.say(*id, tokens)?,
+                Event::Ended(id, ending) => self.end(*id, *ending)?,
             }
         }
         let (scheduler, metrics) = (engine.scheduler(), engine.metrics());
@@ -53,6 +58,7 @@ impl Status {
             scheduler.pages().count(),
             metrics.tokens_per_second()
         ));
+        Ok(())
     }
 
     /// Takes the line away.
@@ -61,11 +67,15 @@ impl Status {
     }
 
     /// A line of its own, above.
-    pub fn line(&self, text: &str) {
-        self.bar.suspend(|| println!("{text}"));
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written: whoever reads it may have stopped before its end.
+    pub fn line(&self, text: &str) -> io::Result<()> {
+        self.bar.suspend(|| writeln!(io::stdout(), "{text}"))
     }
 
-    fn say(&mut self, id: RequestId, tokens: &[u32]) {
+    fn say(&mut self, id: RequestId, tokens: &[u32]) -> io::Result<()> {
         let unsaid = self.unsaid.entry(id).or_default();
         let count = self.counts.entry(id).or_default();
         for token in tokens {
@@ -73,26 +83,26 @@ impl Status {
             unsaid.push_str(&word(*token));
             *count += 1;
         }
-        if *count >= LINE {
-            self.flush(id, "");
+        match *count >= LINE {
+            true => self.flush(id, ""),
+            false => Ok(()),
         }
     }
 
-    fn end(&mut self, id: RequestId, ending: Ending) {
-        self.flush(
-            id,
-            match ending {
-                Ending::Length => " .",
-                Ending::Cancelled => " (cancelled)",
-            },
-        );
+    fn end(&mut self, id: RequestId, ending: Ending) -> io::Result<()> {
+        let end = match ending {
+            Ending::Length => " .",
+            Ending::Cancelled => " (cancelled)",
+        };
+        self.flush(id, end)
     }
 
-    fn flush(&mut self, id: RequestId, end: &str) {
+    fn flush(&mut self, id: RequestId, end: &str) -> io::Result<()> {
         self.counts.remove(&id);
         let unsaid = self.unsaid.remove(&id).unwrap_or_default();
-        if !(unsaid.is_empty() && end.is_empty()) {
-            self.line(&format!("{:>4} |{unsaid}{end}", id.0));
+        match unsaid.is_empty() && end.is_empty() {
+            true => Ok(()),
+            false => self.line(&format!("{:>4} |{unsaid}{end}", id.0)),
         }
     }
 }

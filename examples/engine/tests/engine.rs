@@ -231,8 +231,64 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     let few = Engine::new(&Cpu::new(), &config, &Size { tokens: 7, ..SIZE }, 7);
     assert_eq!(
         few.err().unwrap().to_string(),
-        "tokens: given 7, accepted at least one for each of 8 requests"
+        "tokens: given 7, accepted 8 to 2147483647: a token for each request"
     );
+    let refused = |size: Size| {
+        let config = Config::new(TINY).unwrap();
+        let engine = Engine::new(&Cpu::new(), &config, &size, 7);
+        engine.err().unwrap().to_string()
+    };
+    for (field, size) in [
+        (
+            "pages",
+            Size {
+                pages: usize::MAX,
+                ..SIZE
+            },
+        ),
+        (
+            "page_size",
+            Size {
+                page_size: (1 << 32) + 4,
+                ..SIZE
+            },
+        ),
+        (
+            "max_len",
+            Size {
+                max_len: 1 << 31,
+                ..SIZE
+            },
+        ),
+        ("pages", Size { pages: 0, ..SIZE }),
+    ] {
+        let said = refused(size);
+        assert!(said.starts_with(&format!("{field}: given ")), "{said}");
+        assert!(said.ends_with(", accepted 1 to 2147483647"), "{said}");
+    }
+    assert_eq!(
+        refused(Size {
+            drafts: SIZE.tokens,
+            ..SIZE
+        }),
+        format!(
+            "drafts: given {0}, accepted 0 to {1}: what a step has room for beside a token",
+            SIZE.tokens,
+            SIZE.tokens - 1
+        )
+    );
+    // As many pages as can be counted, and more than any machine has memory for.
+    let said = refused(Size {
+        pages: Size::MOST,
+        ..SIZE
+    });
+    assert!(said.starts_with("memory: given a need of "), "{said}");
+    let mut engine = tiny(SIZE);
+    let id = engine.submit(&[3, 4], 2).unwrap();
+    assert!(engine.submit(&[3], usize::MAX).is_err());
+    assert!(engine.cancel(id).is_some());
+    assert_eq!(engine.cancel(id), None);
+    assert!(engine.is_idle() && engine.step().unwrap().is_empty());
 }
 
 #[test]
