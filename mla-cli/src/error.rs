@@ -47,12 +47,25 @@ pub(crate) enum CliError {
     },
     #[error("cannot write the output: {0}")]
     Output(#[from] io::Error),
+    /// A file that could not be written at the end of a run, whose result is shown all the same.
+    #[error("{error}")]
+    Unsaved { result: String, error: Box<Self> },
 }
 
 impl CliError {
+    /// The same with the result that could not be saved.
+    #[cfg(feature = "bench")]
+    pub(crate) fn behind(self, result: String) -> Self {
+        Self::Unsaved {
+            result,
+            error: Box::new(self),
+        }
+    }
+
     /// 2 where the input is at fault, as for arguments that do not parse; 1 for everything else.
-    pub(crate) const fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            Self::Unsaved { error, .. } => error.exit_code(),
             Self::Output(_) | Self::Runtime(mla_runtime::Error::Device { .. }) => 1,
             _ => 2,
         }

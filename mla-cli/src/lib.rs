@@ -36,6 +36,8 @@ mod explain;
 mod figures;
 mod plan;
 #[cfg(feature = "bench")]
+mod progress;
+#[cfg(feature = "bench")]
 mod run;
 #[cfg(feature = "bench")]
 mod selftest;
@@ -133,7 +135,11 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
+            if let CliError::Unsaved { result, .. } = &error {
+                let _ = io::stdout().write_all(result.as_bytes());
+            }
+            // Whoever reads it may be gone as well.
+            let _ = writeln!(io::stderr(), "error: {error}");
             ExitCode::from(error.exit_code())
         }
     }

@@ -20,6 +20,7 @@ use crate::bench::{self, Environment};
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
 use crate::figures::counted;
+use crate::progress::tell;
 use crate::stopwatch::Stopwatch;
 
 /// The form of the JSON, which changes when a field changes its meaning.
@@ -182,7 +183,7 @@ impl Tried {
         run: impl Fn(T) -> Result<(), Failure>,
     ) {
         for topic in topics.iter().copied() {
-            eprintln!("{} {}: {}", self.phase, self.name, name(topic));
+            tell(&format!("{} {}: {}", self.phase, self.name, name(topic)));
             let start = Instant::now();
             let outcome = run(topic);
             if let Err(Failure::NothingAccepted { reasons, .. }) = &outcome {

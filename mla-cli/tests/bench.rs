@@ -162,6 +162,35 @@ fn an_interrupted_run_leaves_the_rows_up_to_there() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn a_result_that_cannot_be_saved_is_shown_all_the_same() {
+    let output = mla(&format!("bench q1s64 {TOY} --json /dev/full"));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(text.contains(" CPU "), "{text}");
+    let error = stderr.lines().last().unwrap();
+    assert!(
+        error.starts_with("error: output: \"/dev/full\": cannot be written: "),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_reader_of_the_log_that_stops_early_ends_nothing() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mla"))
+        .args(format!("bench {{b}}q1s64 --range b=1..3 {TOY}").split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("3q1s64"));
+}
+
+#[test]
 fn parameters_compete_and_models_do_not() {
     let (text, report) = bench(
         "pages",
@@ -613,6 +642,14 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         (
             "ceilings --json /nowhere/a.json".into(),
             "accepted: a file in a folder that exists",
+        ),
+        (
+            format!("1q1s64 --json {}", env!("CARGO_TARGET_TMPDIR")),
+            "accepted: a file in a folder that exists",
+        ),
+        (
+            "1q1s64 --json of_both --csv of_both".into(),
+            "output: \"of_both\": accepted: a file for each output",
         ),
         (
             "peers --samples 2 --rounds 3".into(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::random::Normal;
 use super::statistics::Summary;
-use super::{Until, check_folder, json, save};
+use super::{Until, check_files, json, save};
 use crate::args::{named, positive, samples};
 use crate::cost::Cost;
 use crate::device::{About, DeviceName, Job};
@@ -127,12 +127,17 @@ pub(super) struct Args {
 }
 
 pub(super) fn output(args: &Args) -> Result<String, CliError> {
-    args.json.as_deref().map_or(Ok(()), check_folder)?;
+    check_files([&args.json])?;
     let ceilings = args.device.run(Measurement(args))?;
-    if let Some(path) = &args.json {
-        save(path, Until::End, &json(&ceilings))?;
+    let text = format!("{}\n{ceilings}\n", ceilings.device);
+    let saved = match &args.json {
+        Some(path) => save(path, Until::End, &json(&ceilings)),
+        None => Ok(()),
+    };
+    match saved {
+        Ok(()) => Ok(text),
+        Err(error) => Err(error.behind(text)),
     }
-    Ok(format!("{}\n{ceilings}\n", ceilings.device))
 }
 
 struct Measurement<'a>(&'a Args);
@@ -156,52 +161,14 @@ impl Job for Measurement<'_> {
             cold_cache: true,
             graphs: on_gpu,
         };
-        let mut flush = device.allocate(device.flush_bytes())?;
-        // The fastest: a ceiling is what can be reached.
-        let mut fastest = |work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>| {
-            let (samples, _) = device.time(&protocol, &mut flush, work)?;
-            Ok::<_, CliError>(Summary::of(&samples).min)
+        let mut fastest = Fastest {
+            device,
+            protocol,
+            flush: device.allocate(device.flush_bytes())?,
+            dtype,
         };
-
-        let square = Layout::contiguous(dtype, [1, edge, edge]);
-        let [a, b] =
-            [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
-        let (a, b) = (a?, b?);
-        let mut c = device.allocate(square.elements() * size)?;
-        let product = fastest(&mut |device| {
-            device.gemm(
-                TensorRef::new(D::bytes(&a), square)?,
-                TensorRef::new(D::bytes(&b), square)?,
-                TensorMut::new(D::bytes_mut(&mut c), square)?,
-            )
-        })?;
-        drop((a, b, c));
-
-        // Reading is fastest without writing; a product with a vector reads a matrix once.
-        let columns = 4096;
-        let rows = ((mib << 20) / size / columns).max(1);
-        let matrix = Layout::contiguous(dtype, [1, rows, columns]);
-        let vector = Layout::contiguous(dtype, [1, columns, 1]);
-        let result = Layout::contiguous(dtype, [1, rows, 1]);
-        let numbers = Normal::new(3, dtype, 1.0);
-        let from = numbers.buffer(device, 0, matrix.elements())?;
-        let by = numbers.buffer(device, 7, columns)?;
-        let mut to = device.allocate(matrix.elements() * size)?;
-        let read = fastest(&mut |device| {
-            device.gemm(
-                TensorRef::new(D::bytes(&from), matrix)?,
-                TensorRef::new(D::bytes(&by), vector)?,
-                TensorMut::new(D::bytes_mut(&mut to), result)?,
-            )
-        })?;
-        let copy = fastest(&mut |device| {
-            device.copy(
-                TensorRef::new(D::bytes(&from), matrix)?,
-                TensorMut::new(D::bytes_mut(&mut to), matrix)?,
-            )
-        })?;
-        let bytes = (matrix.elements() * size) as f64;
-        let (read, copy) = (bytes / read, 2.0 * bytes / copy);
+        let product = fastest.product(edge)?;
+        let [read, copy] = fastest.traffic(mib << 20)?;
         Ok(Ceilings {
             device: about.description.clone(),
             dtype: dtype.to_string(),
@@ -214,6 +181,71 @@ impl Job for Measurement<'_> {
                 number(copy / 1e9)
             ),
         })
+    }
+}
+
+/// Times work and takes its fastest run: a ceiling is what can be reached.
+struct Fastest<'a, D: Stopwatch> {
+    device: &'a D,
+    protocol: Protocol,
+    flush: D::Buffer,
+    dtype: DType,
+}
+
+impl<D: Stopwatch> Fastest<'_, D> {
+    fn run(
+        &mut self,
+        work: &mut dyn FnMut(&D) -> mla_runtime::Result<()>,
+    ) -> Result<f64, CliError> {
+        let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
+        Ok(Summary::of(&samples).min)
+    }
+
+    /// Seconds of a product of two square matrices.
+    fn product(&mut self, edge: usize) -> Result<f64, CliError> {
+        let (device, dtype) = (self.device, self.dtype);
+        let square = Layout::contiguous(dtype, [1, edge, edge]);
+        let [a, b] =
+            [1, 2].map(|seed| Normal::new(seed, dtype, 1.0).buffer(device, 0, square.elements()));
+        let (a, b) = (a?, b?);
+        let mut c = device.allocate(square.elements() * dtype.bytes())?;
+        self.run(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&a), square)?,
+                TensorRef::new(D::bytes(&b), square)?,
+                TensorMut::new(D::bytes_mut(&mut c), square)?,
+            )
+        })
+    }
+
+    /// Bytes a second of reading so many bytes, and of copying them.
+    fn traffic(&mut self, bytes: usize) -> Result<[f64; 2], CliError> {
+        let (device, dtype) = (self.device, self.dtype);
+        // Reading is fastest without writing; a product with a vector reads a matrix once.
+        let columns = 4096;
+        let rows = (bytes / dtype.bytes() / columns).max(1);
+        let matrix = Layout::contiguous(dtype, [1, rows, columns]);
+        let vector = Layout::contiguous(dtype, [1, columns, 1]);
+        let result = Layout::contiguous(dtype, [1, rows, 1]);
+        let numbers = Normal::new(3, dtype, 1.0);
+        let from = numbers.buffer(device, 0, matrix.elements())?;
+        let by = numbers.buffer(device, 7, columns)?;
+        let mut to = device.allocate(matrix.elements() * dtype.bytes())?;
+        let read = self.run(&mut |device| {
+            device.gemm(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorRef::new(D::bytes(&by), vector)?,
+                TensorMut::new(D::bytes_mut(&mut to), result)?,
+            )
+        })?;
+        let copy = self.run(&mut |device| {
+            device.copy(
+                TensorRef::new(D::bytes(&from), matrix)?,
+                TensorMut::new(D::bytes_mut(&mut to), matrix)?,
+            )
+        })?;
+        let bytes = (matrix.elements() * dtype.bytes()) as f64;
+        Ok([bytes / read, 2.0 * bytes / copy])
     }
 }
 

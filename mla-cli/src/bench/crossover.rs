@@ -30,6 +30,9 @@ pub(super) struct Crossover {
 /// For each query length the time absorbed and the time expanded, as far as they were measured.
 type Points<'a> = BTreeMap<u32, [Option<(f64, &'a Job)>; 2]>;
 
+/// What curves of one pair have in common: requests, kv length, and whatever else varies among the rows.
+type Pair = (usize, u32, String);
+
 /// Every pair of curves among the rows.
 pub(super) fn find(
     jobs: &[Job],
@@ -44,8 +47,14 @@ pub(super) fn find(
         ),
         (machine, _) => machine,
     };
-    // In the order of their numbers.
-    let mut series: BTreeMap<(usize, u32, String), Points<'_>> = BTreeMap::new();
+    let pairs = pairs(jobs, rows).into_iter();
+    pairs
+        .filter_map(|(pair, points)| of_pair(pair, points, &machine))
+        .collect()
+}
+
+/// The points of each pair of curves, in the order of their numbers.
+fn pairs<'a>(jobs: &'a [Job], rows: &[Row]) -> BTreeMap<Pair, Points<'a>> {
     let value = |row: &Row, name: &String| row.parameters.get(name).cloned();
     let varying: BTreeSet<&String> = rows
         .iter()
@@ -56,6 +65,7 @@ pub(super) fn find(
                 .any(|pair| value(&pair[0], name) != value(&pair[1], name))
         })
         .collect();
+    let mut pairs: BTreeMap<Pair, Points<'_>> = BTreeMap::new();
     for (job, row) in jobs.iter().zip(rows) {
         let slot = match row.parameters.get("path").map(String::as_str) {
             Some(path) if path == Route::Absorbed.name() => 0,
@@ -67,51 +77,46 @@ pub(super) fn find(
         let Some(first) = requests.first().filter(|_| alike) else {
             continue;
         };
-        // Whatever else varies makes another pair of curves.
-        let mut others = String::new();
-        for (name, value) in row
+        let others: String = row
             .parameters
             .iter()
             .filter(|(name, _)| varying.contains(name))
-        {
-            others += &format!(", {name} {value}");
-        }
-        let points = series
-            .entry((requests.len(), first.kv, others))
-            .or_default();
+            .map(|(name, value)| format!(", {name} {value}"))
+            .collect();
+        let points = pairs.entry((requests.len(), first.kv, others)).or_default();
         points.entry(first.q).or_default()[slot] = Some((row.us.median, job));
     }
-    let pairs = series
+    pairs
+}
+
+/// Where two curves meet, and where that is predicted; none if they share fewer than two lengths.
+fn of_pair((count, kv, others): Pair, points: Points<'_>, machine: &Machine) -> Option<Crossover> {
+    let both: Vec<(u32, (f64, &Job), f64)> = points
         .into_iter()
-        .filter_map(|((count, kv, others), points)| {
-            let both: Vec<(u32, (f64, &Job), f64)> = points
-                .into_iter()
-                .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
-                .collect();
-            let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
-            let problem = job.subject.config().problem;
-            let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
-            let predict = |machine: &Machine| {
-                // The longer the query, the shorter is the context.
-                let of_query = |q: f64| {
-                    let context_len = (f64::from(kv) - q).max(0.0) as u32;
-                    let attention = Attention::new(problem.dims, problem.heads, traffic)
-                        .with_context_len(Some(context_len));
-                    crossover(&attention, machine)
-                };
-                let length = (0..3).fold(f64::from(q), |length, _| of_query(length));
-                Some(length).filter(|length| length.is_finite())
-            };
-            let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
-            Some(Crossover {
-                series: format!("{count} x kv {kv}{others}"),
-                measured: meeting(&points),
-                points,
-                predicted: predict(&machine),
-                predicted_by_arithmetic: predict(&Machine::Arithmetic),
-            })
-        });
-    pairs.collect()
+        .filter_map(|(q, [absorbed, expanded])| Some((q, absorbed?, expanded?.0)))
+        .collect();
+    let (q, (_, job), _) = *both.first().filter(|_| both.len() > 1)?;
+    let problem = job.subject.config().problem;
+    let traffic = ExpansionTraffic::new(problem.dtype.bytes() as u32);
+    let predict = |machine: &Machine| {
+        // The longer the query, the shorter is the context.
+        let of_query = |q: f64| {
+            let context_len = (f64::from(kv) - q).max(0.0) as u32;
+            let attention = Attention::new(problem.dims, problem.heads, traffic)
+                .with_context_len(Some(context_len));
+            crossover(&attention, machine)
+        };
+        let length = (0..3).fold(f64::from(q), |length, _| of_query(length));
+        Some(length).filter(|length| length.is_finite())
+    };
+    let points: Vec<_> = both.into_iter().map(|(q, (a, _), e)| (q, a, e)).collect();
+    Some(Crossover {
+        series: format!("{count} x kv {kv}{others}"),
+        measured: meeting(&points),
+        points,
+        predicted: predict(machine),
+        predicted_by_arithmetic: predict(&Machine::Arithmetic),
+    })
 }
 
 /// Where absorbing begins to be the slower one: between the last length at which it is not and the

@@ -30,7 +30,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mla_runtime::registry::Registry;
 use serde::Serialize;
 
@@ -45,6 +44,7 @@ use self::settings::{Measure, Settings};
 use self::site::Site;
 use crate::device::{About, DeviceName, Job};
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::stopwatch::Stopwatch;
 
 #[derive(clap::Args)]
@@ -114,8 +114,7 @@ impl OutputArgs {
         if let Some(path) = &self.plot {
             plot::check(path)?;
         }
-        let mut paths = [&self.json, &self.csv, &self.plot].into_iter().flatten();
-        paths.try_for_each(|path| check_folder(path))
+        check_files([&self.json, &self.csv, &self.plot])
     }
 
     /// Writes every file of a finished run.
@@ -139,16 +138,25 @@ impl OutputArgs {
     }
 }
 
-/// Refuses a file in a folder that does not exist.
-fn check_folder(path: &Path) -> Result<(), CliError> {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => Err(CliError::File {
+/// Refuses files that could not be written, or of which one would take another's place.
+fn check_files<const N: usize>(paths: [&Option<PathBuf>; N]) -> Result<(), CliError> {
+    let paths: Vec<&PathBuf> = paths.into_iter().flatten().collect();
+    for (index, path) in paths.iter().enumerate() {
+        let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
+        let accepted = if folder.is_some_and(|folder| !folder.is_dir()) || path.is_dir() {
+            "a file in a folder that exists"
+        } else if paths[..index].contains(path) && (path.is_file() || !path.exists()) {
+            "a file for each output"
+        } else {
+            continue;
+        };
+        return Err(CliError::File {
             argument: "output",
-            path: path.to_owned(),
-            message: "accepted: a file in a folder that exists".to_owned(),
-        }),
-        _ => Ok(()),
+            path: path.to_path_buf(),
+            message: format!("accepted: {accepted}"),
+        });
     }
+    Ok(())
 }
 
 /// The output, and whether all is well: every row agrees with the reference, or nothing is slower.
@@ -160,8 +168,11 @@ pub(crate) fn output(args: &Args) -> Result<(String, bool), CliError> {
         Some(Command::Peers(args)) => peers::output(args),
         None => {
             let report = run(&args.bench)?;
-            args.bench.output.write(&report)?;
-            Ok((report.describe(), report.pass()))
+            let text = report.describe();
+            match args.bench.output.write(&report) {
+                Ok(()) => Ok((text, report.pass())),
+                Err(error) => Err(error.behind(text)),
+            }
         }
     }
 }
@@ -182,7 +193,7 @@ fn run(args: &BenchArgs) -> Result<Report, CliError> {
     };
     let ceilings = args.output.ceilings.as_deref();
     let mut saved = Saved(&args.output);
-    run_on_device(&settings, cases, ceilings, &mut saved, &progress())
+    run_on_device(&settings, cases, ceilings, &mut saved, &Progress::rows())
 }
 
 /// What `mla selftest` times: a decode and a prefill of few heads by every backend that fits, and a mixed batch
@@ -202,7 +213,7 @@ pub(crate) fn for_selftest(device: DeviceName) -> Result<Vec<Report>, CliError> 
         settings(&["2q100_8q1s1k"], Measure::Layer),
     ]
     .iter()
-    .map(|settings| run_on_device(settings, None, None, &mut Unwatched, &progress()))
+    .map(|settings| run_on_device(settings, None, None, &mut Unwatched, &Progress::rows()))
     .collect()
 }
 
@@ -245,20 +256,20 @@ enum Until {
     End,
 }
 
-/// Runs the cases, or the settings' batches where there are none, and shows on the bar which is being run.
+/// Runs the cases, or the settings' batches where there are none, and tells which is being run.
 fn run_on_device<'a>(
     settings: &'a Settings,
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
     watcher: &'a mut dyn Watcher,
-    bar: &'a ProgressBar,
+    progress: &'a Progress,
 ) -> Result<Report, CliError> {
     settings.device.unwrap_or(DeviceName::Cpu).run(Bench {
         settings,
         cases,
         ceilings,
         watcher,
-        bar,
+        progress,
     })
 }
 
@@ -290,77 +301,82 @@ fn save(path: &Path, until: Until, text: &str) -> Result<(), CliError> {
         .map_err(failed)
 }
 
+/// The columns of a CSV file before the parameters'.
+const COLUMNS: [&str; 23] = [
+    "case",
+    "kind",
+    "backend",
+    "batch",
+    "requests",
+    "tokens",
+    "median_us",
+    "planned_us",
+    "mean_us",
+    "spread",
+    "min_us",
+    "max_us",
+    "outliers",
+    "tokens_per_second",
+    "tflops",
+    "gbps",
+    "of_limit",
+    "peak_bytes",
+    "error",
+    "tolerance",
+    "pass",
+    "clock_mhz",
+    "temperature_celsius",
+];
+
+/// What stands in them.
+fn cells(row: &Row) -> [String; COLUMNS.len()] {
+    fn optional(value: Option<impl ToString>) -> String {
+        value.map(|value| value.to_string()).unwrap_or_default()
+    }
+    [
+        row.id.clone(),
+        row.kind.clone(),
+        row.contender.clone(),
+        row.batch.clone(),
+        row.requests.to_string(),
+        row.tokens.to_string(),
+        row.us.median.to_string(),
+        optional(row.planned_us),
+        row.us.mean.to_string(),
+        row.us.spread.to_string(),
+        row.us.min.to_string(),
+        row.us.max.to_string(),
+        row.us.outliers.to_string(),
+        row.tokens_per_second.to_string(),
+        row.tflops.to_string(),
+        row.gbps.to_string(),
+        optional(row.of_limit),
+        optional(row.peak_bytes),
+        row.errors.relative.to_string(),
+        row.errors.tolerance.to_string(),
+        row.errors.pass.to_string(),
+        optional(row.conditions.clock_mhz),
+        optional(row.conditions.temperature_celsius),
+    ]
+}
+
 /// A line per row, without the samples.
 fn csv(rows: &[Row]) -> Result<String, CliError> {
     let mut names: Vec<&String> = rows.iter().flat_map(|row| row.parameters.keys()).collect();
     names.sort_unstable();
     names.dedup();
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let header = [
-        "case",
-        "kind",
-        "backend",
-        "batch",
-        "requests",
-        "tokens",
-        "median_us",
-        "planned_us",
-        "mean_us",
-        "spread",
-        "min_us",
-        "max_us",
-        "outliers",
-        "tokens_per_second",
-        "tflops",
-        "gbps",
-        "of_limit",
-        "peak_bytes",
-        "error",
-        "tolerance",
-        "pass",
-        "clock_mhz",
-        "temperature_celsius",
-    ];
     let failed = |error: csv::Error| CliError::Output(error.into());
-    let names_of_parameters = names.iter().map(|name| name.as_str());
+    let header = COLUMNS.into_iter();
     writer
-        .write_record(header.into_iter().chain(names_of_parameters))
+        .write_record(header.chain(names.iter().map(|name| name.as_str())))
         .map_err(failed)?;
     for row in rows {
-        let optional =
-            |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
-        let cells = [
-            row.id.clone(),
-            row.kind.clone(),
-            row.contender.clone(),
-            row.batch.clone(),
-            row.requests.to_string(),
-            row.tokens.to_string(),
-            row.us.median.to_string(),
-            optional(row.planned_us),
-            row.us.mean.to_string(),
-            row.us.spread.to_string(),
-            row.us.min.to_string(),
-            row.us.max.to_string(),
-            row.us.outliers.to_string(),
-            row.tokens_per_second.to_string(),
-            row.tflops.to_string(),
-            row.gbps.to_string(),
-            optional(row.of_limit),
-            row.peak_bytes
-                .map(|bytes| bytes.to_string())
-                .unwrap_or_default(),
-            row.errors.relative.to_string(),
-            row.errors.tolerance.to_string(),
-            row.errors.pass.to_string(),
-            optional(row.conditions.clock_mhz),
-            optional(row.conditions.temperature_celsius),
-        ];
         let parameters = names
             .iter()
             .map(|name| row.parameters.get(*name).cloned().unwrap_or_default());
         writer
-            .write_record(cells.into_iter().chain(parameters))
+            .write_record(cells(row).into_iter().chain(parameters))
             .map_err(failed)?;
     }
     let bytes = writer
@@ -375,7 +391,7 @@ struct Bench<'a> {
     cases: Option<Vec<Case>>,
     ceilings: Option<&'a Path>,
     watcher: &'a mut dyn Watcher,
-    bar: &'a ProgressBar,
+    progress: &'a Progress,
 }
 
 impl Job for Bench<'_> {
@@ -397,8 +413,6 @@ impl Job for Bench<'_> {
             None => plan::sweep(&site, settings)?,
         };
         let check = settings.check.unwrap_or(16) as usize;
-        let bar = self.bar;
-        bar.set_length(jobs.len() as u64);
         let mut flush = device.allocate(match protocol.cold_cache {
             true => device.flush_bytes(),
             false => size_of::<f32>(),
@@ -417,19 +431,14 @@ impl Job for Bench<'_> {
         };
         for (index, job) in jobs.iter().enumerate() {
             let message = format!("{} runs {}", job.contender, job.case);
-            // Where there is no terminal to draw a bar on, a log still shows that it goes on.
-            if bar.is_hidden() {
-                eprintln!("row {} of {}: {message}", index + 1, jobs.len());
-            }
-            let at_work = || bar.set_message(message.clone());
-            at_work();
+            self.progress.begin_row(index + 1, jobs.len(), &message);
             let mut sampling = Sampling {
                 protocol: &report.protocol,
                 rounds: self.watcher.rounds(),
                 after_round: &mut |samples| {
                     self.watcher.after_round(&job.case, samples)?;
                     // Again, where that was others' turn.
-                    at_work();
+                    self.progress.resume(&message);
                     Ok(())
                 },
             };
@@ -439,18 +448,10 @@ impl Job for Bench<'_> {
             report.rows.push(row);
             report.missing -= 1;
             self.watcher.after_row(&report)?;
-            bar.inc(1);
         }
-        bar.finish_and_clear();
+        self.progress.finish();
         let (rows, ceilings) = (&report.rows, report.ceilings.as_ref());
         report.crossovers = crossover::find(&jobs, rows, ceilings, device.machine());
         Ok(report)
     }
-}
-
-/// Rows done and the time left, drawn if standard error is a terminal.
-fn progress() -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} rows, {eta} left, {msg}");
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

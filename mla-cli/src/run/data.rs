@@ -10,9 +10,9 @@ use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, Weights};
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
 
-use super::progress::Progress;
 use super::workload::Workload;
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::upload::upload;
 
 /// Evenly distributed numbers from −√3 to √3 have a variance of 1, as normalised latents do.
@@ -157,6 +157,44 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
+/// Fills the cache with the context of requests.
+struct Fill<'a, D: Device> {
+    device: &'a D,
+    rng: &'a mut Rng,
+    dtype: DType,
+    /// The widths of a latent and of a rotary part.
+    rows: [usize; 2],
+    cache: &'a mut D::Buffer,
+    layout: CacheLayout,
+}
+
+impl<D: Device> Fill<'_, D> {
+    fn request(&mut self, workload: &Workload, index: usize) -> std::result::Result<(), CliError> {
+        let (device, dtype, [latent, rope]) = (self.device, self.dtype, self.rows);
+        let tables = workload.tables()?;
+        let context: Vec<u32> = (0..workload.requests[index].context_len()).collect();
+        for block in context.chunks(BLOCK) {
+            let slots: std::result::Result<Vec<i64>, _> = block
+                .iter()
+                .map(|position| tables.slot(index, (*position).into()))
+                .collect();
+            let slots = upload(device, &slots?)?;
+            let rows = block.len();
+            let latent = Tensor::random(device, self.rng, dtype, [rows, 1, latent], UNIT)?;
+            let rope = Tensor::random(device, self.rng, dtype, [rows, 1, rope], UNIT)?;
+            device.write_cache(
+                latent.view()?,
+                rope.view()?,
+                ArrayRef::new(D::bytes(&slots), rows)?,
+                CacheMut::new(D::bytes_mut(self.cache), self.layout)?,
+            )?;
+            // The block's memory is given back here.
+            device.synchronize()?;
+        }
+        Ok(())
+    }
+}
+
 impl<D: Device> Data<D> {
     pub(crate) fn new(
         device: &D,
@@ -195,33 +233,21 @@ impl<D: Device> Data<D> {
                     false => 1.0,
                 });
         let mut cache = device.allocate(pages * cache_layout.page_stride)?;
-        let tables = workload.tables()?;
-        for (index, request) in workload.requests.iter().enumerate() {
+        let mut fill = Fill {
+            device,
+            rng: &mut rng,
+            dtype,
+            rows: [latent, rope],
+            cache: &mut cache,
+            layout: cache_layout,
+        };
+        for index in 0..workload.requests.len() {
             progress.step(format!(
                 "filling the cache: request {} of {}",
                 index + 1,
                 workload.requests.len()
             ));
-            let context: Vec<u32> = (0..request.context_len()).collect();
-            for block in context.chunks(BLOCK) {
-                let slots: std::result::Result<Vec<i64>, _> = block
-                    .iter()
-                    .map(|position| tables.slot(index, (*position).into()))
-                    .collect();
-                let slot_buffer = upload(device, &slots?)?;
-                let rows = block.len();
-                let block_latent =
-                    Tensor::random(device, &mut rng, dtype, [rows, 1, latent], UNIT)?;
-                let block_rope = Tensor::random(device, &mut rng, dtype, [rows, 1, rope], UNIT)?;
-                device.write_cache(
-                    block_latent.view()?,
-                    block_rope.view()?,
-                    ArrayRef::new(D::bytes(&slot_buffer), rows)?,
-                    CacheMut::new(D::bytes_mut(&mut cache), cache_layout)?,
-                )?;
-                // The block's memory is given back here.
-                device.synchronize()?;
-            }
+            fill.request(workload, index)?;
         }
         Ok(Self {
             query,

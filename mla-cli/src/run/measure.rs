@@ -8,10 +8,10 @@ use mla_runtime::device::Memory;
 use mla_runtime::layer::{MlaLayer, Workspace};
 
 use super::data::{Data, HostLists};
-use super::progress::Progress;
 use super::sparse::Lists;
 use super::workload::Workload;
 use crate::error::CliError;
+use crate::progress::Progress;
 
 /// The median time of each part, and of all together.
 pub(super) struct Timings {

@@ -3,7 +3,6 @@
 pub(crate) mod batch_args;
 pub(crate) mod data;
 mod measure;
-pub(crate) mod progress;
 pub(crate) mod reference;
 mod report;
 pub(crate) mod sparse;
@@ -18,17 +17,17 @@ use mla_runtime::model::ModelConfig;
 use mla_runtime::plan::memory::{self, MemoryPlan};
 use mla_runtime::problem::Problem;
 use mla_runtime::registry::Registry;
-use mla_runtime::selection::SelectionRequest;
+use mla_runtime::selection::{Selection, SelectionRequest};
 
 use self::batch_args::BatchArgs;
 use self::data::Data;
-use self::progress::Progress;
 use self::report::Report;
 use self::sparse::{Dense, Indexed, Lists};
 use self::workload::Workload;
 use crate::args::{Format, Model, ModelArgs, natural, positive};
 use crate::device::{About, IndexedJob, Job};
 use crate::error::CliError;
+use crate::progress::Progress;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -117,15 +116,9 @@ fn check_sparse(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-fn run<D: Device, L: Lists<D>>(
-    args: &Args,
-    model: &Model,
-    device: &D,
-    about: &About,
-) -> Result<Report, CliError> {
-    if L::SPARSE {
-        check_sparse(args)?;
-    }
+/// The problem, before a batch says how its query lengths differ, and from how many new tokens on a request is
+/// expanded.
+fn problem<D: Device, L: Lists<D>>(args: &Args, model: &Model, device: &D) -> (Problem, u32) {
     let problem = Problem::new(model.config.dims, model.heads, model.dtype)
         .with_sparse(L::SPARSE)
         .with_kv_format(args.on.kv_format(model.dtype))
@@ -136,20 +129,36 @@ fn run<D: Device, L: Lists<D>>(
         (false, Some(threshold)) => threshold,
         (false, None) => crossover_threshold(&device.machine(), &problem, false, None),
     };
+    (problem, threshold)
+}
+
+/// The backends for the problem, those that the arguments name if they do.
+fn select<D: Device>(args: &Args, device: &D, problem: Problem) -> Result<Selection, CliError> {
+    let mut request = SelectionRequest::new(device.target(), problem);
+    request.prefill.clone_from(&args.prefill);
+    request.decode.clone_from(&args.decode);
+    Ok(Registry::linked()?.select(&request)?)
+}
+
+fn run<D: Device, L: Lists<D>>(
+    args: &Args,
+    model: &Model,
+    device: &D,
+    about: &About,
+) -> Result<Report, CliError> {
+    if L::SPARSE {
+        check_sparse(args)?;
+    }
+    let (problem, threshold) = problem::<D, L>(args, model, device);
     let spec: BatchSpec = args.on.batch.parse()?;
     about.check_memory("--batch", &spec, workload::bytes(&spec, &problem))?;
     let workload = Workload::new(&spec, threshold, args.page, args.on.seed)?;
 
-    let registry = Registry::linked()?;
-    let problem = problem.with_query_len(workload.query_len);
-    let mut request = SelectionRequest::new(device.target(), problem);
-    request.prefill.clone_from(&args.prefill);
-    request.decode.clone_from(&args.decode);
-    let selection = registry.select(&request)?;
+    let selection = select(args, device, problem.with_query_len(workload.query_len))?;
     let config = selection.config(model.config.softmax_scale() as f32);
     let layer = selection.layer(device, config.softmax_scale)?;
 
-    let progress = Progress::new();
+    let progress = Progress::spinner();
     let limits = workload.limits(args.rows)?;
     let memory = memory_plan::<D, L>(&layer, &model.config, &limits, workload.pages)?;
     about.check_plan("--batch", &spec, &limits, &memory)?;

@@ -16,11 +16,11 @@ use mla_runtime::layer::Workspace;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::data::Data;
-use super::progress::Progress;
+use super::data::{Data, HostLists};
 use super::workload::Workload;
 use crate::deviation::{Deviation, choose};
 use crate::error::CliError;
+use crate::progress::Progress;
 
 /// How far the sampled rows of a phase are from the reference.
 #[derive(Clone, Copy, Serialize)]
@@ -137,6 +137,75 @@ impl Workload {
     }
 }
 
+/// What a request's tokens attend to.
+struct Attended {
+    /// Latent and rotary part of each token.
+    rows: Vec<Vec<f64>>,
+    /// Where each page of the cache stands among the request's.
+    pages: HashMap<usize, usize>,
+}
+
+impl Attended {
+    /// Page by page from the cache, and new rows as given unless the device reads them from there as well.
+    fn read<D: Device>(
+        device: &D,
+        config: &LayerConfig,
+        workload: &Workload,
+        data: &Data<D>,
+        index: usize,
+    ) -> Result<Self, CliError> {
+        let dims = config.problem.dims;
+        let [latent, rope] = [dims.latent, dims.head.rope].map(|n| n as usize);
+        let request = workload.requests[index];
+        let (context, start) = (request.context_len() as usize, workload.token_starts[index]);
+        let layout = &data.cache_layout;
+        let stored = match workload.absorbed.contains(&index) {
+            true => request.kv as usize,
+            false => context,
+        };
+        let tables = workload.tables()?;
+        let mut rows = Vec::with_capacity(request.kv as usize);
+        let mut page = vec![0; layout.page_stride];
+        let mut pages = HashMap::new();
+        for first in (0..stored).step_by(layout.page_size) {
+            let slot = tables.slot(index, first as u64)? as usize;
+            pages.insert(slot / layout.page_size, first);
+            let start = slot / layout.page_size * layout.page_stride;
+            let bytes = D::byte_range(D::bytes(&data.cache), start..start + page.len());
+            device.download(bytes, &mut page)?;
+            let count = layout.page_size.min(stored - first);
+            rows.extend(
+                page.chunks(layout.row_stride)
+                    .take(count)
+                    .map(|row| decode_row(layout.format, latent, rope, row, layout.scale.into())),
+            );
+        }
+        for position in stored..request.kv as usize {
+            let token = start + position - context;
+            let mut row = data.latent.row(token, 0);
+            row.extend(data.rope.row(token, 0));
+            rows.push(row);
+        }
+        Ok(Self { rows, pages })
+    }
+
+    /// The positions that a token attends to: of those that it sees, all or the ones on its list.
+    fn positions(
+        &self,
+        lists: Option<&HostLists>,
+        token: usize,
+        seen: usize,
+        page_size: usize,
+    ) -> Vec<usize> {
+        match lists {
+            None => (0..seen).collect(),
+            Some(lists) => positions(&self.pages, lists.of(token), page_size)
+                .filter(|position| *position < seen)
+                .collect(),
+        }
+    }
+}
+
 /// Compares rows of tokens of one request.
 fn compare_request<D: Device>(
     device: &D,
@@ -149,49 +218,13 @@ fn compare_request<D: Device>(
     let Some((first, _)) = rows.first() else {
         return Ok(());
     };
-    let problem = &config.problem;
-    let dims = problem.dims;
-    let [latent, rope, nope, v] =
-        [dims.latent, dims.head.rope, dims.head.nope, dims.head.v].map(|n| n as usize);
+    let dims = config.problem.dims;
+    let [latent, nope, v] = [dims.latent, dims.head.nope, dims.head.v].map(|n| n as usize);
     let scale = f64::from(config.softmax_scale);
     let index = workload.request_of(*first);
-    let request = workload.requests[index];
-    let (context, start) = (request.context_len() as usize, workload.token_starts[index]);
-    let reads_new_rows = workload.absorbed.contains(&index);
-
-    // What the request's tokens attend to: page by page from the cache, and new rows as given.
-    let layout = &data.cache_layout;
-    let stored = if reads_new_rows {
-        request.kv as usize
-    } else {
-        context
-    };
-    let tables = workload.tables()?;
-    let mut keys: Vec<Vec<f64>> = Vec::with_capacity(request.kv as usize);
-    let mut page = vec![0; layout.page_stride];
-    // Where each page of the cache stands among the request's.
-    let mut pages = HashMap::new();
-    for first in (0..stored).step_by(layout.page_size) {
-        let slot = tables.slot(index, first as u64)? as usize;
-        pages.insert(slot / layout.page_size, first);
-        let start = slot / layout.page_size * layout.page_stride;
-        let bytes = D::byte_range(D::bytes(&data.cache), start..start + page.len());
-        device.download(bytes, &mut page)?;
-        let count = layout.page_size.min(stored - first);
-        keys.extend(
-            page.chunks(layout.row_stride)
-                .take(count)
-                .map(|row| decode_row(layout.format, latent, rope, row, layout.scale.into())),
-        );
-    }
-    for position in stored..request.kv as usize {
-        let token = start + position - context;
-        let mut row = data.latent.row(token, 0);
-        row.extend(data.rope.row(token, 0));
-        keys.push(row);
-    }
-    let latents: Vec<&[f64]> = keys.iter().map(|row| &row[..latent]).collect();
-    let keys: Vec<&[f64]> = keys.iter().map(Vec::as_slice).collect();
+    let context = workload.requests[index].context_len() as usize;
+    let start = workload.token_starts[index];
+    let attended = Attended::read(device, config, workload, data, index)?;
 
     let compared: Vec<(Vec<f64>, Vec<f64>)> = rows
         .par_iter()
@@ -208,17 +241,13 @@ fn compare_request<D: Device>(
             }
             absorbed.extend(&query[nope..]);
             let seen = context + token - start + 1;
-            let (mean, _) = match &data.lists {
-                None => attend(&absorbed, &keys[..seen], &latents[..seen], scale),
-                Some(lists) => {
-                    let listed: Vec<usize> = positions(&pages, lists.of(token), layout.page_size)
-                        .filter(|position| *position < seen)
-                        .collect();
-                    let [keys, latents] = [&keys, &latents]
-                        .map(|rows| listed.iter().map(|at| rows[*at]).collect::<Vec<_>>());
-                    attend(&absorbed, &keys, &latents, scale)
-                }
-            };
+            let page_size = data.cache_layout.page_size;
+            let (keys, latents): (Vec<&[f64]>, Vec<&[f64]>) = attended
+                .positions(data.lists.as_ref(), token, seen, page_size)
+                .into_iter()
+                .map(|at| (&attended.rows[at][..], &attended.rows[at][..latent]))
+                .unzip();
+            let (mean, _) = attend(&absorbed, &keys, &latents, scale);
             let expected: Vec<f64> = (0..v)
                 .map(|j| {
                     let weights = data.weights.row(0, columns + nope + j);

@@ -19,9 +19,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::data::{BLOCK, HostLists, Tensor, UNIT};
-use super::progress::Progress;
 use super::workload::Workload;
 use crate::error::CliError;
+use crate::progress::Progress;
 use crate::upload::upload;
 
 /// What makes the lists of slots that a layer attends to.

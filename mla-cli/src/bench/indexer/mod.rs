@@ -6,7 +6,6 @@
 
 mod peers;
 
-use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
 
 use comfy_table::Cell;
@@ -15,6 +14,7 @@ use mla_runtime::Result;
 use mla_runtime::backend::{DecodeBatch, SelectedDecode, SelectedPrefill};
 use mla_runtime::batch::BatchSpec;
 use mla_runtime::cache::BlockTable;
+use mla_runtime::capability::Platform;
 use mla_runtime::device::CacheRows;
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
@@ -30,18 +30,19 @@ use mla_runtime::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 use serde::Serialize;
 
 use self::peers::{Case, LayerCase};
+use super::check::Errors;
 use super::environment::Environment;
 use super::peers::Said;
 use super::statistics::Summary;
-use super::{Until, check_folder, json, save};
+use super::{Until, check_files, json, save};
 use crate::args::{Format, Model, ModelArgs, natural, positive, samples};
 use crate::device::{About, IndexedJob};
 use crate::error::CliError;
 use crate::figures::number;
+use crate::progress::Progress;
 use crate::run::batch_args::BatchArgs;
 use crate::run::data::{Data, HostLists};
 use crate::run::memory_plan;
-use crate::run::progress::Progress;
 use crate::run::reference;
 use crate::run::sparse::{Indexed, ListErrors, Lists, Run};
 use crate::run::workload::{self, Workload};
@@ -108,7 +109,7 @@ struct Report {
 
 /// The table, and whether lists and outputs are right.
 pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliError> {
-    args.json.as_deref().map_or(Ok(()), check_folder)?;
+    check_files([&args.json])?;
     args.peers.check(args.on.device)?;
     let model = args.model.read()?;
     if model.config.indexer.is_none() {
@@ -124,11 +125,15 @@ pub(super) fn output(args: &Args) -> std::result::Result<(String, bool), CliErro
         args,
         model: &model,
     })?;
-    if let Some(path) = &args.json {
-        save(path, Until::End, &json(&report))?;
-    }
     let text = args.format.write(&report, || report.describe());
-    Ok((text, report.pass))
+    let saved = match &args.json {
+        Some(path) => save(path, Until::End, &json(&report)),
+        None => Ok(()),
+    };
+    match saved {
+        Ok(()) => Ok((text, report.pass)),
+        Err(error) => Err(error.behind(text)),
+    }
 }
 
 struct Bench<'a> {
@@ -163,7 +168,7 @@ impl IndexedJob for Bench<'_> {
         let plan = memory_plan::<D, Indexed<D>>(&layer, &model.config, &limits, workload.pages)?;
         about.check_plan("--batch", &spec, &limits, &plan)?;
 
-        let progress = Progress::new();
+        let progress = Progress::spinner();
         let mut workspace = layer.workspace(&limits)?;
         let mut data = Data::new(device, &config, &workload, args.on.seed, &progress)?;
         let made_from = Run {
@@ -177,45 +182,15 @@ impl IndexedJob for Bench<'_> {
         };
         let mut indexed = Indexed::new(&made_from)?;
         workspace.prepare(&layer, &workload.batch()?)?;
-        let on_gpu = D::PLATFORM != mla_runtime::capability::Platform::Cpu;
-        let mut times = Times {
-            device,
-            protocol: Protocol {
-                samples: args.samples as usize,
-                warm_up: args.warm_up as usize,
-                cold_cache: true,
-                graphs: on_gpu,
-            },
-            flush: device.allocate(device.flush_bytes())?,
-            parts: Vec::new(),
-            progress: &progress,
-        };
+        let mut times = Times::new(device, args, &progress)?;
         let mut steps = Steps::new(device, &mut indexed, &workload, args.on.seed)?;
         steps.time(&mut times, &mut indexed, &mut data, &layer)?;
         let rows = steps.rows();
         drop(steps);
         whole(&mut times, &layer, &mut workspace, &mut indexed, &mut data)?;
 
-        let errors = {
-            let lists = indexed.lists(&workspace)?;
-            data.lists = match &lists {
-                Some(lists) => Some(HostLists::read(device, lists)?),
-                None => None,
-            };
-            reference::compare(
-                device,
-                &config,
-                &workload,
-                &data,
-                &workspace,
-                args.check,
-                args.on.seed,
-                &progress,
-            )?
-        };
-        let lists = indexed
-            .compare(&made_from, data.lists.as_ref(), args.check)?
-            .expect("a sparse layer has lists");
+        let (lists, outputs) =
+            compare(&made_from, &mut indexed, &mut data, &workspace, args.check)?;
         let case = Case {
             requests: workload.requests.iter().map(|r| [r.q, r.kv]).collect(),
             heads: lists.index_heads,
@@ -230,7 +205,6 @@ impl IndexedJob for Bench<'_> {
         };
         progress.finish();
         let beside = args.peers.time(&case, rows)?;
-        let outputs = super::check::Errors::of_paths([errors.absorbed, errors.expanded]);
         Ok(Report {
             model: model.name.clone(),
             device: about.description.clone(),
@@ -248,6 +222,34 @@ impl IndexedJob for Bench<'_> {
     }
 }
 
+/// The lists and the outputs beside those of the reference.
+fn compare<D: IndexDevice>(
+    run: &Run<'_, D>,
+    indexed: &mut Indexed<D>,
+    data: &mut Data<D>,
+    workspace: &Space<D>,
+    check: u32,
+) -> std::result::Result<(ListErrors, Errors), CliError> {
+    data.lists = match &indexed.lists(workspace)? {
+        Some(lists) => Some(HostLists::read(run.device, lists)?),
+        None => None,
+    };
+    let errors = reference::compare(
+        run.device,
+        run.config,
+        run.workload,
+        data,
+        workspace,
+        check,
+        run.seed,
+        run.progress,
+    )?;
+    let lists = indexed
+        .compare(run, data.lists.as_ref(), check)?
+        .expect("a sparse layer has lists");
+    Ok((lists, Errors::of_paths([errors.absorbed, errors.expanded])))
+}
+
 /// Takes the times of parts.
 struct Times<'a, D: Stopwatch> {
     device: &'a D,
@@ -257,18 +259,29 @@ struct Times<'a, D: Stopwatch> {
     progress: &'a Progress,
 }
 
-impl<D: Stopwatch> Times<'_, D> {
+impl<'a, D: Stopwatch> Times<'a, D> {
+    fn new(device: &'a D, args: &Args, progress: &'a Progress) -> Result<Self> {
+        Ok(Self {
+            device,
+            protocol: Protocol {
+                samples: args.samples as usize,
+                warm_up: args.warm_up as usize,
+                cold_cache: true,
+                graphs: D::PLATFORM != Platform::Cpu,
+            },
+            flush: device.allocate(device.flush_bytes())?,
+            parts: Vec::new(),
+            progress,
+        })
+    }
+
     fn time(
         &mut self,
         name: &'static str,
         [flop, bytes]: [f64; 2],
         work: &mut dyn FnMut(&D) -> Result<()>,
     ) -> Result<()> {
-        self.progress.step(format!("timing {name}"));
-        // Where there is no terminal to draw it on, a log still shows that it goes on.
-        if !io::stderr().is_terminal() {
-            eprintln!("timing {name}");
-        }
+        self.progress.begin(&format!("timing {name}"));
         let (samples, _) = self.device.time(&self.protocol, &mut self.flush, work)?;
         self.parts.push(Part {
             name,
@@ -379,18 +392,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             .iter()
             .flat_map(|r| i64::from(r.context_len())..i64::from(r.kv))
             .collect();
-        let scored = requests.iter().zip(&workload.token_starts);
-        let (mut pairs, mut cached) = (0.0, 0.0);
-        for (request, start) in scored {
-            let tokens = rows.saturating_sub(*start).min(request.q as usize);
-            let first = f64::from(request.context_len()) + 1.0;
-            pairs += tokens as f64 * (first + (tokens as f64 - 1.0) / 2.0);
-            cached += if tokens > 0 {
-                f64::from(request.kv)
-            } else {
-                0.0
-            };
-        }
+        let [pairs, cached] = pairs_and_cached(workload, rows);
         let longest = requests.iter().map(|r| r.kv).max().unwrap_or(0) as usize;
         let columns = longest.next_multiple_of(256).max(256);
         let page_size = workload.tables()?.page_size() as usize;
@@ -546,6 +548,20 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             },
         )
     }
+}
+
+/// Pairs of the first `rows` query tokens and the positions that they see, and the cached tokens of their requests.
+fn pairs_and_cached(workload: &Workload, rows: usize) -> [f64; 2] {
+    let (mut pairs, mut cached) = (0.0, 0.0);
+    for (request, start) in workload.requests.iter().zip(&workload.token_starts) {
+        let tokens = rows.saturating_sub(*start).min(request.q as usize);
+        let first = f64::from(request.context_len()) + 1.0;
+        pairs += tokens as f64 * (first + (tokens as f64 - 1.0) / 2.0);
+        if tokens > 0 {
+            cached += f64::from(request.kv);
+        }
+    }
+    [pairs, cached]
 }
 
 /// The rotation of tokens at these positions.

@@ -4,12 +4,12 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::super::peers::{Line, Said};
 use crate::device::DeviceName;
 use crate::error::CliError;
+use crate::progress::Progress;
 
 /// The program: the helpers of `mla bench peers`, which does not run here, and what is timed.
 const SCRIPT: &str = concat!(
@@ -117,7 +117,7 @@ impl PeerArgs {
             .map_err(|error| refused(format!("{name}, which cannot be started: {error}")))?;
         let mut said = Said::default();
         let is_done = |line: &Line| matches!(line, Line::Done { .. });
-        match said.read(&output.stdout[..], &ProgressBar::hidden(), is_done)? {
+        match said.read(&output.stdout[..], &Progress::spinner(), is_done)? {
             true => Ok(Some(said)),
             false => Err(refused(format!(
                 "{name}, whose run of the peers ended with {}",

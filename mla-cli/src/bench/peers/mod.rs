@@ -20,10 +20,11 @@ pub(super) use self::script::{Line, Said};
 use super::cases::{self, Case};
 use super::report::Report;
 use super::settings::Settings;
-use super::{OutputArgs, Until, Watcher, check_folder, json, plot, progress, run_on_device, save};
+use super::{OutputArgs, Until, Watcher, check_files, json, plot, run_on_device, save};
 use crate::args::{natural, positive, samples};
 use crate::error::CliError;
 use crate::figures::{counted, number};
+use crate::progress::Progress;
 use crate::table::table;
 
 #[derive(clap::Args)]
@@ -104,8 +105,14 @@ impl Watcher for Timed<'_> {
 /// The table, and whether our outputs are right.
 pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
     args.output.check()?;
-    let mut tables = [&args.markdown, &args.regions].into_iter().flatten();
-    tables.try_for_each(|path| check_folder(path))?;
+    let output = &args.output;
+    check_files([
+        &output.json,
+        &output.csv,
+        &output.plot,
+        &args.markdown,
+        &args.regions,
+    ])?;
     if args.rounds > args.samples {
         return Err(CliError::Argument {
             argument: "--rounds",
@@ -126,20 +133,32 @@ pub(super) fn output(args: &Args) -> Result<(String, bool), CliError> {
         ..Settings::on_gpu()
     };
     let ceilings = args.output.ceilings.as_deref();
-    let bar = progress();
+    let progress = Progress::rows();
     let mut timed = Timed {
         args,
         cases: &cases,
-        script: Script::start(args, &bar)?,
+        script: Script::start(args, &progress)?,
     };
-    let ours = &run_on_device(&settings, Some(cases.clone()), ceilings, &mut timed, &bar)?;
+    let ours = &run_on_device(
+        &settings,
+        Some(cases.clone()),
+        ceilings,
+        &mut timed,
+        &progress,
+    )?;
     let said = &timed.script.finish()?;
     let beside = Beside { ours, said };
-    beside.write(args, &cases, Until::End)?;
-    if let Some(path) = &args.output.plot {
-        plot::draw_with(path, ours, &regions::scatters(&beside.points(&cases)))?;
+    let written = beside.write(args, &cases, Until::End).and_then(|()| {
+        let scatters = || regions::scatters(&beside.points(&cases));
+        match &output.plot {
+            Some(path) => plot::draw_with(path, ours, &scatters()),
+            None => Ok(()),
+        }
+    });
+    match written {
+        Ok(()) => Ok((beside.describe(), ours.pass())),
+        Err(error) => Err(error.behind(beside.describe())),
     }
-    Ok((beside.describe(), ours.pass()))
 }
 
 impl Beside<'_> {
@@ -340,7 +359,14 @@ mod tests {
         };
         let mut finished = Finished::default();
         let cases = cases::read(None, &only).unwrap();
-        let ours = run_on_device(&settings, Some(cases), None, &mut finished, &progress()).unwrap();
+        let ours = run_on_device(
+            &settings,
+            Some(cases),
+            None,
+            &mut finished,
+            &Progress::hidden(),
+        )
+        .unwrap();
         assert_eq!(
             finished.rounds,
             [(only[0].clone(), 1), (only[0].clone(), 2)]

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 
-use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
 use super::Args;
@@ -13,6 +12,7 @@ use crate::bench::cases::{Case, CaseKind};
 use crate::bench::settings::SEED;
 use crate::bench::statistics::Summary;
 use crate::error::CliError;
+use crate::progress::Progress;
 
 /// The program, so that no file has to be found where only the command is installed.
 const SCRIPT: &str = include_str!("../../../peers/peers.py");
@@ -179,7 +179,7 @@ pub(super) struct Script {
     lines: BufReader<ChildStdout>,
     /// Shows what libraries say, until they are gone.
     aside: Option<JoinHandle<()>>,
-    bar: ProgressBar,
+    progress: Progress,
     said: Said,
     /// The case of the round before.
     current: Option<String>,
@@ -187,7 +187,7 @@ pub(super) struct Script {
 
 impl Script {
     /// Starts it and waits until the peers are loaded: what that takes of the machine must not fall on our times.
-    pub(super) fn start(args: &Args, bar: &ProgressBar) -> Result<Self, CliError> {
+    pub(super) fn start(args: &Args, progress: &Progress) -> Result<Self, CliError> {
         let mut python = Command::new(&args.python);
         python.args(["-c", SCRIPT, "--peers", &args.peers.join(",")]);
         python.args(["--warm-up", &args.warm_up.to_string()]);
@@ -204,14 +204,14 @@ impl Script {
         // They are pipes: so they were asked for above.
         let lines = child.stdout.take().expect("the script's output is a pipe");
         let errors = child.stderr.take().expect("the script's errors are a pipe");
-        let beside = bar.clone();
+        let beside = progress.clone();
         let mut script = Self {
             python: args.python.clone(),
             child,
             rounds,
             lines: BufReader::new(lines),
             aside: Some(thread::spawn(move || show(errors, &beside))),
-            bar: bar.clone(),
+            progress: progress.clone(),
             said: Said::default(),
             current: None,
         };
@@ -220,11 +220,6 @@ impl Script {
             Line::Loaded { loaded, .. } => {
                 peers = loaded.len();
                 true
-            }
-            // Some compile for minutes: where there is no terminal to draw a bar on, a log shows it.
-            Line::Progress { progress } if bar.is_hidden() => {
-                eprintln!("{progress}");
-                false
             }
             _ => false,
         })?;
@@ -283,7 +278,7 @@ impl Script {
 
     /// Reads to the `last` line, or to the end; says whether there was such a line.
     fn read(&mut self, last: impl FnMut(&Line) -> bool) -> Result<bool, CliError> {
-        self.said.read(&mut self.lines, &self.bar, last)
+        self.said.read(&mut self.lines, &self.progress, last)
     }
 
     /// Its end, with everything shown that came before.
@@ -314,12 +309,12 @@ impl Script {
     }
 }
 
-/// Shows lines above the bar.
-fn show(lines: impl Read, bar: &ProgressBar) {
+/// Shows lines above what is drawn.
+fn show(lines: impl Read, progress: &Progress) {
     for line in BufReader::new(lines).split(b'\n') {
         // A library's broken pipe is none of ours.
         let Ok(line) = line else { return };
-        bar.suspend(|| eprintln!("{}", String::from_utf8_lossy(&line)));
+        progress.line(&String::from_utf8_lossy(&line));
     }
 }
 
@@ -328,7 +323,7 @@ impl Said {
     pub(in crate::bench) fn read(
         &mut self,
         lines: impl BufRead,
-        bar: &ProgressBar,
+        progress: &Progress,
         mut last: impl FnMut(&Line) -> bool,
     ) -> Result<bool, CliError> {
         for line in lines.split(b'\n') {
@@ -336,12 +331,12 @@ impl Said {
             let line = String::from_utf8_lossy(&line);
             // Libraries print what they like.
             let Ok(line) = serde_json::from_str(&line) else {
-                bar.suspend(|| eprintln!("{line}"));
+                progress.line(&line);
                 continue;
             };
             let is_last = last(&line);
             match line {
-                Line::Progress { progress } => bar.set_message(progress),
+                Line::Progress { progress: what } => progress.step(what),
                 Line::Loaded { torch, .. } => self.torch = Some(torch),
                 Line::Times(times) => self.add(times),
                 Line::Refused { peer, id, refused } => {
@@ -415,14 +410,14 @@ mod tests {
 {"done": "a"}
 {"peer": "fa3", "id": "b", "e2e_us": [4.5]}
 "#[..];
-        let bar = ProgressBar::hidden();
+        let progress = Progress::hidden();
         let mut said = Said::default();
         let is_loaded = |line: &Line| matches!(line, Line::Loaded { .. });
-        assert!(said.read(&mut lines, &bar, is_loaded).unwrap());
-        assert_eq!(bar.message(), "flashinfer loads");
+        assert!(said.read(&mut lines, &progress, is_loaded).unwrap());
+        assert_eq!(progress.message(), "flashinfer loads");
         let is_done =
             |id: &'static str| move |line: &Line| matches!(line, Line::Done { done } if done == id);
-        assert!(said.read(&mut lines, &bar, is_done("a")).unwrap());
+        assert!(said.read(&mut lines, &progress, is_done("a")).unwrap());
         assert_eq!(said.torch.as_deref(), Some("2.11"));
         assert_eq!(
             said.refusals,
@@ -430,12 +425,12 @@ mod tests {
         );
         assert_eq!(said.peers.len(), 1);
         assert_eq!(said.peers[0].e2e_us, Some(2.0));
-        assert!(said.read(&mut lines, &bar, is_done("a")).unwrap());
+        assert!(said.read(&mut lines, &progress, is_done("a")).unwrap());
         assert_eq!(said.peers.len(), 1);
         assert_eq!(said.peers[0].e2e_us, Some(2.5));
         assert_eq!(said.peers[0].planned_us, Some(1.125));
         // It ended before this one was done.
-        assert!(!said.read(&mut lines, &bar, is_done("b")).unwrap());
+        assert!(!said.read(&mut lines, &progress, is_done("b")).unwrap());
         assert_eq!(said.peers.len(), 2);
     }
 
@@ -459,7 +454,7 @@ mod tests {
             regions: None,
             output: OutputArgs::default(),
         };
-        let script = Script::start(&args, &ProgressBar::hidden());
+        let script = Script::start(&args, &Progress::hidden());
         std::fs::remove_file(path).unwrap();
         script
     }
