@@ -4,15 +4,16 @@
 
 use mla_kernels::raw::{self, MlaSparseParams};
 
-/// Clusters of 1, 2, ... 16 CTAs that a GPU of 132 SMs might run at the same time.
-const H200: [i32; 16] = [132, 66, 42, 31, 24, 20, 16, 14, 0, 0, 0, 0, 0, 0, 0, 7];
+/// Clusters of 1, 2, ... 16 CTAs that an H200 said it runs at the same time.
+const H200: [i32; 16] = [132, 66, 39, 30, 22, 17, 15, 15, 0, 0, 0, 0, 0, 0, 0, 7];
 
 /// A GPU that takes clusters of up to so many CTAs.
 fn up_to(most: usize) -> [i32; 16] {
     std::array::from_fn(|at| if at < most { H200[at] } else { 0 })
 }
 
-fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> i32 {
+/// How many CTAs share a list, and the heads of a tile.
+fn division(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> (i32, i32) {
     let params = MlaSparseParams {
         tokens,
         heads,
@@ -23,30 +24,52 @@ fn splits(tokens: i32, heads: i32, width: i32, clusters: [i32; 16]) -> i32 {
         cache_format: raw::MLA_CACHE_FP8_DS_MLA as i32,
         ..MlaSparseParams::default()
     };
-    let mut splits = 0;
-    // SAFETY: all three addresses are those of values on this stack, `clusters` has sixteen.
-    let status = unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits) };
+    let (mut splits, mut tile) = (0, 0);
+    // SAFETY: all four addresses are those of values on this stack, `clusters` has sixteen.
+    let status =
+        unsafe { raw::mla_sparse_sm90_splits(&params, clusters.as_ptr(), &mut splits, &mut tile) };
     raw::check("sparse splits", status).unwrap();
-    splits
+    (splits, tile)
 }
 
 #[test]
 fn few_tokens_share_the_gpu_and_many_keep_their_lists_whole() {
     for (tokens, heads, expected) in [
-        (1, 16, 16),
-        (8, 16, 8),
-        (16, 16, 7),
-        (32, 16, 3),
-        (64, 64, 2),
-        (128, 16, 1),
+        (1, 16, (16, 16)),
+        (8, 16, (8, 16)),
+        (16, 16, (6, 16)),
+        (32, 16, (3, 16)),
+        (64, 64, (2, 64)),
+        (128, 16, (1, 16)),
         // Two tiles of heads each.
-        (8, 128, 7),
-        (64, 128, 1),
-        (132, 16, 1),
-        (256, 64, 1),
+        (8, 128, (6, 64)),
+        (64, 128, (1, 64)),
+        (132, 16, (1, 16)),
+        (256, 64, (1, 64)),
     ] {
         assert_eq!(
-            splits(tokens, heads, 2048, H200),
+            division(tokens, heads, 2048, H200),
+            expected,
+            "{tokens} tokens, {heads} heads"
+        );
+    }
+}
+
+#[test]
+fn few_tokens_of_many_heads_have_small_tiles() {
+    for (tokens, heads, expected) in [
+        (1, 128, (8, 16)),
+        (2, 128, (6, 16)),
+        (4, 128, (6, 32)),
+        (1, 64, (16, 16)),
+        (8, 64, (6, 32)),
+        (16, 64, (6, 64)),
+        // As even as they can be.
+        (1, 40, (16, 14)),
+        (1, 100, (16, 15)),
+    ] {
+        assert_eq!(
+            division(tokens, heads, 2048, H200),
             expected,
             "{tokens} tokens, {heads} heads"
         );
@@ -68,7 +91,7 @@ fn what_is_left_of_whole_waves_shares_the_gpu() {
         (264, 16, 1),
     ] {
         assert_eq!(
-            splits(tokens, heads, 2048, H200),
+            division(tokens, heads, 2048, H200).0,
             expected,
             "{tokens} tokens, {heads} heads"
         );
@@ -79,11 +102,14 @@ fn what_is_left_of_whole_waves_shares_the_gpu() {
 fn a_split_has_at_least_a_whole_tile_and_a_cluster_that_the_gpu_takes() {
     for width in [0, 1, 63, 64, 127, 128, 500, 2048, 8192] {
         for tokens in 1..200 {
-            let splits = splits(tokens, 16, width, H200);
-            assert!([1, 2, 3, 4, 5, 6, 7, 8, 16].contains(&splits));
-            assert!(splits == 1 || width >= 64 * splits, "{splits} of {width}");
+            for heads in [1, 16, 40, 64, 128] {
+                let (splits, tile) = division(tokens, heads, width, H200);
+                assert!([1, 2, 3, 4, 5, 6, 7, 8, 16].contains(&splits));
+                assert!(splits == 1 || width >= 64 * splits, "{splits} of {width}");
+                assert!((1..=heads.min(64)).contains(&tile), "{tile} of {heads}");
+            }
         }
     }
-    assert_eq!(splits(1, 16, 2048, up_to(8)), 8);
-    assert_eq!(splits(1, 16, 2048, up_to(1)), 1);
+    assert_eq!(division(1, 16, 2048, up_to(8)), (8, 16));
+    assert_eq!(division(1, 16, 2048, up_to(1)), (1, 16));
 }

@@ -99,11 +99,12 @@ MlaStatus mla_split_step(int32_t step, MlaSplitCounters* counters, int32_t split
 MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream);
 
 /* How mla_sparse_sm90 divides a batch: how many CTAs share the lists of a token, or of those that are
- * left when the others have filled the device so many times. Reads heads, tokens and both widths.
- * `clusters` is [16] in host memory: how many clusters of 1, 2, ... 16 CTAs the device runs at the
- * same time, 0 where it does not take them. */
+ * left when the others have filled the device so many times; and the heads of a tile, which a CTA
+ * works on at a time. Reads heads, tokens, both widths and cache_format. `clusters` is [16] in host
+ * memory: how many clusters of 1, 2, ... 16 CTAs the device runs at the same time, 0 where it does
+ * not take them. */
 MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
-                                 int32_t* splits);
+                                 int32_t* splits, int32_t* tile_heads);
 
 /* The rotation of the first 64 values of an index key or query. */
 typedef struct MlaIndexRotary {

@@ -133,6 +133,7 @@ unsafe extern "C" {
         params: *const MlaSparseParams,
         clusters: *const i32,
         splits: *mut i32,
+        tile_heads: *mut i32,
     ) -> MlaStatus;
 }
 #[repr(C)]

@@ -156,9 +156,6 @@ MlaStatus check(const MlaSparseParams& p) {
     return check.status();
 }
 
-// Tiles of a token's heads: as few as there can be, and then as even.
-int head_tiles(const MlaSparseParams& p) { return int(ceil_div(p.heads, kMostRows)); }
-
 int64_t width(const MlaSparseParams& p) { return int64_t(p.width) + p.second.width; }
 
 Source source(const MlaListedCache& c) {
@@ -210,9 +207,6 @@ KernelParams kernel_params(const MlaSparseParams& p) {
     k.tokens = p.tokens;
     k.heads = p.heads;
     k.width = int(width(p));
-    k.head_tiles = head_tiles(p);
-    k.tile_heads = int(ceil_div(p.heads, k.head_tiles));
-    k.items = p.tokens * k.head_tiles;
     const float cache_scale = p.cache_format == MLA_CACHE_FP8 ? p.cache_scale : 1.f;
     k.scale_log2 = p.softmax_scale * cache_scale * 1.44269504088896340736f;
     k.out_scale = cache_scale;
@@ -256,15 +250,17 @@ extern "C" MlaStatus mla_sparse_sm90(const MlaSparseParams* params, void* stream
 }
 
 extern "C" MlaStatus mla_sparse_sm90_splits(const MlaSparseParams* params, const int32_t* clusters,
-                                            int32_t* splits) {
+                                            int32_t* splits, int32_t* tile_heads) {
     if (!params) return refuse("params", 0, "a pointer");
     if (!clusters) return refuse("clusters", 0, "a pointer");
     if (!splits) return refuse("splits", 0, "a pointer");
+    if (!tile_heads) return refuse("tile_heads", 0, "a pointer");
     const MlaStatus s = check_shape(*params);
     if (s.code != MLA_OK) return s;
-    *splits = divide(int64_t(params->tokens) * head_tiles(*params), int(width(*params)),
-                     [&](int blocks) { return clusters[blocks - 1]; })
-                  .last()
-                  .splits;
+    const Plan own =
+        plan(params->tokens, params->heads, int(width(*params)), format_of(*params) != Format::same,
+             [&](int blocks) { return clusters[blocks - 1]; });
+    *splits = own.divisions.last().splits;
+    *tile_heads = own.tile_heads;
     return ok();
 }

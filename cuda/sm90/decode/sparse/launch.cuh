@@ -57,7 +57,7 @@ struct Resident {
 };
 
 template <class K>
-cudaError_t resident_clusters(const Launch& l, Resident& resident) {
+cudaError_t ask_resident(const Launch& l, Resident& resident) {
     cudaError_t e = cudaFuncSetAttribute(K::kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                          K::kSharedBytes);
     if (e != cudaSuccess) return e;
@@ -81,17 +81,20 @@ cudaError_t resident_clusters(const Launch& l, Resident& resident) {
     return cudaSuccess;
 }
 
+// What is known of a kernel on a device; asked for once.
 template <class K>
-cudaError_t launch(const Launch& l, const KernelParams& p) {
-    static Resident resident[kMaxDevices];
-    Resident& of_device = resident[l.device];
-    if (!of_device.known) {
-        const cudaError_t e = resident_clusters<K>(l, of_device);
-        if (e != cudaSuccess) return e;
-    }
-    const Divisions divisions =
-        divide(p.items, p.width, [&](int splits) { return of_device.clusters[splits].load(); });
-    for (int i = 0; i < divisions.count; ++i) {
+cudaError_t resident_clusters(const Launch& l, const Resident*& resident) {
+    static Resident all[kMaxDevices];
+    Resident& own = all[l.device];
+    resident = &own;
+    return own.known ? cudaSuccess : ask_resident<K>(l, own);
+}
+
+template <class K>
+cudaError_t launch(const Launch& l, const KernelParams& p, const Divisions& divisions) {
+    const Resident* resident;
+    cudaError_t e = resident_clusters<K>(l, resident);
+    for (int i = 0; i < divisions.count && e == cudaSuccess; ++i) {
         const Division& division = divisions.all[i];
         KernelParams own = p;
         own.first_item = division.first;
@@ -99,22 +102,31 @@ cudaError_t launch(const Launch& l, const KernelParams& p) {
         cudaLaunchAttribute cluster = {};
         const cudaLaunchConfig_t config =
             configuration<K>(division.blocks, division.splits, l.stream, cluster);
-        const cudaError_t e = cudaLaunchKernelEx(&config, K::kKernel, own);
-        if (e != cudaSuccess) return e;
+        e = cudaLaunchKernelEx(&config, K::kKernel, own);
     }
-    return cudaSuccess;
+    return e;
 }
 
 template <typename T, Format format>
-cudaError_t launch_format(const Launch& l, const KernelParams& p) {
-    switch (rows_of(p.tile_heads)) {
-        case 16: return launch<Narrow<T, 16, format>>(l, p);
-        case 32: return launch<Narrow<T, 32, format>>(l, p);
+cudaError_t launch_format(const Launch& l, const KernelParams& undivided) {
+    // A CTA of every kernel has an SM to itself, so that all kernels' clusters are as many.
+    const Resident* resident;
+    const cudaError_t e = resident_clusters<Narrow<T, 16, format>>(l, resident);
+    if (e != cudaSuccess) return e;
+    const Plan own =
+        plan(undivided.tokens, undivided.heads, undivided.width, format != Format::same,
+             [&](int splits) { return resident->clusters[splits].load(); });
+    KernelParams p = undivided;
+    p.head_tiles = own.head_tiles;
+    p.tile_heads = own.tile_heads;
+    switch (rows_of(own.tile_heads)) {
+        case 16: return launch<Narrow<T, 16, format>>(l, p, own.divisions);
+        case 32: return launch<Narrow<T, 32, format>>(l, p, own.divisions);
         default:
             if constexpr (format == Format::same)
-                return launch<Wide<T>>(l, p);
+                return launch<Wide<T>>(l, p, own.divisions);
             else
-                return launch<Narrow<T, 64, format>>(l, p);
+                return launch<Narrow<T, 64, format>>(l, p, own.divisions);
     }
 }
 

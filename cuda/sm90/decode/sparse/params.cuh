@@ -57,9 +57,10 @@ struct KernelParams {
     int tokens, heads;
     // Entries of all lists of a token.
     int width;
-    // Tiles of heads of a token, and the heads of each of them but the last.
+    // The launch sets what follows. Tiles of heads of a token, and the heads of each of them but
+    // the last.
     int head_tiles, tile_heads;
-    // Tiles of heads of all tokens: those of this launch, and where they end.
+    // Tiles of heads of all tokens: the first of this launch, and where they end.
     int first_item, items;
     // softmax_scale * log2(e), times the cache's scale
     float scale_log2;
