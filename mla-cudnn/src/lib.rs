@@ -7,7 +7,10 @@
 //! variable `MLA_CUDNN` names. [`library`] says which version that is, or why there is none. The
 //! CUDA runtime (`libcudart.so.12` or `.13`) is opened by cuDNN's frontend in the same way.
 
+mod lengths;
 mod library;
+#[cfg(feature = "cudnn")]
+mod lists;
 mod prefill;
 #[cfg(feature = "cudnn")]
 mod session;
@@ -15,6 +18,7 @@ mod session;
 use mla_runtime::capability::Capability;
 use mla_runtime::kernels::Run;
 
+pub use lengths::{ExactLengths, set_exact_lengths};
 pub use library::{Version, library};
 pub use prefill::Cudnn;
 #[cfg(feature = "cudnn")]

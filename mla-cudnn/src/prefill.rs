@@ -1,17 +1,20 @@
 //! CUDNN: expanded prefill over ragged batches.
 //!
 //! cuDNN builds a plan for each number of requests and each power of two that bounds their lengths,
-//! when that first occurs. If all requests have one length, and it is a power of two or a multiple of
-//! 512, as chunks of prompts are, it is a plan for equal requests of this length, which is faster.
-//! Requests without queries or keys are left out of what it is given, and query tokens that see no
-//! key are filled here: versions below 9.25 give NaN for them.
+//! when that first occurs. If all requests have one length, and it is among the
+//! [exact](crate::ExactLengths) ones, it is a plan for just this length, which is faster. Requests
+//! without queries or keys are left out of what it is given, and query tokens that see no key are
+//! filled here: versions below 9.25 give NaN for them. The log-sum-exp is written with one stride
+//! for all steps and copied, since a plan holds the stride.
 
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "cudnn")]
 use {
     crate::ffi,
+    crate::lengths::{ExactLengths, chosen},
     crate::library::library,
+    crate::lists::{LISTS, Lists, Seen, are_equal, int, split},
     crate::session::Session,
     cudarc::driver::sys,
     mla_kernels::Cuda,
@@ -33,9 +36,11 @@ use {
 pub struct Cudnn {
     #[cfg(feature = "cudnn")]
     config: LayerConfig,
+    #[cfg(feature = "cudnn")]
+    exact: ExactLengths,
 }
 
-/// The session with cuDNN, and the lengths and offsets of the step's calls.
+/// The session with cuDNN, the lengths and offsets of the step's calls, and a log-sum-exp.
 #[cfg(feature = "cudnn")]
 pub struct CudnnState {
     session: Session,
@@ -43,22 +48,41 @@ pub struct CudnnState {
     key_lens: Vec<u32>,
     lists: Lists,
     unseen: Vec<Range<usize>>,
+    /// `[heads, lse_stride]`.
+    lse: Buffer,
+    lse_stride: usize,
 }
 
-/// How many lists a call has.
+/// What a call is planned for: the query tokens and keys of its requests, its mask, and which of the
+/// step's calls it is.
 #[cfg(feature = "cudnn")]
-const LISTS: usize = 7;
+#[derive(Clone, Copy)]
+struct Lens<'a> {
+    query: &'a [u32],
+    key: &'a [u32],
+    causal: bool,
+    call: usize,
+}
 
-/// For how many calls of a step lists are kept: those of its new tokens and of its first context
-/// chunks.
 #[cfg(feature = "cudnn")]
-const KEPT_CALLS: usize = 9;
+impl<'a> Lens<'a> {
+    fn of_new(query: &'a [u32], key: &'a [u32]) -> Self {
+        Self {
+            query,
+            key,
+            causal: true,
+            call: 0,
+        }
+    }
 
-/// The tokens of one request that cuDNN is given.
-#[cfg(feature = "cudnn")]
-struct Seen {
-    query: Range<usize>,
-    key: Range<usize>,
+    fn of_chunk(query: &'a [u32], key: &'a [u32], index: usize) -> Self {
+        Self {
+            query,
+            key,
+            causal: false,
+            call: index.saturating_add(1),
+        }
+    }
 }
 
 /// The tensors of a call, once they are checked: in the order query, keys, values, output.
@@ -108,12 +132,15 @@ impl PrefillBackend for Cudnn {
             let accepted = "9.18.1 and up, which takes ragged batches there";
             return Err(Error::argument("libcudnn", given, accepted));
         }
-        Ok(Self { config: *config })
+        Ok(Self {
+            config: *config,
+            exact: chosen(),
+        })
     }
 
     fn workspace_bytes(&self, _: &Cuda, limits: &StepLimits) -> Result<u64> {
         // Without what plans ask for once they are built.
-        Ok((KEPT_CALLS * LISTS * (limits.requests + 1) * size_of::<i32>()) as u64)
+        Ok((Lists::bytes(limits.requests) + self.lse_bytes(limits)) as u64)
     }
 
     fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CudnnState> {
@@ -123,6 +150,8 @@ impl PrefillBackend for Cudnn {
             key_lens: Vec::with_capacity(limits.requests),
             lists: Lists::new(device, limits.requests)?,
             unseen: Vec::new(),
+            lse: device.allocate(self.lse_bytes(limits))?,
+            lse_stride: lse_stride(limits),
         })
     }
 
@@ -132,7 +161,7 @@ impl PrefillBackend for Cudnn {
 
     fn prepare(
         &self,
-        _: &Cuda,
+        device: &Cuda,
         batch: &PrefillBatch<'_>,
         state: &mut CudnnState,
         (): &mut (),
@@ -144,7 +173,18 @@ impl PrefillBackend for Cudnn {
             to.clear();
             to.extend_from_slice(from);
         }
-        state.lists.kept = 0;
+        let new = Lens::of_new(batch.query_lens, batch.key_lens);
+        self.prepare_lists(device, state, new)?;
+        for (index, chunk) in batch.chunks.iter().enumerate() {
+            let requests = chunk.request_start..chunk.request_end;
+            let Some(query_lens) = batch.query_lens.get(requests) else {
+                let accepted = format!("at most {}", batch.query_lens.len());
+                let given = chunk.request_end;
+                return Err(Error::argument("chunk's requests", given, accepted));
+            };
+            let lens = Lens::of_chunk(query_lens, &chunk.seq_lens, index);
+            self.prepare_lists(device, state, lens)?;
+        }
         Ok(())
     }
 
@@ -156,59 +196,58 @@ impl PrefillBackend for Cudnn {
         (): &(),
     ) -> Result<()> {
         if let Some(chunk) = call.chunk {
-            let lens = (chunk.query_lens, chunk.key_lens);
-            return self.attend(device, call, state, lens, false);
+            let lens = Lens::of_chunk(chunk.query_lens, chunk.key_lens, chunk.index);
+            return self.attend(device, call, state, lens);
         }
         let query_lens = std::mem::take(&mut state.query_lens);
         let key_lens = std::mem::take(&mut state.key_lens);
-        let done = self.attend(device, call, state, (&query_lens, &key_lens), true);
+        let lens = Lens::of_new(&query_lens, &key_lens);
+        let done = self.attend(device, call, state, lens);
         (state.query_lens, state.key_lens) = (query_lens, key_lens);
         done
     }
 }
 
+/// The distance between the heads of a log-sum-exp that holds any step's, a multiple of 256 bytes.
+#[cfg(feature = "cudnn")]
+fn lse_stride(limits: &StepLimits) -> usize {
+    limits.tokens.max(1).next_multiple_of(64)
+}
+
 #[cfg(feature = "cudnn")]
 impl Cudnn {
+    fn lse_bytes(&self, limits: &StepLimits) -> usize {
+        self.config.problem.heads as usize * lse_stride(limits) * size_of::<f32>()
+    }
+
+    /// Writes the lists of a call of the step, if it will read any.
+    fn prepare_lists(&self, device: &Cuda, state: &mut CudnnState, lens: Lens<'_>) -> Result<()> {
+        let seen = split(lens.query, lens.key, lens.causal, &mut state.unseen)?;
+        if seen.is_empty() || self.exact_lens(&seen).is_some() {
+            return Ok(());
+        }
+        state.lists.prepare(device, lens.call, &seen)
+    }
+
     fn attend(
         &self,
         device: &Cuda,
         call: PrefillCall<'_, Cuda>,
         state: &mut CudnnState,
-        (query_lens, key_lens): (&[u32], &[u32]),
-        causal: bool,
+        lens: Lens<'_>,
     ) -> Result<()> {
-        let tensors = self.tensors(call, query_lens, key_lens)?;
-        let seen = split(query_lens, key_lens, causal, &mut state.unseen)?;
+        let tensors = self.tensors(call, lens)?;
+        let query_tokens = tensors.layouts[0].shape[0];
+        if tensors.lse.0 != 0 && query_tokens > state.lse_stride {
+            let accepted = format!("at most {}, the limits of the state", state.lse_stride);
+            return Err(Error::argument("query tokens", query_tokens, accepted));
+        }
+        let seen = split(lens.query, lens.key, lens.causal, &mut state.unseen)?;
         if !seen.is_empty() {
-            let strides = tensors.layouts.map(|layout| layout.strides[0]);
-            let key = self.key(&tensors, &seen, causal)?;
-            let key = state.session.built(device, key)?;
-            let (lists, room) = match key.equal {
-                0 => (state.lists.of(device, &seen, strides)?, state.lists.room),
-                _ => (0, 0),
-            };
-            let list =
-                |index: usize| (lists + (index * room * size_of::<i32>()) as u64) as *const i32;
-            let [query, keys, values, out] = tensors.addresses;
-            let run = ffi::McRun {
-                query: query as *const _,
-                key: keys as *const _,
-                value: values as *const _,
-                out: out as *mut _,
-                lse: tensors.lse.0 as *mut _,
-                query_lens: list(0),
-                key_lens: list(1),
-                query_offsets: list(2),
-                key_offsets: list(3),
-                value_offsets: list(4),
-                out_offsets: list(5),
-                lse_offsets: list(6),
-                workspace: std::ptr::null_mut(),
-            };
-            // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree; the lists were written for these requests and lie within the tensors, or the
-            // requests are equal and the plan reads no list.
-            unsafe { state.session.run(device, &key, run)? };
+            self.launch(device, state, &tensors, &seen, lens)?;
+            // SAFETY: the log-sum-exp was checked to hold its heads and tokens and is borrowed
+            // mutably, and the state's has room for them.
+            unsafe { copy_lse(device, &state.lse, state.lse_stride, &tensors)? };
         }
         for rows in &state.unseen {
             // SAFETY: the rows are of the output and the log-sum-exp, which were checked and are
@@ -218,20 +257,62 @@ impl Cudnn {
         Ok(())
     }
 
-    /// The tensors of a call, which have to be those of the lengths.
-    fn tensors(
+    /// Runs cuDNN for the requests that it is given.
+    fn launch(
         &self,
-        call: PrefillCall<'_, Cuda>,
-        query_lens: &[u32],
-        key_lens: &[u32],
-    ) -> Result<Tensors> {
+        device: &Cuda,
+        state: &mut CudnnState,
+        tensors: &Tensors,
+        seen: &[Seen],
+        lens: Lens<'_>,
+    ) -> Result<()> {
+        let (has_lse, lse_stride) = (tensors.lse.0 != 0, state.lse_stride);
+        let key = self.key(
+            tensors,
+            seen,
+            lens.causal,
+            if has_lse { lse_stride } else { 0 },
+        )?;
+        let key = state.session.built(key)?;
+        let lists = if key.equal == 0 {
+            let strides = tensors.layouts.map(|layout| layout.strides[0]);
+            state.lists.of(device, lens.call, seen, strides)?
+        } else {
+            [0; LISTS]
+        };
+        let [query, keys, values, out] = tensors.addresses;
+        let list = |index: usize| lists[index] as *const i32;
+        let run = ffi::McRun {
+            query: query as *const _,
+            key: keys as *const _,
+            value: values as *const _,
+            out: out as *mut _,
+            lse: if has_lse { state.lse.address() } else { 0 } as *mut _,
+            query_lens: list(0),
+            key_lens: list(1),
+            query_offsets: list(2),
+            key_offsets: list(3),
+            value_offsets: list(4),
+            out_offsets: list(5),
+            lse_offsets: list(6),
+            workspace: std::ptr::null_mut(),
+        };
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
+        // the state's log-sum-exp has room for all query tokens; the lists were written for these
+        // requests and lie within the tensors, or the requests are equal and the plan reads no
+        // list.
+        unsafe { state.session.run(&key, run) }
+    }
+
+    /// The tensors of a call, which have to be those of the lengths.
+    fn tensors(&self, call: PrefillCall<'_, Cuda>, lens: Lens<'_>) -> Result<Tensors> {
         call.check(&self.config, &Self::SPEC)?;
         let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
             let given = "keys in two, or an output in e4m3";
             return Err(Error::argument("call", given, "packed and plain"));
         };
         let [query_tokens, key_tokens]: [usize; 2] =
-            [query_lens, key_lens].map(|lens| lens.iter().map(|len| *len as usize).sum());
+            [lens.query, lens.key].map(|lens| lens.iter().map(|len| *len as usize).sum());
         let layouts = [
             *call.query.layout(),
             *keys.layout(),
@@ -267,19 +348,32 @@ impl Cudnn {
         })
     }
 
-    /// What a plan for these requests is built for.
-    fn key(&self, tensors: &Tensors, seen: &[Seen], causal: bool) -> Result<ffi::McKey> {
+    /// The query tokens and keys of each request, if all have the same and these have plans of their
+    /// own.
+    fn exact_lens(&self, seen: &[Seen]) -> Option<[usize; 2]> {
+        let first = seen.first()?;
+        let [query_len, key_len] = [first.query.len(), first.key.len()];
+        let is_exact = self.exact.has(query_len)
+            && self.exact.has(key_len)
+            && are_equal(seen, query_len, key_len);
+        is_exact.then_some([query_len, key_len])
+    }
+
+    /// What a plan for these requests is built for. The stride of the log-sum-exp is 0 if there is
+    /// none.
+    fn key(
+        &self,
+        tensors: &Tensors,
+        seen: &[Seen],
+        causal: bool,
+        lse_stride: usize,
+    ) -> Result<ffi::McKey> {
         let problem = &self.config.problem;
         let bucket = |lens: &mut dyn Iterator<Item = usize>| {
             let most: usize = lens.max().unwrap_or(0);
             most.next_power_of_two().max(64)
         };
-        let own = seen.first().map(|it| [it.query.len(), it.key.len()]);
-        let equal = own.filter(|[query_len, key_len]| {
-            has_own_plan(*query_len)
-                && has_own_plan(*key_len)
-                && are_equal(seen, *query_len, *key_len)
-        });
+        let equal = self.exact_lens(seen);
         let [max_query_len, max_key_len] = equal.unwrap_or_else(|| {
             let queries = bucket(&mut seen.iter().map(|seen| seen.query.len()));
             // A mask that is aligned to the bottom right wants no more queries than keys.
@@ -298,7 +392,7 @@ impl Cudnn {
             value_head_stride: wide(values[1]),
             out_token_stride: wide(out[0]),
             out_head_stride: wide(out[1]),
-            lse_head_stride: wide(tensors.lse.1),
+            lse_head_stride: wide(lse_stride),
             requests: int("requests", seen.len())?,
             max_query_len: int("longest query", max_query_len)?,
             max_key_len: int("most keys", max_key_len)?,
@@ -313,145 +407,46 @@ impl Cudnn {
     }
 }
 
-/// Lengths and offsets on the device. All layers of a step have the same, so each call's are copied
-/// once per step.
+/// Copies the log-sum-exp of a call to where its caller wants it.
+///
+/// # Safety
+///
+/// Both hold the heads and query tokens of the call, and the caller may write the target.
 #[cfg(feature = "cudnn")]
-struct Lists {
-    /// `[KEPT_CALLS, LISTS, room]`: of each call two lists of lengths and five of offsets.
-    device: Buffer,
-    /// What each call's lists hold, of which only the first so many are this step's.
-    written: Vec<Vec<i32>>,
-    kept: usize,
-    /// Entries of a list: one for each request and one more.
-    room: usize,
-    scratch: Vec<i32>,
-}
-
-#[cfg(feature = "cudnn")]
-impl Lists {
-    fn new(device: &Cuda, requests: usize) -> Result<Self> {
-        let room = requests + 1;
-        Ok(Self {
-            device: device.allocate(KEPT_CALLS * LISTS * room * size_of::<i32>())?,
-            written: vec![Vec::new(); KEPT_CALLS],
-            kept: 0,
-            room,
-            scratch: Vec::with_capacity(LISTS * room),
-        })
+unsafe fn copy_lse(device: &Cuda, from: &Buffer, stride: usize, tensors: &Tensors) -> Result<()> {
+    let (to, to_stride) = tensors.lse;
+    if to == 0 {
+        return Ok(());
     }
-
-    /// The address of a call's lists. Past the calls for which they are kept, each call takes the
-    /// last place.
-    fn of(&mut self, device: &Cuda, seen: &[Seen], strides: [usize; 4]) -> Result<u64> {
-        if seen.len() >= self.room {
-            let accepted = format!("at most {}", self.room.saturating_sub(1));
-            return Err(Error::argument("requests", seen.len(), accepted));
-        }
-        write_lists(seen, strides, self.room, &mut self.scratch)?;
-        let bytes = LISTS * self.room * size_of::<i32>();
-        let kept = &self.written[..self.kept];
-        let known = kept.iter().position(|lists| *lists == self.scratch);
-        let place = known.unwrap_or(self.kept.min(KEPT_CALLS - 1));
-        if known.is_none() {
-            self.kept = place + 1;
-            let copied: Vec<u8> = self.scratch.iter().flat_map(|n| n.to_ne_bytes()).collect();
-            let (_, behind) = Cuda::split_mut(self.device.bytes_mut(), place * bytes);
-            let (to, _) = Cuda::split_mut(behind, bytes);
-            device.upload(&copied, to)?;
-            self.written[place].clone_from(&self.scratch);
-        }
-        Ok(self.device.address() + (place * bytes) as u64)
-    }
-}
-
-/// What cuDNN is given of each request, and into `unseen` the query tokens that see no key.
-#[cfg(feature = "cudnn")]
-fn split(
-    query_lens: &[u32],
-    key_lens: &[u32],
-    causal: bool,
-    unseen: &mut Vec<Range<usize>>,
-) -> Result<Vec<Seen>> {
-    if query_lens.len() != key_lens.len() {
-        let accepted = format!("{}, as many as query lengths", query_lens.len());
-        return Err(Error::argument("key lengths", key_lens.len(), accepted));
-    }
-    unseen.clear();
-    let (mut seen, mut query, mut key) = (Vec::with_capacity(key_lens.len()), 0, 0);
-    for (queries, keys) in query_lens.iter().zip(key_lens) {
-        let (end, key_end) = (query + *queries as usize, key + *keys as usize);
-        // The last query token sees all keys, and each before it one less.
-        let first = match (causal, key_end - key) {
-            (_, 0) => end,
-            (true, keys) => query.max(end.saturating_sub(keys)),
-            (false, _) => query,
-        };
-        if query < first {
-            unseen.push(query..first);
-        }
-        if first < end {
-            seen.push(Seen {
-                query: first..end,
-                key: key..key_end,
-            });
-        }
-        (query, key) = (end, key_end);
-    }
-    Ok(seen)
-}
-
-/// Whether equal requests of this length have a plan of their own. So few lengths have that all of their plans can be
-/// kept, and those of prompts in chunks are among them.
-#[cfg(feature = "cudnn")]
-const fn has_own_plan(len: usize) -> bool {
-    len >= 64 && len.is_power_of_two() || len > 0 && len.is_multiple_of(512)
-}
-
-/// Whether all requests have these lengths, one behind the other from the first token on.
-#[cfg(feature = "cudnn")]
-fn are_equal(seen: &[Seen], query_len: usize, key_len: usize) -> bool {
-    let is_nth = |tokens: &Range<usize>, len: usize, n: usize| *tokens == (n * len..(n + 1) * len);
-    let mut numbered = seen.iter().enumerate();
-    numbered.all(|(n, it)| is_nth(&it.query, query_len, n) && is_nth(&it.key, key_len, n))
-}
-
-/// The lengths and offsets of a call, each list with room for `room` entries.
-#[cfg(feature = "cudnn")]
-fn write_lists(
-    seen: &[Seen],
-    [query, key, value, out]: [usize; 4],
-    room: usize,
-    written: &mut Vec<i32>,
-) -> Result<()> {
-    written.clear();
-    written.resize(LISTS * room, 0);
-    let offset = |field, token: usize, stride: usize| {
-        let elements = token.checked_mul(stride).map(i32::try_from);
-        elements.and_then(std::result::Result::ok).ok_or_else(|| {
-            let given = format!("{token} tokens of {stride} elements");
-            Error::argument(field, given, "at most 2147483647 elements in all")
-        })
+    let [tokens, heads, _] = tensors.layouts[3].shape;
+    let bytes = size_of::<f32>();
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcHost: std::ptr::null(),
+        srcDevice: from.address(),
+        srcArray: std::ptr::null_mut(),
+        srcPitch: stride * bytes,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: to,
+        dstArray: std::ptr::null_mut(),
+        // Of one head the stride may be anything.
+        dstPitch: to_stride.max(tokens) * bytes,
+        WidthInBytes: tokens * bytes,
+        Height: heads,
     };
-    for (i, request) in seen.iter().enumerate() {
-        written[i] = int("query tokens", request.query.len())?;
-        written[room + i] = int("keys", request.key.len())?;
-    }
-    let last = seen.last();
-    let last = last.map_or((0, 0), |last| (last.query.end, last.key.end));
-    let begins = seen.iter().map(|seen| (seen.query.start, seen.key.start));
-    for (i, (first_query, first_key)) in begins.chain([last]).enumerate() {
-        let offsets = [
-            offset("query", first_query, query)?,
-            offset("keys", first_key, key)?,
-            offset("values", first_key, value)?,
-            offset("output", first_query, out)?,
-            offset("lse", first_query, 1)?,
-        ];
-        for (list, offset) in offsets.into_iter().enumerate() {
-            written[(2 + list) * room + i] = offset;
-        }
-    }
-    Ok(())
+    device.bind()?;
+    // SAFETY: the caller vouches for both.
+    let status = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, device.raw_stream().cast()) };
+    status.result().map_err(|error| Error::Device {
+        device: "cuda",
+        operation: "log-sum-exp of CUDNN",
+        message: error.to_string(),
+    })
 }
 
 /// Writes 0 and −inf into rows of query tokens that see no key.
@@ -495,78 +490,4 @@ unsafe fn fill(device: &Cuda, rows: &Range<usize>, tensors: &Tensors) -> Result<
     let status =
         unsafe { sys::cuMemsetD2D32Async(begin, pitch, infinity, rows.len(), heads, stream) };
     status.result().map_err(failed)
-}
-
-#[cfg(feature = "cudnn")]
-fn int(field: &'static str, value: usize) -> Result<i32> {
-    i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
-}
-
-#[cfg(all(test, feature = "cudnn"))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_without_queries_or_keys_are_left_out_and_their_rows_filled() {
-        let mut unseen = Vec::new();
-        let ranges = |seen: Vec<Seen>| -> Vec<_> {
-            seen.into_iter()
-                .map(|seen| (seen.query, seen.key))
-                .collect()
-        };
-        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], true, &mut unseen).unwrap();
-        assert_eq!(ranges(seen), [(0..3, 0..3), (8..9, 8..9)]);
-        assert_eq!(unseen, [3..5, 5..8]);
-        let seen = split(&[3, 0, 2, 4], &[3, 5, 0, 1], false, &mut unseen).unwrap();
-        assert_eq!(ranges(seen), [(0..3, 0..3), (5..9, 8..9)]);
-        assert_eq!((unseen.len(), &unseen[0]), (1, &(3..5)));
-        assert!(split(&[1], &[1, 2], true, &mut unseen).is_err());
-    }
-
-    #[test]
-    fn requests_are_equal_if_nothing_lies_between_them() {
-        let seen = |queries: &[u32], keys: &[u32], causal| {
-            split(queries, keys, causal, &mut Vec::new()).unwrap()
-        };
-        let equal = seen(&[64, 0, 64], &[128, 0, 128], true);
-        assert!(are_equal(&equal, 64, 128));
-        assert!(!are_equal(&equal, 64, 256));
-        // Keys that no query token sees, another length, and rows that see nothing.
-        assert!(!are_equal(
-            &seen(&[64, 0, 64], &[128, 1, 128], true),
-            64,
-            128
-        ));
-        assert!(!are_equal(&seen(&[64, 63], &[64, 63], true), 64, 64));
-        assert!(!are_equal(&seen(&[64, 64], &[63, 64], true), 64, 64));
-        assert!(!are_equal(&seen(&[1, 64], &[0, 64], false), 64, 64));
-        let own = [
-            0, 1, 32, 64, 96, 500, 512, 1000, 1024, 1536, 3000, 3072, 8192,
-        ];
-        let own = own.into_iter().filter(|len| has_own_plan(*len));
-        assert_eq!(own.collect::<Vec<_>>(), [64, 512, 1024, 1536, 3072, 8192]);
-    }
-
-    #[test]
-    fn offsets_are_elements_of_each_tensor_and_bounded() {
-        let seen = [Seen {
-            query: 2..5,
-            key: 7..9,
-        }];
-        let mut written = Vec::new();
-        write_lists(&seen, [10, 20, 30, 40], 2, &mut written).unwrap();
-        let lists: Vec<_> = written.chunks(2).collect();
-        let expected = [
-            [3, 0],
-            [2, 0],
-            [20, 50],
-            [140, 180],
-            [210, 270],
-            [80, 200],
-            [2, 5],
-        ];
-        assert_eq!(lists, expected);
-        let error = write_lists(&seen, [1 << 30, 1, 1, 1], 2, &mut written).unwrap_err();
-        assert!(error.to_string().starts_with("query: given 2 tokens of"));
-    }
 }

@@ -1,5 +1,6 @@
 //! A handle of cuDNN's and the plans that were built with it.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
 
 use mla_kernels::Cuda;
@@ -25,18 +26,14 @@ fn check(operation: &'static str, status: i32) -> Result<()> {
 
 /// Plans are built when their key first occurs, and kept: a build takes far longer than a launch.
 pub(crate) struct Session {
+    device: Cuda,
     handle: *mut c_void,
-    plans: Vec<Plan>,
-    /// Keys of equal requests that cuDNN has no plan for, as some versions have none with a
-    /// log-sum-exp of any stride: their plans are those of ragged requests.
-    ragged: Vec<ffi::McKey>,
-    /// As large as the plan with the largest needs.
-    workspace: Option<Buffer>,
-}
-
-struct Plan {
-    key: ffi::McKey,
-    plan: *mut c_void,
+    plans: HashMap<Numbers, *mut c_void>,
+    /// Keys of equal requests that cuDNN has no plan for: their plans are those of ragged requests.
+    ragged: HashSet<Numbers>,
+    /// The last is as large as the plan with the largest needs. The others are kept, since a graph
+    /// may have been captured with them.
+    workspaces: Vec<Buffer>,
 }
 
 // SAFETY: cuDNN allows a handle and its plans to be used by any thread, if by one at a time; a
@@ -53,107 +50,147 @@ impl Session {
             ffi::mc_handle_new(&raw mut handle)
         })?;
         Ok(Self {
+            device: device.clone(),
             handle,
-            plans: Vec::new(),
-            ragged: Vec::new(),
-            workspace: None,
+            plans: HashMap::new(),
+            ragged: HashSet::new(),
+            workspaces: Vec::new(),
         })
     }
 
     /// Builds the plan for `key` if it is the first of its kind, and returns the plan's own key: that
     /// of ragged requests if cuDNN refuses one for equal ones.
-    pub(crate) fn built(&mut self, device: &Cuda, key: ffi::McKey) -> Result<ffi::McKey> {
-        device.bind()?;
+    pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
         let ragged = ffi::McKey { equal: 0, ..key };
-        if self.ragged.iter().any(|known| same(known, &key)) {
-            return Ok(ragged);
+        if !self.ragged.contains(&numbers(&key)) {
+            match self.build(&key) {
+                Err(Refusal::OfCudnn(_)) if key.equal != 0 => {
+                    self.ragged.insert(numbers(&key));
+                }
+                done => return done.map(|()| key).map_err(Refusal::into_error),
+            }
         }
-        if self.plan(device, &key).is_err() && key.equal != 0 {
-            self.ragged.push(key);
-            return Ok(ragged);
-        }
-        Ok(key)
+        self.build(&ragged).map_err(Refusal::into_error)?;
+        Ok(ragged)
     }
 
-    /// Runs the plan for `key`, which is built if it is the first of its kind.
+    /// Runs the plan that was built for `key`.
     ///
     /// # Safety
     ///
     /// Every address in `run` is of memory of the device that holds what `key` says.
-    pub(crate) unsafe fn run(
-        &mut self,
-        device: &Cuda,
-        key: &ffi::McKey,
-        mut run: ffi::McRun,
-    ) -> Result<()> {
-        device.bind()?;
-        let plan = self.plan(device, key)?;
-        let workspace = self.workspace.as_ref().map_or(0, Buffer::address);
+    pub(crate) unsafe fn run(&mut self, key: &ffi::McKey, mut run: ffi::McRun) -> Result<()> {
+        let Some(plan) = self.plans.get(&numbers(key)) else {
+            return Err(Error::argument(
+                "plan of CUDNN",
+                "none",
+                "one that was built",
+            ));
+        };
+        self.device.bind()?;
+        let workspace = self.workspaces.last().map_or(0, Buffer::address);
         run.workspace = workspace as *mut _;
+        let stream = self.device.raw_stream();
         // SAFETY: the plan was built with this handle, the workspace is as large as it asked for,
         // and the caller vouches for the rest.
-        let status = unsafe { ffi::mc_run(self.handle, plan, &raw const run, device.raw_stream()) };
+        let status = unsafe { ffi::mc_run(self.handle, *plan, &raw const run, stream) };
         check("CUDNN", status)
     }
 
-    fn plan(&mut self, device: &Cuda, key: &ffi::McKey) -> Result<*mut c_void> {
-        if let Some(known) = self.plans.iter().find(|plan| same(&plan.key, key)) {
-            return Ok(known.plan);
+    fn build(&mut self, key: &ffi::McKey) -> std::result::Result<(), Refusal> {
+        let numbers = numbers(key);
+        if self.plans.contains_key(&numbers) {
+            return Ok(());
         }
+        if self.device.is_capturing()? {
+            let given = "one that is built within a capture";
+            let accepted = "one that is there: run a step of these lengths before it is captured";
+            return Err(Error::argument("plan of CUDNN", given, accepted).into());
+        }
+        self.device.bind()?;
         let (mut plan, mut bytes) = (std::ptr::null_mut(), 0);
         // SAFETY: the handle is alive, and the addresses are those of values on this stack.
-        check("plan of CUDNN", unsafe {
-            ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes)
-        })?;
-        self.plans.push(Plan { key: *key, plan });
+        let status = unsafe { ffi::mc_plan_new(self.handle, key, &raw mut plan, &raw mut bytes) };
+        check("plan of CUDNN", status).map_err(Refusal::OfCudnn)?;
+        // It is kept from here on, and freed with the session; a plan whose workspace there is no
+        // memory for is not found again.
         let bytes = usize::try_from(bytes).unwrap_or(0);
-        if bytes > self.workspace.as_ref().map_or(0, Buffer::len) {
-            // What is enqueued may still use the smaller one.
-            device.synchronize()?;
-            self.workspace = Some(device.allocate(bytes)?);
+        if bytes > self.workspaces.last().map_or(0, Buffer::len) {
+            match self.device.allocate(bytes) {
+                Ok(larger) => self.workspaces.push(larger),
+                Err(error) => {
+                    // SAFETY: the plan was made above, and nothing has it.
+                    unsafe { ffi::mc_plan_free(plan) };
+                    return Err(error.into());
+                }
+            }
         }
-        Ok(plan)
+        self.plans.insert(numbers, plan);
+        Ok(())
+    }
+}
+
+/// Why there is no plan.
+enum Refusal {
+    /// cuDNN has none for the key, and will have none.
+    OfCudnn(Error),
+    Other(Error),
+}
+
+impl Refusal {
+    fn into_error(self) -> Error {
+        match self {
+            Self::OfCudnn(error) | Self::Other(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: each was made by this session and is freed once, the plans before their handle.
+        // cuDNN frees in the current context, on whatever thread that is. An error is of a context
+        // that is lost already.
+        let _ = self.device.bind();
+        let _ = self.device.synchronize();
+        // SAFETY: plans and handle were made by this session, nothing uses them any more, and the
+        // plans go before the handle that they were built with.
         unsafe {
-            for plan in &self.plans {
-                ffi::mc_plan_free(plan.plan);
+            for plan in self.plans.values() {
+                ffi::mc_plan_free(*plan);
             }
             ffi::mc_handle_free(self.handle);
         }
     }
 }
 
-/// Whether two keys ask for one plan.
-fn same(a: &ffi::McKey, b: &ffi::McKey) -> bool {
-    let numbers = |key: &ffi::McKey| {
-        let strides = [
-            key.query_token_stride,
-            key.query_head_stride,
-            key.key_token_stride,
-            key.key_head_stride,
-            key.value_token_stride,
-            key.value_head_stride,
-            key.out_token_stride,
-            key.out_head_stride,
-            key.lse_head_stride,
-        ];
-        let extents = [
-            key.requests,
-            key.max_query_len,
-            key.max_key_len,
-            key.heads,
-            key.key_dim,
-            key.value_dim,
-            key.dtype,
-            key.causal,
-            key.equal,
-        ];
-        (strides, extents, key.softmax_scale.to_bits())
-    };
-    numbers(a) == numbers(b)
+/// What tells two keys apart.
+type Numbers = [i64; 19];
+
+fn numbers(key: &ffi::McKey) -> Numbers {
+    [
+        key.query_token_stride,
+        key.query_head_stride,
+        key.key_token_stride,
+        key.key_head_stride,
+        key.value_token_stride,
+        key.value_head_stride,
+        key.out_token_stride,
+        key.out_head_stride,
+        key.lse_head_stride,
+        key.requests.into(),
+        key.max_query_len.into(),
+        key.max_key_len.into(),
+        key.heads.into(),
+        key.key_dim.into(),
+        key.value_dim.into(),
+        key.dtype.into(),
+        key.causal.into(),
+        key.equal.into(),
+        key.softmax_scale.to_bits().into(),
+    ]
 }

@@ -1,5 +1,5 @@
-//! The adapters' times beside those of Python, which calls the same kernels: case by case, in turns,
-//! on one GPU.
+//! The adapters' times beside those of Python, which calls the same kernels: case by case, in turns, on
+//! one GPU.
 //!
 //! ```sh
 //! python3 -m venv beside
@@ -8,19 +8,20 @@
 //!     --features sm90,mla-cudnn/cudnn --example beside_python -- beside/bin/python
 //! ```
 //!
-//! Each line is a case in bf16: a decode of FLASHINFER_MLA, or a causal prefill of FLASHINFER or of CUDNN.
-//! Both sides capture runs of the planned attention in a graph and replay it, on the same numbers.
-//! Python calls FlashInfer by its wrappers (fa3 beside the feature `sm90`, fa2 beside `sm80` alone; it
-//! compiles them first, for some minutes), and cuDNN in two ways: `frontend` is the graph that this
-//! adapter builds for ragged requests, `dense` torch's attention of requests of one length, for which
-//! cuDNN has another kernel. torch's attention of jagged tensors is left out: it builds a plan with each
-//! call, for 60 ms. "Same bits" says that both wrote the same output.
+//! Each line is a case in bf16: a decode of FLASHINFER_MLA, or a causal prefill of FLASHINFER or of
+//! CUDNN. Both sides capture runs of the planned attention in a graph and replay it, on the same
+//! numbers. Python calls FlashInfer by its wrappers (fa3 beside the feature `sm90`, fa2 beside `sm80`
+//! alone; it compiles them first, for some minutes), and cuDNN in two ways: `frontend` is the graph
+//! that this adapter builds for ragged requests, `dense` torch's attention of requests of one length,
+//! for which cuDNN has another kernel. "Exact" is CUDNN with a plan for each such length, as torch has
+//! it. torch's attention of jagged tensors is left out: it builds a plan with each call, for 60 ms.
+//! "Same bits" says that both wrote the same output.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use mla_cudnn as _;
+use mla_cudnn::{ExactLengths, set_exact_lengths};
 use mla_flashinfer::FlashInfer;
 use mla_kernels::Cuda;
 use mla_kernels::device::Graph;
@@ -53,6 +54,8 @@ struct Case {
     /// Query tokens and keys of each request.
     requests: Vec<[u32; 2]>,
     has_lse: bool,
+    /// Whether CUDNN has a plan for each length of equal requests.
+    is_exact: bool,
 }
 
 fn cases() -> Vec<Case> {
@@ -85,6 +88,7 @@ fn cases() -> Vec<Case> {
             heads: *heads,
             requests: requests.clone(),
             has_lse,
+            is_exact: false,
         });
     };
     for has_lse in [false, true] {
@@ -97,6 +101,15 @@ fn cases() -> Vec<Case> {
     }
     // torch writes no log-sum-exp.
     prefills.iter().for_each(|case| add("CUDNN", case, false));
+    cases.extend(
+        [(128, equal(1, 3000, 3000)), (128, equal(16, 400, 400))].map(|(heads, requests)| Case {
+            backend: "CUDNN",
+            heads,
+            requests,
+            has_lse: false,
+            is_exact: true,
+        }),
+    );
     cases
 }
 
@@ -123,7 +136,8 @@ impl Case {
             }
         }
         let lse = if self.has_lse { ", lse" } else { "" };
-        format!("{} h{}{lens}{lse}", self.backend, self.heads)
+        let exact = if self.is_exact { ", exact" } else { "" };
+        format!("{} h{}{lens}{lse}{exact}", self.backend, self.heads)
     }
 }
 
@@ -468,6 +482,11 @@ impl Prefill {
         let problem = Problem::new(MlaDims::R1, case.heads as u32, DType::BF16);
         let config = LayerConfig::new(problem, SCALE);
         let limits = StepLimits::new(requests, tokens, 0);
+        set_exact_lengths(if case.is_exact {
+            ExactLengths::All
+        } else {
+            ExactLengths::default()
+        });
         let backend = Registry::linked()?.instantiate_prefill(case.backend, device, &config)?;
         let mut state = backend.state(device, &limits)?;
         let mut plan = backend.metadata(device, &limits)?;
@@ -551,8 +570,8 @@ fn integers(device: &Cuda, numbers: &[i32]) -> mla_runtime::Result<Buffer> {
     upload(device, &bytes)
 }
 
-/// So many of the numbers that Python has too, from the `first` on: signs, exponents of 2⁻¹ and 2⁰, and
-/// mantissas. They repeat, since so many are quickly made.
+/// So many of the numbers that Python has too, from the `first` on: signs, exponents of 2⁻¹ and 2⁰,
+/// and mantissas. They repeat, since so many are quickly made.
 fn numbers(device: &Cuda, first: usize, count: usize) -> mla_runtime::Result<Buffer> {
     let mut state = 1u64;
     let mut made: Vec<[u8; 2]> = (0..1 << 16)

@@ -1,28 +1,30 @@
 //! FLASHINFER_MLA: absorbed decode over a paged cache.
 //!
-//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides the lengths that
-//! the host knows among the SMs and copies the lists into buffers that never move. So a captured step can be
-//! replayed once the next one is prepared, as long as its batch has the requests and query tokens of the captured
-//! one.
+//! FlashInfer plans on the host: [`prepare`](mla_runtime::backend::DecodeBackend::prepare) divides
+//! the lengths that the host knows among the SMs and copies the lists into buffers that never move.
+//! So a captured step can be replayed once the next one is prepared, as long as its batch has the
+//! requests and query tokens of the captured one.
 
 use mla_runtime::mla_backend;
 
 #[cfg(feature = "fa")]
 use {
-    crate::absorbed::{Absorbed, Place},
+    crate::absorbed::Absorbed,
     crate::compiled,
     crate::ffi,
-    crate::status::{check, dtype_code, int, sms, stride},
+    crate::status::{check, dtype_code, int, sms, stride, strides},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
     mla_runtime::backend::{DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, StepLimits},
+    mla_runtime::cache::{BlockTable, CacheRef},
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
     mla_runtime::kernels::KernelFacts,
+    std::fmt,
 };
 
-/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number of heads, any
-/// page size, query lengths that differ; rows begin at multiples of 16 bytes.
+/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number
+/// of heads, any page size, query lengths that differ; rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
     #[cfg(feature = "fa")]
@@ -56,8 +58,43 @@ pub struct FlashInferMlaPlan {
     seq_lens: Vec<i32>,
     /// The CTAs of the launch, x and y.
     grid: [i32; 2],
-    /// The query tokens of the batch that it was made for.
+    /// What it was made for; `None` before the first batch, and after one that was refused.
+    made_for: Option<Extents>,
+}
+
+/// What the lists of a plan assume of a batch, besides its lengths.
+#[cfg(feature = "fa")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Extents {
     tokens: usize,
+    requests: usize,
+    max_pages: usize,
+}
+
+#[cfg(feature = "fa")]
+impl Extents {
+    fn of(tokens: usize, table: &BlockTable<'_, Cuda>) -> Self {
+        Self {
+            tokens,
+            requests: table.requests(),
+            max_pages: table.max_pages(),
+        }
+    }
+}
+
+#[cfg(feature = "fa")]
+impl fmt::Display for Extents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            tokens,
+            requests,
+            max_pages,
+        } = self;
+        write!(
+            f,
+            "{tokens} query tokens of {requests} requests with at most {max_pages} pages"
+        )
+    }
 }
 
 #[cfg(feature = "fa")]
@@ -72,8 +109,8 @@ impl FlashInferMla {
         uniform.min(limits.tokens)
     }
 
-    /// Entries that each list needs: as many works as a plan within the limits can have, and an entry for each SM
-    /// and one more.
+    /// Entries that each list needs: as many works as a plan within the limits can have, and an entry
+    /// for each SM and one more.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::most_tokens(limits).saturating_mul(self.heads());
         let tiles = (2 * limits.requests).max(rows / 128 + limits.requests);
@@ -147,7 +184,7 @@ impl DecodeBackend for FlashInferMla {
             table_starts: Vec::with_capacity(limits.requests),
             seq_lens: Vec::with_capacity(limits.requests),
             grid: [0; 2],
-            tokens: 0,
+            made_for: None,
         })
     }
 
@@ -158,8 +195,9 @@ impl DecodeBackend for FlashInferMla {
         _: &mut FlashInferMlaState,
         plan: &mut FlashInferMlaPlan,
     ) -> Result<()> {
-        plan.read(batch, self.config.problem.page_size as usize)?;
-        if plan.tokens == 0 {
+        let made_for = plan.read(batch, self.config.problem.page_size as usize)?;
+        if made_for.tokens == 0 {
+            plan.made_for = Some(made_for);
             return Ok(());
         }
         let capacity = plan.capacity();
@@ -177,14 +215,16 @@ impl DecodeBackend for FlashInferMla {
             grid_y: 0,
         };
         device.bind()?;
-        // SAFETY: each list has the length that the header gives for these numbers of requests and entries, the
-        // staging is as long as it asked for, and all of them outlive the call.
+        // SAFETY: each list has the length that the header gives for these numbers of requests and
+        // entries, the staging is as long as it asked for, and all of them outlive the call.
         check("plan of FLASHINFER_MLA", unsafe {
             ffi::fi_mla_plan(&raw mut call)
         })?;
         plan.grid = [call.grid_x, call.grid_y];
         let bytes: Vec<u8> = plan.written.iter().flat_map(|n| n.to_ne_bytes()).collect();
-        device.upload(&bytes, plan.lists.bytes_mut())
+        device.upload(&bytes, plan.lists.bytes_mut())?;
+        plan.made_for = Some(made_for);
+        Ok(())
     }
 
     fn decode(
@@ -195,58 +235,98 @@ impl DecodeBackend for FlashInferMla {
         plan: &FlashInferMlaPlan,
     ) -> Result<()> {
         call.check(&self.config, &Self::SPEC)?;
-        let (problem, heads) = (&self.config.problem, self.heads());
         let (batch, cache) = (call.batch, call.cache);
-        let Absorbed {
-            latent,
-            rope,
-            out,
-            lse,
-            tokens,
-        } = Absorbed::of(call)?;
-        if tokens != plan.tokens {
-            let accepted = format!("{}, for which it was prepared", plan.tokens);
-            return Err(Error::argument("query tokens", tokens, accepted));
+        let absorbed = Absorbed::of(call)?;
+        let given = Extents::of(absorbed.tokens, &batch.block_table);
+        if plan.made_for != Some(given) {
+            let none = || "a batch that was prepared".to_owned();
+            let made_for = plan.made_for.map_or_else(none, |made| made.to_string());
+            let accepted = format!("{made_for}, for which it was prepared");
+            return Err(Error::argument("batch", given, accepted));
         }
-        if tokens == 0 || batch.block_table.requests() == 0 {
+        if given.tokens == 0 || given.requests == 0 {
             return Ok(());
         }
-        let rows = cache.layout();
-        let element = problem.dtype.bytes();
-        let stride_of = |field, place: &Place, axis: usize| {
-            stride(field, place.layout.strides[axis], place.layout.shape[axis])
-        };
-        if state.lse.len() < tokens * heads * size_of::<f32>() {
-            let accepted = "no more than the limits that the state was made for";
-            return Err(Error::argument("query tokens", tokens, accepted));
-        }
-        // Of one query token FlashInfer's order is ours.
-        let (lse_address, lse) = match lse {
-            Some(lse) if tokens == 1 && lse.layout().row_stride == 1 => {
-                (lse.into_bytes().address(), None)
+        let mut run = self.run(&absorbed, cache, batch.block_table, state, plan)?;
+        let lse = absorbed.lse;
+        let target = match lse {
+            // Of one query token FlashInfer's order is ours.
+            Some(lse) if given.tokens == 1 && lse.layout().row_stride == 1 => {
+                run.lse = lse.into_bytes().address() as *mut _;
+                None
             }
-            Some(lse) => (state.lse.address(), Some(lse)),
-            None => (0, None),
+            Some(lse) => {
+                run.lse = state.lse.address() as *mut _;
+                Some(lse)
+            }
+            None => None,
         };
-        let run = ffi::FiMlaRun {
+        device.bind()?;
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the
+        // lists are those of a plan for this batch, and the workspace is as large as the plan
+        // assumes.
+        let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
+        check("FLASHINFER_MLA", status)?;
+        let Some(target) = target else {
+            return Ok(());
+        };
+        let head_stride = target.layout().row_stride as i64;
+        // SAFETY: the source holds tokens × heads, as `run` checked; the target what its layout says.
+        let status = unsafe {
+            ffi::fi_transpose_lse(
+                run.lse,
+                target.into_bytes().address() as *mut _,
+                head_stride,
+                int("query tokens", given.tokens)?,
+                run.heads,
+                1.0,
+                device.raw_stream(),
+            )
+        };
+        check("log-sum-exp of FLASHINFER_MLA", status)
+    }
+}
+
+#[cfg(feature = "fa")]
+impl FlashInferMla {
+    /// A call as the C interface takes it, without a log-sum-exp.
+    fn run(
+        &self,
+        absorbed: &Absorbed<'_>,
+        cache: CacheRef<'_, Cuda>,
+        table: BlockTable<'_, Cuda>,
+        state: &FlashInferMlaState,
+        plan: &FlashInferMlaPlan,
+    ) -> Result<ffi::FiMlaRun> {
+        let (problem, heads, rows) = (&self.config.problem, self.heads(), cache.layout());
+        if state.lse.len() < absorbed.tokens * heads * size_of::<f32>() {
+            let accepted = "no more than the limits that the state was made for";
+            return Err(Error::argument("query tokens", absorbed.tokens, accepted));
+        }
+        let [latent, rope] = [&absorbed.latent, &absorbed.rope];
+        let element = problem.dtype.bytes();
+        let latent_strides = strides("query latent", &latent.layout)?;
+        let rope_strides = strides("query rope", &rope.layout)?;
+        let out_strides = strides("out", &absorbed.out.layout)?;
+        Ok(ffi::FiMlaRun {
             query_latent: latent.address as *const _,
             query_rope: rope.address as *const _,
             cache: cache.bytes().address() as *const _,
-            block_table: batch.block_table.entries().bytes().address() as *const _,
+            block_table: table.entries().bytes().address() as *const _,
             lists: plan.lists.address() as *const _,
             workspace: state.partial.address() as *mut _,
-            out: out.address as *mut _,
-            lse: lse_address as *mut _,
+            out: absorbed.out.address as *mut _,
+            lse: std::ptr::null_mut(),
             workspace_bytes: state.partial.len() as i64,
-            query_latent_token_stride: stride_of("query latent", &latent, 0)?,
-            query_latent_head_stride: stride_of("query latent", &latent, 1)?,
-            query_rope_token_stride: stride_of("query rope", &rope, 0)?,
-            query_rope_head_stride: stride_of("query rope", &rope, 1)?,
+            query_latent_token_stride: latent_strides[0],
+            query_latent_head_stride: latent_strides[1],
+            query_rope_token_stride: rope_strides[0],
+            query_rope_head_stride: rope_strides[1],
             // The kernels multiply these two in 64 bits.
             page_stride: stride("page stride", rows.page_stride / element, 1)?,
             row_stride: stride("row stride", rows.row_stride / element, rows.page_size)?,
-            out_token_stride: stride_of("out", &out, 0)?,
-            out_head_stride: stride_of("out", &out, 1)?,
+            out_token_stride: out_strides[0],
+            out_head_stride: out_strides[1],
             heads: int("heads", heads)?,
             page_size: int("page size", rows.page_size)?,
             capacity: int("capacity", plan.capacity())?,
@@ -254,29 +334,7 @@ impl DecodeBackend for FlashInferMla {
             grid_y: plan.grid[1],
             dtype: dtype_code(problem.dtype)?,
             softmax_scale: self.config.softmax_scale,
-        };
-        device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the lists are
-        // those of a plan for this batch, and the workspace is as large as the plan assumes.
-        let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
-        check("FLASHINFER_MLA", status)?;
-        let Some(target) = lse else {
-            return Ok(());
-        };
-        let head_stride = target.layout().row_stride as i64;
-        // SAFETY: the source holds tokens × heads, as checked above; the target what its layout says.
-        let status = unsafe {
-            ffi::fi_transpose_lse(
-                state.lse.address() as *const _,
-                target.into_bytes().address() as *mut _,
-                head_stride,
-                int("query tokens", tokens)?,
-                run.heads,
-                1.0,
-                device.raw_stream(),
-            )
-        };
-        check("log-sum-exp of FLASHINFER_MLA", status)
+        })
     }
 }
 
@@ -303,8 +361,9 @@ impl FlashInferMlaPlan {
         self.written.len() / ffi::FI_MLA_LISTS as usize
     }
 
-    /// Takes over the lengths of a batch.
-    fn read(&mut self, batch: &DecodeBatch<'_, Cuda>, page_size: usize) -> Result<()> {
+    /// Takes over the lengths of a batch. Until a plan is made for them there is none.
+    fn read(&mut self, batch: &DecodeBatch<'_, Cuda>, page_size: usize) -> Result<Extents> {
+        self.made_for = None;
         let accepted =
             "the query tokens and the length of each request: FlashInfer plans on the host";
         let host = batch
@@ -339,9 +398,13 @@ impl FlashInferMlaPlan {
             self.query_starts.push(int("query tokens", end)?);
             self.table_starts
                 .push(int("block table", request * max_pages)?);
+            // The kernels would read entries of the block table behind the request's own.
+            if *len as usize > max_pages * page_size {
+                let accepted = format!("at most {max_pages} pages of {page_size}");
+                return Err(Error::argument("host lengths", len, accepted));
+            }
             self.seq_lens.push(int("length", *len as usize)?);
         }
-        self.tokens = end;
-        Ok(())
+        Ok(Extents::of(end, &batch.block_table))
     }
 }

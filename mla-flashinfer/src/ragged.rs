@@ -1,10 +1,10 @@
 //! FLASHINFER: expanded prefill over ragged batches.
 //!
-//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are made once per step, in
-//! [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all layers; that of a further chunk with each call,
-//! since nothing bounds how many chunks a step has. The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own
-//! turns it into `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see no
-//! key.
+//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are made
+//! once per step, in [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all layers; that
+//! of a further chunk with each call, since nothing bounds how many chunks a step has. The kernels'
+//! log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own turns it into `[heads, tokens]` in
+//! natural logarithms, and another writes 0 and −inf for query tokens that see no key.
 
 use mla_runtime::mla_backend;
 
@@ -12,19 +12,20 @@ use mla_runtime::mla_backend;
 use {
     crate::compiled,
     crate::ffi,
-    crate::status::{check, dtype_code, int, sms, stride},
+    crate::status::{check, dtype_code, int, sms, within},
     mla_kernels::Cuda,
     mla_kernels::device::Buffer,
-    mla_kernels::device::cudarc::driver::sys::CUstreamCaptureStatus,
     mla_runtime::backend::{
         Keys, LayerConfig, Output, PrefillBackend, PrefillBatch, PrefillCall, StepLimits,
     },
     mla_runtime::device::Memory as _,
     mla_runtime::error::{Error, Result},
+    mla_runtime::lse::LseMut,
 };
 
-/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on Blackwell if `sm100` is,
-/// otherwise fa2. Outputs of the last two have no gaps. Rows begin at multiples of 16 bytes.
+/// Expanded attention by FlashInfer: fa3 on Hopper if the feature `sm90` is on, CUTLASS's kernel on
+/// Blackwell if `sm100` is, otherwise fa2. Outputs of the last two have no gaps. Rows begin at
+/// multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInfer {
     #[cfg(feature = "gpu")]
@@ -39,6 +40,18 @@ pub struct FlashInfer {
 struct Version {
     number: i32,
     launch: Launch,
+}
+
+#[cfg(feature = "gpu")]
+impl Version {
+    /// The elements that the kernel can count in a tensor, if they are fewer than memory has.
+    fn most_elements(self) -> Option<usize> {
+        match self.number {
+            2 => Some(u32::MAX as usize),
+            3 => None,
+            _ => Some(i32::MAX as usize),
+        }
+    }
 }
 
 /// One of the functions of the C interface that attend.
@@ -71,8 +84,8 @@ struct Plan {
     causal: bool,
 }
 
-/// The plan of a context chunk that has none in the step's plans, partial results, and the log-sum-exp in
-/// FlashInfer's order.
+/// The plan of a context chunk that has none in the step's plans, partial results, and the
+/// log-sum-exp in FlashInfer's order.
 #[cfg(feature = "gpu")]
 pub struct FlashInferState {
     chunk: Plan,
@@ -141,16 +154,26 @@ impl FlashInfer {
         workspace: usize,
         plan: &mut Plan,
     ) -> Result<()> {
-        plan.read(query_lens, key_lens)?;
         plan.causal = causal;
-        // FlashInfer divides by the number of requests, and of no key there is nothing to plan.
-        if plan.query_tokens() == 0 || plan.key_tokens() == 0 {
-            return Ok(());
+        let divided = plan.read(query_lens, key_lens).and_then(|()| {
+            // FlashInfer divides by the number of requests, and of no key there is nothing to plan.
+            if plan.query_tokens() == 0 || plan.key_tokens() == 0 {
+                return Ok(());
+            }
+            self.plan_on_the_host(device, workspace, plan)
+        });
+        if divided.is_err() {
+            plan.forget();
         }
+        divided
+    }
+
+    fn plan_on_the_host(&self, device: &Cuda, workspace: usize, plan: &mut Plan) -> Result<()> {
         let mut call = plan.call(self, workspace)?;
         device.bind()?;
-        // SAFETY: each list has the length that the header gives for this number of requests; the staging and the
-        // lists on the device hold as many bytes as is said, and FlashInfer refuses to write more.
+        // SAFETY: each list has the length that the header gives for this number of requests; the
+        // staging and the lists on the device hold as many bytes as is said, and FlashInfer refuses
+        // to write more.
         let status = unsafe { ffi::fi_ragged_plan(&raw mut call, device.raw_stream()) };
         plan.numbers = call.numbers;
         check("plan of FLASHINFER", status)
@@ -163,95 +186,29 @@ impl FlashInfer {
         plan: &Plan,
         (workspace, lse): (&mut Buffer, &mut Buffer),
     ) -> Result<()> {
-        call.check(&self.config, &Self::SPEC)?;
-        let (dtype, heads) = (self.config.problem.dtype, self.heads());
-        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
-            let given = "keys in two, or an output in e4m3";
-            return Err(Error::argument("call", given, "packed and plain"));
-        };
-        let (query_tokens, key_tokens) = (call.query.shape()[0], call.values.shape()[0]);
-        for (field, given, accepted) in [
-            ("query tokens", query_tokens, plan.query_tokens()),
-            ("key tokens", key_tokens, plan.key_tokens()),
-        ] {
-            if given != accepted {
-                let accepted = format!("{accepted}, for which it was prepared");
-                return Err(Error::argument(field, given, accepted));
-            }
-        }
-        let (query, key, value, out_layout) = (
-            *call.query.layout(),
-            *keys.layout(),
-            *call.values.layout(),
-            *out.layout(),
-        );
-        let out = out.into_bytes().address();
-        if self.version.number != 3 {
-            for (field, layout) in [
-                ("query", query),
-                ("keys", key),
-                ("values", value),
-                ("out", out_layout),
-            ] {
-                stride(field, layout.strides[0], layout.shape[0])?;
-            }
-        }
-        if query_tokens == 0 {
+        let (mut run, target) = self.run(call, plan, (workspace, lse))?;
+        if run.query_tokens == 0 {
             return Ok(());
         }
-        if lse.len() < query_tokens * heads * size_of::<f32>() {
-            let accepted = "no more than the limits that the state was made for";
-            return Err(Error::argument("query tokens", query_tokens, accepted));
+        if target.is_some() {
+            run.lse = lse.address() as *mut _;
         }
-        let wide = |stride: usize| stride as i64;
-        let mut run = ffi::FiRaggedRun {
-            query: call.query.bytes().address() as *const _,
-            key: keys.bytes().address() as *const _,
-            value: call.values.bytes().address() as *const _,
-            query_starts: call.query_starts.bytes().address() as *const _,
-            key_starts: call.key_starts.bytes().address() as *const _,
-            numbers: plan.numbers.as_ptr(),
-            lists: plan.lists.address() as *const _,
-            workspace: workspace.address() as *mut _,
-            out: out as *mut _,
-            lse: std::ptr::null_mut(),
-            query_token_stride: wide(query.strides[0]),
-            query_head_stride: wide(query.strides[1]),
-            key_token_stride: wide(key.strides[0]),
-            key_head_stride: wide(key.strides[1]),
-            value_token_stride: wide(value.strides[0]),
-            value_head_stride: wide(value.strides[1]),
-            out_token_stride: wide(out_layout.strides[0]),
-            out_head_stride: wide(out_layout.strides[1]),
-            query_tokens: int("query tokens", query_tokens)?,
-            key_tokens: int("key tokens", key_tokens)?,
-            heads: int("heads", heads)?,
-            causal: plan.causal.into(),
-            dtype: dtype_code(dtype)?,
-            softmax_scale: self.config.softmax_scale,
-        };
-        let (target, head_stride): (*mut f32, i64) = match call.lse {
-            None => (std::ptr::null_mut(), 0),
-            Some(target) => {
-                run.lse = lse.address() as *mut _;
-                let head_stride = wide(target.layout().row_stride);
-                (target.into_bytes().address() as *mut _, head_stride)
-            }
-        };
         device.bind()?;
-        if key_tokens > 0 {
-            // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the plan is
-            // for these numbers of tokens, and the workspace as large as was said when it was made.
-            let status = unsafe { (self.version.launch)(&raw const run, device.raw_stream()) };
+        let stream = device.raw_stream();
+        if run.key_tokens > 0 {
+            // SAFETY: every tensor was checked to hold what its layout says and the layouts to
+            // agree; the plan is for these numbers of tokens, and the workspace as large as was said
+            // when it was made.
+            let status = unsafe { (self.version.launch)(&raw const run, stream) };
             check("FLASHINFER", status)?;
-            if !target.is_null() {
+            if let Some(Target { lse, head_stride }) = target {
                 let (tokens, factor) = (run.query_tokens, std::f32::consts::LN_2);
-                // SAFETY: the source holds query tokens × heads, as checked above; the target what its layout says.
+                // SAFETY: the source holds query tokens × heads, as `run` checked; the target what
+                // its layout says.
                 let status = unsafe {
-                    let stream = device.raw_stream();
                     ffi::fi_transpose_lse(
                         run.lse,
-                        target,
+                        lse,
                         head_stride,
                         tokens,
                         run.heads,
@@ -262,28 +219,130 @@ impl FlashInfer {
                 check("log-sum-exp of FLASHINFER", status)?;
             }
         }
-        if !plan.has_unseen() {
-            return Ok(());
+        if plan.has_unseen() {
+            clear_unseen(device, plan, &run, target)?;
         }
-        let unseen = ffi::FiUnseen {
-            query_starts: run.query_starts,
-            key_starts: run.key_starts,
-            out: run.out,
-            lse: target,
-            out_token_stride: run.out_token_stride,
-            out_head_stride: run.out_head_stride,
-            lse_head_stride: head_stride,
-            requests: int("requests", plan.key_lens.len())?,
-            query_tokens: run.query_tokens,
-            heads: run.heads,
-            width: 128,
-            causal: run.causal,
-        };
-        // SAFETY: as above; both arrays of starts have an entry for each request and one more.
-        check("empty rows of FLASHINFER", unsafe {
-            ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
-        })
+        Ok(())
     }
+
+    /// A call as the C interface takes it, without its log-sum-exp, and where that is to go.
+    fn run(
+        &self,
+        call: PrefillCall<'_, Cuda>,
+        plan: &Plan,
+        (workspace, lse): (&Buffer, &Buffer),
+    ) -> Result<(ffi::FiRaggedRun, Option<Target>)> {
+        call.check(&self.config, &Self::SPEC)?;
+        let (Keys::Packed(keys), Output::Plain(out)) = (call.keys, call.out) else {
+            let given = "keys in two, or an output in e4m3";
+            return Err(Error::argument("call", given, "packed and plain"));
+        };
+        let heads = self.heads();
+        let [query, key, value] = [call.query, keys, call.values].map(|it| *it.layout());
+        let out_layout = *out.layout();
+        let [query_tokens, key_tokens] = [query.shape[0], value.shape[0]];
+        for (field, given, accepted) in [
+            ("query tokens", query_tokens, plan.query_tokens()),
+            ("key tokens", key_tokens, plan.key_tokens()),
+        ] {
+            if given != accepted {
+                let accepted = format!("{accepted}, for which it was prepared");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        if lse.len() < query_tokens * heads * size_of::<f32>() {
+            let accepted = "no more than the limits that the state was made for";
+            return Err(Error::argument("query tokens", query_tokens, accepted));
+        }
+        let layouts = [
+            ("query", &query),
+            ("keys", &key),
+            ("values", &value),
+            ("out", &out_layout),
+        ];
+        if let Some(most) = self.version.most_elements() {
+            for (field, layout) in layouts {
+                within(field, layout, most)?;
+            }
+        }
+        let [query_strides, key_strides, value_strides, out_strides] =
+            layouts.map(|(_, layout)| layout.strides.map(|stride| stride as i64));
+        let run = ffi::FiRaggedRun {
+            query: call.query.bytes().address() as *const _,
+            key: keys.bytes().address() as *const _,
+            value: call.values.bytes().address() as *const _,
+            query_starts: call.query_starts.bytes().address() as *const _,
+            key_starts: call.key_starts.bytes().address() as *const _,
+            numbers: plan.numbers.as_ptr(),
+            lists: plan.lists.address() as *const _,
+            workspace: workspace.address() as *mut _,
+            out: out.into_bytes().address() as *mut _,
+            lse: std::ptr::null_mut(),
+            query_token_stride: query_strides[0],
+            query_head_stride: query_strides[1],
+            key_token_stride: key_strides[0],
+            key_head_stride: key_strides[1],
+            value_token_stride: value_strides[0],
+            value_head_stride: value_strides[1],
+            out_token_stride: out_strides[0],
+            out_head_stride: out_strides[1],
+            query_tokens: int("query tokens", query_tokens)?,
+            key_tokens: int("key tokens", key_tokens)?,
+            heads: int("heads", heads)?,
+            causal: plan.causal.into(),
+            dtype: dtype_code(self.config.problem.dtype)?,
+            softmax_scale: self.config.softmax_scale,
+        };
+        Ok((run, call.lse.map(Target::of)))
+    }
+}
+
+/// Where a log-sum-exp goes.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy)]
+struct Target {
+    lse: *mut f32,
+    head_stride: i64,
+}
+
+#[cfg(feature = "gpu")]
+impl Target {
+    fn of(lse: LseMut<'_, Cuda>) -> Self {
+        let head_stride = lse.layout().row_stride as i64;
+        Self {
+            lse: lse.into_bytes().address() as *mut _,
+            head_stride,
+        }
+    }
+}
+
+/// Fills the rows of query tokens that see no key.
+#[cfg(feature = "gpu")]
+fn clear_unseen(
+    device: &Cuda,
+    plan: &Plan,
+    run: &ffi::FiRaggedRun,
+    target: Option<Target>,
+) -> Result<()> {
+    let unseen = ffi::FiUnseen {
+        query_starts: run.query_starts,
+        key_starts: run.key_starts,
+        out: run.out,
+        lse: target.map_or(std::ptr::null_mut(), |target| target.lse),
+        out_token_stride: run.out_token_stride,
+        out_head_stride: run.out_head_stride,
+        lse_head_stride: target.map_or(0, |target| target.head_stride),
+        requests: int("requests", plan.key_lens.len())?,
+        query_tokens: run.query_tokens,
+        heads: run.heads,
+        width: 128,
+        causal: run.causal,
+    };
+    // SAFETY: the tensors were checked to hold what their layouts say; both arrays of starts have an
+    // entry for each request and one more.
+    check("empty rows of FLASHINFER", unsafe {
+        ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
+    })
 }
 
 #[mla_backend(
@@ -405,14 +464,14 @@ impl PrefillBackend for FlashInfer {
 /// A graph would copy the plan at each replay from memory in which another chunk was planned since.
 #[cfg(feature = "gpu")]
 fn refuse_capture(device: &Cuda) -> Result<()> {
-    match device.stream().capture_status() {
-        Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) => Ok(()),
-        _ => Err(Error::argument(
-            "context chunks",
-            "one that is planned within a capture",
-            format!("the first {PLANNED_CHUNKS} of a step, which it plans before"),
-        )),
+    if !device.is_capturing()? {
+        return Ok(());
     }
+    Err(Error::argument(
+        "context chunks",
+        "one that is planned within a capture",
+        format!("the first {PLANNED_CHUNKS} of a step, which it plans before"),
+    ))
 }
 
 #[cfg(feature = "gpu")]
@@ -423,6 +482,13 @@ impl Plan {
         let keys = self.key_lens.iter().copied();
         queries.eq(query_lens.iter().map(|len| *len as i32))
             && keys.eq(key_lens.iter().map(|len| *len as i32))
+    }
+
+    /// It is a plan of nothing, until the next one is made.
+    fn forget(&mut self) {
+        self.query_starts.clear();
+        self.key_starts.clear();
+        self.key_lens.clear();
     }
 
     fn query_tokens(&self) -> usize {

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use mla_kernels::Cuda;
 use mla_runtime::dtype::DType;
 use mla_runtime::error::{Error, Result};
+use mla_runtime::tensor::Layout;
 
 use crate::ffi;
 
@@ -32,12 +33,33 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
     let end = stride.checked_mul(rows.max(1));
     match (u32::try_from(stride), end.map(u32::try_from)) {
         (Ok(stride), Some(Ok(_))) => Ok(stride),
-        _ => Err(Error::argument(
-            field,
-            format!("{stride} elements, {rows} times"),
-            "at most 4294967295 elements in all, which FlashInfer counts in 32 bits",
-        )),
+        _ => {
+            let given = format!("{stride} elements, {rows} times");
+            Err(Error::argument(field, given, COUNTED))
+        }
     }
+}
+
+const COUNTED: &str = "at most 4294967295 elements in all, which FlashInfer counts in 32 bits";
+
+/// The strides of a tensor's tokens and heads, by whose sum FlashInfer counts its elements in 32
+/// bits.
+pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> {
+    within(field, layout, u32::MAX as usize)?;
+    let [token, head, _] = layout.strides;
+    Ok([stride(field, token, 1)?, stride(field, head, 1)?])
+}
+
+/// Refuses a tensor of more than `most` elements from the first to the last, gaps included.
+pub(crate) fn within(field: &'static str, layout: &Layout, most: usize) -> Result<()> {
+    let span = layout.span_bytes();
+    let span = span.map_or(usize::MAX, |bytes| bytes / layout.dtype.bytes());
+    if span <= most {
+        return Ok(());
+    }
+    let given = format!("{span} elements from the first to the last");
+    let accepted = format!("at most {most}, which the kernels count in 32 bits");
+    Err(Error::argument(field, given, accepted))
 }
 
 /// The number of a dtype in the C interface.
@@ -56,4 +78,53 @@ pub(crate) fn sms(device: &Cuda) -> Result<usize> {
     // SAFETY: the address is that of a value on this stack.
     check("count SMs", unsafe { ffi::fi_sms(&raw mut sms) })?;
     usize::try_from(sms).map_err(|_| Error::argument("SMs", sms, "a number above 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(shape: [usize; 3], strides: [usize; 3]) -> Layout {
+        let mut layout = Layout::contiguous(DType::BF16, shape);
+        layout.strides = strides;
+        layout
+    }
+
+    #[test]
+    fn elements_are_counted_over_all_axes() {
+        // Tokens first and heads first, each axis within 32 bits.
+        let near = layout([4, 2, 512], [1024, 512, 1]);
+        assert_eq!(strides("query", &near).unwrap(), [1024, 512]);
+        let far = layout([3, 2, 512], [1 << 30, (1 << 31) + 512, 1]);
+        let error = strides("query", &far).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "query: given 4294968320 elements from the first to the last, accepted at most \
+             4294967295, which the kernels count in 32 bits"
+        );
+        assert!(strides("query", &layout([0, 2, 512], [1 << 31, 512, 1])).is_ok());
+        assert!(
+            within(
+                "keys",
+                &layout([2, 1, 1], [1 << 31, 1, 1]),
+                i32::MAX as usize
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn rows_are_counted_in_32_bits() {
+        assert_eq!(stride("row stride", 576, 64).unwrap(), 576);
+        assert_eq!(
+            stride("row stride", u32::MAX as usize, 1).unwrap(),
+            u32::MAX
+        );
+        for (elements, rows) in [(1 << 26, 64), (1 << 32, 1), (usize::MAX, 2)] {
+            let error = stride("row stride", elements, rows)
+                .unwrap_err()
+                .to_string();
+            assert!(error.starts_with("row stride: given "), "{error}");
+        }
+    }
 }

@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 /// The version of cudarc whose contexts, streams and slices this crate takes.
 pub use cudarc;
+use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 pub use graph::Graph;
 pub use memory::{Buffer, Bytes, BytesMut, Lent, LentMut};
@@ -126,6 +127,18 @@ impl Cuda {
     /// The stream as the raw tier takes it.
     pub fn raw_stream(&self) -> *mut c_void {
         self.inner.stream.cu_stream().cast()
+    }
+
+    /// Whether the stream captures a graph at present. What a backend prepares on the host, or
+    /// copies from there, is not to be done then: the graph would not do it again.
+    ///
+    /// # Errors
+    ///
+    /// Where the driver refuses.
+    pub fn is_capturing(&self) -> Result<bool> {
+        let status = self.stream().capture_status();
+        let status = status.map_err(failed("ask for a capture"))?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     fn target(&self) -> Target {

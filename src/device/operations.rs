@@ -106,18 +106,16 @@ impl Memory for Cuda {
 
 /// A graph would read the host's memory at each replay, when it may be gone.
 fn refuse_capture(device: &Cuda) -> Result<()> {
-    let status = device.stream().capture_status();
-    match status.map_err(failed("ask for a capture"))? {
-        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-        _ => Err(Error::Device {
-            device: "cuda",
-            operation: "upload",
-            message:
-                "given a stream that captures a graph, accepted one that does not: prepare a step \
-                      before it is captured"
-                    .to_owned(),
-        }),
+    if !device.is_capturing()? {
+        return Ok(());
     }
+    Err(Error::Device {
+        device: "cuda",
+        operation: "upload",
+        message: "given a stream that captures a graph, accepted one that does not: prepare a step \
+                  before it is captured"
+            .to_owned(),
+    })
 }
 
 impl Device for Cuda {

@@ -6,22 +6,34 @@ namespace {
 
 constexpr int kTile = 32;
 
-// A tile of 32 tokens by 32 heads at a time, so that both sides are read and written in rows.
+// A tile of 32 tokens by 32 heads for each CTA, so that both sides are read and written in rows. It
+// is launched before the attention in front of it has ended, and waits here.
 __global__ void transpose_lse(const float* from, float* to, int64_t head_stride, int tokens,
                               int heads, float factor) {
     __shared__ float tile[kTile][kTile + 1];
+    const int x = threadIdx.x, y = threadIdx.y;
     const int token = blockIdx.x * kTile, head = blockIdx.y * kTile;
-    for (int row = threadIdx.y; row < kTile; row += blockDim.y) {
-        const int t = token + row, h = head + static_cast<int>(threadIdx.x);
-        if (t < tokens && h < heads) {
-            tile[row][threadIdx.x] = from[static_cast<int64_t>(t) * heads + h] * factor;
-        }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    if (token + y < tokens && head + x < heads) {
+        tile[y][x] = from[static_cast<int64_t>(token + y) * heads + head + x] * factor;
     }
     __syncthreads();
-    for (int row = threadIdx.y; row < kTile; row += blockDim.y) {
-        const int t = token + static_cast<int>(threadIdx.x), h = head + row;
-        if (t < tokens && h < heads) to[h * head_stride + t] = tile[threadIdx.x][row];
+    if (token + x < tokens && head + y < heads) {
+        to[(head + y) * head_stride + token + x] = tile[x][y];
     }
+}
+
+// Whether a launch may be programmatically dependent on the one before it.
+cudaError_t has_dependent_launch(bool* has) {
+    int device = 0, major = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) {
+        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    }
+    *has = major >= 9;
+    return status;
 }
 
 // A CTA for each query token. Its request is the last that begins at or before it.
@@ -60,9 +72,19 @@ extern "C" int32_t fi_transpose_lse(const float* from, float* to, int64_t head_s
         const auto tiles = [](int32_t extent) {
             return static_cast<unsigned>((extent + kTile - 1) / kTile);
         };
-        const dim3 grid(tiles(tokens), tiles(heads)), threads(kTile, 8);
-        transpose_lse<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(
-            from, to, head_stride, tokens, heads, factor);
-        return cudaGetLastError();
+        bool is_dependent = false;
+        const cudaError_t status = has_dependent_launch(&is_dependent);
+        if (status != cudaSuccess) return status;
+        cudaLaunchAttribute dependent{};
+        dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        dependent.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t launch{};
+        launch.gridDim = dim3(tiles(tokens), tiles(heads));
+        launch.blockDim = dim3(kTile, kTile);
+        launch.stream = static_cast<cudaStream_t>(stream);
+        launch.attrs = &dependent;
+        launch.numAttrs = is_dependent ? 1 : 0;
+        return cudaLaunchKernelEx(&launch, transpose_lse, from, to, head_stride, tokens, heads,
+                                  factor);
     });
 }

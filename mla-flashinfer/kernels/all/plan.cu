@@ -41,6 +41,47 @@ int64_t staging_bytes(int64_t sms) {
     return 9 * kMostWorks * sizeof(int32_t) + 5 * (sms * sizeof(int32_t) + 16);
 }
 
+// Copies what the plan uses of each list, in the order of fi::mla_params, short ones at the same
+// places as long ones: a graph that was captured with the lists' addresses finds the next step's
+// lists there.
+void copy_lists(const flashinfer::MLAPlanInfo& info, FiMlaPlan* plan) {
+    const auto at = [plan](int64_t offset) {
+        return reinterpret_cast<const int32_t*>(static_cast<const char*>(plan->staging) + offset);
+    };
+    const int32_t clusters = plan->grid_y, sms = plan->grid_x * clusters;
+    const int32_t works = at(info.work_indptr_offset)[clusters];
+    const int32_t longest = std::max({works, sms, clusters + 1});
+    if (longest > plan->capacity) {
+        throw std::length_error("query tiles and splits: given " + std::to_string(longest) +
+                                ", accepted at most " + std::to_string(plan->capacity) +
+                                ", for which there is room");
+    }
+    const struct {
+        int64_t offset;
+        int32_t used;
+    } sources[FI_MLA_LISTS] = {
+        {info.q_indptr_offset, works},
+        {info.kv_indptr_offset, works},
+        {info.partial_indptr_offset, works},
+        {info.merge_packed_offset_start_offset, sms},
+        {info.merge_packed_offset_end_offset, sms},
+        {info.merge_partial_packed_offset_start_offset, sms},
+        {info.merge_partial_packed_offset_end_offset, sms},
+        {info.merge_partial_stride_offset, sms},
+        {info.q_len_offset, works},
+        {info.kv_len_offset, works},
+        {info.q_start_offset, works},
+        {info.kv_start_offset, works},
+        {info.kv_end_offset, works},
+        {info.work_indptr_offset, clusters + 1},
+    };
+    int32_t* to = plan->lists;
+    for (const auto& source : sources) {
+        std::copy_n(at(source.offset), source.used, to);
+        to += plan->capacity;
+    }
+}
+
 }  // namespace
 
 extern "C" int64_t fi_mla_staging_bytes(int32_t sms) { return staging_bytes(sms); }
@@ -71,43 +112,7 @@ extern "C" int32_t fi_mla_plan(FiMlaPlan* plan) {
         if (status != cudaSuccess) return status;
         plan->grid_x = static_cast<int32_t>(info.num_blks_x);
         plan->grid_y = static_cast<int32_t>(info.num_blks_y);
-        const auto at = [plan](int64_t offset) {
-            return reinterpret_cast<const int32_t*>(static_cast<const char*>(plan->staging) +
-                                                    offset);
-        };
-        const int32_t clusters = plan->grid_y, sms = plan->grid_x * clusters;
-        const int32_t works = at(info.work_indptr_offset)[clusters];
-        if (std::max({works, sms, clusters + 1}) > plan->capacity) {
-            throw std::length_error("capacity: given " + std::to_string(plan->capacity) +
-                                    ", accepted at least " +
-                                    std::to_string(std::max({works, sms, clusters + 1})));
-        }
-        // In the order of fi::mla_params, short ones at the same places as long ones: a graph that
-        // was captured with the lists' addresses finds the next step's lists there.
-        const struct {
-            int64_t offset;
-            int32_t used;
-        } sources[FI_MLA_LISTS] = {
-            {info.q_indptr_offset, works},
-            {info.kv_indptr_offset, works},
-            {info.partial_indptr_offset, works},
-            {info.merge_packed_offset_start_offset, sms},
-            {info.merge_packed_offset_end_offset, sms},
-            {info.merge_partial_packed_offset_start_offset, sms},
-            {info.merge_partial_packed_offset_end_offset, sms},
-            {info.merge_partial_stride_offset, sms},
-            {info.q_len_offset, works},
-            {info.kv_len_offset, works},
-            {info.q_start_offset, works},
-            {info.kv_start_offset, works},
-            {info.kv_end_offset, works},
-            {info.work_indptr_offset, clusters + 1},
-        };
-        int32_t* to = plan->lists;
-        for (const auto& source : sources) {
-            std::copy_n(at(source.offset), source.used, to);
-            to += plan->capacity;
-        }
+        copy_lists(info, plan);
         return cudaSuccess;
     });
 }

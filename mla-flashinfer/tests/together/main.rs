@@ -9,6 +9,7 @@
 mod batch;
 #[path = "../../../tests/gpu/common.rs"]
 mod common;
+mod misuse;
 #[path = "../../../tests/gpu/layer/replays.rs"]
 mod replays;
 
