@@ -69,78 +69,110 @@ struct Plan {
 
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-Tensor integers(fe::graph::Graph& graph, Uid uid, const char* name, int64_t count) {
-    return graph.tensor(fe::graph::Tensor_attributes()
-                            .set_name(name)
-                            .set_uid(uid)
-                            .set_dim({count, 1, 1, 1})
-                            .set_stride({1, 1, 1, 1})
-                            .set_data_type(fe::DataType_t::INT32));
-}
+// Describes the attention of a key to cuDNN. Tensors are (requests, heads, length, dim).
+class Description {
+  public:
+    Description(fe::graph::Graph& graph, const McKey& key) : graph_(graph), key_(key) {}
 
-void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
-    auto& graph = plan.graph;
-    graph.set_io_data_type(key.dtype == 0 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
-        .set_intermediate_data_type(fe::DataType_t::FLOAT)
-        .set_compute_data_type(fe::DataType_t::FLOAT);
-    const int64_t requests = key.requests, heads = key.heads;
-    const auto offsets = [&](Uid uid, const char* name) -> Tensor {
-        return key.equal ? nullptr : integers(graph, uid, name, requests + 1);
-    };
-    // (requests, heads, length, dim). Of a ragged tensor the stride between requests is not used; of
-    // equal requests it says where each begins, for which cuDNN has a faster kernel.
-    const auto dims = [&](int64_t length, int64_t dim) {
-        return std::vector<int64_t>{requests, heads, length, dim};
-    };
-    const auto strides = [&](int64_t length, int64_t token, int64_t head) {
-        return std::vector<int64_t>{length * token, head, token, 1};
-    };
-    const auto input = [&](Uid uid, const char* name, int64_t length, int64_t dim, int64_t token,
-                           int64_t head, Tensor begin) {
+    void describe() {
+        graph_.set_io_data_type(key_.dtype == 0 ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        const int64_t queries = key_.max_query_len, keys = key_.max_key_len;
+        const Tensor query =
+            input(kQuery, "query", dims(queries, key_.key_dim), key_.query_token_stride,
+                  key_.query_head_stride, offsets(kQueryOffsets, "query_offsets"));
+        const Tensor keys_in = input(kKey, "key", dims(keys, key_.key_dim), key_.key_token_stride,
+                                     key_.key_head_stride, offsets(kKeyOffsets, "key_offsets"));
+        const Tensor values =
+            input(kValue, "value", dims(keys, key_.value_dim), key_.value_token_stride,
+                  key_.value_head_stride, offsets(kValueOffsets, "value_offsets"));
+        auto [out, lse] = graph_.sdpa(query, keys_in, values, attention());
+        describe_out(*out);
+        if (key_.lse_head_stride != 0) describe_lse(*lse);
+    }
+
+  private:
+    using Extents = std::vector<int64_t>;
+
+    Extents dims(int64_t length, int64_t dim) const {
+        return {key_.requests, key_.heads, length, dim};
+    }
+
+    // Of a ragged tensor the stride between requests is not used; of equal requests it says where
+    // each begins, for which cuDNN has a faster kernel.
+    static Extents strides(int64_t length, int64_t token, int64_t head) {
+        return {length * token, head, token, 1};
+    }
+
+    Tensor integers(Uid uid, const char* name, int64_t count) {
+        return graph_.tensor(fe::graph::Tensor_attributes()
+                                 .set_name(name)
+                                 .set_uid(uid)
+                                 .set_dim({count, 1, 1, 1})
+                                 .set_stride({1, 1, 1, 1})
+                                 .set_data_type(fe::DataType_t::INT32));
+    }
+
+    // Null of equal requests, whose tensors need none.
+    Tensor offsets(Uid uid, const char* name) {
+        return key_.equal ? nullptr : integers(uid, name, key_.requests + 1);
+    }
+
+    Tensor input(Uid uid, const char* name, const Extents& dims, int64_t token, int64_t head,
+                 const Tensor& begin) {
         auto tensor = fe::graph::Tensor_attributes();
-        tensor.set_name(name).set_uid(uid).set_dim(dims(length, dim));
-        tensor.set_stride(strides(length, token, head));
+        tensor.set_name(name).set_uid(uid).set_dim(dims).set_stride(strides(dims[2], token, head));
         if (begin) tensor.set_ragged_offset(begin);
-        return graph.tensor(tensor);
-    };
-    const int64_t queries = key.max_query_len, keys = key.max_key_len;
-    const Tensor query = input(kQuery, "query", queries, key.key_dim, key.query_token_stride,
-                               key.query_head_stride, offsets(kQueryOffsets, "query_offsets"));
-    const Tensor keys_in = input(kKey, "key", keys, key.key_dim, key.key_token_stride,
-                                 key.key_head_stride, offsets(kKeyOffsets, "key_offsets"));
-    const Tensor values = input(kValue, "value", keys, key.value_dim, key.value_token_stride,
-                                key.value_head_stride, offsets(kValueOffsets, "value_offsets"));
-    plan.has_lse = key.lse_head_stride != 0;
-    plan.is_ragged = key.equal == 0;
-    auto attention = fe::graph::SDPA_attributes()
-                         .set_name("attention")
-                         .set_attn_scale(key.softmax_scale)
-                         .set_generate_stats(plan.has_lse);
-    if (!key.equal) {
-        attention.set_padding_mask(true)
-            .set_seq_len_q(integers(graph, kQueryLens, "query_lens", requests))
-            .set_seq_len_kv(integers(graph, kKeyLens, "key_lens", requests));
+        return graph_.tensor(tensor);
     }
-    if (key.causal) {
-        // The frontend's own default is aligned to the top left.
-        attention.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
-            .set_diagonal_band_right_bound(0);
+
+    fe::graph::SDPA_attributes attention() {
+        auto attention = fe::graph::SDPA_attributes()
+                             .set_name("attention")
+                             .set_attn_scale(key_.softmax_scale)
+                             .set_generate_stats(key_.lse_head_stride != 0);
+        if (!key_.equal) {
+            attention.set_padding_mask(true)
+                .set_seq_len_q(integers(kQueryLens, "query_lens", key_.requests))
+                .set_seq_len_kv(integers(kKeyLens, "key_lens", key_.requests));
+        }
+        if (key_.causal) {
+            // The frontend's own default is aligned to the top left.
+            attention.set_diagonal_alignment(fe::DiagonalAlignment_t::BOTTOM_RIGHT)
+                .set_diagonal_band_right_bound(0);
+        }
+        return attention;
     }
-    auto [out, lse] = graph.sdpa(query, keys_in, values, attention);
-    out->set_output(true)
-        .set_uid(kOut)
-        .set_dim(dims(queries, key.value_dim))
-        .set_stride(strides(queries, key.out_token_stride, key.out_head_stride));
-    if (!key.equal) out->set_ragged_offset(offsets(kOutOffsets, "out_offsets"));
-    if (plan.has_lse) {
-        const int64_t apart = key.equal ? queries : heads * key.lse_head_stride;
-        lse->set_output(true)
+
+    void describe_out(fe::graph::Tensor_attributes& out) {
+        const int64_t queries = key_.max_query_len;
+        out.set_output(true)
+            .set_uid(kOut)
+            .set_dim(dims(queries, key_.value_dim))
+            .set_stride(strides(queries, key_.out_token_stride, key_.out_head_stride));
+        if (!key_.equal) out.set_ragged_offset(offsets(kOutOffsets, "out_offsets"));
+    }
+
+    void describe_lse(fe::graph::Tensor_attributes& lse) {
+        const int64_t queries = key_.max_query_len, head = key_.lse_head_stride;
+        lse.set_output(true)
             .set_uid(kLse)
             .set_data_type(fe::DataType_t::FLOAT)
             .set_dim(dims(queries, 1))
-            .set_stride({apart, key.lse_head_stride, 1, 1});
-        if (!key.equal) lse->set_ragged_offset(offsets(kLseOffsets, "lse_offsets"));
+            .set_stride({key_.equal ? queries : key_.heads * head, head, 1, 1});
+        if (!key_.equal) lse.set_ragged_offset(offsets(kLseOffsets, "lse_offsets"));
     }
+
+    fe::graph::Graph& graph_;
+    const McKey& key_;
+};
+
+void build(Plan& plan, cudnnHandle_t handle, const McKey& key) {
+    plan.has_lse = key.lse_head_stride != 0;
+    plan.is_ragged = key.equal == 0;
+    auto& graph = plan.graph;
+    Description(graph, key).describe();
     check(graph.validate(), "validate");
     check(graph.build_operation_graph(handle), "build operation graph");
     check(graph.create_execution_plans({fe::HeurMode_t::A}), "create execution plans");

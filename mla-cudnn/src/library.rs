@@ -39,26 +39,51 @@ fn open() -> Result<Version, Cause> {
 
 #[cfg(feature = "cudnn")]
 fn open() -> Result<Version, Cause> {
-    use std::ffi::CString;
-    use std::os::unix::ffi::OsStringExt;
     use std::sync::OnceLock;
 
-    static OPENED: OnceLock<Option<Version>> = OnceLock::new();
+    static OPENED: OnceLock<Result<Version, &'static str>> = OnceLock::new();
     let opened = OPENED.get_or_init(|| {
         let given = std::env::var_os("MLA_CUDNN").filter(|path| !path.is_empty());
-        let path = given.map(|path| CString::new(path.into_vec())).transpose();
-        let path = path.ok()?;
-        let mut version = 0;
-        // SAFETY: the path is a string or null, and the address that of a value on this stack.
-        // Opening the library runs its initialisers, as every user of it does.
-        let status = unsafe {
-            let path = path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
-            crate::ffi::mc_open(path, &raw mut version)
-        };
-        let version = u32::try_from(version).ok().filter(|_| status == 0)?;
-        Some([version / 10_000, version / 100 % 100, version % 100])
+        open_file(given.as_deref()).map_err(|why| match given {
+            None => DEFAULT,
+            // A cause is a constant; this one is made once in the program.
+            Some(path) => {
+                let path = path.display().to_string();
+                // The loader begins with the path, too.
+                let why = why.strip_prefix(&format!("{path}: ")).unwrap_or(&why);
+                String::leak(format!("MLA_CUDNN={path} ({why})"))
+            }
+        })
     });
-    opened.ok_or(Cause::LibraryMissing("libcudnn.so.9"))
+    opened.map_err(Cause::LibraryMissing)
+}
+
+/// The name by which the system looks for the library.
+#[cfg(feature = "cudnn")]
+const DEFAULT: &str = "libcudnn.so.9";
+
+/// Opens the library of this path, or the system's, and asks for its version.
+#[cfg(feature = "cudnn")]
+fn open_file(path: Option<&std::ffi::OsStr>) -> Result<Version, String> {
+    use std::ffi::{CStr, CString};
+    use std::os::unix::ffi::OsStrExt;
+
+    let path = path.map(|path| CString::new(path.as_bytes())).transpose();
+    let path = path.map_err(|error| error.to_string())?;
+    let mut version = 0;
+    // SAFETY: the path is a string or null, and the address that of a value on this stack. Opening
+    // the library runs its initialisers, as every user of it does.
+    let status = unsafe {
+        let path = path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
+        crate::ffi::mc_open(path, &raw mut version)
+    };
+    let version = u32::try_from(version).ok().filter(|_| status == 0);
+    let Some(version) = version else {
+        // SAFETY: the function takes nothing, and its text lives until this thread's next call.
+        let text = unsafe { CStr::from_ptr(crate::ffi::mc_last_error()) };
+        return Err(text.to_string_lossy().into_owned());
+    };
+    Ok([version / 10_000, version / 100 % 100, version % 100])
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ pub(crate) struct Seen {
     pub(crate) key: Range<usize>,
 }
 
-/// Lengths and offsets on the device. Each of a step's calls has a place that does not move: a graph
-/// that was captured with the lists finds those of the next step there once it is prepared. All
-/// layers of a step have the same, so they are copied once.
+/// Lengths and offsets on the device. Each of a step's calls has a place that does not move: a
+/// graph that was captured with the lists finds those of the next step there once it is prepared.
+/// All layers of a step have the same, so they are copied once.
 pub(crate) struct Lists {
     /// `[PLACES, LISTS, room]`: of each call two lists of lengths and five of offsets.
     device: Buffer,

@@ -53,8 +53,8 @@ pub struct CudnnState {
     lse_stride: usize,
 }
 
-/// What a call is planned for: the query tokens and keys of its requests, its mask, and which of the
-/// step's calls it is.
+/// What a call is planned for: the query tokens and keys of its requests, its mask, and which of
+/// the step's calls it is.
 #[cfg(feature = "cudnn")]
 #[derive(Clone, Copy)]
 struct Lens<'a> {
@@ -348,8 +348,8 @@ impl Cudnn {
         })
     }
 
-    /// The query tokens and keys of each request, if all have the same and these have plans of their
-    /// own.
+    /// The query tokens and keys of each request, if all have the same and these have plans of
+    /// their own.
     fn exact_lens(&self, seen: &[Seen]) -> Option<[usize; 2]> {
         let first = seen.first()?;
         let [query_len, key_len] = [first.query.len(), first.key.len()];

@@ -58,8 +58,8 @@ impl Session {
         })
     }
 
-    /// Builds the plan for `key` if it is the first of its kind, and returns the plan's own key: that
-    /// of ragged requests if cuDNN refuses one for equal ones.
+    /// Builds the plan for `key` if it is the first of its kind, and returns the plan's own key:
+    /// that of ragged requests if cuDNN refuses one for equal ones.
     pub(crate) fn built(&mut self, key: ffi::McKey) -> Result<ffi::McKey> {
         let ragged = ffi::McKey { equal: 0, ..key };
         if !self.ragged.contains(&numbers(&key)) {

@@ -1,21 +1,21 @@
-//! The adapters' times beside those of Python, which calls the same kernels: case by case, in turns, on
-//! one GPU.
+//! The adapters' times beside those of Python, which calls the same kernels: case by case, in
+//! turns, on one GPU.
 //!
 //! ```sh
-//! python3 -m venv beside
-//! beside/bin/pip install torch==2.11.0 numpy flashinfer-python==0.7.2.post1 nvidia-cudnn-frontend==1.32.0
-//! MLA_CUDNN=/path/to/torch's/libcudnn.so.9 cargo run --release --package mla-flashinfer \
+//! python3 -m venv beside beside/bin/pip install torch==2.11.0 numpy flashinfer-python==0.7.2.post1
+//! nvidia-cudnn-frontend==1.32.0 MLA_CUDNN=/path/to/torch's/libcudnn.so.9 cargo run --release
+//! --package mla-flashinfer \
 //!     --features sm90,mla-cudnn/cudnn --example beside_python -- beside/bin/python
 //! ```
 //!
 //! Each line is a case in bf16: a decode of FLASHINFER_MLA, or a causal prefill of FLASHINFER or of
 //! CUDNN. Both sides capture runs of the planned attention in a graph and replay it, on the same
-//! numbers. Python calls FlashInfer by its wrappers (fa3 beside the feature `sm90`, fa2 beside `sm80`
-//! alone; it compiles them first, for some minutes), and cuDNN in two ways: `frontend` is the graph
-//! that this adapter builds for ragged requests, `dense` torch's attention of requests of one length,
-//! for which cuDNN has another kernel. "Exact" is CUDNN with a plan for each such length, as torch has
-//! it. torch's attention of jagged tensors is left out: it builds a plan with each call, for 60 ms.
-//! "Same bits" says that both wrote the same output.
+//! numbers. Python calls FlashInfer by its wrappers (fa3 beside the feature `sm90`, fa2 beside
+//! `sm80` alone; it compiles them first, for some minutes), and cuDNN in two ways: `frontend` is
+//! the graph that this adapter builds for ragged requests, `dense` torch's attention of requests of
+//! one length, for which cuDNN has another kernel. "Exact" is CUDNN with a plan for each such
+//! length, as torch has it. torch's attention of jagged tensors is left out: it builds a plan with
+//! each call, for 60 ms. "Same bits" says that both wrote the same output.
 
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

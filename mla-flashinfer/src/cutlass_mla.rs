@@ -1,8 +1,9 @@
 //! CUTLASS_MLA: absorbed decode on Blackwell, one query token per request.
 //!
-//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request is divided into its
-//! whole tiles and a copy of the rest with zeros behind it; the kernel attends to both, and a kernel of our own merges
-//! what they give. All of that is enqueued from lengths on the device, so that a captured step serves others.
+//! The kernel reads whole tiles of 128 keys, whatever lies behind a request's end. So each request
+//! is divided into its whole tiles and a copy of the rest with zeros behind it; the kernel attends
+//! to both, and a kernel of our own merges what they give. All of that is enqueued from lengths on
+//! the device, so that a captured step serves others.
 
 use mla_runtime::mla_backend;
 
@@ -19,8 +20,8 @@ use {
     mla_runtime::error::{Error, Result},
 };
 
-/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has run on no GPU yet, so it
-/// is chosen by name only.
+/// Absorbed decode by CUTLASS's kernel for Blackwell, with the fixes that FlashInfer made. It has
+/// run on no GPU yet, so it is chosen by name only.
 #[derive(Debug)]
 pub struct CutlassMla {
     #[cfg(feature = "sm100")]
@@ -311,8 +312,8 @@ impl Step<'_, '_> {
             max_pages: int("max pages", self.batch.block_table.max_pages())?,
             table_width: int("entries of the block table", self.width)?,
         };
-        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of 16 bytes, and the
-        // state's buffers have room for this number of requests and entries.
+        // SAFETY: every tensor was checked to hold what its layout says, rows begin at multiples of
+        // 16 bytes, and the state's buffers have room for this number of requests and entries.
         check("division of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_split(&raw const call, self.device.raw_stream())
         })
@@ -347,8 +348,9 @@ impl Step<'_, '_> {
             dtype: dtype_code(config.problem.dtype)?,
             softmax_scale: config.softmax_scale,
         };
-        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the keys, and queries for
-        // all heads; the state's buffers have room for this number of requests.
+        // SAFETY: the division wrote lengths of at least 1, tables whose entries name pages of the
+        // keys, and queries for all heads; the state's buffers have room for this number of
+        // requests.
         check("CUTLASS_MLA", unsafe {
             (self.backend.attend)(&raw const call, self.device.raw_stream())
         })
@@ -378,184 +380,13 @@ impl Step<'_, '_> {
             heads: int("heads", self.backend.config.problem.heads as usize)?,
             dtype: dtype_code(self.backend.config.problem.dtype)?,
         };
-        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts say.
+        // SAFETY: as above; the output and the log-sum-exp were checked to hold what their layouts
+        // say.
         check("merge of CUTLASS_MLA", unsafe {
             ffi::fi_cutlass_mla_merge(&raw const call, self.device.raw_stream())
         })
     }
 }
 
-/// Everything but CUTLASS's kernel, on any GPU: a stand-in for it attends on the host, and reads what the kernel would.
 #[cfg(all(test, feature = "sm100"))]
-mod tests {
-    use std::ffi::c_void;
-
-    use mla_kernels::device::cudarc::driver::sys;
-
-    use super::*;
-
-    struct StandIn(CutlassMla);
-
-    #[mla_backend(
-        name = "CUTLASS_MLA_STAND_IN",
-        sm = "compiled",
-        compiled = "compiled::SM100|compiled::SM90|compiled::SM80",
-        dtypes = "f16,bf16",
-        cache_dims = "(512,64)",
-        alignment = 16,
-        heads = "1..=128",
-        page_sizes = "16|32|64|128",
-        query_len = "single",
-        features = "strided_outputs"
-    )]
-    impl DecodeBackend for StandIn {
-        type Device = Cuda;
-        type State = CutlassMlaState;
-        type Metadata = ();
-
-        fn new(_: &Cuda, config: &LayerConfig) -> Result<Self> {
-            Ok(Self(CutlassMla::with(config, attend_on_the_host)))
-        }
-
-        fn state(&self, device: &Cuda, limits: &StepLimits) -> Result<CutlassMlaState> {
-            self.0.state(device, limits)
-        }
-
-        fn metadata(&self, _: &Cuda, _: &StepLimits) -> Result<()> {
-            Ok(())
-        }
-
-        fn prepare(
-            &self,
-            _: &Cuda,
-            _: &DecodeBatch<'_, Cuda>,
-            _: &mut CutlassMlaState,
-            (): &mut (),
-        ) -> Result<()> {
-            Ok(())
-        }
-
-        fn decode(
-            &self,
-            device: &Cuda,
-            call: DecodeCall<'_, Cuda>,
-            state: &mut CutlassMlaState,
-            (): &(),
-        ) -> Result<()> {
-            self.0.decode(device, call, state, &())
-        }
-    }
-
-    mla_conformance::decode_conformance!(
-        #[ignore = "needs a GPU: cargo test --package mla-flashinfer --features sm90,sm100 --lib -- --include-ignored"]
-        StandIn,
-        Cuda::new(0).expect("a GPU that the kernels were built for")
-    );
-
-    /// What the device's memory holds from an address on.
-    fn read<T: Copy + Default>(address: *const T, len: usize) -> Vec<T> {
-        let mut host = vec![T::default(); len];
-        // SAFETY: the host's memory is as long; what the device's is not is refused.
-        let status = unsafe {
-            let to = host.as_mut_ptr().cast();
-            sys::cuMemcpyDtoH_v2(to, address as u64, size_of_val(&host[..]))
-        };
-        status.result().expect("device memory");
-        host
-    }
-
-    fn write<T>(address: *mut T, host: &[T]) {
-        // SAFETY: as above.
-        let status = unsafe {
-            let from = host.as_ptr().cast();
-            sys::cuMemcpyHtoD_v2(address as u64, from, size_of_val(host))
-        };
-        status.result().expect("device memory");
-    }
-
-    unsafe extern "C" fn attend_on_the_host(
-        call: *const ffi::FiCutlassMla,
-        stream: *mut c_void,
-    ) -> i32 {
-        // SAFETY: the caller gives a call that lives, and the stream that its tensors are written on.
-        let call = unsafe {
-            sys::cuStreamSynchronize(stream.cast()).result().unwrap();
-            &*call
-        };
-        let [requests, width, pages, page_size] = [
-            call.requests,
-            call.table_width,
-            call.page_count,
-            call.page_size,
-        ]
-        .map(|extent| extent as usize);
-        let number = |bits: u16| match call.dtype {
-            0 => half::f16::from_bits(bits).to_f32(),
-            _ => half::bf16::from_bits(bits).to_f32(),
-        };
-        let bits = |value: f32| match call.dtype {
-            0 => half::f16::from_f32(value).to_bits(),
-            _ => half::bf16::from_f32(value).to_bits(),
-        };
-        let row = |base: *const c_void, element: i64, len: usize| -> Vec<f32> {
-            let address = base.cast::<u16>().wrapping_offset(element as isize);
-            read(address, len).into_iter().map(number).collect()
-        };
-        let lens = read(call.seq_lens, requests);
-        let table = read(call.block_table, requests * width);
-        for (request, table) in table.chunks(width).enumerate() {
-            let len = lens[request] as usize;
-            assert!(0 < len && len <= width * page_size);
-            // All rows of every tile that it begins, as the kernel reads them.
-            let rows: Vec<Vec<f32>> = (0..len.next_multiple_of(TILE))
-                .map(|token| {
-                    let page = table[token / page_size];
-                    assert!((0..pages as i32).contains(&page), "page {page}");
-                    let at = i64::from(page) * call.page_stride
-                        + (token % page_size) as i64 * call.row_stride;
-                    row(call.cache, at, LATENT + ROPE)
-                })
-                .collect();
-            for head in 0..HEADS {
-                let at = |token: i64, stride: i64| request as i64 * token + head as i64 * stride;
-                let latent = at(
-                    call.query_latent_token_stride,
-                    call.query_latent_head_stride,
-                );
-                let rope = at(call.query_rope_token_stride, call.query_rope_head_stride);
-                let mut query = row(call.query_latent, latent, LATENT);
-                query.extend(row(call.query_rope, rope, ROPE));
-                let scores: Vec<f32> = rows
-                    .iter()
-                    .map(|row| {
-                        let products = row.iter().zip(&query).map(|(a, b)| a * b);
-                        products.sum::<f32>() * call.softmax_scale
-                    })
-                    .collect();
-                let most = scores[..len].iter().copied().fold(f32::MIN, f32::max);
-                let weight = |token: usize| {
-                    let seen = token < len;
-                    if seen {
-                        (scores[token] - most).exp()
-                    } else {
-                        0.0
-                    }
-                };
-                let weights: Vec<f32> = (0..rows.len()).map(weight).collect();
-                let sum: f32 = weights.iter().sum();
-                let mut out = vec![0.0; LATENT];
-                for (weight, row) in weights.iter().zip(&rows) {
-                    // Also those of no weight: NaN times 0 is NaN.
-                    for (out, value) in out.iter_mut().zip(row) {
-                        *out += weight * value;
-                    }
-                }
-                let out: Vec<u16> = out.iter().map(|value| bits(value / sum)).collect();
-                let place = request * HEADS + head;
-                write(call.out.cast::<u16>().wrapping_add(place * LATENT), &out);
-                write(call.lse.wrapping_add(place), &[most + sum.ln()]);
-            }
-        }
-        0
-    }
-}
+mod stand_in;

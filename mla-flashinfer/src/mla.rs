@@ -23,8 +23,8 @@ use {
     std::fmt,
 };
 
-/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any number
-/// of heads, any page size, query lengths that differ; rows begin at multiples of 16 bytes.
+/// Absorbed decode by FlashInfer: fa3 on Hopper if the feature `sm90` is on, otherwise fa2. Any
+/// number of heads, any page size, query lengths that differ; rows begin at multiples of 16 bytes.
 #[derive(Debug)]
 pub struct FlashInferMla {
     #[cfg(feature = "fa")]
@@ -109,8 +109,8 @@ impl FlashInferMla {
         uniform.min(limits.tokens)
     }
 
-    /// Entries that each list needs: as many works as a plan within the limits can have, and an entry
-    /// for each SM and one more.
+    /// Entries that each list needs: as many works as a plan within the limits can have, and an
+    /// entry for each SM and one more.
     fn capacity(&self, limits: &StepLimits, sms: usize) -> usize {
         let rows = Self::most_tokens(limits).saturating_mul(self.heads());
         let tiles = (2 * limits.requests).max(rows / 128 + limits.requests);
@@ -262,8 +262,8 @@ impl DecodeBackend for FlashInferMla {
             None => None,
         };
         device.bind()?;
-        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree; the
-        // lists are those of a plan for this batch, and the workspace is as large as the plan
+        // SAFETY: every tensor was checked to hold what its layout says and the layouts to agree;
+        // the lists are those of a plan for this batch, and the workspace is as large as the plan
         // assumes.
         let status = unsafe { (self.launch)(&raw const run, device.raw_stream()) };
         check("FLASHINFER_MLA", status)?;
@@ -271,7 +271,8 @@ impl DecodeBackend for FlashInferMla {
             return Ok(());
         };
         let head_stride = target.layout().row_stride as i64;
-        // SAFETY: the source holds tokens × heads, as `run` checked; the target what its layout says.
+        // SAFETY: the source holds tokens × heads, as `run` checked; the target what its layout
+        // says.
         let status = unsafe {
             ffi::fi_transpose_lse(
                 run.lse,

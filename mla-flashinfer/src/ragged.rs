@@ -1,10 +1,11 @@
 //! FLASHINFER: expanded prefill over ragged batches.
 //!
-//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are made
-//! once per step, in [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all layers; that
-//! of a further chunk with each call, since nothing bounds how many chunks a step has. The kernels'
-//! log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own turns it into `[heads, tokens]` in
-//! natural logarithms, and another writes 0 and −inf for query tokens that see no key.
+//! FlashInfer plans on the host. The plans of the new tokens and of the first context chunks are
+//! made once per step, in [`prepare`](mla_runtime::backend::PrefillBackend::prepare), for all
+//! layers; that of a further chunk with each call, since nothing bounds how many chunks a step has.
+//! The kernels' log-sum-exp is `[tokens, heads]` in base 2; a kernel of our own turns it into
+//! `[heads, tokens]` in natural logarithms, and another writes 0 and −inf for query tokens that see
+//! no key.
 
 use mla_runtime::mla_backend;
 
@@ -197,8 +198,8 @@ impl FlashInfer {
         let stream = device.raw_stream();
         if run.key_tokens > 0 {
             // SAFETY: every tensor was checked to hold what its layout says and the layouts to
-            // agree; the plan is for these numbers of tokens, and the workspace as large as was said
-            // when it was made.
+            // agree; the plan is for these numbers of tokens, and the workspace as large as was
+            // said when it was made.
             let status = unsafe { (self.version.launch)(&raw const run, stream) };
             check("FLASHINFER", status)?;
             if let Some(Target { lse, head_stride }) = target {
@@ -225,6 +226,25 @@ impl FlashInfer {
         Ok(())
     }
 
+    /// Refuses a call of other tokens than its plan, or of more than the state has room for.
+    fn check_tokens(&self, tokens: [usize; 2], plan: &Plan, lse: &Buffer) -> Result<()> {
+        let planned = [plan.query_tokens(), plan.key_tokens()];
+        for (field, (given, accepted)) in ["query tokens", "key tokens"]
+            .into_iter()
+            .zip(tokens.into_iter().zip(planned))
+        {
+            if given != accepted {
+                let accepted = format!("{accepted}, for which it was prepared");
+                return Err(Error::argument(field, given, accepted));
+            }
+        }
+        if lse.len() < tokens[0] * self.heads() * size_of::<f32>() {
+            let accepted = "no more than the limits that the state was made for";
+            return Err(Error::argument("query tokens", tokens[0], accepted));
+        }
+        Ok(())
+    }
+
     /// A call as the C interface takes it, without its log-sum-exp, and where that is to go.
     fn run(
         &self,
@@ -237,23 +257,10 @@ impl FlashInfer {
             let given = "keys in two, or an output in e4m3";
             return Err(Error::argument("call", given, "packed and plain"));
         };
-        let heads = self.heads();
         let [query, key, value] = [call.query, keys, call.values].map(|it| *it.layout());
         let out_layout = *out.layout();
         let [query_tokens, key_tokens] = [query.shape[0], value.shape[0]];
-        for (field, given, accepted) in [
-            ("query tokens", query_tokens, plan.query_tokens()),
-            ("key tokens", key_tokens, plan.key_tokens()),
-        ] {
-            if given != accepted {
-                let accepted = format!("{accepted}, for which it was prepared");
-                return Err(Error::argument(field, given, accepted));
-            }
-        }
-        if lse.len() < query_tokens * heads * size_of::<f32>() {
-            let accepted = "no more than the limits that the state was made for";
-            return Err(Error::argument("query tokens", query_tokens, accepted));
-        }
+        self.check_tokens([query_tokens, key_tokens], plan, lse)?;
         let layouts = [
             ("query", &query),
             ("keys", &key),
@@ -288,7 +295,7 @@ impl FlashInfer {
             out_head_stride: out_strides[1],
             query_tokens: int("query tokens", query_tokens)?,
             key_tokens: int("key tokens", key_tokens)?,
-            heads: int("heads", heads)?,
+            heads: int("heads", self.heads())?,
             causal: plan.causal.into(),
             dtype: dtype_code(self.config.problem.dtype)?,
             softmax_scale: self.config.softmax_scale,
@@ -338,8 +345,8 @@ fn clear_unseen(
         width: 128,
         causal: run.causal,
     };
-    // SAFETY: the tensors were checked to hold what their layouts say; both arrays of starts have an
-    // entry for each request and one more.
+    // SAFETY: the tensors were checked to hold what their layouts say; both arrays of starts have
+    // an entry for each request and one more.
     check("empty rows of FLASHINFER", unsafe {
         ffi::fi_clear_unseen(&raw const unseen, device.raw_stream())
     })

@@ -28,7 +28,11 @@ pub(crate) fn int(field: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(field, value, "at most 2147483647"))
 }
 
+#[cfg(feature = "fa")]
+const COUNTED: &str = "at most 4294967295 elements in all, which FlashInfer counts in 32 bits";
+
 /// A stride in elements, which FlashInfer multiplies by the number of a row in 32 bits.
+#[cfg(feature = "fa")]
 pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<u32> {
     let end = stride.checked_mul(rows.max(1));
     match (u32::try_from(stride), end.map(u32::try_from)) {
@@ -40,10 +44,9 @@ pub(crate) fn stride(field: &'static str, stride: usize, rows: usize) -> Result<
     }
 }
 
-const COUNTED: &str = "at most 4294967295 elements in all, which FlashInfer counts in 32 bits";
-
 /// The strides of a tensor's tokens and heads, by whose sum FlashInfer counts its elements in 32
 /// bits.
+#[cfg(feature = "fa")]
 pub(crate) fn strides(field: &'static str, layout: &Layout) -> Result<[u32; 2]> {
     within(field, layout, u32::MAX as usize)?;
     let [token, head, _] = layout.strides;
@@ -80,7 +83,7 @@ pub(crate) fn sms(device: &Cuda) -> Result<usize> {
     usize::try_from(sms).map_err(|_| Error::argument("SMs", sms, "a number above 0"))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "fa"))]
 mod tests {
     use super::*;
 

@@ -87,8 +87,13 @@ fn fa2_runs_on_every_gpu_since_ampere() {
 #[test]
 fn a_family_that_is_left_out_is_a_reason() {
     let ampere = Target::dry_run(Capability::new(8, 0));
-    let reasons = reasons(Phase::Decode, "FLASHINFER_MLA", ampere, |_| {}).join("; ");
-    assert!(reasons.contains("--features sm80"), "{reasons}");
+    for (phase, name) in [
+        (Phase::Prefill, "FLASHINFER"),
+        (Phase::Decode, "FLASHINFER_MLA"),
+    ] {
+        let reasons = reasons(phase, name, ampere, |_| {}).join("; ");
+        assert!(reasons.contains("--features sm80"), "{name}: {reasons}");
+    }
 }
 
 #[cfg(feature = "gpu")]

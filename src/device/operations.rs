@@ -112,9 +112,10 @@ fn refuse_capture(device: &Cuda) -> Result<()> {
     Err(Error::Device {
         device: "cuda",
         operation: "upload",
-        message: "given a stream that captures a graph, accepted one that does not: prepare a step \
+        message:
+            "given a stream that captures a graph, accepted one that does not: prepare a step \
                   before it is captured"
-            .to_owned(),
+                .to_owned(),
     })
 }
 

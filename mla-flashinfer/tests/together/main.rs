@@ -227,7 +227,8 @@ fn captured_mixed_steps_are_the_step_run_at_once() {
     }
 }
 
-/// A plan that is made within a capture would be copied at each replay from memory that holds another.
+/// A plan that is made within a capture would be copied at each replay from memory that holds
+/// another.
 #[test]
 #[ignore = "needs a GPU: \
     cargo test --package mla-flashinfer --features sm90,mla-kernels/sm90 --test together -- \

@@ -155,7 +155,10 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
     let prepared = "2 query tokens of 2 requests with at most 2 pages";
     // Nothing was prepared.
     let error = refused(decode.run([2, 2], 2));
-    assert!(error.contains("accepted a batch that was prepared"), "{error}");
+    assert!(
+        error.contains("accepted a batch that was prepared"),
+        "{error}"
+    );
     decode.prepare(&[1, 1], &[128, 0], 2).unwrap();
     decode.run([2, 2], 2).unwrap();
     // The same tokens in other rows of the table.
@@ -175,12 +178,18 @@ fn a_decode_is_of_the_batch_that_was_prepared() {
         );
         // The plan of before is gone, too.
         let error = refused(decode.run([2, 2], 2));
-        assert!(error.contains("accepted a batch that was prepared"), "{error}");
+        assert!(
+            error.contains("accepted a batch that was prepared"),
+            "{error}"
+        );
     }
     let error = refused(decode.prepare(&[1], &[1, 1], 2));
     assert_eq!(error, "host query lengths: given 1, accepted 2");
     let error = refused(decode.prepare(&[1 << 31, 1], &[1, 1], 2));
-    assert!(error.starts_with("query tokens: given 2147483648"), "{error}");
+    assert!(
+        error.starts_with("query tokens: given 2147483648"),
+        "{error}"
+    );
     // More query tiles than FlashInfer's lists have room for.
     let error = refused(decode.prepare(&[1 << 24, 1], &[1, 1], 2));
     assert!(error.contains("query tiles and splits"), "{error}");
@@ -249,10 +258,7 @@ impl Decode {
             },
             CacheRef::new(Cuda::bytes(&self.zeros), cache)?,
             Self::batch(&self.zeros, requests, max_pages)?,
-            Output::Plain(TensorMut::new(
-                Cuda::bytes_mut(&mut self.out),
-                layout(512),
-            )?),
+            Output::Plain(TensorMut::new(Cuda::bytes_mut(&mut self.out), layout(512))?),
         );
         self.backend
             .decode(&self.gpu, call, &mut self.state, &self.plan)?;

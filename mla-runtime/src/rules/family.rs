@@ -53,14 +53,15 @@ pub(crate) const fn write_targets(families: &[CompiledFamily], text: &mut Text<'
     }
 }
 
-/// The first family that was left out, where one was.
+/// The last family that was left out, where one was: the first is the one that its backend prefers,
+/// the last the one that runs on the most GPUs.
 pub(crate) const fn left_out(families: &[CompiledFamily]) -> Option<&'static str> {
-    let mut i = 0;
-    while i < families.len() {
+    let mut i = families.len();
+    while i > 0 {
+        i -= 1;
         if families[i].is_left_out() {
             return Some(families[i].name);
         }
-        i += 1;
     }
     None
 }
