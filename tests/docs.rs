@@ -121,3 +121,30 @@ fn the_first_program_of_the_guide_is_short_and_has_one_dependency() {
         );
     }
 }
+
+/// The pages that a user reads first.
+#[test]
+fn the_manuals_keep_to_120_columns() {
+    for page in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "docs/engine.md",
+        "docs/glossary.md",
+        "docs/kernel-build.md",
+        "docs/new-backend.md",
+        "mla-candle/README.md",
+    ] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        let mut fence = false;
+        for (index, line) in text.lines().enumerate() {
+            fence ^= line.trim_start().starts_with("```");
+            let width = line.chars().count();
+            assert!(
+                fence || line.starts_with('|') || width <= 120,
+                "{page}:{} has {width} columns",
+                index + 1
+            );
+        }
+    }
+}
