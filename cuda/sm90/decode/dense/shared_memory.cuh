@@ -51,7 +51,7 @@ struct DeferredCombine {
     WorkItem first_item;
 };
 
-// `readers` threads release each item of the queue.
+// `readers` threads release each item of the queue; `stats_writers` arrive for an item's stats.
 template <uint32_t readers, uint32_t stats_writers>
 struct CommonControl {
     int lens[kMaxRequests];

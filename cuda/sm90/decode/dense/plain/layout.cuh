@@ -42,9 +42,9 @@ struct PlainLayout {
     // The scores' rows: 16 to a warp, though there may be fewer.
     static constexpr int kRows = N < 16 ? 16 : N;
 
-    // Who reads the queue: warps 0 and 1, scores, output. Who writes stats: a quarter of the lanes
-    // of each warp that has rows.
-    struct Control : CommonControl<32 * (1 + 1 + 4 + 8), kRows / 2> {
+    // Who reads the queue: warps 0 and 1, scores, output. Who arrives for stats: all of the scores,
+    // each for the zeros that it wrote behind the last token, too.
+    struct Control : CommonControl<32 * (1 + 1 + 4 + 8), 128> {
         // A stage is there: TMA, by bytes, and the lane that announced them; for held queries,
         // whose bytes come to a barrier of their own, that lane alone. It is free: a lane of each
         // output warp, behind its MMAs; after held queries two lanes of each scores warp.

@@ -110,7 +110,12 @@ struct PlainScores {
             if (begin == end) s.query_empty.arrive();
 
             s.stats_empty.wait((queue.items & 1) ^ 1);
-            if (has_rows) publish(item, first, row0, row1, max0, max1, sum0, sum1);
+            if (has_rows) hand_over(row0, row1, max0, max1, sum0, sum1);
+            // For what it wrote here, and for the zeros behind the last token: where they lie, the
+            // output is going to combine splits.
+            s.stats_full.arrive();
+            if (has_rows && item.splits == 1)
+                write_lses(item, first, row0, row1, max0, max1, sum0, sum1);
         }
     }
 
@@ -143,10 +148,9 @@ struct PlainScores {
         }
     }
 
-    // The maxima and sums of a work item's rows, for the output, and its log-sum-exps if nobody
-    // else has a split of it.
-    __device__ __forceinline__ void publish(const WorkItem& item, int first, int row0, int row1,
-                                            float max0, float max1, float sum0, float sum1) const {
+    // The maxima and sums of a work item's rows, for the output. Each lane of four has the sums.
+    __device__ __forceinline__ void hand_over(int row0, int row1, float max0, float max1,
+                                              float& sum0, float& sum1) const {
         sum0 += __shfl_xor_sync(~0u, sum0, 1);
         sum0 += __shfl_xor_sync(~0u, sum0, 2);
         sum1 += __shfl_xor_sync(~0u, sum1, 1);
@@ -158,8 +162,13 @@ struct PlainScores {
         s.sum[row1] = sum1;
         s.inverse[row0] = c.inverse_of(sum0);
         s.inverse[row1] = c.inverse_of(sum1);
-        s.stats_full.arrive();
-        if (item.splits != 1) return;
+    }
+
+    // The log-sum-exps of a work item, of which nobody else has a split.
+    __device__ __forceinline__ void write_lses(const WorkItem& item, int first, int row0, int row1,
+                                               float max0, float max1, float sum0,
+                                               float sum1) const {
+        if ((threadIdx.x & 3) != 0) return;
         const int valid = c.rows(item);
 #pragma unroll 1
         for (int i = 0; i < 2; ++i) {
