@@ -44,6 +44,8 @@ mod selftest;
 mod spec;
 #[cfg(feature = "bench")]
 mod stopwatch;
+#[cfg(feature = "bench")]
+mod stored;
 mod table;
 mod target;
 #[cfg(feature = "bench")]

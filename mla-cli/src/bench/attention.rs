@@ -27,6 +27,7 @@ use super::random::Normal;
 use crate::cost::{Cost, query_tokens};
 use crate::deviation::choose;
 use crate::error::CliError;
+use crate::stored::stored_rows;
 use crate::upload::upload;
 
 /// Cache rows that are made at a time.
@@ -476,20 +477,9 @@ impl<'a, D: Device> Decode<'a, D> {
             let index = request_of(&starts, rows[0].0);
             let request = what.requests[index];
             let kv = request.kv as usize;
-            let mut stored: Vec<Vec<f64>> = Vec::with_capacity(kv);
-            let mut page = vec![0; layout.page_stride];
-            for at in 0..what.pages_of(&request) {
-                let start = self.table[index * max_pages + at] as usize * layout.page_stride;
-                let bytes = D::byte_range(D::bytes(cache), start..start + page.len());
-                device.download(bytes, &mut page)?;
-                let left = kv - stored.len();
-                let rows = page.chunks(layout.row_stride).take(left);
-                stored.extend(
-                    rows.map(|row| {
-                        decode_row(layout.format, latent, rope, row, layout.scale.into())
-                    }),
-                );
-            }
+            let table = &self.table[index * max_pages..][..what.pages_of(&request)];
+            let pages: Vec<usize> = table.iter().map(|page| *page as usize).collect();
+            let stored = stored_rows(device, cache, layout, &pages, kv)?;
             let keys: Vec<&[f64]> = stored.iter().map(Vec::as_slice).collect();
             let values: Vec<&[f64]> = stored.iter().map(|row| &row[..latent]).collect();
             let expected: Vec<_> = rows

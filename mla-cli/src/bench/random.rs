@@ -5,9 +5,13 @@ use half::{bf16, f16};
 use mla_runtime::Result;
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
+use rayon::prelude::*;
 
 /// A prime, so that rows of any width repeat only after this many rows.
 const POOL: usize = 1_048_573;
+
+/// Numbers that a thread makes one after the other, from a seed of their own.
+const OF_ONE_SEED: usize = 1 << 15;
 
 /// Normally distributed numbers, rounded to a dtype: a pool of them, over and over.
 pub(super) struct Normal {
@@ -19,31 +23,23 @@ pub(super) struct Normal {
 impl Normal {
     /// Numbers with this standard deviation.
     pub(super) fn new(seed: u64, dtype: DType, deviation: f32) -> Self {
-        let mut rng = Rng::with_seed(seed);
-        let mut values = Vec::with_capacity(POOL);
-        while values.len() < POOL {
-            // Box and Muller's transform of two even numbers gives two normal ones.
-            let radius = (-2.0 * (1.0 - rng.f32()).max(f32::MIN_POSITIVE).ln()).sqrt() * deviation;
-            let (sin, cos) = (std::f32::consts::TAU * rng.f32()).sin_cos();
-            values.extend([radius * cos, radius * sin]);
-        }
-        values.truncate(POOL);
-        let mut bytes = Vec::with_capacity(POOL * dtype.bytes());
-        for value in &mut values {
-            match dtype {
-                DType::F32 => bytes.extend(value.to_ne_bytes()),
-                DType::F16 => {
-                    let rounded = f16::from_f32(*value);
-                    bytes.extend(rounded.to_ne_bytes());
-                    *value = rounded.to_f32();
-                }
-                DType::BF16 => {
-                    let rounded = bf16::from_f32(*value);
-                    bytes.extend(rounded.to_ne_bytes());
-                    *value = rounded.to_f32();
+        let size = dtype.bytes();
+        let (mut values, mut bytes) = (vec![0.0; POOL], vec![0; POOL * size]);
+        let chunks = values.par_chunks_mut(OF_ONE_SEED);
+        let chunks = chunks.zip(bytes.par_chunks_mut(OF_ONE_SEED * size));
+        chunks.enumerate().for_each(|(number, (values, bytes))| {
+            let mut rng = Rng::with_seed(seed ^ (number as u64) << 32);
+            for (values, bytes) in values.chunks_mut(2).zip(bytes.chunks_mut(2 * size)) {
+                // Box and Muller's transform of two even numbers gives two normal ones.
+                let even = (1.0 - rng.f32()).max(f32::MIN_POSITIVE);
+                let radius = (-2.0 * even.ln()).sqrt() * deviation;
+                let (sin, cos) = (std::f32::consts::TAU * rng.f32()).sin_cos();
+                let pair = [radius * cos, radius * sin];
+                for ((value, to), from) in values.iter_mut().zip(bytes.chunks_mut(size)).zip(pair) {
+                    *value = round(dtype, from, to);
                 }
             }
-        }
+        });
         Self {
             dtype,
             values,
@@ -80,6 +76,26 @@ impl Normal {
             done += len;
         }
         Ok(buffer)
+    }
+}
+
+/// Writes a number in a dtype, and returns what it is then.
+fn round(dtype: DType, value: f32, to: &mut [u8]) -> f32 {
+    match dtype {
+        DType::F32 => {
+            to.copy_from_slice(&value.to_ne_bytes());
+            value
+        }
+        DType::F16 => {
+            let rounded = f16::from_f32(value);
+            to.copy_from_slice(&rounded.to_ne_bytes());
+            rounded.to_f32()
+        }
+        DType::BF16 => {
+            let rounded = bf16::from_f32(value);
+            to.copy_from_slice(&rounded.to_ne_bytes());
+            rounded.to_f32()
+        }
     }
 }
 

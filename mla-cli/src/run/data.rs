@@ -9,6 +9,7 @@ use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
 use mla_runtime::layer::{LayerCall, Weights};
 use mla_runtime::tensor::{ArrayRef, Layout, Shape, TensorMut, TensorRef};
+use rayon::prelude::*;
 
 use super::workload::Workload;
 use crate::error::CliError;
@@ -127,16 +128,26 @@ impl<D: Device> Tensor<D> {
     }
 }
 
+/// Numbers that a thread makes one after the other, from a seed of their own.
+const OF_ONE_SEED: usize = 1 << 16;
+
+/// Evenly distributed numbers up to `most`, made by all threads: the same ones however many there are.
 fn random_bytes(rng: &mut Rng, dtype: DType, count: usize, most: f32) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(count * dtype.bytes());
-    for _ in 0..count {
-        let value = (2.0 * rng.f32() - 1.0) * most;
-        match dtype {
-            DType::F32 => bytes.extend(value.to_ne_bytes()),
-            DType::F16 => bytes.extend(f16::from_f32(value).to_ne_bytes()),
-            DType::BF16 => bytes.extend(bf16::from_f32(value).to_ne_bytes()),
+    let width = dtype.bytes();
+    let seed = rng.u64(..);
+    let mut bytes = vec![0; count * width];
+    let chunks = bytes.par_chunks_mut(OF_ONE_SEED * width).enumerate();
+    chunks.for_each(|(number, chunk)| {
+        let mut rng = Rng::with_seed(seed.wrapping_add(number as u64));
+        for element in chunk.chunks_exact_mut(width) {
+            let value = (2.0 * rng.f32() - 1.0) * most;
+            match dtype {
+                DType::F32 => element.copy_from_slice(&value.to_ne_bytes()),
+                DType::F16 => element.copy_from_slice(&f16::from_f32(value).to_ne_bytes()),
+                DType::BF16 => element.copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
+            }
         }
-    }
+    });
     bytes
 }
 

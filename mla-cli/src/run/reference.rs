@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use fastrand::Rng;
-use mla_conformance::reference::{attend, decode_row};
+use mla_conformance::reference::attend;
 use mla_runtime::backend::{DecodeStage, LayerConfig, PrefillStage};
 use mla_runtime::device::Device;
 use mla_runtime::dtype::DType;
@@ -21,6 +21,7 @@ use super::workload::Workload;
 use crate::deviation::{Deviation, choose};
 use crate::error::CliError;
 use crate::progress::Progress;
+use crate::stored::stored_rows;
 
 /// How far the sampled rows of a phase are from the reference.
 #[derive(Clone, Copy, Serialize)]
@@ -149,13 +150,10 @@ impl Attended {
     /// Page by page from the cache, and new rows as given unless the device reads them from there as well.
     fn read<D: Device>(
         device: &D,
-        config: &LayerConfig,
         workload: &Workload,
         data: &Data<D>,
         index: usize,
     ) -> Result<Self, CliError> {
-        let dims = config.problem.dims;
-        let [latent, rope] = [dims.latent, dims.head.rope].map(|n| n as usize);
         let request = workload.requests[index];
         let (context, start) = (request.context_len() as usize, workload.token_starts[index]);
         let layout = &data.cache_layout;
@@ -164,22 +162,15 @@ impl Attended {
             false => context,
         };
         let tables = workload.tables()?;
-        let mut rows = Vec::with_capacity(request.kv as usize);
-        let mut page = vec![0; layout.page_stride];
-        let mut pages = HashMap::new();
-        for first in (0..stored).step_by(layout.page_size) {
-            let slot = tables.slot(index, first as u64)? as usize;
-            pages.insert(slot / layout.page_size, first);
-            let start = slot / layout.page_size * layout.page_stride;
-            let bytes = D::byte_range(D::bytes(&data.cache), start..start + page.len());
-            device.download(bytes, &mut page)?;
-            let count = layout.page_size.min(stored - first);
-            rows.extend(
-                page.chunks(layout.row_stride)
-                    .take(count)
-                    .map(|row| decode_row(layout.format, latent, rope, row, layout.scale.into())),
-            );
-        }
+        let numbers_of_pages = (0..stored)
+            .step_by(layout.page_size)
+            .map(|first| Ok(tables.slot(index, first as u64)? as usize / layout.page_size))
+            .collect::<Result<Vec<usize>, CliError>>()?;
+        let mut rows = stored_rows(device, &data.cache, layout, &numbers_of_pages, stored)?;
+        let nth = numbers_of_pages.iter().enumerate();
+        let pages = nth
+            .map(|(nth, page)| (*page, nth * layout.page_size))
+            .collect();
         for position in stored..request.kv as usize {
             let token = start + position - context;
             let mut row = data.latent.row(token, 0);
@@ -224,7 +215,7 @@ fn compare_request<D: Device>(
     let index = workload.request_of(*first);
     let context = workload.requests[index].context_len() as usize;
     let start = workload.token_starts[index];
-    let attended = Attended::read(device, config, workload, data, index)?;
+    let attended = Attended::read(device, workload, data, index)?;
 
     let compared: Vec<(Vec<f64>, Vec<f64>)> = rows
         .par_iter()

@@ -1,0 +1,32 @@
+//! What a cache holds, read back.
+
+use mla_conformance::reference::decode_row;
+use mla_runtime::Result;
+use mla_runtime::cache::CacheLayout;
+use mla_runtime::device::Device;
+use rayon::prelude::*;
+
+/// The first `count` rows of `pages`, which follow each other in this order: latents, then rotary
+/// parts, dequantised.
+pub(crate) fn stored_rows<D: Device>(
+    device: &D,
+    cache: &D::Buffer,
+    layout: &CacheLayout,
+    pages: &[usize],
+    count: usize,
+) -> Result<Vec<Vec<f64>>> {
+    let (latent, rope) = (layout.dims.latent as usize, layout.dims.head.rope as usize);
+    let mut bytes = vec![0; pages.len() * layout.page_stride];
+    for (page, to) in pages.iter().zip(bytes.chunks_mut(layout.page_stride)) {
+        let start = page * layout.page_stride;
+        let from = D::byte_range(D::bytes(cache), start..start + to.len());
+        device.download(from, to)?;
+    }
+    let row = |position: usize| {
+        let (page, place) = (position / layout.page_size, position % layout.page_size);
+        let page = &bytes[page * layout.page_stride..][..layout.page_stride];
+        let row = page.chunks(layout.row_stride).nth(place).unwrap_or(&[]);
+        decode_row(layout.format, latent, rope, row, layout.scale.into())
+    };
+    Ok((0..count).into_par_iter().map(row).collect())
+}
