@@ -213,6 +213,8 @@ fn few_query_tiles_fill_the_gpu() {
         (16, 1, 512, 32_768, 128),
         (16, 1, 256, 2048, 4),
         (8, 2, 64, 8192, 8),
+        // One query tile: 128 splits.
+        (1, 1, 128, 131_072, 8),
     ] {
         let batch = Batch::context(heads, requests, queries, keys);
         let end = batch.check().unwrap();

@@ -236,8 +236,8 @@ MlaStatus run(const MlaPrefillParams& p, const DeviceFacts& facts, cudaStream_t 
     k.max_query_len = p.max_query_len;
     k.max_key_len = p.max_key_len > 0 ? p.max_key_len : 1;
     k.causal = p.causal != 0;
-    // One load of a warp's lanes tells whether they are.
-    k.alike = are_said_alike(p) && p.requests < 32;
+    // A few loads of a warp's lanes tell whether they are, while the first tile is brought.
+    k.alike = are_said_alike(p) && p.requests < 256;
     k.single_wave = k.alike && int64_t(p.requests) * k.levels * p.heads <= facts.multiprocessors;
     const bool divides = may_divide<Tile>(p, k, facts.multiprocessors);
     k.scale_log2 = p.softmax_scale * 1.44269504088896340736f;

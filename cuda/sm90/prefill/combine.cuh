@@ -30,15 +30,17 @@ struct Partial {
     }
 };
 
-// What a warp combines of a query tile: some of its lines, each eight columns of the rows of a warp.
-// It brings what it needs of them into shared memory, as much as it has room for at the same time.
+// What a warp combines of a query tile: some of its lines, each eight columns of the rows of a
+// warp. Where a CTA has fewer lines than warps, several warps have a line, and each of them some of
+// its splits; what they amount to goes through shared memory to the first of them. A warp brings
+// what it needs into shared memory, as much as it has room for at the same time.
 template <typename Tile>
 struct Combine {
     const KernelParams& p;
     const Work& work;
     int lane;
     // The warp's bytes of shared memory: the sums of each split's rows, the weights of its rows,
-    // and lines.
+    // and lines. When they have been read, what the warp's splits amount to.
     uint32_t staged;
 
     static constexpr int kLines = Tile::kValue / 8;
@@ -48,9 +50,14 @@ struct Combine {
     static constexpr int kBytes =
         (kConsumers * Tile::kQueryBytes + kStages * (Tile::kKeyBytes + Tile::kValueBytes)) /
         kConsumerWarps;
+    // Splits of a warp, at most: see shift_of.
+    static constexpr int kWarpSplits = kMostSplits / 2;
+    // From so many splits on several warps have a line together.
+    static constexpr int kSharedFrom = 20;
     static constexpr int kStagedLines =
-        (kBytes - kMostSplits * (kSumBytes + kWeightBytes)) / kLineBytes;
+        (kBytes - kWarpSplits * (kSumBytes + kWeightBytes)) / kLineBytes;
     static_assert(kStagedLines >= 4);
+    static_assert(kLineBytes + kSumBytes <= kWarpSplits * kSumBytes);
 
     // Share `share` of `splits` of the lines, by the warps of all consumers. They wait for the
     // splits, whose CTAs have claimed them and so go on.
@@ -58,86 +65,140 @@ struct Combine {
         const int rows = min(kQueries, work.query_len - work.query);
         const int lines = (rows + kWarpRows - 1) / kWarpRows * kLines;
         const int begin = lines * share / splits, end = lines * (share + 1) / splits;
-        const int each = (end - begin + kConsumerWarps - 1) / kConsumerWarps;
-        int line = begin + warp * each;
+        if (begin == end) return;
+        // 2^shift warps have a line together.
+        const int shift = shift_of(end - begin, splits), way = warp & ((1 << shift) - 1);
+        const int each = shift > 0 ? 1 : (end - begin + kConsumerWarps - 1) / kConsumerWarps;
+        int line = begin + (warp >> shift) * each;
         const int last = min(line + each, end);
-        if (line >= last) return;
-        const Arrivals<DeviceMemory> warps = p.arrivals(work.first_slot());
-        while (warps.seen() < splits * kConsumerWarps) __nanosleep(20);
+        const Splits own = {splits * way >> shift, splits * (way + 1) >> shift};
+        const bool has_lines = line < last;
+        if (has_lines) {
+            const Arrivals<DeviceMemory> warps = p.arrivals(work.first_slot());
+            while (warps.seen() < splits * kConsumerWarps) __nanosleep(20);
+        }
+        Total total;
         // The lines of one warp's rows at a time.
 #pragma unroll 1
         while (line < last) {
             const int of_warp = line / kLines, stop = min(last, (of_warp + 1) * kLines);
-            combine(splits, of_warp, line, stop, rows);
+            combine(own, of_warp, line, stop, rows, shift == 0, total);
             line = stop;
         }
+        if (shift == 0) return;
+        if (has_lines) total.hand_over(staged, lane);
+        ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
+        if (!has_lines || way != 0) return;
+#pragma unroll 1
+        for (int other = 1; other < 1 << shift; other++) total.add(staged + other * kBytes, lane);
+        line = begin + (warp >> shift);
+        write_lse(total, line, rows);
+        write(total, target(total, line / kLines), line, rows);
     }
 
   private:
-    __device__ __forceinline__ void combine(int splits, int of_warp, int line, int stop,
-                                            int rows) const {
+    // The splits `begin` to `end` of a query tile.
+    struct Splits {
+        int begin, end;
+    };
+
+    // What splits amount to: of a lane's two rows of a line.
+    struct Total {
+        SoftmaxState<Base2> rows[2];
+        float4 value = {};
+
+        // Writes it to shared memory, for another warp's lane.
+        __device__ void hand_over(uint32_t to, int lane) const {
+            store4(to + lane * sizeof(float4), value);
+            if (lane % 4 == 0) {
+                store4(to + kLineBytes + lane / 4 * sizeof(float4),
+                       make_float4(rows[0].maximum, rows[0].sum, rows[1].maximum, rows[1].sum));
+            }
+        }
+        // Adds what another warp's lane wrote.
+        __device__ void add(uint32_t from, int lane) {
+            const float4 more = load4(from + lane * sizeof(float4)),
+                         sums = load4(from + kLineBytes + lane / 4 * sizeof(float4));
+            const SoftmaxState<Base2> other[2] = {{sums.x, sums.y}, {sums.z, sums.w}};
+            float mine[2], its[2];
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                const float top = fmaxf(rows[row].maximum, other[row].maximum);
+                its[row] = other[row].factor(top);
+                mine[row] = rows[row].raise(top);
+                rows[row].add(other[row], its[row]);
+            }
+            value.x = fmaf(more.x, its[0], value.x * mine[0]);
+            value.y = fmaf(more.y, its[0], value.y * mine[0]);
+            value.z = fmaf(more.z, its[1], value.z * mine[1]);
+            value.w = fmaf(more.w, its[1], value.w * mine[1]);
+        }
+    };
+
+    // Where a lane's two rows go, and what they are multiplied by.
+    struct Target {
+        typename Tile::Element* out;
+        int query;
+        float factor[2];
+    };
+
+    // How many warps have a line together, as a power of two, if a CTA has so many lines: as many
+    // as there are, four splits for each at least. With few splits the way through shared memory,
+    // whose instructions are fetched for it alone, takes longer than what it saves. With more than
+    // half of kMostSplits it is two warps at least, since a tile of 128 rows by 256 values has 256
+    // lines.
+    __device__ static int shift_of(int lines, int splits) {
+        int shift = 0;
+        if (splits < kSharedFrom) return shift;
+#pragma unroll 1
+        while (lines << (shift + 1) <= kConsumerWarps && splits >= 8 << shift && shift < 3) shift++;
+        return shift;
+    }
+    static_assert(1 << 3 == kConsumerWarps && kSharedFrom <= kMostSplits / 2 &&
+                  kQueries / kWarpRows * kLines / (kMostSplits / 2 + 1) < kConsumerWarps / 2);
+
+    // Lines of one warp's rows: writes each, or, if it is not `whole`, leaves the only one's total.
+    __device__ __forceinline__ void combine(Splits own, int of_warp, int line, int stop, int rows,
+                                            bool whole, Total& total) const {
+        const int splits = own.end - own.begin, first_slot = work.first_slot() + own.begin;
         // One lane for each eight of the sums' 16 bytes.
 #pragma unroll 1
         for (int i = lane; i < splits * (kWarpRows / 2); i += 32) {
-            const Partial<Tile> partial(p, work.first_slot() + i / (kWarpRows / 2), of_warp);
+            const Partial<Tile> partial(p, first_slot + i / (kWarpRows / 2), of_warp);
             ptx::cp_async_16(staged + i * 16, &partial.sum[i % (kWarpRows / 2)], true);
         }
         ptx::cp_async_commit_group();
         int part = line * splits;
         const int parts = stop * splits;
-        bring(splits, of_warp, part, min(part + kStagedLines, parts));
+        bring(splits, first_slot, of_warp, part, min(part + kStagedLines, parts));
         // The sums; lines are in flight while they are weighed.
         ptx::cp_async_wait_group<1>();
         __syncwarp();
-        SoftmaxState<Base2> state[2];
-        weigh(splits, state);
+        total = {};
+        weigh(splits, total.rows);
         ptx::cp_async_wait_group<0>();
-        const int query = of_warp * kWarpRows + lane / 4;
-        const float factor[2] = {row_factor(state[0].sum), row_factor(state[1].sum)};
-        if (line % kLines == 0 && lane % 4 == 0 && p.lse) {
-#pragma unroll
-            for (int row = 0; row < 2; row++) {
-                if (query + 8 * row < rows) {
-                    p.lse[work.head * p.lse_head_stride + work.query_start + work.query + query +
-                          8 * row] = row_log_sum_exp(state[row].maximum, state[row].sum);
-                }
-            }
-        }
-        auto* out = static_cast<typename Tile::Element*>(p.out) +
-                    (int64_t(work.query_start) + work.query + query) * p.out_token_stride +
-                    work.head * p.out_head_stride + lane % 4 * 2;
+        const Target to = target(total, of_warp);
+        if (whole) write_lse(total, line, rows);
         int split = 0;
-        float4 sum = {};
 #pragma unroll 1
         for (int first = part; part < parts; first = part) {
             const int until = min(first + kStagedLines, parts);
             if (first > line * splits) {
                 // What was there has been read by the lanes that it was brought for.
-                bring(splits, of_warp, first, until);
+                bring(splits, first_slot, of_warp, first, until);
                 ptx::cp_async_wait_group<0>();
             }
-#pragma unroll 2
+#pragma unroll 1
             for (; part < until; part++) {
                 const float4 values = load4(line_at(part - first));
                 const float2 weight = load2(weight_at(split));
+                float4& sum = total.value;
                 sum.x = fmaf(values.x, weight.x, sum.x);
                 sum.y = fmaf(values.y, weight.x, sum.y);
                 sum.z = fmaf(values.z, weight.y, sum.z);
                 sum.w = fmaf(values.w, weight.y, sum.w);
-                if (++split < splits) continue;
-                const bool spoiled = (sum.x + sum.y + sum.z + sum.w) * 0.f != 0.f;
-                const int column = part / splits % kLines * 8;
-                if (query < rows) store(out + column, sum.x * factor[0], sum.y * factor[0]);
-                if (query + 8 < rows) {
-                    store(out + column + 8 * p.out_token_stride, sum.z * factor[1],
-                          sum.w * factor[1]);
-                }
-                if (__any_sync(~0u, spoiled) && p.causal) {
-                    const Spoiled first = {work.query_start + work.query + of_warp * kWarpRows,
-                                           work.head};
-                    __syncwarp();
-                    Repair<Tile>{p, lane}.repair({first, column, 8});
-                }
+                if (++split < splits || !whole) continue;
+                write(total, to, part / splits, rows);
                 split = 0;
                 sum = {};
             }
@@ -145,12 +206,54 @@ struct Combine {
         __syncwarp();
     }
 
-    // Parts `begin` to `end`: part l * splits + s is line l of split s.
-    __device__ __forceinline__ void bring(int splits, int of_warp, int begin, int end) const {
+    __device__ Target target(const Total& total, int of_warp) const {
+        const int query = of_warp * kWarpRows + lane / 4;
+        auto* out = static_cast<typename Tile::Element*>(p.out) +
+                    (int64_t(work.query_start) + work.query + query) * p.out_token_stride +
+                    work.head * p.out_head_stride + lane % 4 * 2;
+        return {out, query, {row_factor(total.rows[0].sum), row_factor(total.rows[1].sum)}};
+    }
+
+    // Writes the log-sum-exps of a warp's rows, with their first line.
+    __device__ __forceinline__ void write_lse(const Total& total, int line, int rows) const {
+        if (line % kLines != 0 || lane % 4 != 0 || !p.lse) return;
+        const int query = line / kLines * kWarpRows + lane / 4;
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            if (query + 8 * row < rows) {
+                p.lse[work.head * p.lse_head_stride + work.query_start + work.query + query +
+                      8 * row] = row_log_sum_exp(total.rows[row].maximum, total.rows[row].sum);
+            }
+        }
+    }
+
+    // Writes a line of the output.
+    __device__ __forceinline__ void write(const Total& total, const Target& to, int line,
+                                          int rows) const {
+        const float4 sum = total.value;
+        const bool spoiled = (sum.x + sum.y + sum.z + sum.w) * 0.f != 0.f;
+        const int column = line % kLines * 8;
+        if (to.query < rows) store(to.out + column, sum.x * to.factor[0], sum.y * to.factor[0]);
+        if (to.query + 8 < rows) {
+            store(to.out + column + 8 * p.out_token_stride, sum.z * to.factor[1],
+                  sum.w * to.factor[1]);
+        }
+        if (__any_sync(~0u, spoiled) && p.causal) {
+            const Spoiled first = {work.query_start + work.query + line / kLines * kWarpRows,
+                                   work.head};
+            __syncwarp();
+            Repair<Tile>{p, lane}.repair({first, column, 8});
+        }
+    }
+
+    // Parts `begin` to `end`: part l * splits + s is line l of split s, which slot `first_slot` + s
+    // has.
+    __device__ __forceinline__ void bring(int splits, int first_slot, int of_warp, int begin,
+                                          int end) const {
         int line = begin / splits, split = begin - line * splits;
 #pragma unroll 1
         for (int i = begin; i < end; i++) {
-            const Partial<Tile> partial(p, work.first_slot() + split, of_warp);
+            const Partial<Tile> partial(p, first_slot + split, of_warp);
             ptx::cp_async_16(line_at(i - begin), &partial.out[line % kLines * 32 + lane], true);
             if (++split == splits) split = 0, line++;
         }
@@ -191,10 +294,10 @@ struct Combine {
     }
 
     __device__ uint32_t weight_at(int split) const {
-        return staged + kMostSplits * kSumBytes + split * kWeightBytes + lane / 4 * sizeof(float2);
+        return staged + kWarpSplits * kSumBytes + split * kWeightBytes + lane / 4 * sizeof(float2);
     }
     __device__ uint32_t line_at(int i) const {
-        return staged + kMostSplits * (kSumBytes + kWeightBytes) + i * kLineBytes +
+        return staged + kWarpSplits * (kSumBytes + kWeightBytes) + i * kLineBytes +
                lane * sizeof(float4);
     }
 
@@ -206,6 +309,10 @@ struct Combine {
     __device__ static float2 load2(uint32_t at) {
         const uint2 bits = ptx::ld_shared_v2(at);
         return make_float2(__uint_as_float(bits.x), __uint_as_float(bits.y));
+    }
+    __device__ static void store4(uint32_t at, float4 values) {
+        ptx::st_shared_v4(at, make_uint4(__float_as_uint(values.x), __float_as_uint(values.y),
+                                         __float_as_uint(values.z), __float_as_uint(values.w)));
     }
     __device__ static void store(typename Tile::Element* out, float a, float b) {
         *reinterpret_cast<uint32_t*>(out) = ptx::cvt_rn_x2<typename Tile::Element>(a, b);

@@ -340,32 +340,35 @@ struct Consumer {
         if (thread % 32 == 0) spoiled_list().clear();
         if (warpgroup == kConsumers - 1) pass_turn();
         int number = attend();
-        bool may_stage = false;
+        // What follows from it is not to be computed before, and kept.
+        int of_consumers = threadIdx.x - 128;
+        asm volatile("" : "+r"(of_consumers));
+        const int warp = of_consumers / 32, lane = of_consumers % 32;
         for (;; number++) {
             await_work(number);
             const Work work = work_at(number);
             if (work.is_end()) break;
             if (Tile::kDivides && work.combines()) {
-                // Queries, keys and values are no longer read, and their place is taken.
-                if (!may_stage) ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
-                may_stage = true;
-                const int warp = warpgroup * (kRows / kWarpRows) + thread / 32;
+                // Queries, keys and values are no longer read, nor is what the combine before left
+                // there: their place is taken.
+                ptx::bar_sync(kCombineBarrier, 128 * kConsumers);
                 const uint32_t staged =
                     ptx::shared_address(shared.query) + warp * Combine<Tile>::kBytes;
-                Combine<Tile>{p, work, thread % 32, staged}.run(
-                    work.key_len, work.slot() - work.first_slot(), warp);
+                Combine<Tile>{p, work, lane, staged}.run(work.key_len,
+                                                         work.slot() - work.first_slot(), warp);
             }
             __syncwarp();
-            release(shared.work_empty[Slot(number).index]);
+            if (lane == 0)
+                ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[Slot(number).index]));
         }
-        if (thread % 32 == 0) ptx::cp_async_bulk_wait_group();
+        if (lane == 0) ptx::cp_async_bulk_wait_group();
         __syncwarp();
-        Repair<Tile>{p, thread % 32}.repair_all(spoiled_list());
+        Repair<Tile>{p, lane}.repair_all(spoiled_list());
     }
 
     // Computes all tiles; returns the number of the first announcement that is none. Steps go on
-    // across tiles: the first scores of a tile are in flight with the last output of the one before,
-    // and that output is stored behind the second scores.
+    // across tiles: the first scores of a tile are in flight with the last output of the one
+    // before, and that output is stored behind the second scores.
     __device__ __forceinline__ int attend() {
         await_work(0);
         Work work = work_at(0);

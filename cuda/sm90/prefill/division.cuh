@@ -1,7 +1,7 @@
 // How the keys of few query tiles are divided among CTAs.
 //
-// Where query tiles do not fill the GPU, the KV tiles of each are divided into splits of about equal
-// length, and the items of work are (request, head, split, query tile), in this order:
+// Where query tiles do not fill the GPU, the KV tiles of each are divided into splits of about
+// equal length, and the items of work are (request, head, split, query tile), in this order:
 //
 //     for request: for head: for split from the first keys on: for query tile from the last one up
 //
@@ -11,7 +11,7 @@
 // as it is; the splits of others leave partial results in the workspace, which are combined in the
 // order of the splits, whoever computed them.
 //
-// The number of splits of the longest query tile is the one of 1 to 64 for which the end is
+// The number of splits of the longest query tile is the one of 1 to 128 for which the end is
 // predicted to come first (`predicted`); 1 leaves the order to schedule.cuh. All of it follows from
 // the lengths on the device. One warp does this, or a thread on the host (mla_prefill_sm90_items).
 #pragma once
@@ -100,7 +100,7 @@ class Division {
         float best = whole() * kWorthwhile;
         int splits = 1;
 #pragma unroll 1
-        for (int candidate = Lanes::own() + 2; candidate <= kMostSplits;
+        for (int candidate = Lanes::own() + 2; candidate <= least(longest_, kMostSplits);
              candidate += Lanes::kCount) {
             const float time = predicted(ceil_of(longest_, candidate));
             if (time < best) best = time, splits = candidate;

@@ -19,8 +19,8 @@ __device__ __forceinline__ void prefetch_lengths(const KernelParams& p) {
 }
 
 // Announces what the others bring and compute: first the items that this CTA claims, then, where
-// query tiles are divided, its shares of combining them. All items are claimed, by CTAs that run, so
-// whoever waits for the splits of a query tile waits for CTAs that go on.
+// query tiles are divided, its shares of combining them. All items are claimed, by CTAs that run,
+// so whoever waits for the splits of a query tile waits for CTAs that go on.
 template <typename Tile>
 struct Scheduler {
     const KernelParams& p;
@@ -102,15 +102,15 @@ struct Scheduler {
         leave(0);
     }
 
-    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, all of which
-    // are, where keys might have been divided.
+    // Tiles as schedule.cuh orders them, from number `first` on and then those claimed, all of
+    // which are, where keys might have been divided.
     __device__ void run_claimed(int first) {
         Schedule<Tile> schedule(p, lane, false);
         announce_items(schedule, first);
         end_whole();
     }
 
-    // Of fewer than 32 requests, how many query and key rows stand before the lane's one. They are on
+    // How many query and key rows stand before the lane's request, of the first 32. They are on
     // their way until they are compared.
     __device__ int2 starts_of_lane() const {
         const int at = min(lane, p.requests);
@@ -128,8 +128,12 @@ struct Scheduler {
 
     // Whether it was. If not, what is brought is computed, and not stored.
     __device__ bool confirmed(int2 starts) {
-        const int at = min(lane, p.requests);
-        const bool right = __all_sync(~0u, Lengths(p).as_said(at, starts.x, starts.y));
+        const Lengths lengths(p);
+        bool as_said = lengths.as_said(min(lane, p.requests), starts.x, starts.y);
+#pragma unroll 1
+        for (int at = lane + 32; at <= p.requests; at += 32)
+            as_said &= lengths.as_said(at, p.cu_q[at], p.cu_k[at]);
+        const bool right = __all_sync(~0u, as_said);
         if (!right && expected.computes()) {
             announce(expected.void_tile());
             ptx::mbarrier_wait(ptx::shared_address(&shared.work_wanted), 0);

@@ -31,11 +31,11 @@ constexpr int kWarpRows = 16;
 constexpr int kConsumerWarps = kQueries / kWarpRows;
 // Partial results that the workspace has room for, for each SM: so many items of divided tiles.
 constexpr int kSlotsPerMultiprocessor = 3;
-// Named barriers among the warps of all consumers: one for each consumer's turn, and one before they
-// combine. 0 is __syncthreads'.
+// Named barriers among the warps of all consumers: one for each consumer's turn, and one for
+// combining. 0 is __syncthreads'.
 enum NamedBarrier { kTurnBarrier = 1, kCombineBarrier = kTurnBarrier + kConsumers };
 // Splits of a query tile, at most.
-constexpr int kMostSplits = 64;
+constexpr int kMostSplits = 128;
 // A chunk: keys of a KV tile that a warp masks or leaves out together. They lie in its registers in
 // octets.
 constexpr int kChunkOctets = 4, kChunkKeys = 8 * kChunkOctets;
@@ -74,7 +74,8 @@ struct Tile {
 };
 
 // What the scheduler announces: first query tiles, or splits of them, to compute, and a mark behind
-// the last one; then, where query tiles are divided, shares of their combine, and a mark behind these.
+// the last one; then, where query tiles are divided, shares of their combine, and a mark behind
+// these.
 struct alignas(16) Work {
     // Where the partial results of this query tile begin in the workspace, in the lower half, and
     // this split's in the upper one; -1 where there are none. Both in one register, of which there
