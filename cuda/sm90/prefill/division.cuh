@@ -31,7 +31,7 @@ namespace mla::sm90::prefill {
 // combining takes at the end, for any number of splits, for all rows of a query tile, and for each
 // split.
 constexpr float kItemCost = 2.f, kCombineCost = 3.f, kCombineCostOfRows = 1.5f,
-                kCombineCostOfSplit = 0.0625f;
+                kCombineCostOfSplit = 0.02f;
 // Dividing has to promise so much.
 constexpr float kWorthwhile = 0.95f;
 
