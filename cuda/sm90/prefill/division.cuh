@@ -99,9 +99,11 @@ class Division {
     __host__ __device__ bool choose() {
         float best = whole() * kWorthwhile;
         int splits = 1;
+        // With more, there would be no place for their partial results.
+        const float room = float(room_) * float(longest_) / total_;
+        const int most = least(longest_, room < float(kMostSplits) ? int(room) + 1 : kMostSplits);
 #pragma unroll 1
-        for (int candidate = Lanes::own() + 2; candidate <= least(longest_, kMostSplits);
-             candidate += Lanes::kCount) {
+        for (int candidate = Lanes::own() + 2; candidate <= most; candidate += Lanes::kCount) {
             const float time = predicted(ceil_of(longest_, candidate));
             if (time < best) best = time, splits = candidate;
         }
