@@ -59,10 +59,7 @@ void check_capacity(Check& check, const MlaDecodeParams& p) {
         "and tiles of 16 query rows");
 }
 
-MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
-    const int element = element_of(p);
-    const int64_t row = row_elements(p), cache_quantum = 16 / element;
-    Check check;
+void check_batch(Check& check, const MlaDecodeParams& p) {
     check
         .that(p.tokens >= 0 && p.tokens <= int64_t(p.requests) * p.query_len, "tokens", p.tokens,
               "at most requests * query_len")
@@ -75,6 +72,9 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
     if (!check.failed()) check_capacity(check, p);
     check.that(p.block_table_stride >= p.max_pages || p.requests == 1, "block_table_stride",
                p.block_table_stride, "at least max_pages");
+}
+
+void check_pointers(Check& check, const MlaDecodeParams& p) {
     const struct {
         const void* pointer;
         const char* name;
@@ -96,6 +96,11 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
               "null, or a device pointer aligned to 4 bytes")
         .that(!p.lse || p.lse_head_stride >= p.tokens || p.heads == 1, "lse_head_stride",
               p.lse_head_stride, "at least tokens");
+}
+
+void check_strides(Check& check, const MlaDecodeParams& p) {
+    const int element = element_of(p);
+    const int64_t row = row_elements(p), cache_quantum = 16 / element;
     const struct {
         int64_t stride;
         const char* name;
@@ -116,7 +121,15 @@ MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
         .that(p.cache_slot_stride * element < int64_t(1) << 27, "cache_slot_stride",
               p.cache_slot_stride, "less than 2^27 bytes, in elements")
         .that(p.cache_page_stride < int64_t(1) << 48, "cache_page_stride", p.cache_page_stride,
-              "less than 2^48")
+              "less than 2^48");
+}
+
+MlaStatus check(const MlaDecodeParams& p, size_t workspace) {
+    Check check;
+    check_batch(check, p);
+    check_pointers(check, p);
+    check_strides(check, p);
+    check
         .that(p.cache_format != MLA_CACHE_FP8 ||
                   (p.cache_scale >= 0x1p-60f && p.cache_scale <= 0x1p60f),
               "cache_scale", truncated(p.cache_scale), "2^-60 to 2^60")

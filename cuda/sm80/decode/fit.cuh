@@ -7,6 +7,10 @@
 
 namespace mla::sm80::decode {
 
+// CTAs that do different rows of the same tokens: more would read the cache less often, but leave
+// more of them without rows.
+inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
+
 // How an instantiation is launched.
 struct Fit {
     // CTAs per SM and in all, and KV tiles that each holds.

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "fit.cuh"
-#include "kernel.cuh"
-#include "roles/kernel.cuh"
+#include "kernel_of.cuh"
 #include "sm80/limits.cuh"
 
 namespace mla::sm80::decode {
@@ -15,23 +14,11 @@ struct Shape {
     int rope_dim;
 };
 
-// CTAs that do different rows of the same tokens: more would read the cache less often, but leave
-// more of them without rows.
-inline int pair_of(int rows, int tile_rows) { return rows > tile_rows ? 2 : 1; }
-
 // One instantiation, as functions that do not depend on it.
 struct Variant {
     MlaStatus (*fit)(const Limits&, const Shape&, Fit&);
     MlaStatus (*launch)(const Limits&, const Shape&, KernelParams&, cudaStream_t);
 };
-
-template <class C>
-constexpr auto kernel_of() {
-    if constexpr (C::kRoles)
-        return &roles_kernel<C>;
-    else
-        return &decode_kernel<C>;
-}
 
 template <class C>
 Fit fit_to(const Limits& l, const Shape& s) {
@@ -62,6 +49,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     // roles, which have to fill and to drain, as four.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.least_share = 128 / C::kTokens;
+    p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
     config.blockDim = {unsigned(C::kCtaThreads), 1, 1};

@@ -92,7 +92,7 @@ class Loader {
                       LoaderState& state, uint32_t* valid)
         : p_(p), place_(place), plan_(plan), state_(state), valid_(valid) {
         LoaderState s = {};
-        s.more = plan_.next(0);
+        s.more = plan_.first();
         if (s.more) begin_item(s);
         put(s);
     }

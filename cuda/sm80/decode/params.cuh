@@ -61,6 +61,8 @@ struct KernelParams {
     int sparse;
     // What a tile of rows costs beside its KV tiles, and the least cost that is worth a CTA.
     int tile_cost, least_share;
+    // How much longer ranges may be for being even (schedule.cuh).
+    int even_gain;
     // Cycles that a CTA waits for the other parts of a tile of rows; 0: kDefaultPatience, and
     // kTilePatience for each KV tile of a CTA's share, since one may have much less than a share.
     int64_t patience;

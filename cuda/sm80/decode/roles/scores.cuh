@@ -21,7 +21,7 @@ class ScoreWarp {
         : p_(p), shared_(shared), plan_(plan), warp_(threadIdx.x / 32 - C::kThreads / 32) {}
 
     __device__ void run() {
-        bool more = plan_.next(0);
+        bool more = plan_.first();
         if (more) prefetch_queries(plan_.item(0));
         for (int index = 0; more; ++index) {
             const Item& item = plan_.item(index);
