@@ -50,10 +50,11 @@ fn random_cache(rng: &mut StdRng, format: KvFormat, pages: usize) -> CacheLayout
         (rng.random_range(1..700), rng.random_range(0..300))
     };
     let dims = dims(latent, rope);
-    let element = match format {
-        KvFormat::F32 | KvFormat::Fp8DsMla => 4,
-        KvFormat::F16 | KvFormat::BF16 => 2,
-        KvFormat::Fp8 => 1,
+    // What a row's values, or its scales of f32, are aligned to.
+    let element = match format.dtype() {
+        Some(dtype) => dtype.bytes(),
+        None if format.has_tensor_scale() => 1,
+        None => 4,
     };
     let gap = |rng: &mut StdRng| pick(rng, &[0, 0, 16, 48, element, 3 * element]);
     let page_size = pick(rng, &[1, 5, 16, 64]);

@@ -1,50 +1,13 @@
 //! Attention in f64, from the bytes of the cache and the definition alone.
 
-use half::{bf16, f16};
+use mla_conformance::reference::decode_row;
 use mla_runtime::dims::MlaDims;
 use mla_runtime::kv_format::KvFormat;
 
-/// The value of an e4m3 byte: sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no
-/// infinities, and all ones is NaN.
-pub(crate) fn e4m3(byte: u8) -> f64 {
-    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
-    if byte & 0x7f == 0x7f {
-        return f64::NAN;
-    }
-    sign * match exponent {
-        0 => mantissa / 8.0 * 2f64.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
-    }
-}
-
 /// The L + R values of a cache row.
 pub(crate) fn row(format: KvFormat, dims: MlaDims, scale: f32, bytes: &[u8]) -> Vec<f64> {
-    let two = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
-    let four = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    match format {
-        KvFormat::F32 => bytes.chunks(4).map(|b| f64::from(four(b))).collect(),
-        KvFormat::F16 => bytes
-            .chunks(2)
-            .map(|b| f16::from_bits(two(b)).to_f64())
-            .collect(),
-        KvFormat::BF16 => bytes
-            .chunks(2)
-            .map(|b| bf16::from_bits(two(b)).to_f64())
-            .collect(),
-        KvFormat::Fp8 => bytes.iter().map(|b| e4m3(*b) * f64::from(scale)).collect(),
-        KvFormat::Fp8DsMla => {
-            let latent = dims.latent as usize;
-            let (values, rest) = bytes.split_at(latent);
-            let (scales, rope) = rest.split_at(4 * latent / 128);
-            values
-                .iter()
-                .enumerate()
-                .map(|(at, b)| e4m3(*b) * f64::from(four(&scales[4 * (at / 128)..])))
-                .chain(rope.chunks(2).map(|b| bf16::from_bits(two(b)).to_f64()))
-                .collect()
-        }
-    }
+    let (latent, rope) = (dims.latent as usize, dims.head.rope as usize);
+    decode_row(format, latent, rope, bytes, scale.into())
 }
 
 /// One head's result for one query token: V values and the log-sum-exp.

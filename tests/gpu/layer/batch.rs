@@ -161,9 +161,9 @@ impl Batch {
         let unit = 3f32.sqrt();
         let mut random = |elements, most| random(&mut rng, dtype, elements, most);
         let cache_layout = CacheLayout::contiguous(dims, case.kv_format, pages, page as usize)
-            .with_scale(match case.kv_format {
-                KvFormat::Fp8 => unit / 448.0,
-                _ => 1.0,
+            .with_scale(match case.kv_format.has_tensor_scale() {
+                true => unit / 448.0,
+                false => 1.0,
             });
         let cpu = Cpu::new();
         // In every format a row of ones is a row of NaN.

@@ -6,91 +6,81 @@ use cargo_metadata::diagnostic::Diagnostic;
 
 use crate::tree::{Tree, contributing};
 
-/// Everything of Rust that may name a format.
-const CHECKED: &[&str] = &[
-    "--workspace",
-    "--features=mla-kernels/sm80,mla-kernels/sm90,mla-cli/sm90",
-    "--lib",
-    "--bins",
+/// The features with which everything of Rust that may name a format is checked.
+const FEATURES: &str = "--features=mla-kernels/sm80,mla-kernels/sm90,mla-cli/sm90";
+
+/// Places that are not a match: a part of the error that names one, the file, and what is there
+/// before and after the format is added.
+const NAMED: [(&str, &str, &str, &str); 3] = [
+    (
+        "see mla-macros/src/vocabulary.rs",
+        "mla-macros/src/vocabulary.rs",
+        "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n",
+        "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n    name(\"made_up\", \"MadeUp\"),\n",
+    ),
+    (
+        "other names than vocabulary::KV_FORMATS",
+        "mla-macros/src/key.rs",
+        "accepted: \"a list of f32, f16, bf16, fp8, fp8_ds_mla\"",
+        "accepted: \"a list of f32, f16, bf16, fp8, fp8_ds_mla, made_up\"",
+    ),
+    (
+        "cannot find value `MLA_CACHE_MADE_UP`",
+        "cuda/include/mla.rs",
+        "pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;\n",
+        "pub const MLA_CACHE_FP8_DS_MLA: MlaCacheFormat = 4;\n\
+         pub const MLA_CACHE_MADE_UP: MlaCacheFormat = 5;\n",
+    ),
 ];
 
 /// Gives each match that lacks the format an arm, as the compiler suggests, until everything
 /// compiles. Returns the files that did not.
 fn rust(tree: &Tree) -> BTreeSet<String> {
-    let mut places = BTreeSet::new();
+    let enumeration = "mla-runtime/src/facts/kv_format.rs";
+    let mut places = BTreeSet::from([enumeration.to_owned()]);
     tree.edit(
-        "mla-runtime/src/facts/kv_format.rs",
+        enumeration,
         "    Fp8DsMla = \"fp8_ds_mla\",\n",
         "    Fp8DsMla = \"fp8_ds_mla\",\n    /// Made up.\n    MadeUp = \"made_up\",\n",
     );
-    places.insert("mla-runtime/src/facts/kv_format.rs".to_owned());
     for _ in 0..16 {
-        let errors = tree.check(CHECKED);
+        let errors = tree.check(&["--workspace", "--lib", "--bins", FEATURES]);
         if errors.is_empty() {
             return places;
         }
-        let mut arms = Vec::new();
-        for error in &errors {
-            if error.message.contains("see mla-macros/src/vocabulary.rs") {
-                // Several crates may report one place.
-                if !places.insert("mla-macros/src/vocabulary.rs".to_owned()) {
-                    continue;
-                }
-                tree.edit(
-                    "mla-macros/src/vocabulary.rs",
-                    "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n",
-                    "    name(\"fp8_ds_mla\", \"Fp8DsMla\"),\n    name(\"made_up\", \"MadeUp\"),\n",
-                );
-            } else if error
-                .message
-                .contains("other names than vocabulary::KV_FORMATS")
-            {
-                if !places.insert("mla-macros/src/key.rs".to_owned()) {
-                    continue;
-                }
-                let from = "accepted: \"a list of f32, f16, bf16, fp8, fp8_ds_mla\"";
-                tree.edit(
-                    "mla-macros/src/key.rs",
-                    from,
-                    &from.replace("_mla\"", "_mla, made_up\""),
-                );
-            } else if error
-                .message
-                .contains("cannot find value `MLA_CACHE_MADE_UP`")
-            {
-                if !places.insert("cuda/include/mla.rs".to_owned()) {
-                    continue;
-                }
-                let text = tree.read("cuda/include/mla.rs");
-                let line = text
-                    .lines()
-                    .find(|line| line.contains("MLA_CACHE_FP8_DS_MLA:"))
-                    .unwrap();
-                let more = line
-                    .replace("FP8_DS_MLA", "MADE_UP")
-                    .replace("= 4;", "= 5;");
-                tree.edit("cuda/include/mla.rs", line, &format!("{line}\n{more}"));
-            } else {
-                arms.extend(missing_arm(error));
-            }
-        }
-        assert!(!arms.is_empty() || places.len() > 1, "{errors:#?}");
-        // From the end of each file, so that a place stays what it was; one may be reported by
-        // several crates.
-        arms.sort();
-        arms.dedup();
-        for (file, at, text) in arms.into_iter().rev() {
-            let mut source = tree.read(&file);
-            source.insert_str(at, &text);
-            tree.write(&file, &source);
-            places.insert(file);
-        }
+        let changed = mend(tree, &errors);
+        assert!(!changed.is_empty(), "{errors:#?}");
+        places.extend(changed);
     }
     panic!("it does not compile after 16 steps: {places:?}");
 }
 
+/// Adds the format where these errors miss it, and returns the files that were changed.
+fn mend(tree: &Tree, errors: &[Diagnostic]) -> BTreeSet<String> {
+    let (mut changed, mut arms) = (BTreeSet::new(), BTreeSet::new());
+    for error in errors {
+        let named = NAMED.iter().find(|it| error.message.contains(it.0));
+        let Some((_, file, before, after)) = named else {
+            arms.insert(missing_arm(error));
+            continue;
+        };
+        // Several crates may report one place.
+        if changed.insert((*file).to_owned()) {
+            tree.edit(file, before, after);
+        }
+    }
+    // From the end of each file, so that a place stays what it was.
+    for (file, at, text) in arms.into_iter().rev() {
+        let mut source = tree.read(&file);
+        source.insert_str(at, &text);
+        tree.write(&file, &source);
+        changed.insert(file);
+    }
+    changed
+}
+
 /// Where a match lacks the format, and the arm that the compiler suggests.
-fn missing_arm(error: &Diagnostic) -> Option<(String, usize, String)> {
+fn missing_arm(error: &Diagnostic) -> (String, usize, String) {
     let is_missing = error.code.as_ref().is_some_and(|code| code.code == "E0004");
     assert!(
         is_missing,
@@ -107,7 +97,7 @@ fn missing_arm(error: &Diagnostic) -> Option<(String, usize, String)> {
         "src/device/argument.rs" => text.replace("todo!()", "raw::MLA_CACHE_MADE_UP as i32"),
         _ => text,
     };
-    Some((span.file_name.clone(), span.byte_start as usize, text))
+    (span.file_name.clone(), span.byte_start as usize, text)
 }
 
 /// The CUDA sources: what is not compiled, in the order in which an author meets it.
@@ -118,32 +108,40 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
         "    MLA_CACHE_FP8_DS_MLA = 4\n",
         "    MLA_CACHE_FP8_DS_MLA = 4,\n    MLA_CACHE_MADE_UP = 5\n",
     );
-    // Each switch over the formats.
-    let switches = errors(tree);
-    for error in &switches {
-        assert!(
-            error
-                .message
-                .contains("'MLA_CACHE_MADE_UP' not handled in switch"),
-            "{error:?}"
-        );
-        places.insert(error.file.clone());
-        if error.file == LIST {
-            continue;
+    places.extend(switches(tree));
+    assert!(places.contains(LIST), "{places:?}");
+    places.insert(row(tree));
+    places.insert(instantiation(tree));
+    places
+}
+
+/// Each switch over the formats: the compiler names them all, and each gets a case but that of the
+/// list.
+fn switches(tree: &Tree) -> BTreeSet<String> {
+    let lacks = "'MLA_CACHE_MADE_UP' not handled in switch";
+    let mut places = BTreeSet::new();
+    for error in errors(tree) {
+        assert!(error.message.contains(lacks), "{error:?}");
+        if error.file != LIST {
+            let source = tree.read(&error.file);
+            let mut lines: Vec<_> = source.lines().collect();
+            assert!(lines[error.line - 1].contains("switch ("), "{error:?}");
+            lines.insert(error.line, "        case MLA_CACHE_MADE_UP: break;");
+            tree.write(&error.file, &(lines.join("\n") + "\n"));
         }
-        let source = tree.read(&error.file);
-        let mut lines: Vec<_> = source.lines().collect();
-        assert!(lines[error.line - 1].contains("switch ("), "{error:?}");
-        lines.insert(error.line, "        case MLA_CACHE_MADE_UP: break;");
-        tree.write(&error.file, &(lines.join("\n") + "\n"));
+        places.insert(error.file);
     }
-    assert!(places.contains(LIST), "{switches:?}");
+    places
+}
+
+/// The list of all formats: its own text, and then what it lists, is not there. Returns the file of
+/// the format's rows.
+fn row(tree: &Tree) -> String {
     tree.edit(
         LIST,
         "    each(MLA_CACHE_FP8_DS_MLA)\n",
         "    each(MLA_CACHE_FP8_DS_MLA) each(MLA_CACHE_MADE_UP)\n",
     );
-    // The list's own text, and then what it lists, is not there.
     let of_the_list = errors(tree);
     let counts = |error: &Error| error.message.contains("kCacheFormats") && error.file == LIST;
     assert!(
@@ -156,9 +154,9 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
         rows.iter().any(|error| error.message.contains("Row<")),
         "{rows:?}"
     );
-    places.insert("cuda/formats/made_up.cuh".to_owned());
+    let file = "cuda/formats/made_up.cuh";
     tree.write(
-        "cuda/formats/made_up.cuh",
+        file,
         "#pragma once\n#include \"fp8.cuh\"\nnamespace mla {\ntemplate <>\n\
          struct Row<MLA_CACHE_MADE_UP> : Row<MLA_CACHE_FP8> {};\n}  // namespace mla\n",
     );
@@ -169,15 +167,18 @@ fn cuda(tree: &Tree) -> BTreeSet<String> {
     );
     let left = errors(tree);
     assert!(left.is_empty(), "{left:?}");
-    // It compiles, and does not link.
+    file.to_owned()
+}
+
+/// It compiles, and does not link before this source has its cache writes and gathers.
+fn instantiation(tree: &Tree) -> String {
     let wanted = kernels(tree, "cuda/all/cache.cu", "--undefined-only");
     assert_eq!(wanted.len(), 2, "{wanted:?}");
     let source = "cuda/all/instantiations/cache_made_up.cu";
-    places.insert(source.to_owned());
     let fp8 = tree.read("cuda/all/instantiations/cache_fp8.cu");
     tree.write(source, &fp8.replace("MLA_CACHE_FP8", "MLA_CACHE_MADE_UP"));
     assert_eq!(kernels(tree, source, "--defined-only"), wanted);
-    places
+    source.to_owned()
 }
 
 const LIST: &str = "cuda/formats/formats.cuh";
@@ -277,7 +278,11 @@ fn kernels(tree: &Tree, unit: &str, which: &str) -> BTreeSet<String> {
 fn a_made_up_cache_format_lacks_exactly_the_listed_places_in_rust() {
     let mut listed = contributing("Add a cache format", "made_up");
     listed.retain(|file| file.ends_with(".rs"));
-    assert_eq!(rust(&Tree::new()), listed);
+    let tree = Tree::new();
+    assert_eq!(rust(&tree), listed);
+    // The tests take formats as they are listed.
+    let errors = tree.check(&["--workspace", "--tests", FEATURES]);
+    assert!(errors.is_empty(), "{errors:#?}");
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! A made-up family, `sm89`: files of its own, and one row of one table.
-
-use std::collections::BTreeSet;
+//! A made-up family, `sm89`: a folder of its name for each of the two languages, and one row of one
+//! table.
 
 use crate::tree::{Tree, contributing};
 
@@ -128,6 +127,9 @@ const FILES: [(&str, &str); 6] = [
     ("src/backends/sm89/made_up.rs", BACKEND),
 ];
 
+/// Where they lie.
+const FOLDERS: [&str; 2] = ["cuda/sm89/", "src/backends/sm89/"];
+
 /// What it adds to a file that is there, before this text.
 const ROW: (&str, &str, &str) = ("Cargo.toml", "sm90 = [\"gpu\"", "sm89 = [\"gpu\"]\n");
 
@@ -151,16 +153,19 @@ fn example(on: bool) -> String {
 
 #[test]
 #[ignore = "needs nvcc: cargo xtask toolkit && cargo test -p xtask --test additions -- --ignored"]
-fn a_made_up_family_is_its_files_and_one_row() {
+fn a_made_up_family_is_its_folders_and_one_row() {
     let tree = Tree::new();
     for (file, text) in FILES {
-        assert!(file.contains("/sm89/"), "{file}");
         tree.write(file, text);
     }
     let (file, before, row) = ROW;
+    assert_eq!(row.lines().count(), 1);
     tree.edit(file, before, &format!("{row}{before}"));
-    let listed = contributing("Add a family of kernels", "sm89");
-    assert_eq!(listed, BTreeSet::from([file.to_owned()]));
+    let [new, edited] = tree.changes();
+    assert_eq!(new.len(), FILES.len());
+    let in_folders = |file: &String| FOLDERS.iter().any(|folder| file.starts_with(folder));
+    assert!(new.iter().all(in_folders), "{new:?}");
+    assert_eq!(edited, contributing("Add a family of kernels", "sm89"));
     let compiled = tree.compile("cuda/sm89/decode/api.cu");
     assert!(
         compiled.status.success(),

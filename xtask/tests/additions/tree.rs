@@ -26,7 +26,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl Tree {
     /// Copies what differs, so that a second run compiles little.
     pub(crate) fn new() -> Self {
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let workspace = workspace();
         let program = std::env::current_exe().unwrap();
         let target = program.ancestors().nth(3).unwrap();
         let tree = Self {
@@ -85,6 +85,21 @@ impl Tree {
         let text = self.read(file);
         assert_eq!(text.matches(from).count(), 1, "{file} has {from:?} once");
         self.write(file, &text.replace(from, to));
+    }
+
+    /// What was written since: the new files, and those that are edited.
+    pub(crate) fn changes(&self) -> [BTreeSet<String>; 2] {
+        let [mut new, mut edited] = [BTreeSet::new(), BTreeSet::new()];
+        for entry in walk(&self.root) {
+            let file = entry.strip_prefix(&self.root).unwrap();
+            let name = file.to_str().unwrap().to_owned();
+            match fs::read(workspace().join(file)) {
+                Err(_) => drop(new.insert(name)),
+                Ok(before) if before != fs::read(&entry).unwrap() => drop(edited.insert(name)),
+                Ok(_) => {}
+            }
+        }
+        [new, edited]
     }
 
     /// Checks the Rust code, kernels aside, and returns the compilers' errors, each with the folder
@@ -152,6 +167,10 @@ impl Tree {
     pub(crate) fn object(&self) -> PathBuf {
         self.root.with_extension("o")
     }
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 fn walk(folder: &Path) -> Vec<PathBuf> {
