@@ -16,4 +16,18 @@ macro_rules! setters {
     };
 }
 
-pub(crate) use setters;
+/// Writes the methods of fields that may be absent. Each takes the value, or an option of it.
+macro_rules! options {
+    ($($method:ident($field:ident: $type:ty);)*) => {
+        $(
+            #[doc = concat!("The same with this [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[must_use]
+            pub fn $method(mut self, $field: impl Into<Option<$type>>) -> Self {
+                self.$field = $field.into();
+                self
+            }
+        )*
+    };
+}
+
+pub(crate) use {options, setters};

@@ -5,6 +5,7 @@ use super::slot_lists::SlotLists;
 use crate::cache::{BlockTable, CacheRef};
 use crate::device::Device;
 use crate::lse::LseMut;
+use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorRef};
 
 /// The queries of a call, in the [format](crate::spec::BackendSpec::query_format) that the backend asks for.
@@ -135,24 +136,9 @@ impl<'a, D: Device> DecodeCall<'a, D> {
         }
     }
 
-    /// The same with the log-sum-exp written there.
-    #[must_use]
-    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// The same with attention to lists of slots.
-    #[must_use]
-    pub fn with_slots(mut self, slots: impl Into<Option<SlotLists<'a, D>>>) -> Self {
-        self.slots = slots.into();
-        self
-    }
-
-    /// The same with a [sink](Self::sinks) for each head.
-    #[must_use]
-    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
-        self.sinks = sinks.into();
-        self
+    options! {
+        with_lse(lse: LseMut<'a, D>);
+        with_slots(slots: SlotLists<'a, D>);
+        with_sinks(sinks: ArrayRef<'a, D, f32>);
     }
 }

@@ -4,6 +4,7 @@ use super::Output;
 use crate::device::Device;
 use crate::lse::LseMut;
 use crate::plan::context::ContextChunk;
+use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorRef};
 
 /// The keys of a call, in the [layout](crate::spec::BackendSpec::key_layout) that the backend asks for.
@@ -125,17 +126,8 @@ impl<'a, D: Device> PrefillCall<'a, D> {
         }
     }
 
-    /// The same with the log-sum-exp written there.
-    #[must_use]
-    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// The same for keys of a context chunk.
-    #[must_use]
-    pub fn with_chunk(mut self, chunk: impl Into<Option<Chunk<'a>>>) -> Self {
-        self.chunk = chunk.into();
-        self
+    options! {
+        with_lse(lse: LseMut<'a, D>);
+        with_chunk(chunk: Chunk<'a>);
     }
 }

@@ -4,6 +4,7 @@ use crate::cache::{CacheLayout, CacheRef};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feature::Feature;
+use crate::setters::options;
 use crate::spec::BackendSpec;
 use crate::tensor::ArrayRef;
 
@@ -62,11 +63,8 @@ impl<'a, D: Device> SlotLists<'a, D> {
         }
     }
 
-    /// The same with [counts](Self::counts).
-    #[must_use]
-    pub fn with_counts(mut self, counts: impl Into<Option<ArrayRef<'a, D, i32>>>) -> Self {
-        self.counts = counts.into();
-        self
+    options! {
+        with_counts(counts: ArrayRef<'a, D, i32>);
     }
 
     /// The same with requests that are [dense](Self::dense_within).
@@ -76,11 +74,8 @@ impl<'a, D: Device> SlotLists<'a, D> {
         self
     }
 
-    /// The same beside a [second cache](Self::second).
-    #[must_use]
-    pub fn with_second(mut self, second: impl Into<Option<ListedCache<'a, D>>>) -> Self {
-        self.second = second.into();
-        self
+    options! {
+        with_second(second: ListedCache<'a, D>);
     }
 
     /// The same lists for a shorter time.

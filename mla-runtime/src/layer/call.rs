@@ -6,6 +6,7 @@ use crate::cache::CacheMut;
 use crate::device::{CacheRows, Device};
 use crate::lse::LseMut;
 use crate::rotary::Rotation;
+use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// One call of a layer: views of the engine's tensors, for the T tokens of the prepared step.
@@ -62,32 +63,11 @@ impl<'a, D: Device> LayerCall<'a, D> {
         }
     }
 
-    /// The same with the log-sum-exp written there.
-    #[must_use]
-    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// The same with the slots that each token attends to.
-    #[must_use]
-    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
-        self.slot_lists = lists.into();
-        self
-    }
-
-    /// The same with a [sink](Self::sinks) for each head.
-    #[must_use]
-    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
-        self.sinks = sinks.into();
-        self
-    }
-
-    /// The same with the rotation that the cache write is to do.
-    #[must_use]
-    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
-        self.rotary = rotary.into();
-        self
+    options! {
+        with_lse(lse: LseMut<'a, D>);
+        with_slot_lists(slot_lists: SlotLists<'a, D>);
+        with_sinks(sinks: ArrayRef<'a, D, f32>);
+        with_rotary(rotary: Rotation<'a, D>);
     }
 }
 

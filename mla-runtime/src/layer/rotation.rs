@@ -8,6 +8,7 @@ use crate::device::{Device, Memory};
 use crate::error::{Error, Result};
 use crate::lse::LseMut;
 use crate::rotary::{RotaryQuery, Rotation};
+use crate::setters::options;
 use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 
 /// One call of a layer on queries and keys that are not rotated yet, for the T tokens of the
@@ -64,25 +65,10 @@ impl<'a, D: Device> UnrotatedCall<'a, D> {
         }
     }
 
-    /// The same with the log-sum-exp written there.
-    #[must_use]
-    pub fn with_lse(mut self, lse: impl Into<Option<LseMut<'a, D>>>) -> Self {
-        self.lse = lse.into();
-        self
-    }
-
-    /// The same with the slots that each token attends to.
-    #[must_use]
-    pub fn with_slot_lists(mut self, lists: impl Into<Option<SlotLists<'a, D>>>) -> Self {
-        self.slot_lists = lists.into();
-        self
-    }
-
-    /// The same with a [sink](Self::sinks) for each head.
-    #[must_use]
-    pub fn with_sinks(mut self, sinks: impl Into<Option<ArrayRef<'a, D, f32>>>) -> Self {
-        self.sinks = sinks.into();
-        self
+    options! {
+        with_lse(lse: LseMut<'a, D>);
+        with_slot_lists(slot_lists: SlotLists<'a, D>);
+        with_sinks(sinks: ArrayRef<'a, D, f32>);
     }
 }
 
