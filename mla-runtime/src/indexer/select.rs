@@ -15,6 +15,7 @@ use crate::layer::Workspace;
 use crate::plan::memory::{self, MemoryNeeds, MemoryPlan};
 use crate::problem::Problem;
 use crate::rotary::{Rotary, Rotation};
+use crate::setters::options;
 use crate::tensor::{ArrayRef, Layout, TensorMut, TensorRef};
 
 /// One layer's indexer.
@@ -65,11 +66,8 @@ impl<'a, D: Device> IndexCall<'a, D> {
         }
     }
 
-    /// The same with the rotation of keys and queries.
-    #[must_use]
-    pub fn with_rotary(mut self, rotary: impl Into<Option<Rotation<'a, D>>>) -> Self {
-        self.rotary = rotary.into();
-        self
+    options! {
+        with_rotary(rotary: Rotation<'a, D>);
     }
 }
 
@@ -298,6 +296,12 @@ impl<D: IndexDevice> Indexer<D> {
                 return Err(Error::argument(field, given, accepted));
             }
         }
+        self.check_tensors(tokens, call)?;
+        self.check_cache(workspace.pages_end(), call)
+    }
+
+    fn check_tensors(&self, tokens: usize, call: &IndexCall<'_, D>) -> Result<()> {
+        let dims = self.config.dims;
         let [heads, width] = [dims.heads, dims.width].map(|n| n as usize);
         let dtype = self.problem.dtype;
         let rank = call.query_latent.shape()[2];
@@ -324,6 +328,12 @@ impl<D: IndexDevice> Indexer<D> {
         ] {
             tensor.layout().require(field, dtype, shape)?;
         }
+        Ok(())
+    }
+
+    /// `pages_end` is one more than the last page of the step's block tables.
+    fn check_cache(&self, pages_end: usize, call: &IndexCall<'_, D>) -> Result<()> {
+        let width = self.config.dims.width as usize;
         let cache = call.cache.layout();
         let page_size = self.problem.page_size as usize;
         if cache.width != width || cache.page_size != page_size {
@@ -334,10 +344,10 @@ impl<D: IndexDevice> Indexer<D> {
                 shown(page_size, width),
             ));
         }
-        if workspace.pages_end() > cache.pages {
+        if pages_end > cache.pages {
             return Err(Error::argument(
                 "block_tables",
-                format!("page {}", workspace.pages_end() - 1),
+                format!("page {}", pages_end - 1),
                 format!("below the index cache's {} pages", cache.pages),
             ));
         }

@@ -69,60 +69,13 @@ pub(crate) struct ArrayLayout {
 impl ArrayLayout {
     /// For steps within `limits` on pages of `page_size`.
     pub(crate) fn new(limits: &StepLimits, page_size: u32) -> Result<Self> {
-        let page = page_size as usize;
-        if page == 0 {
-            return Err(Error::argument("page size", 0, "1 and up"));
-        }
-        let too_large =
-            |field, given: usize, accepted: String| Err(Error::argument(field, given, accepted));
-        // Lengths and starts are 32-bit signed integers on the device.
-        let most = i32::MAX as usize;
-        for (field, given) in [
-            ("limits.requests", limits.requests),
-            ("limits.tokens", limits.tokens),
-            ("limits.context_rows", limits.context_rows),
-        ] {
-            if given >= most {
-                return too_large(field, given, format!("less than {most}"));
-            }
-        }
-        if limits.pages_per_request > most / page {
-            let accepted = format!("at most {} pages of {page} tokens", most / page);
-            return too_large(
-                "limits.pages_per_request",
-                limits.pages_per_request,
-                accepted,
-            );
-        }
-        if (1..page).contains(&limits.context_rows) {
-            let accepted = format!("0, or at least a page of {page} tokens");
-            return too_large("limits.context_rows", limits.context_rows, accepted);
-        }
-        let segments = most_segments(limits, page);
-        if segments > MAX_CHUNKS {
-            let accepted = format!(
-                "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
-            );
-            return too_large("limits.context_rows", limits.context_rows, accepted);
-        }
+        let (segments, table) = checked(limits, page_size as usize)?;
         let mut end = 0usize;
         let mut array = |elements: usize, bytes: usize| {
             let start = end;
             let len = elements * bytes;
             end = (start + len).next_multiple_of(256);
             start..start + len
-        };
-        let table = limits
-            .requests
-            .checked_mul(limits.pages_per_request)
-            .filter(|entries| *entries < most);
-        let Some(table) = table else {
-            let accepted = format!("less than {most} entries in the whole block table");
-            return too_large(
-                "limits.pages_per_request",
-                limits.pages_per_request,
-                accepted,
-            );
         };
         Ok(Self {
             slots: array(limits.tokens, 8),
@@ -139,6 +92,47 @@ impl ArrayLayout {
     pub(crate) fn bytes(&self) -> usize {
         self.block_table.end
     }
+}
+
+/// The most segments of a step and the entries of its block table. Lengths and starts are 32-bit
+/// signed integers on the device.
+fn checked(limits: &StepLimits, page: usize) -> Result<(usize, usize)> {
+    if page == 0 {
+        return Err(Error::argument("page size", 0, "1 and up"));
+    }
+    let most = i32::MAX as usize;
+    for (field, given) in [
+        ("limits.requests", limits.requests),
+        ("limits.tokens", limits.tokens),
+        ("limits.context_rows", limits.context_rows),
+    ] {
+        if given >= most {
+            return Err(Error::argument(field, given, format!("less than {most}")));
+        }
+    }
+    let (pages, rows) = (limits.pages_per_request, limits.context_rows);
+    let of_pages = |accepted: String| Error::argument("limits.pages_per_request", pages, accepted);
+    let of_rows = |accepted: String| Error::argument("limits.context_rows", rows, accepted);
+    if pages > most / page {
+        return Err(of_pages(format!(
+            "at most {} pages of {page} tokens",
+            most / page
+        )));
+    }
+    if (1..page).contains(&rows) {
+        return Err(of_rows(format!("0, or at least a page of {page} tokens")));
+    }
+    let segments = most_segments(limits, page);
+    if segments > MAX_CHUNKS {
+        return Err(of_rows(format!(
+            "so many that the longest context of every request is at most {MAX_CHUNKS} chunks"
+        )));
+    }
+    let table = limits.requests.checked_mul(pages);
+    let table = table
+        .filter(|entries| *entries < most)
+        .ok_or_else(|| of_pages(format!("less than {most} entries in the whole block table")))?;
+    Ok((segments, table))
 }
 
 /// The most segments of all chunks of a step: a request is cut at most once where it begins in a

@@ -106,35 +106,12 @@ pub fn split_by(
     threshold: impl Fn(&Request) -> u32,
     uniform: bool,
 ) -> Result<BatchSplit, PlanError> {
-    let short = |(_, r): &(usize, &Request)| r.kv < r.q && !r.is_padding();
-    if let Some((index, request)) = requests.iter().enumerate().find(short) {
-        return Err(PlanError::invalid(
-            format!("requests[{index}].kv"),
-            request.kv,
-            format!("at least its {} new tokens", request.q),
-        ));
-    }
     let uniform_len = if uniform {
         most_frequent_len(requests, &threshold)
     } else {
         None
     };
-    let is_padding = |(_, r): &(usize, &Request)| r.is_padding() && r.q > 0;
-    for (index, request) in requests.iter().enumerate().filter(is_padding) {
-        if uniform && uniform_len != Some(request.q) {
-            return Err(PlanError::invalid(
-                format!("requests[{index}].q"),
-                request.q,
-                match uniform_len {
-                    Some(len) => format!("{len} for padding, as long as the others are"),
-                    None => format!(
-                        "at most the threshold of {} for padding",
-                        threshold(request)
-                    ),
-                },
-            ));
-        }
-    }
+    check(requests, &threshold, uniform.then_some(uniform_len))?;
     let place_of = |request: &Request| {
         let short = request.q <= threshold(request) && (!uniform || Some(request.q) == uniform_len);
         match (request.q, short) {
@@ -176,6 +153,43 @@ pub fn split_by(
         absorbed_tokens: tokens[..3].iter().sum(),
         expanded_tokens: tokens[4..].iter().sum(),
     })
+}
+
+/// Refuses requests that contradict themselves, and padding of another length than the uniform one
+/// where there is one (`None`: lengths may differ; `Some(None)`: no request is short).
+fn check(
+    requests: &[Request],
+    threshold: &impl Fn(&Request) -> u32,
+    uniform_len: Option<Option<u32>>,
+) -> Result<(), PlanError> {
+    let short = |(_, r): &(usize, &Request)| r.kv < r.q && !r.is_padding();
+    if let Some((index, request)) = requests.iter().enumerate().find(short) {
+        return Err(PlanError::invalid(
+            format!("requests[{index}].kv"),
+            request.kv,
+            format!("at least its {} new tokens", request.q),
+        ));
+    }
+    let Some(uniform_len) = uniform_len else {
+        return Ok(());
+    };
+    let is_padding = |(_, r): &(usize, &Request)| r.is_padding() && r.q > 0;
+    for (index, request) in requests.iter().enumerate().filter(is_padding) {
+        if uniform_len != Some(request.q) {
+            return Err(PlanError::invalid(
+                format!("requests[{index}].q"),
+                request.q,
+                match uniform_len {
+                    Some(len) => format!("{len} for padding, as long as the others are"),
+                    None => format!(
+                        "at most the threshold of {} for padding",
+                        threshold(request)
+                    ),
+                },
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The query length that most of the short requests have; of equally frequent ones the shortest.

@@ -311,6 +311,18 @@ impl BackendSpec {
     /// In a constant, which makes it a compile error: where a list is empty, a size is zero, a
     /// range is reversed, or a key contradicts the phase.
     pub const fn checked(self) -> Self {
+        self.check_lists();
+        self.check_heads();
+        self.check_memory();
+        match self.phase {
+            Phase::Prefill => self.check_prefill(),
+            Phase::Decode => self.check_decode(),
+        }
+        self
+    }
+
+    /// A list that is there names something.
+    const fn check_lists(&self) {
         assert!(
             !self.name.is_empty(),
             "name: given \"\", accepted a non-empty name"
@@ -335,6 +347,9 @@ impl BackendSpec {
                 "cache_dims: given an empty list, accepted at least one (L,R)"
             );
         }
+    }
+
+    const fn check_heads(&self) {
         match self.heads {
             HeadCounts::Range(least, most) => {
                 assert!(
@@ -350,6 +365,10 @@ impl BackendSpec {
             }
             HeadCounts::Any => {}
         }
+    }
+
+    /// How the cache's pages and the tensors lie in memory.
+    const fn check_memory(&self) {
         match self.page_sizes {
             PageSizes::MultipleOf(unit) => {
                 assert!(unit > 0, "page_sizes: given 0, accepted 1 and up")
@@ -370,53 +389,54 @@ impl BackendSpec {
             self.alignment.is_power_of_two(),
             "alignment: given no power of two, accepted 1, 2, 4 and so on"
         );
-        match self.phase {
-            Phase::Prefill => {
-                assert!(
-                    self.kv_formats.is_empty(),
-                    "kv: given formats, accepted none: prefill never reads the cache"
-                );
-                assert!(
-                    self.max_query_len.is_none(),
-                    "max_query_len: given a number, accepted none: prefill takes any"
-                );
-                assert!(
-                    self.max_list_width.is_none(),
-                    "max_list_width: given a number, accepted none: prefill takes no lists"
-                );
-                assert!(
-                    !self.plans_on_host,
-                    "plans_on_host: given true, accepted false: prefill is always given the host's lengths"
-                );
-                assert!(
-                    !matches!(self.lse, LseOutput::None),
-                    "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
-                );
-            }
-            Phase::Decode => {
-                assert!(
-                    !self.kv_formats.is_empty(),
-                    "kv: given an empty list, accepted at least one format"
-                );
-                assert!(
-                    !matches!(self.max_query_len, Some(0)),
-                    "max_query_len: given 0, accepted 1 and up"
-                );
-                assert!(
-                    !matches!(self.max_list_width, Some(0)),
-                    "max_list_width: given 0, accepted 1 and up"
-                );
-                assert!(
-                    self.max_list_width.is_none() || !matches!(self.sparse, SparseSupport::Never),
-                    "max_list_width: given a number, accepted none: it takes no lists"
-                );
-                assert!(
-                    !self.padded_values,
-                    "padded_values: given true, accepted false: only prefill has values of its own"
-                );
-            }
-        }
-        self
+    }
+
+    /// Prefill names nothing that a cache or a list of slots would ask for.
+    const fn check_prefill(&self) {
+        assert!(
+            self.kv_formats.is_empty(),
+            "kv: given formats, accepted none: prefill never reads the cache"
+        );
+        assert!(
+            self.max_query_len.is_none(),
+            "max_query_len: given a number, accepted none: prefill takes any"
+        );
+        assert!(
+            self.max_list_width.is_none(),
+            "max_list_width: given a number, accepted none: prefill takes no lists"
+        );
+        assert!(
+            !self.plans_on_host,
+            "plans_on_host: given true, accepted false: prefill is always given the host's lengths"
+        );
+        assert!(
+            !matches!(self.lse, LseOutput::None),
+            "lse: given none, accepted ln or log2: prefill merges context chunks by log-sum-exp"
+        );
+    }
+
+    /// Decode reads a cache, and has no values of its own.
+    const fn check_decode(&self) {
+        assert!(
+            !self.kv_formats.is_empty(),
+            "kv: given an empty list, accepted at least one format"
+        );
+        assert!(
+            !matches!(self.max_query_len, Some(0)),
+            "max_query_len: given 0, accepted 1 and up"
+        );
+        assert!(
+            !matches!(self.max_list_width, Some(0)),
+            "max_list_width: given 0, accepted 1 and up"
+        );
+        assert!(
+            self.max_list_width.is_none() || !matches!(self.sparse, SparseSupport::Never),
+            "max_list_width: given a number, accepted none: it takes no lists"
+        );
+        assert!(
+            !self.padded_values,
+            "padded_values: given true, accepted false: only prefill has values of its own"
+        );
     }
 
     /// Whether the backend runs on the target's capability. An unknown capability is accepted by
