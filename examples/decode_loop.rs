@@ -9,20 +9,21 @@
 //! weights over the latent: that is what the end of the loop compares with.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
 use mla_kernels::backends::sm90::FlashAttn;
 use mla_kernels::backends::sm90::FlashMla;
-use mla_kernels::decode_graph::DecodeGraphs;
-use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice};
+use mla_kernels::decode_graph::{DecodeGraphs, DecodeShape};
+use mla_kernels::device::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use mla_kernels::{Cuda, present_gpu};
 use mla_runtime::backend::{LayerConfig, StepLimits};
 use mla_runtime::batch::Request;
 use mla_runtime::cache::{CacheLayout, CacheMut};
 use mla_runtime::dims::MlaDims;
 use mla_runtime::dtype::DType;
-use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights};
+use mla_runtime::layer::{LayerCall, MlaLayer, StepBatch, Weights, Workspace};
 use mla_runtime::plan::slots::BlockTables;
 use mla_runtime::problem::Problem;
 use mla_runtime::tensor::{Layout, TensorMut, TensorRef};
@@ -36,6 +37,71 @@ const MAX_LEN: usize = 2048;
 const PAGES: usize = MAX_LEN / PAGE;
 const STEPS: usize = 500;
 
+/// The engine's tensors.
+struct Tensors {
+    weights: CudaSlice<bf16>,
+    query: CudaSlice<bf16>,
+    latent: CudaSlice<bf16>,
+    rope: CudaSlice<bf16>,
+    cache: CudaSlice<bf16>,
+    out: CudaSlice<bf16>,
+}
+
+impl Tensors {
+    fn new(stream: &Arc<CudaStream>, weights: &[bf16]) -> Result<Self, Box<dyn Error>> {
+        let mut rng = StdRng::seed_from_u64(3);
+        let mut random = |elements| random(&mut rng, elements, 1.0);
+        Ok(Self {
+            weights: stream.clone_htod(weights)?,
+            query: stream.clone_htod(&random(MAX_REQUESTS * HEADS * 192))?,
+            latent: stream.clone_htod(&vec![bf16::ONE; MAX_REQUESTS * 512])?,
+            rope: stream.clone_htod(&random(MAX_REQUESTS * 64))?,
+            cache: stream.alloc_zeros(MAX_REQUESTS * PAGES * PAGE * 576)?,
+            out: stream.alloc_zeros(MAX_REQUESTS * HEADS * 128)?,
+        })
+    }
+
+    /// Enqueues the layer for a step of so many tokens.
+    fn forward(
+        &mut self,
+        layer: &Layer,
+        workspace: &mut Workspace<FlashAttn, FlashMla>,
+        tokens: usize,
+    ) -> mla_runtime::Result<()> {
+        let (gpu, config) = (layer.device(), layer.config());
+        let layout = |shape| Layout::contiguous(DType::BF16, shape);
+        let cache_layout = CacheLayout::contiguous(
+            config.problem.dims,
+            config.problem.kv_format,
+            MAX_REQUESTS * PAGES,
+            PAGE,
+        );
+        let (weights, query) = (gpu.lend(&self.weights), gpu.lend(&self.query));
+        let (latent, rope) = (gpu.lend(&self.latent), gpu.lend(&self.rope));
+        let (mut cache, mut out) = (gpu.lend_mut(&mut self.cache), gpu.lend_mut(&mut self.out));
+        let kv_b = TensorRef::new(weights.bytes(), layout([1, HEADS * 256, 512]))?;
+        layer.forward(
+            workspace,
+            LayerCall::new(
+                Weights::new(kv_b.transpose(1, 2), config)?,
+                TensorRef::new(query.bytes(), layout([tokens, HEADS, 192]))?,
+                [
+                    TensorRef::new(latent.bytes(), layout([tokens, 1, 512]))?,
+                    TensorRef::new(rope.bytes(), layout([tokens, 1, 64]))?,
+                ],
+                CacheMut::new(cache.bytes_mut(), cache_layout)?,
+                TensorMut::new(out.bytes_mut(), layout([tokens, HEADS, 128]))?,
+            ),
+        )
+    }
+}
+
+fn random(rng: &mut StdRng, elements: usize, most: f32) -> Vec<bf16> {
+    (0..elements)
+        .map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most))
+        .collect()
+}
+
 /// A running request: its tokens so far, and where it stops.
 struct Running {
     len: usize,
@@ -44,129 +110,104 @@ struct Running {
     seat: usize,
 }
 
+/// Requests that arrive, grow by a token per step, and leave.
+struct Requests {
+    rng: StdRng,
+    running: Vec<Running>,
+    free_seats: Vec<usize>,
+    decoded: usize,
+    finished: usize,
+}
+
+impl Requests {
+    fn new() -> Self {
+        Self {
+            rng: StdRng::seed_from_u64(2),
+            running: Vec::new(),
+            free_seats: (0..MAX_REQUESTS).rev().collect(),
+            decoded: 0,
+            finished: 0,
+        }
+    }
+
+    /// The batch of the next step, and the pages of each request.
+    fn next(&mut self) -> (Vec<Request>, Vec<i32>) {
+        let Self {
+            rng,
+            running,
+            free_seats,
+            ..
+        } = self;
+        for done in running.extract_if(.., |request| request.len == request.end) {
+            free_seats.push(done.seat);
+            self.finished += 1;
+        }
+        while running.len() < MAX_REQUESTS && (running.is_empty() || rng.random_bool(0.2)) {
+            let Some(seat) = free_seats.pop() else { break };
+            let end = rng.random_range(20..200);
+            running.push(Running { len: 0, end, seat });
+        }
+        let (mut requests, mut tables) = (Vec::new(), Vec::new());
+        for request in running {
+            request.len += 1;
+            requests.push(Request::new(1, request.len as u32));
+            let first = (request.seat * PAGES) as i32;
+            tables.extend(first..first + PAGES as i32);
+        }
+        self.decoded += requests.len();
+        (requests, tables)
+    }
+}
+
+type Layer = MlaLayer<FlashAttn, FlashMla>;
+
 fn main() -> Result<(), Box<dyn Error>> {
     // Without a driver, cudarc would panic.
     present_gpu().map_err(|cause| format!("{cause}; {}", cause.remedy()))?;
     // The engine's own.
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    let mut rng = StdRng::seed_from_u64(1);
-    let mut random = |elements: usize, most: f32| -> Vec<bf16> {
-        (0..elements)
-            .map(|_| bf16::from_f32((2.0 * rng.random::<f32>() - 1.0) * most))
-            .collect()
-    };
-    let host_weights = random(HEADS * 256 * 512, 0.05);
-    let weights = stream.clone_htod(&host_weights)?;
-    let mut query = stream.clone_htod(&random(MAX_REQUESTS * HEADS * 192, 1.0))?;
-    let latent = stream.clone_htod(&vec![bf16::ONE; MAX_REQUESTS * 512])?;
-    let rope = stream.clone_htod(&random(MAX_REQUESTS * 64, 1.0))?;
-    let mut cache: CudaSlice<bf16> = stream.alloc_zeros(MAX_REQUESTS * PAGES * PAGE * 576)?;
-    let mut out: CudaSlice<bf16> = stream.alloc_zeros(MAX_REQUESTS * HEADS * 128)?;
+    let host_weights = random(&mut StdRng::seed_from_u64(1), HEADS * 256 * 512, 0.05);
+    let mut tensors = Tensors::new(&stream, &host_weights)?;
 
     // The layer on the engine's stream.
     let gpu = Cuda::on_stream(stream.clone())?;
-    let config = LayerConfig::new(
-        Problem::new(MlaDims::R1, HEADS as u32, DType::BF16),
-        192f32.powf(-0.5),
-    );
-    let layer = MlaLayer::<FlashAttn, FlashMla>::of(&gpu, &config)?;
+    let problem = Problem::new(MlaDims::R1, HEADS as u32, DType::BF16);
+    let layer = Layer::of(&gpu, &LayerConfig::new(problem, 192f32.powf(-0.5)))?;
     let mut workspace = layer.workspace(&StepLimits::new(MAX_REQUESTS, MAX_REQUESTS, PAGES))?;
-    let cache_layout = CacheLayout::contiguous(
-        config.problem.dims,
-        config.problem.kv_format,
-        MAX_REQUESTS * PAGES,
-        PAGE,
-    );
 
     // A graph for each of some sizes; a model would record all of its layers here.
     let sizes = [1, 2, 4, 8, 16, 24, 32];
-    let mut graphs = DecodeGraphs::capture(
-        &layer,
-        &mut workspace,
-        &sizes,
-        1,
-        MAX_LEN as u32,
-        |workspace, shape| {
-            let tokens = shape.tokens();
-            let layout = |shape| Layout::contiguous(DType::BF16, shape);
-            let (weights, query) = (gpu.lend(&weights), gpu.lend(&query));
-            let (latent, rope) = (gpu.lend(&latent), gpu.lend(&rope));
-            let (mut cache, mut out) = (gpu.lend_mut(&mut cache), gpu.lend_mut(&mut out));
-            let kv_b = TensorRef::new(weights.bytes(), layout([1, HEADS * 256, 512]))?;
-            layer.forward(
-                workspace,
-                LayerCall::new(
-                    Weights::new(kv_b.transpose(1, 2), &config)?,
-                    TensorRef::new(query.bytes(), layout([tokens, HEADS, 192]))?,
-                    [
-                        TensorRef::new(latent.bytes(), layout([tokens, 1, 512]))?,
-                        TensorRef::new(rope.bytes(), layout([tokens, 1, 64]))?,
-                    ],
-                    CacheMut::new(cache.bytes_mut(), cache_layout)?,
-                    TensorMut::new(out.bytes_mut(), layout([tokens, HEADS, 128]))?,
-                ),
-            )
-        },
-    )?;
+    let record =
+        |workspace: &mut _, shape: DecodeShape| tensors.forward(&layer, workspace, shape.tokens());
+    let longest = MAX_LEN as u32;
+    let mut graphs = DecodeGraphs::capture(&layer, &mut workspace, &sizes, 1, longest, record)?;
 
-    // The loop: requests arrive, grow by a token per step, and leave.
-    let mut rng = StdRng::seed_from_u64(2);
-    let mut seats: Vec<usize> = (0..MAX_REQUESTS).rev().collect();
-    let mut running: Vec<Running> = Vec::new();
-    let (mut requests, mut tables) = (Vec::new(), Vec::new());
-    let (mut decoded, mut finished) = (0, 0);
+    let mut requests = Requests::new();
+    let mut last_step = 0;
     let start = Instant::now();
     for _ in 0..STEPS {
-        running.retain(|request| {
-            let stays = request.len < request.end;
-            if !stays {
-                seats.push(request.seat);
-                finished += 1;
-            }
-            stays
-        });
-        while running.len() < MAX_REQUESTS && (running.is_empty() || rng.random_bool(0.2)) {
-            let Some(seat) = seats.pop() else { break };
-            let end = rng.random_range(20..200);
-            running.push(Running { len: 0, end, seat });
-        }
-        requests.clear();
-        tables.clear();
-        for request in &mut running {
-            request.len += 1;
-            requests.push(Request::new(1, request.len as u32));
-            let first = (request.seat * PAGES) as i32;
-            tables.extend(first..first + PAGES as i32);
-        }
-        let block_tables = BlockTables::new(&tables, PAGES, PAGE as u32)?;
+        let (batch, tables) = requests.next();
         // What the layer before would have left there.
-        let new = vec![bf16::from_f32(rng.random::<f32>()); requests.len() * HEADS * 192];
-        stream.memcpy_htod(&new, &mut query)?;
+        let value = bf16::from_f32(requests.rng.random::<f32>());
+        stream.memcpy_htod(&vec![value; batch.len() * HEADS * 192], &mut tensors.query)?;
         let graph = graphs
-            .for_requests(requests.len())
+            .for_requests(batch.len())
             .ok_or("no graph is large enough")?;
-        let batch = StepBatch::new(&requests, block_tables);
+        last_step = batch.len();
+        let batch = StepBatch::new(&batch, BlockTables::new(&tables, PAGES, PAGE as u32)?);
         // SAFETY: the slices outlive the loop, only this stream uses them, and the cache has a row of pages
         // for every seat.
         unsafe { graph.replay(&layer, &mut workspace, &batch) }?;
-        decoded += requests.len();
     }
-    let out = stream.clone_dtoh(&out)?;
-    let time = start.elapsed();
+    let out = stream.clone_dtoh(&tensors.out)?;
     println!(
-        "{decoded} tokens of {finished} finished requests in {STEPS} steps, {:.1} µs each",
-        time.as_secs_f64() * 1e6 / STEPS as f64
+        "{} tokens of {} finished requests in {STEPS} steps, {:.1} µs each",
+        requests.decoded,
+        requests.finished,
+        start.elapsed().as_secs_f64() * 1e6 / STEPS as f64
     );
-
-    let mut largest = 0f32;
-    for (row, values) in out.chunks(128).take(requests.len() * HEADS).enumerate() {
-        for (v, value) in values.iter().enumerate() {
-            let at = ((row % HEADS) * 256 + 128 + v) * 512;
-            let sum: f32 = host_weights[at..at + 512].iter().map(|w| w.to_f32()).sum();
-            largest = largest.max((value.to_f32() - sum).abs());
-        }
-    }
+    let largest = largest_error(&out[..last_step * HEADS * 128], &host_weights);
     println!("largest error {largest:.1e}");
     // Sums of about 1, rounded to bf16 once or twice.
     if largest < 0.02 {
@@ -174,4 +215,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     } else {
         Err(format!("an error of {largest}").into())
     }
+}
+
+/// Against the sums of each head's value weights over the latent.
+fn largest_error(out: &[bf16], weights: &[bf16]) -> f32 {
+    let mut largest = 0f32;
+    for (row, values) in out.chunks(128).enumerate() {
+        for (v, value) in values.iter().enumerate() {
+            let at = ((row % HEADS) * 256 + 128 + v) * 512;
+            let sum: f32 = weights[at..at + 512].iter().map(|w| w.to_f32()).sum();
+            // `max` would pass over a NaN.
+            let error = (value.to_f32() - sum).abs();
+            largest = if error.is_nan() {
+                f32::MAX
+            } else {
+                largest.max(error)
+            };
+        }
+    }
+    largest
 }
