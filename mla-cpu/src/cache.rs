@@ -251,29 +251,11 @@ pub(crate) fn gather(
             format!("at most {room}"),
         ));
     }
-    let row_starts = scalars("row starts", &rows.row_starts)?;
-    let token_starts = scalars("token starts", &rows.token_starts)?;
-    let segments = token_starts.len();
-    if rows.block_table.requests() != segments {
-        return Err(Error::argument(
-            "block table requests",
-            rows.block_table.requests(),
-            format!("{segments}, one per segment"),
-        ));
-    }
-    check_starts("row starts", row_starts, segments, rows.rows, true)?;
-    let pages = Pages::of(&rows.block_table, layout.page_size)?;
-    for (segment, start) in token_starts.iter().enumerate() {
-        let start = usize::try_from(*start).map_err(|_| {
-            Error::argument(
-                "token start",
-                format!("{start} of segment {segment}"),
-                "0 and up",
-            )
-        })?;
-        let len = (row_starts[segment + 1] - row_starts[segment]) as usize;
-        pages.check(segment, start, start + len, layout.pages)?;
-    }
+    let Segments {
+        row_starts,
+        token_starts,
+        pages,
+    } = Segments::of(&rows, layout.page_size, layout.pages)?;
     let bytes = cache.bytes();
     let row_bytes = layout.format.row_bytes(layout.dims);
     with_element!(latent.dtype(), T => {
@@ -300,6 +282,47 @@ pub(crate) fn gather(
         });
     });
     Ok(())
+}
+
+/// Which cached tokens are gathered: for each segment where its rows and its tokens begin.
+struct Segments<'a> {
+    row_starts: &'a [i32],
+    token_starts: &'a [i32],
+    pages: Pages<'a>,
+}
+
+impl<'a> Segments<'a> {
+    /// Checked against a cache of `available` pages of `page_size`.
+    fn of(rows: &GatherRows<'a, Cpu>, page_size: usize, available: usize) -> Result<Self> {
+        let row_starts = scalars("row starts", &rows.row_starts)?;
+        let token_starts = scalars("token starts", &rows.token_starts)?;
+        let segments = token_starts.len();
+        if rows.block_table.requests() != segments {
+            return Err(Error::argument(
+                "block table requests",
+                rows.block_table.requests(),
+                format!("{segments}, one per segment"),
+            ));
+        }
+        check_starts("row starts", row_starts, segments, rows.rows, true)?;
+        let pages = Pages::of(&rows.block_table, page_size)?;
+        for (segment, start) in token_starts.iter().enumerate() {
+            let start = usize::try_from(*start).map_err(|_| {
+                Error::argument(
+                    "token start",
+                    format!("{start} of segment {segment}"),
+                    "0 and up",
+                )
+            })?;
+            let len = (row_starts[segment + 1] - row_starts[segment]) as usize;
+            pages.check(segment, start, start + len, available)?;
+        }
+        Ok(Self {
+            row_starts,
+            token_starts,
+            pages,
+        })
+    }
 }
 
 /// Whether `starts` has an entry per part and one more, ascends from 0, and ends at `total`, or

@@ -11,7 +11,9 @@ use super::buffer::Scratch;
 use super::cache::{Pages, check_starts, decode_row, row_offset};
 use super::prefill::check_scale;
 use super::view::{Elements, Lane, Places, lse_places, scalars, with_element};
-use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Query, StepLimits};
+use mla_runtime::backend::{
+    DecodeBackend, DecodeBatch, DecodeCall, LayerConfig, Query, SlotLists, StepLimits,
+};
 use mla_runtime::cache::CacheLayout;
 use mla_runtime::dtype::Element;
 use mla_runtime::kv_format::KvFormat;
@@ -83,6 +85,13 @@ struct Unit {
 struct Split {
     unit: usize,
     keys: Range<usize>,
+}
+
+// What a split's partial result has: rows, and from one row of its output to the next.
+#[derive(Clone, Copy)]
+struct Room {
+    rows: usize,
+    pitch: usize,
 }
 
 #[mla_backend(
@@ -262,24 +271,52 @@ impl CpuDecode {
         let problem = &self.config.problem;
         let (l, heads) = (problem.dims.latent as usize, problem.heads as usize);
         let tokens = call.query.tokens();
-        let query = match &call.query {
-            Query::Concatenated(query) => {
-                QueryElements::Concatenated(Elements::of("query", query)?)
-            }
-            Query::Split { latent, rope } => QueryElements::Split {
-                latent: Elements::of("query (latent)", latent)?,
-                rope: Elements::of("query (rope)", rope)?,
-            },
-        };
         let layout = *call.cache.layout();
-        let batch = &call.batch;
-        let requests = batch.block_table.requests();
+        let requests = Requests::of(&call.batch, tokens, limits)?;
+        let lists = match &call.slots {
+            None => None,
+            Some(lists) => Some(Lists::of(lists, tokens, layout.slots())?),
+        };
+        let pages = Pages::of(&call.batch.block_table, layout.page_size)?;
+        requests.check_pages(&pages, lists.as_ref(), layout.pages)?;
+        let second = call.slots.as_ref().and_then(|lists| lists.second.as_ref());
+        let sinks = call.sinks.as_ref();
+        let call = Call {
+            query: QueryElements::of(&call.query)?,
+            heads,
+            latent: l,
+            cache: call.cache.bytes(),
+            layout,
+            second: second.map(|second| (second.cache.bytes(), *second.cache.layout())),
+            pages,
+            seq_lens: requests.seq_lens,
+            query_starts: requests.query_starts,
+            out: OutPlaces::of(call.out, [tokens, heads, l])?,
+            lse: call.lse.map(lse_places).transpose()?,
+            sparse: lists.is_some(),
+            sinks: sinks.map(|sinks| scalars("sinks", sinks)).transpose()?,
+            scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
+            num_splits: self.num_splits,
+        };
+        Ok((call, lists))
+    }
+}
+
+// The lengths of a batch, checked against what it says of itself and against the step's limits.
+struct Requests<'a> {
+    seq_lens: &'a [i32],
+    query_starts: &'a [i32],
+}
+
+impl<'a> Requests<'a> {
+    fn of(batch: &DecodeBatch<'a, Cpu>, tokens: usize, limits: &StepLimits) -> Result<Self> {
         let seq_lens = scalars("sequence lengths", &batch.seq_lens)?;
         let query_starts = scalars("query starts", &batch.query_starts)?;
+        let requests = batch.block_table.requests();
         check_starts("query starts", query_starts, requests, tokens, false)?;
+        let most = batch.max_query_len.min(limits.decode_query_len);
         for (request, pair) in query_starts.windows(2).enumerate() {
             let (queries, len) = ((pair[1] - pair[0]) as usize, seq_lens[request]);
-            let most = batch.max_query_len.min(limits.decode_query_len);
             if queries > most {
                 return Err(Error::argument(
                     "query length",
@@ -295,56 +332,55 @@ impl CpuDecode {
                 ));
             }
         }
-        let lists = match &call.slots {
-            None => None,
-            Some(lists) => {
-                let second = lists.second.as_ref().map(|second| {
-                    let end = second.cache.layout().slots();
-                    Slots::of(&second.slots, second.width, tokens, end)
-                });
-                let first = Slots::of(&lists.slots, lists.width, tokens, layout.slots())?;
-                Some(Lists {
-                    first: first.with_counts(lists.counts.as_ref())?,
-                    dense_within: lists.dense_within,
-                    second: second.transpose()?,
-                })
-            }
-        };
-        let second = call.slots.as_ref().and_then(|lists| lists.second.as_ref());
-        let second = second.map(|second| (second.cache.bytes(), *second.cache.layout()));
-        let pages = Pages::of(&batch.block_table, layout.page_size)?;
-        for (request, len) in seq_lens.iter().enumerate() {
-            let reads_pages = lists
-                .as_ref()
-                .is_none_or(|lists| lists.is_dense(*len as usize));
-            if reads_pages && query_starts[request] < query_starts[request + 1] {
-                pages.check(request, 0, *len as usize, layout.pages)?;
-            }
-        }
-        let lse = match call.lse {
-            None => None,
-            Some(lse) => Some(lse_places(lse)?),
-        };
-        let sinks = call.sinks.as_ref();
-        let sinks = sinks.map(|sinks| scalars("sinks", sinks)).transpose()?;
-        let call = Call {
-            query,
-            heads,
-            latent: l,
-            cache: call.cache.bytes(),
-            layout,
-            second,
-            pages,
+        Ok(Self {
             seq_lens,
             query_starts,
-            out: OutPlaces::of(call.out, [tokens, heads, l])?,
-            lse,
-            sparse: lists.is_some(),
-            sinks,
-            scale: self.config.softmax_scale * std::f32::consts::LOG2_E * layout.scale,
-            num_splits: self.num_splits,
-        };
-        Ok((call, lists))
+        })
+    }
+
+    // Whether the pages that are read, of requests without lists, are pages of the cache.
+    fn check_pages(
+        &self,
+        pages: &Pages<'_>,
+        lists: Option<&Lists<'_>>,
+        available: usize,
+    ) -> Result<()> {
+        let queries = self.query_starts.windows(2);
+        for (request, (len, queries)) in self.seq_lens.iter().zip(queries).enumerate() {
+            let len = *len as usize;
+            if lists.is_none_or(|lists| lists.is_dense(len)) && queries[0] < queries[1] {
+                pages.check(request, 0, len, available)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a, T: Element> QueryElements<'a, T> {
+    fn of(query: &Query<'a, Cpu>) -> Result<Self> {
+        Ok(match query {
+            Query::Concatenated(query) => Self::Concatenated(Elements::of("query", query)?),
+            Query::Split { latent, rope } => Self::Split {
+                latent: Elements::of("query (latent)", latent)?,
+                rope: Elements::of("query (rope)", rope)?,
+            },
+        })
+    }
+}
+
+impl<'a> Lists<'a> {
+    // `end` is the number of slots of the first cache.
+    fn of(lists: &SlotLists<'a, Cpu>, tokens: usize, end: usize) -> Result<Self> {
+        let first = Slots::of(&lists.slots, lists.width, tokens, end)?;
+        let second = lists.second.as_ref().map(|second| {
+            let end = second.cache.layout().slots();
+            Slots::of(&second.slots, second.width, tokens, end)
+        });
+        Ok(Self {
+            first: first.with_counts(lists.counts.as_ref())?,
+            dense_within: lists.dense_within,
+            second: second.transpose()?,
+        })
     }
 }
 
@@ -450,56 +486,62 @@ impl<T: Element> Call<'_, T> {
         &self,
         device: &Cpu,
         workspaces: &mut [Workspace<E>],
-        shared: Shared<'_>,
+        mut shared: Shared<'_>,
     ) {
-        let Some(pitch) = workspaces
-            .first()
-            .map(|workspace| workspace.engine.value_pitch())
-        else {
+        let Some(first) = workspaces.first() else {
             return;
         };
-        let rows = shared.running.len() * LANES / (workspaces.len() * MAX_SPLITS);
-        let units = shared.units;
+        let room = Room {
+            rows: shared.running.len() * LANES / (workspaces.len() * MAX_SPLITS),
+            pitch: first.engine.value_pitch(),
+        };
         shared.splits.clear();
-        for (unit, Unit { keys, .. }) in units.iter().enumerate() {
+        for (unit, Unit { keys, .. }) in shared.units.iter().enumerate() {
             let of_unit = splits(*keys, self.num_splits).map(|keys| Split { unit, keys });
             shared.splits.extend(of_unit);
         }
-        let splits = &*shared.splits;
-        {
-            let places = (
-                Places::new(&mut *shared.running, [0; 3], [0; 3]),
-                Places::new(&mut *shared.out, [0; 3], [0; 3]),
+        self.attend_each(device, workspaces, &mut shared, room);
+        self.merge_each(&mut shared, room);
+    }
+
+    // The partial result of each split into a room of its own.
+    fn attend_each<E: Engine>(
+        &self,
+        device: &Cpu,
+        workspaces: &mut [Workspace<E>],
+        shared: &mut Shared<'_>,
+        Room { rows, pitch }: Room,
+    ) {
+        let (units, splits, slots) = (shared.units, &*shared.splits, shared.slots);
+        let running = Places::new(&mut *shared.running, [0; 3], [0; 3]);
+        let out = Places::new(&mut *shared.out, [0; 3], [0; 3]);
+        for_each_unit(device, workspaces, splits.len(), |workspace, index| {
+            let Split { unit, keys } = &splits[index];
+            let unit = &units[*unit];
+            let padded = unit.rows.next_multiple_of(LANES);
+            // SAFETY: the rooms of two splits do not overlap, and each split is handed out once.
+            let mut partial = unsafe {
+                Partial {
+                    running: running.slice(index * rows / LANES, padded / LANES),
+                    out: out.slice(index * rows * pitch, padded * pitch),
+                    pitch,
+                }
+            };
+            attend(
+                &mut workspace.engine,
+                &self.source(unit, slots),
+                unit.rows,
+                keys.clone(),
+                self.scale,
+                &mut partial,
             );
-            for_each_unit(device, workspaces, splits.len(), |workspace, index| {
-                let Split { unit, keys } = &splits[index];
-                let unit = &units[*unit];
-                // SAFETY: the rooms of two splits do not overlap, and each split is handed out once.
-                let mut partial = unsafe {
-                    Partial {
-                        running: places
-                            .0
-                            .slice(index * rows / LANES, unit.rows.div_ceil(LANES)),
-                        out: places.1.slice(
-                            index * rows * pitch,
-                            unit.rows.next_multiple_of(LANES) * pitch,
-                        ),
-                        pitch,
-                    }
-                };
-                attend(
-                    &mut workspace.engine,
-                    &self.source(unit, shared.slots),
-                    unit.rows,
-                    keys.clone(),
-                    self.scale,
-                    &mut partial,
-                );
-            });
-        }
+        });
+    }
+
+    fn merge_each(&self, shared: &mut Shared<'_>, Room { rows, pitch }: Room) {
         let mut first = 0;
-        for (index, unit) in units.iter().enumerate() {
-            let of_unit = splits[first..].iter();
+        for (index, unit) in shared.units.iter().enumerate() {
+            let of_unit = shared.splits[first..].iter();
             let count = of_unit.take_while(|split| split.unit == index).count();
             if count == 0 {
                 self.finish_empty(unit);

@@ -379,9 +379,6 @@ fn softmax(
     weights: &mut [bf16],
 ) -> [f32; LANES] {
     let padded = keys.next_multiple_of(2 * LANES);
-    assert!(padded <= KEYS && scores.len() >= (padded - 1) * BLOCK + LANES);
-    assert!(weights.len() >= LANES * KEYS);
-    let scores = scores.as_ptr();
     let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
     // SAFETY: sixteen elements each.
     let (limit, before, sum_before) = unsafe {
@@ -394,44 +391,95 @@ fn softmax(
     let seen = limits
         .iter()
         .fold(u32::MAX, |least, limit| least.min(*limit));
-    let seen = (seen as usize).min(keys);
-
-    // The largest score is the largest scaled one, since scales are positive; masks are applied to
-    // both passes, so that the first need not write.
+    let mask = Mask {
+        by_all: (seen as usize).min(keys),
+        limit,
+    };
+    // The largest score is the largest scaled one, since scales are positive.
     let factor = _mm512_set1_ps(scale);
-    let sees = |key: usize| _mm512_cmplt_epu32_mask(_mm512_set1_epi32(key as i32), limit);
-    let mut max = [infinite; 4];
-    for key in 0..padded {
-        // SAFETY: within `scores`, as asserted.
-        let mut score = unsafe { _mm512_loadu_ps(scores.add(key * BLOCK)) };
-        if key >= seen {
-            score = _mm512_mask_mov_ps(infinite, sees(key), score);
-        }
-        // Operands in this order pass over a NaN in the score: it shows in the sum.
-        max[key % 4] = _mm512_max_ps(score, max[key % 4]);
-    }
-    let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
-    let max = _mm512_mul_ps(_mm512_max_ps(max[0], max[1]), factor);
+    let max = _mm512_mul_ps(largest(scores, padded, mask), factor);
     let max = _mm512_max_ps(before, max);
     // A row without a largest score is kept at 2^(−inf − 0) = 0 rather than −inf − −inf.
     let nothing = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(max, infinite);
     let base = _mm512_mask_mov_ps(max, nothing, _mm512_setzero_ps());
     let alpha = exp2(_mm512_sub_ps(before, base));
+    let sum = weigh(scores, padded, mask, factor, base, weights);
+    let sum = _mm512_fmadd_ps(sum_before, alpha, sum);
+    let mut factors = [0.0; LANES];
+    // SAFETY: sixteen elements each.
+    unsafe {
+        _mm512_storeu_ps(running.max.as_mut_ptr(), max);
+        _mm512_storeu_ps(running.sum.as_mut_ptr(), sum);
+        _mm512_storeu_ps(factors.as_mut_ptr(), alpha);
+    }
+    factors
+}
 
+// Which keys of a tile each of sixteen rows sees. It is applied to both passes over the scores, so
+// that the first need not write.
+#[derive(Clone, Copy)]
+struct Mask {
+    // The keys that every row sees, which need no mask.
+    by_all: usize,
+    // How many each row sees.
+    limit: __m512i,
+}
+
+impl Mask {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn sees(self, key: usize) -> __mmask16 {
+        _mm512_cmplt_epu32_mask(_mm512_set1_epi32(key as i32), self.limit)
+    }
+}
+
+// The largest score of each row among `padded` keys.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn largest(scores: &[f32], padded: usize, mask: Mask) -> __m512 {
+    assert!(scores.len() >= (padded - 1) * BLOCK + LANES);
+    let infinite = _mm512_set1_ps(f32::NEG_INFINITY);
+    let mut max = [infinite; 4];
+    for key in 0..padded {
+        // SAFETY: within `scores`, as asserted.
+        let mut score = unsafe { _mm512_loadu_ps(scores.as_ptr().add(key * BLOCK)) };
+        if key >= mask.by_all {
+            score = _mm512_mask_mov_ps(infinite, mask.sees(key), score);
+        }
+        // Operands in this order pass over a NaN in the score: it shows in the sum.
+        max[key % 4] = _mm512_max_ps(score, max[key % 4]);
+    }
+    let max = [_mm512_max_ps(max[0], max[1]), _mm512_max_ps(max[2], max[3])];
+    _mm512_max_ps(max[0], max[1])
+}
+
+// Writes the weights 2^(score · factor − base) of `padded` keys, and returns their sums.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn weigh(
+    scores: &[f32],
+    padded: usize,
+    mask: Mask,
+    factor: __m512,
+    base: __m512,
+    weights: &mut [bf16],
+) -> __m512 {
+    assert!(padded <= KEYS && scores.len() >= (padded - 1) * BLOCK + LANES);
+    assert!(weights.len() >= LANES * KEYS);
     let mut sum = [_mm512_setzero_ps(); 2];
     for key in (0..padded).step_by(2 * LANES) {
         let mut pairs = [_mm512_setzero_si512(); 16];
         for (pair, to) in pairs.iter_mut().enumerate() {
-            // SAFETY: within `scores`, as asserted.
+            // SAFETY: within `scores`, as asserted: `padded` is whole steps.
             let (a, b) = unsafe {
-                let at = scores.add((key + 2 * pair) * BLOCK);
+                let at = scores.as_ptr().add((key + 2 * pair) * BLOCK);
                 (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(BLOCK)))
             };
             let mut a = exp2(_mm512_fmsub_ps(a, factor, base));
             let mut b = exp2(_mm512_fmsub_ps(b, factor, base));
-            if key + 2 * pair + 1 >= seen {
-                a = _mm512_maskz_mov_ps(sees(key + 2 * pair), a);
-                b = _mm512_maskz_mov_ps(sees(key + 2 * pair + 1), b);
+            if key + 2 * pair + 1 >= mask.by_all {
+                a = _mm512_maskz_mov_ps(mask.sees(key + 2 * pair), a);
+                b = _mm512_maskz_mov_ps(mask.sees(key + 2 * pair + 1), b);
             }
             sum[0] = _mm512_add_ps(sum[0], a);
             sum[1] = _mm512_add_ps(sum[1], b);
@@ -445,15 +493,7 @@ fn softmax(
             store(pairs, &mut weights[row * KEYS + key..]);
         }
     }
-    let sum = _mm512_fmadd_ps(sum_before, alpha, _mm512_add_ps(sum[0], sum[1]));
-    let mut factors = [0.0; LANES];
-    // SAFETY: sixteen elements each.
-    unsafe {
-        _mm512_storeu_ps(running.max.as_mut_ptr(), max);
-        _mm512_storeu_ps(running.sum.as_mut_ptr(), sum);
-        _mm512_storeu_ps(factors.as_mut_ptr(), alpha);
-    }
-    factors
+    _mm512_add_ps(sum[0], sum[1])
 }
 
 fn bits(value: __m256bh) -> __m256i {

@@ -360,79 +360,99 @@ pub(crate) fn attend<E: Engine, S: Source<E::Lane>>(
     partial: &mut Partial<'_>,
 ) {
     partial.clear();
-    let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
-    if key_pitch > 0 {
-        for (row, to) in engine
-            .queries()
-            .chunks_mut(key_pitch)
-            .take(rows)
-            .enumerate()
-        {
+    let pitch = engine.key_pitch();
+    if pitch > 0 {
+        let queries = engine.queries().chunks_mut(pitch);
+        for (row, to) in queries.take(rows).enumerate() {
             source.query(row, to);
         }
     }
     engine.begin(rows);
-    let in_place = engine.in_place();
     let seen_by_all = (0..rows).map(|row| source.limit(row)).min().unwrap_or(0);
     let mut start = range.start;
     while start < range.end {
         let keys = KEYS.min(range.end - start);
-        let mut lying = [&[][..]; KEYS];
-        let in_place = in_place
-            && keys == KEYS
-            && start + keys <= seen_by_all
-            && lying.iter_mut().enumerate().all(|(key, lying)| {
-                source
-                    .key_in_place(start + key)
-                    .map(|row| *lying = row)
-                    .is_some()
-            });
-        if key_pitch > 0 && !in_place {
-            for (key, to) in engine.keys().chunks_mut(key_pitch).take(keys).enumerate() {
-                source.key(start + key, to);
-            }
-        }
-        if value_pitch > 0 && !in_place {
-            for (key, to) in engine
-                .values()
-                .chunks_mut(value_pitch)
-                .take(keys)
-                .enumerate()
-            {
-                source.value(start + key, to);
-            }
+        let is_whole = keys == KEYS && start + keys <= seen_by_all;
+        let in_place = match is_whole && engine.in_place() {
+            true => keys_in_place(source, start),
+            false => None,
+        };
+        if in_place.is_none() {
+            fetch(engine, source, start, keys);
         }
         engine.tile(keys);
-        for block in 0..rows.div_ceil(E::BLOCK) {
-            let first = block * E::BLOCK;
-            let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
-            let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
-            let (mut most, mut least) = (0, keys);
-            for row in first..rows.min(first + E::BLOCK) {
-                let seen = source.limit(row).saturating_sub(start).min(keys);
-                limits[(row - first) / LANES][row % LANES] = seen as u32;
-                most = most.max(seen);
-                least = least.min(seen);
-            }
-            if most == 0 {
-                continue;
-            }
-            engine.block(
-                in_place.then_some(&lying),
-                block,
-                Seen {
-                    limits: &limits[..groups],
-                    by_all: least,
-                    by_some: most,
-                },
-                scale,
-                &mut partial.running[first / LANES..first / LANES + groups],
-                &mut partial.out[first * value_pitch..(first + groups * LANES) * value_pitch],
-            );
-        }
+        let in_place = in_place.as_ref().map(<[_; KEYS]>::as_slice);
+        let range = start..start + keys;
+        attend_to_tile(engine, source, rows, range, in_place, scale, partial);
         start += keys;
     }
     engine.end();
+}
+
+/// The keys of a whole tile where they lie, if all can be read there.
+fn keys_in_place<L: Lane, S: Source<L>>(source: &S, start: usize) -> Option<[&[L]; KEYS]> {
+    let mut lying = [&[][..]; KEYS];
+    for (key, lying) in lying.iter_mut().enumerate() {
+        *lying = source.key_in_place(start + key)?;
+    }
+    Some(lying)
+}
+
+/// Copies the keys and values of a tile to where the engine reads them.
+fn fetch<E: Engine, S: Source<E::Lane>>(engine: &mut E, source: &S, start: usize, keys: usize) {
+    let (key_pitch, value_pitch) = (engine.key_pitch(), engine.value_pitch());
+    if key_pitch > 0 {
+        let places = engine.keys().chunks_mut(key_pitch);
+        for (key, to) in places.take(keys).enumerate() {
+            source.key(start + key, to);
+        }
+    }
+    if value_pitch > 0 {
+        let places = engine.values().chunks_mut(value_pitch);
+        for (key, to) in places.take(keys).enumerate() {
+            source.value(start + key, to);
+        }
+    }
+}
+
+/// Attends to the keys of one tile, a block of rows after the other.
+fn attend_to_tile<E: Engine, S: Source<E::Lane>>(
+    engine: &mut E,
+    source: &S,
+    rows: usize,
+    range: Range<usize>,
+    in_place: Option<&[&[E::Lane]]>,
+    scale: f32,
+    partial: &mut Partial<'_>,
+) {
+    let (keys, pitch) = (range.len(), engine.value_pitch());
+    for block in 0..rows.div_ceil(E::BLOCK) {
+        let first = block * E::BLOCK;
+        let groups = (rows - first).min(E::BLOCK).div_ceil(LANES);
+        let mut limits = [[0; LANES]; MAX_BLOCK / LANES];
+        let (mut most, mut least) = (0, keys);
+        for row in first..rows.min(first + E::BLOCK) {
+            let seen = source.limit(row).saturating_sub(range.start).min(keys);
+            limits[(row - first) / LANES][row % LANES] = seen as u32;
+            most = most.max(seen);
+            least = least.min(seen);
+        }
+        if most == 0 {
+            continue;
+        }
+        engine.block(
+            in_place,
+            block,
+            Seen {
+                limits: &limits[..groups],
+                by_all: least,
+                by_some: most,
+            },
+            scale,
+            &mut partial.running[first / LANES..first / LANES + groups],
+            &mut partial.out[first * pitch..(first + groups * LANES) * pitch],
+        );
+    }
 }
 
 /// One workspace per thread, of the engine that suits the dtype and the processor best.

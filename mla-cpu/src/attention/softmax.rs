@@ -86,36 +86,8 @@ pub(crate) fn softmax(
     running: &mut Running,
 ) -> [f32; LANES] {
     let scores = &mut scores[..(keys.max(1) - 1) * pitch + LANES];
-    // Keys that every row sees need no mask.
-    let seen = limits
-        .iter()
-        .fold(u32::MAX, |least, limit| least.min(*limit));
-    let seen = (seen as usize).min(keys);
-
     // The largest score is the largest scaled one, since scales are positive.
-    let mut max = [f32::NEG_INFINITY; LANES];
-    let (plain, masked) = scores.split_at_mut((seen * pitch).min(scores.len()));
-    // Arrays rather than slices: sixteen checks of bounds would keep the loops out of registers.
-    for row in plain
-        .chunks(pitch)
-        .filter_map(<[f32]>::first_chunk::<LANES>)
-    {
-        for lane in 0..LANES {
-            max[lane] = larger(max[lane], row[lane]);
-        }
-    }
-    let masked = masked.chunks_mut(pitch).take(keys - seen);
-    for (key, row) in masked
-        .filter_map(<[f32]>::first_chunk_mut::<LANES>)
-        .enumerate()
-    {
-        for lane in 0..LANES {
-            if (seen + key) as u32 >= limits[lane] {
-                row[lane] = f32::NEG_INFINITY;
-            }
-            max[lane] = larger(max[lane], row[lane]);
-        }
-    }
+    let mut max = largest(scores, pitch, keys, limits);
     for (max, before) in max.iter_mut().zip(&running.max) {
         *max = larger(*before, *max * scale);
     }
@@ -146,4 +118,39 @@ pub(crate) fn softmax(
     }
     running.max = max;
     alpha
+}
+
+// The largest score of each row; those that it does not see become −inf. In line, so that it is
+// compiled for the caller's instructions.
+#[inline(always)]
+fn largest(scores: &mut [f32], pitch: usize, keys: usize, limits: &[u32; LANES]) -> [f32; LANES] {
+    // Keys that every row sees need no mask.
+    let seen = limits
+        .iter()
+        .fold(u32::MAX, |least, limit| least.min(*limit));
+    let seen = (seen as usize).min(keys);
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let (plain, masked) = scores.split_at_mut((seen * pitch).min(scores.len()));
+    // Arrays rather than slices: sixteen checks of bounds would keep the loops out of registers.
+    for row in plain
+        .chunks(pitch)
+        .filter_map(<[f32]>::first_chunk::<LANES>)
+    {
+        for lane in 0..LANES {
+            max[lane] = larger(max[lane], row[lane]);
+        }
+    }
+    let masked = masked.chunks_mut(pitch).take(keys - seen);
+    for (key, row) in masked
+        .filter_map(<[f32]>::first_chunk_mut::<LANES>)
+        .enumerate()
+    {
+        for lane in 0..LANES {
+            if (seen + key) as u32 >= limits[lane] {
+                row[lane] = f32::NEG_INFINITY;
+            }
+            max[lane] = larger(max[lane], row[lane]);
+        }
+    }
+    max
 }
