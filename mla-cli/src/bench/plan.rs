@@ -292,6 +292,102 @@ fn splits(number: Option<u32>) -> impl Iterator<Item = (&'static str, String)> {
         .map(|number| ("num_splits", number.to_string()))
 }
 
+impl Way {
+    /// What a row says of it.
+    fn parameters(self) -> Vec<(&'static str, String)> {
+        let mut parameters = match self.route {
+            Some(route) => vec![("path", route.name().to_owned())],
+            None => vec![("threshold", self.threshold.to_string())],
+        };
+        parameters.extend(
+            self.query_chunk
+                .map(|chunk| ("query_chunk", chunk.to_string())),
+        );
+        parameters.extend(self.rows.map(|rows| ("rows", rows.to_string())));
+        parameters.extend(splits(self.num_splits));
+        parameters
+    }
+}
+
+/// The requests of a batch on either path of the layer.
+struct Paths<'b> {
+    absorbed: Vec<&'b Request>,
+    expanded: Vec<&'b Request>,
+}
+
+impl<'b> Paths<'b> {
+    fn of(spec: &'b BatchSpec, threshold: u32) -> Self {
+        let requests = spec.requests().iter();
+        let (absorbed, expanded) = requests.partition(|request| request.q <= threshold);
+        Self { absorbed, expanded }
+    }
+
+    /// How the query lengths differ of what decode backends are given, in chunks if so.
+    fn query_len(&self, chunk: Option<u32>) -> QueryLen {
+        let longest = self.absorbed.iter().map(|r| r.q).max().unwrap_or(0);
+        match (longest, chunk) {
+            (0 | 1, _) | (_, Some(1)) => QueryLen::Single,
+            _ if self.absorbed.iter().all(|r| r.q == longest)
+                && chunk.is_none_or(|chunk| longest.is_multiple_of(chunk.min(longest))) =>
+            {
+                QueryLen::Uniform
+            }
+            _ => QueryLen::Ragged,
+        }
+    }
+
+    /// The backends that run, of two.
+    fn backends(&self, prefill: &str, decode: &str) -> String {
+        match (self.absorbed.is_empty(), self.expanded.is_empty()) {
+            (true, _) => prefill.to_owned(),
+            (_, true) => decode.to_owned(),
+            _ if prefill == decode => prefill.to_owned(),
+            _ => format!("{decode} + {prefill}"),
+        }
+    }
+}
+
+/// The keys with several values that tell cases apart, and those that tell contenders apart: what
+/// is to be computed makes a case, how it is done competes within one.
+fn compared(settings: &Settings) -> [Vec<&'static str>; 2] {
+    fn several<T>(list: &Option<Vec<T>>) -> bool {
+        list.as_ref().is_some_and(|list| list.len() > 1)
+    }
+    let of_case = [
+        ("model", several(&settings.model)),
+        ("dims", several(&settings.dims)),
+        ("dtype", several(&settings.dtype)),
+        ("heads", several(&settings.heads)),
+        ("kv", several(&settings.kv)),
+        ("topk", several(&settings.topk)),
+        ("lists", several(&settings.lists)),
+        ("valid", several(&settings.valid)),
+    ];
+    let of_contender = [
+        ("page", several(&settings.page)),
+        ("threshold", several(&settings.threshold)),
+        ("query_chunk", several(&settings.query_chunk)),
+        ("rows", several(&settings.rows)),
+        ("num_splits", several(&settings.num_splits)),
+    ];
+    [&of_case[..], &of_contender].map(|axes| {
+        let several = axes.iter().filter(|(_, several)| *several);
+        several.map(|(name, _)| *name).collect()
+    })
+}
+
+/// A name with the values of these keys behind it.
+fn with_values(
+    name: &str,
+    keys: &[&'static str],
+    values: &BTreeMap<&'static str, String>,
+) -> String {
+    let values = keys.iter().filter_map(|key| Some((key, values.get(key)?)));
+    values.fold(name.to_owned(), |text, (key, value)| {
+        format!("{text} {key}={value}")
+    })
+}
+
 /// What a batch does, by the kinds of its requests.
 fn phase_of(spec: &BatchSpec) -> Option<Phase> {
     let decode = |r: &Request| {
@@ -486,21 +582,56 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         batch: &Batch,
         way: Way,
     ) -> Result<(), CliError> {
+        let paths = Paths::of(&batch.spec, way.threshold);
+        self.note_step(batch, way, &paths);
+        let problem = problem.with_query_len(paths.query_len(way.query_chunk));
+        let problem = with_graphs(problem, self.site.graphs, Phase::Decode);
+        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
+        let mut prefills = self.backends(&problem, Phase::Prefill)?;
+        let mut decodes = self.backends(&problem, Phase::Decode)?;
+        // Where several are compared, only those that the batch comes to.
+        if paths.expanded.is_empty() {
+            prefills.truncate(1);
+        }
+        if paths.absorbed.is_empty() {
+            decodes.truncate(1);
+        }
+        for prefill in prefills {
+            for &decode in &decodes {
+                let layer = Layer {
+                    prefill,
+                    decode,
+                    config,
+                    spec: batch.spec.clone(),
+                    threshold: way.threshold,
+                    query_chunk: way.query_chunk,
+                    rows: way.rows,
+                    num_splits: way.num_splits.filter(|_| !paths.absorbed.is_empty()),
+                    layers: self.settings.layers.unwrap_or(1) as usize,
+                    seed: self.settings.seed.unwrap_or(SEED),
+                };
+                let backends = paths.backends(prefill, decode);
+                let contender = match way.route {
+                    Some(route) => format!("{} ({backends})", route.name()),
+                    None => backends,
+                };
+                let subject = Subject::Layer(layer);
+                self.push(model, batch, contender, way.parameters(), subject)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes which keys have an effect on a step.
+    fn note_step(&mut self, batch: &Batch, way: Way, Paths { absorbed, expanded }: &Paths<'_>) {
         let Way {
-            route,
-            threshold,
-            query_chunk,
-            rows,
-            num_splits,
+            route, query_chunk, ..
         } = way;
-        let requests = batch.spec.requests();
-        let absorbed: Vec<&Request> = requests.iter().filter(|r| r.q <= threshold).collect();
-        let expanded = || requests.iter().filter(|r| r.q > threshold);
         let keys = [
             (Key::Kv, true),
             (Key::Page, true),
             (Key::Decode, !absorbed.is_empty()),
-            (Key::Prefill, expanded().next().is_some()),
+            (Key::Prefill, !expanded.is_empty()),
             (Key::Path, true),
             (Key::Threshold, true),
             // The other path of a comparison of paths need not be touched.
@@ -510,7 +641,7 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             ),
             (
                 Key::Rows,
-                route == Some(Route::Absorbed) || expanded().any(|r| r.context_len() > 0),
+                route == Some(Route::Absorbed) || expanded.iter().any(|r| r.context_len() > 0),
             ),
             (
                 Key::NumSplits,
@@ -524,68 +655,6 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
                 false => self.note(&batch.text, &[], &key),
             }
         }
-        let longest = absorbed.iter().map(|r| r.q).max().unwrap_or(0);
-        let problem = problem.with_query_len(match (longest, query_chunk) {
-            (0 | 1, _) => QueryLen::Single,
-            (_, Some(1)) => QueryLen::Single,
-            _ if absorbed.iter().all(|r| r.q == longest)
-                && query_chunk.is_none_or(|chunk| longest.is_multiple_of(chunk.min(longest))) =>
-            {
-                QueryLen::Uniform
-            }
-            _ => QueryLen::Ragged,
-        });
-        let problem = with_graphs(problem, self.site.graphs, Phase::Decode);
-        let config = LayerConfig::new(problem, model.config.softmax_scale() as f32);
-        let prefills = self.backends(&problem, Phase::Prefill)?;
-        let decodes = self.backends(&problem, Phase::Decode)?;
-        // Where several are compared, only those that the batch comes to.
-        let several = |names: &[&'static str], used| names.len() > 1 && used;
-        let with_prefill = several(&prefills, expanded().next().is_some());
-        let with_decode = several(&decodes, !absorbed.is_empty());
-        for prefill in prefills
-            .iter()
-            .take(if with_prefill { prefills.len() } else { 1 })
-        {
-            for decode in decodes
-                .iter()
-                .take(if with_decode { decodes.len() } else { 1 })
-            {
-                let layer = Layer {
-                    prefill,
-                    decode,
-                    config,
-                    spec: batch.spec.clone(),
-                    threshold,
-                    query_chunk,
-                    rows,
-                    num_splits: num_splits.filter(|_| !absorbed.is_empty()),
-                    layers: self.settings.layers.unwrap_or(1) as usize,
-                    seed: self.settings.seed.unwrap_or(SEED),
-                };
-                let backends = match (absorbed.is_empty(), expanded().next().is_none()) {
-                    (true, _) => (*prefill).to_owned(),
-                    (_, true) => (*decode).to_owned(),
-                    _ if prefill == decode => (*prefill).to_owned(),
-                    _ => format!("{decode} + {prefill}"),
-                };
-                let contender = match route {
-                    Some(route) => format!("{} ({backends})", route.name()),
-                    None => backends,
-                };
-                let mut parameters = Vec::new();
-                if let Some(route) = route {
-                    parameters.push(("path", route.name().to_owned()));
-                } else {
-                    parameters.push(("threshold", threshold.to_string()));
-                }
-                parameters.extend(query_chunk.map(|chunk| ("query_chunk", chunk.to_string())));
-                parameters.extend(rows.map(|rows| ("rows", rows.to_string())));
-                parameters.extend(splits(num_splits));
-                self.push(model, batch, contender, parameters, Subject::Layer(layer))?;
-            }
-        }
-        Ok(())
     }
 
     fn push(
@@ -603,39 +672,9 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
         parameters.insert("kv", problem.kv_format.to_string());
         parameters.insert("page", problem.page_size.to_string());
         parameters.extend(more);
-        let settings = self.settings;
-        fn several<T>(list: &Option<Vec<T>>) -> bool {
-            list.as_ref().is_some_and(|list| list.len() > 1)
-        }
-        // What is to be computed tells cases apart; how it is done competes within a case.
-        let of_case = [
-            ("model", several(&settings.model)),
-            ("dims", several(&settings.dims)),
-            ("dtype", several(&settings.dtype)),
-            ("heads", several(&settings.heads)),
-            ("kv", several(&settings.kv)),
-            ("topk", several(&settings.topk)),
-            ("lists", several(&settings.lists)),
-            ("valid", several(&settings.valid)),
-        ];
-        let of_contender = [
-            ("page", several(&settings.page)),
-            ("threshold", several(&settings.threshold)),
-            ("query_chunk", several(&settings.query_chunk)),
-            ("rows", several(&settings.rows)),
-            ("num_splits", several(&settings.num_splits)),
-        ];
-        let named = |text: &str, axes: &[(&str, bool)]| {
-            let several = axes.iter().filter(|(_, several)| *several);
-            several.fold(text.to_owned(), |text, (name, _)| {
-                match parameters.get(name) {
-                    Some(value) => format!("{text} {name}={value}"),
-                    None => text,
-                }
-            })
-        };
-        let case = named(&batch.text, &of_case);
-        let contender = named(&contender, &of_contender);
+        let [of_case, of_contender] = compared(self.settings);
+        let case = with_values(&batch.text, &of_case, &parameters);
+        let contender = with_values(&contender, &of_contender, &parameters);
         if let Subject::Attention(attention) = &subject {
             let bytes = attention.bytes();
             self.site.about.check_memory("memory", &case, bytes)?;
@@ -659,28 +698,8 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
 
     /// The backends of a phase that are to be compared.
     fn backends(&mut self, problem: &Problem, phase: Phase) -> Result<Vec<&'static str>, CliError> {
-        let settings = self.settings;
         let registry = self.site.registry;
-        let own = match phase {
-            Phase::Prefill => &settings.prefill,
-            Phase::Decode => &settings.decode,
-        };
-        let given: Option<Vec<String>> = match (own, &settings.backends) {
-            (Some(own), _) => Some(own.clone()),
-            (None, Some(both)) => {
-                for name in both.iter().filter(|name| *name != ALL) {
-                    // A name of the other phase says nothing about this one.
-                    if registry.get(Phase::Decode, name).is_err() {
-                        registry.get(Phase::Prefill, name)?;
-                    }
-                }
-                let of_phase = both
-                    .iter()
-                    .filter(|name| *name == ALL || registry.get(phase, name).is_ok());
-                Some(of_phase.cloned().collect::<Vec<_>>()).filter(|names| !names.is_empty())
-            }
-            (None, None) => None,
-        };
+        let given = self.given_backends(phase)?;
         let target: Target = self.site.device.target();
         let request = selection::SelectionRequest::new(target, *problem);
         let explanation = registry.explain(&request)?;
@@ -689,44 +708,108 @@ impl<'a, D: Stopwatch> Plan<'a, D> {
             phase,
             explanation: Box::new(explanation.clone()),
         };
+        let Some(given) = given else {
+            let best = explanation.phase(phase).selected().ok_or_else(none_fits)?;
+            return Ok(vec![best.spec.name]);
+        };
         let mut names: Vec<&'static str> = Vec::new();
-        match given {
-            None => {
-                let best = explanation.phase(phase).selected().ok_or_else(none_fits)?;
-                names.push(best.spec.name);
+        for name in given {
+            if name == ALL {
+                let fitting = candidates.iter().filter(|candidate| candidate.is_valid());
+                names.extend(fitting.map(|candidate| candidate.spec.name));
+                self.names.insert(name);
+                continue;
             }
-            Some(given) => {
-                for name in &given {
-                    if name == ALL {
-                        let fitting = candidates.iter().filter(|candidate| candidate.is_valid());
-                        names.extend(fitting.map(|candidate| candidate.spec.name));
-                        self.names.insert(name.clone());
-                        continue;
-                    }
-                    let known = registry.get(phase, name)?.spec.name;
-                    let candidate = candidates
-                        .iter()
-                        .find(|candidate| candidate.spec.name == known);
-                    if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
-                        return Err(SelectionError::Refused {
-                            phase,
-                            name: known,
-                            target,
-                            reasons: Box::new(candidate.reasons),
-                        }
-                        .into());
-                    }
-                    names.push(known);
-                    self.names.insert(name.clone());
+            let known = registry.get(phase, &name)?.spec.name;
+            let candidate = candidates
+                .iter()
+                .find(|candidate| candidate.spec.name == known);
+            if let Some(candidate) = candidate.filter(|candidate| !candidate.is_valid()) {
+                return Err(SelectionError::Refused {
+                    phase,
+                    name: known,
+                    target,
+                    reasons: Box::new(candidate.reasons),
                 }
-                if names.is_empty() {
-                    return Err(none_fits().into());
-                }
+                .into());
             }
+            names.push(known);
+            self.names.insert(name);
+        }
+        if names.is_empty() {
+            return Err(none_fits().into());
         }
         let mut seen = BTreeSet::new();
         names.retain(|name| seen.insert(*name));
         Ok(names)
+    }
+
+    /// The names that the settings give for a phase, `all` among them; none if the best backend is
+    /// to be taken.
+    fn given_backends(&self, phase: Phase) -> Result<Option<Vec<String>>, CliError> {
+        let (settings, registry) = (self.settings, self.site.registry);
+        let own = match phase {
+            Phase::Prefill => &settings.prefill,
+            Phase::Decode => &settings.decode,
+        };
+        if own.is_some() {
+            return Ok(own.clone());
+        }
+        let Some(both) = &settings.backends else {
+            return Ok(None);
+        };
+        for name in both.iter().filter(|name| *name != ALL) {
+            // A name of the other phase says nothing about this one.
+            if registry.get(Phase::Decode, name).is_err() {
+                registry.get(Phase::Prefill, name)?;
+            }
+        }
+        let of_phase = both
+            .iter()
+            .filter(|name| *name == ALL || registry.get(phase, name).is_ok());
+        Ok(Some(of_phase.cloned().collect::<Vec<_>>()).filter(|names| !names.is_empty()))
+    }
+
+    fn case(&mut self, case: Case) -> Result<(), CliError> {
+        let (kind, phase, key, deviation) = match case.kind {
+            CaseKind::Decode | CaseKind::Sparse { .. } => {
+                (Kind::Decode, Phase::Decode, Key::Decode, 0.1)
+            }
+            CaseKind::Prefill { causal } => {
+                (Kind::Prefill { causal }, Phase::Prefill, Key::Prefill, 1.0)
+            }
+        };
+        let (problem, lists) = problem_of(&case, phase, self.site.graphs);
+        self.note(&case.id, &[key], &[]);
+        let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
+        let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
+        let label = format!(
+            "{} requests, {queries} query and {keys} kv tokens",
+            case.requests.len()
+        );
+        for backend in self.backends(&problem, phase)? {
+            let attention = Attention {
+                backend,
+                kind,
+                config: LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt()),
+                requests: case.requests.clone(),
+                deviation,
+                layers: self.settings.layers.unwrap_or(1) as usize,
+                num_splits: None,
+                seed: self.settings.seed.unwrap_or(SEED).into(),
+                lists,
+            };
+            let about = &self.site.about;
+            about.check_memory("memory", &case.id, attention.bytes())?;
+            self.jobs.push(Job {
+                case: case.id.clone(),
+                contender: backend.to_owned(),
+                label: label.clone(),
+                parameters: BTreeMap::from([("heads", case.heads.to_string())]),
+                subject: Subject::Attention(attention),
+            });
+        }
+        Ok(())
     }
 
     fn note(&mut self, batch: &str, effective: &[Key], idle: &[Key]) {
@@ -805,7 +888,24 @@ fn try_out<D: Stopwatch>(site: &Site<'_, D>, job: &Job) -> Result<(), CliError> 
     Ok(())
 }
 
-/// The rows of a file of cases: R1's dimensions in bf16, pages of 64, and numbers as its protocol says.
+/// The problem of a case: R1's dimensions in bf16, and pages of 64; with the lists of a sparse one.
+fn problem_of(case: &Case, phase: Phase, graphs: bool) -> (Problem, Option<Lists>) {
+    let query_len = match phase {
+        Phase::Decode => workload::query_len(&case.requests),
+        Phase::Prefill => QueryLen::Single,
+    };
+    let problem = Problem::new(MlaDims::R1, case.heads, DType::BF16).with_query_len(query_len);
+    let (problem, lists) = match case.kind {
+        CaseKind::Sparse { kv_format, lists } => {
+            let problem = problem.with_kv_format(kv_format).with_sparse(true);
+            (problem, Some(lists))
+        }
+        _ => (problem, None),
+    };
+    (with_graphs(problem, graphs, phase), lists)
+}
+
+/// The rows of a file of cases, with numbers as its protocol says.
 pub(super) fn cases<D: Stopwatch>(
     site: &Site<'_, D>,
     settings: &Settings,
@@ -813,59 +913,7 @@ pub(super) fn cases<D: Stopwatch>(
 ) -> Result<Vec<Job>, CliError> {
     let mut plan = Plan::new(site, settings);
     for case in cases {
-        let (kind, phase, deviation) = match case.kind {
-            CaseKind::Decode | CaseKind::Sparse { .. } => (Kind::Decode, Phase::Decode, 0.1),
-            CaseKind::Prefill { causal } => (Kind::Prefill { causal }, Phase::Prefill, 1.0),
-        };
-        let problem =
-            Problem::new(MlaDims::R1, case.heads, DType::BF16).with_query_len(match phase {
-                Phase::Decode => workload::query_len(&case.requests),
-                Phase::Prefill => QueryLen::Single,
-            });
-        let (problem, lists) = match case.kind {
-            CaseKind::Sparse { kv_format, lists } => {
-                let problem = problem.with_kv_format(kv_format).with_sparse(true);
-                (problem, Some(lists))
-            }
-            _ => (problem, None),
-        };
-        let problem = with_graphs(problem, site.graphs, phase);
-        plan.note(
-            &case.id,
-            &[match phase {
-                Phase::Decode => Key::Decode,
-                Phase::Prefill => Key::Prefill,
-            }],
-            &[],
-        );
-        let queries: u64 = case.requests.iter().map(|r| u64::from(r.q)).sum();
-        let keys: u64 = case.requests.iter().map(|r| u64::from(r.kv)).sum();
-        let label = format!(
-            "{} requests, {queries} query and {keys} kv tokens",
-            case.requests.len()
-        );
-        for backend in plan.backends(&problem, phase)? {
-            let attention = Attention {
-                backend,
-                kind,
-                config: LayerConfig::new(problem, 1.0 / (problem.dims.head.qk() as f32).sqrt()),
-                requests: case.requests.clone(),
-                deviation,
-                layers: settings.layers.unwrap_or(1) as usize,
-                num_splits: None,
-                seed: settings.seed.unwrap_or(SEED).into(),
-                lists,
-            };
-            site.about
-                .check_memory("memory", &case.id, attention.bytes())?;
-            plan.jobs.push(Job {
-                case: case.id.clone(),
-                contender: backend.to_owned(),
-                label: label.clone(),
-                parameters: BTreeMap::from([("heads", case.heads.to_string())]),
-                subject: Subject::Attention(attention),
-            });
-        }
+        plan.case(case)?;
     }
     plan.finish()
 }
