@@ -315,9 +315,28 @@ impl Runtime {
     /// The spec's value, each field set: the struct has room for more.
     fn spec(&self, spec: &Spec, platform: &TokenStream) -> TokenStream {
         let path = &self.path;
-        let (name, provider, quant_output) = (&spec.name, provider(spec), spec.quant_output);
+        let (name, provider) = (&spec.name, provider(spec));
         let phase = variant(spec.phase.variant());
-        let capabilities = match &spec.sm {
+        let (shapes, cache) = (self.shapes(spec), self.cache(spec));
+        let (tensors, abilities) = (self.tensors(spec), self.abilities(spec));
+        let (capabilities, priority) = (self.all_capabilities(spec), self.priority(spec));
+        quote! {
+            #path::spec::BackendSpec::new(#name, #path::spec::Phase::#phase, #platform)
+            .with_provider(#provider)
+            .with_capabilities(#capabilities)
+            #shapes
+            #cache
+            #tensors
+            #abilities
+            .with_priority(#priority)
+            .checked()
+        }
+    }
+
+    /// The GPUs that it takes: those of `sm`, or those that its families are compiled for.
+    fn all_capabilities(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
+        match &spec.sm {
             Some(sets) => {
                 let sets = sets.iter().map(|set| self.capabilities(*set));
                 quote!(&[#(#sets),*])
@@ -331,7 +350,12 @@ impl Runtime {
                     &SETS
                 }}
             }
-        };
+        }
+    }
+
+    /// The dtypes, dimensions and numbers of heads that it takes.
+    fn shapes(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
         let dtypes = self.variants(&quote!(dtype::DType), &spec.dtypes);
         let dims = list_or_none(spec.dims.as_deref(), |dims| {
             let dims = dims.map(Literal::u32_unsuffixed);
@@ -352,6 +376,17 @@ impl Runtime {
                 quote!(List(&[#(#counts),*]))
             }
         };
+        quote! {
+            .with_dtypes(#dtypes)
+            .with_dims(#dims)
+            .with_cache_dims(#cache_dims)
+            .with_heads(#path::spec::HeadCounts::#heads)
+        }
+    }
+
+    /// The caches that it reads.
+    fn cache(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
         let kv_formats = self.variants(&quote!(kv_format::KvFormat), &spec.kv);
         let page_sizes = match &spec.page_sizes {
             PageSizes::Any => quote!(Any),
@@ -364,41 +399,43 @@ impl Runtime {
                 quote!(List(&[#(#sizes),*]))
             }
         };
+        quote! {
+            .with_kv_formats(#kv_formats)
+            .with_page_sizes(#path::spec::PageSizes::#page_sizes)
+        }
+    }
+
+    /// How it takes its queries, keys and values.
+    fn tensors(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
         let query_len = variant(spec.query_len.variant);
         let max_query_len = option(spec.max_query_len.map(Literal::u32_unsuffixed));
         let query_format = variant(spec.query_format.variant);
         let key_layout = variant(spec.key_layout.variant);
         let padded_values = spec.padded_values;
         let alignment = Literal::u32_unsuffixed(spec.alignment);
-        let graphs = variant(spec.graphs.variant);
-        let plans_on_host = spec.plans_on_host;
-        let lse = variant(spec.lse.variant);
-        let lse_precision = variant(spec.lse_precision.variant);
-        let sparse = variant(spec.sparse.variant);
-        let max_list_width = option(spec.max_list_width.map(Literal::u32_unsuffixed));
-        let features = self.variants(&quote!(feature::Feature), &spec.features);
-        let by_capability = spec.priority.by_capability.iter().map(|(set, priority)| {
-            let set = self.capabilities(*set);
-            let priority = Literal::i32_unsuffixed(*priority);
-            quote!((#set, #priority))
-        });
-        let otherwise = Literal::i32_unsuffixed(spec.priority.otherwise.unwrap_or(0));
         quote! {
-            #path::spec::BackendSpec::new(#name, #path::spec::Phase::#phase, #platform)
-            .with_provider(#provider)
-            .with_capabilities(#capabilities)
-            .with_dtypes(#dtypes)
-            .with_dims(#dims)
-            .with_cache_dims(#cache_dims)
-            .with_heads(#path::spec::HeadCounts::#heads)
-            .with_kv_formats(#kv_formats)
-            .with_page_sizes(#path::spec::PageSizes::#page_sizes)
             .with_query_len(#path::spec::QueryLen::#query_len)
             .with_max_query_len(#max_query_len)
             .with_query_format(#path::spec::QueryFormat::#query_format)
             .with_key_layout(#path::spec::KeyLayout::#key_layout)
             .with_padded_values(#padded_values)
             .with_alignment(#alignment)
+        }
+    }
+
+    /// What it can do beside attention over a whole cache.
+    fn abilities(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
+        let graphs = variant(spec.graphs.variant);
+        let plans_on_host = spec.plans_on_host;
+        let lse = variant(spec.lse.variant);
+        let lse_precision = variant(spec.lse_precision.variant);
+        let quant_output = spec.quant_output;
+        let sparse = variant(spec.sparse.variant);
+        let max_list_width = option(spec.max_list_width.map(Literal::u32_unsuffixed));
+        let features = self.variants(&quote!(feature::Feature), &spec.features);
+        quote! {
             .with_graphs(#path::spec::GraphSupport::#graphs)
             .with_plans_on_host(#plans_on_host)
             .with_lse(#path::spec::LseOutput::#lse)
@@ -407,11 +444,22 @@ impl Runtime {
             .with_sparse(#path::spec::SparseSupport::#sparse)
             .with_max_list_width(#max_list_width)
             .with_features(#path::feature::FeatureSet::of(#features))
-            .with_priority(#path::spec::Priority {
+        }
+    }
+
+    fn priority(&self, spec: &Spec) -> TokenStream {
+        let path = &self.path;
+        let by_capability = spec.priority.by_capability.iter().map(|(set, priority)| {
+            let set = self.capabilities(*set);
+            let priority = Literal::i32_unsuffixed(*priority);
+            quote!((#set, #priority))
+        });
+        let otherwise = Literal::i32_unsuffixed(spec.priority.otherwise.unwrap_or(0));
+        quote! {
+            #path::spec::Priority {
                 by_capability: &[#(#by_capability),*],
                 otherwise: #otherwise,
-            })
-            .checked()
+            }
         }
     }
 

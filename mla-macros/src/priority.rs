@@ -34,6 +34,36 @@ pub(crate) fn parse(text: &str, faults: &mut Vec<Fault>) -> Priority {
 }
 
 fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
+    let (set, number) = read(&element)?;
+    let Some(set) = set else {
+        return match priority.otherwise.replace(number) {
+            None => Ok(()),
+            Some(_) => Err(Fault::new(
+                format!("{}, a second `*`", element.given()),
+                "each capability once",
+            )),
+        };
+    };
+    let earlier = priority.by_capability.iter();
+    if let Some((wider, _)) = earlier.clone().find(|(wider, _)| wider.covers(set)) {
+        return Err(Fault::new(
+            format!("{} behind `{wider}`", element.given()),
+            "a capability that no earlier one includes",
+        )
+        .hint("the first that matches decides, so write the narrower one first"));
+    }
+    if priority.otherwise.is_some() {
+        return Err(
+            Fault::new(format!("{} behind `*`", element.given()), "`*` at the end")
+                .hint("`*` is everything that the others do not match"),
+        );
+    }
+    priority.by_capability.push((set, number));
+    Ok(())
+}
+
+/// A priority and the capabilities that have it: `None` for `*`.
+fn read(element: &Element<'_>) -> Result<(Option<Capabilities>, i32), Fault> {
     let accepted = key::PRIORITY.accepted;
     let Some((set, number)) = element.text.split_once(':') else {
         let fault = element.fault(accepted);
@@ -58,45 +88,21 @@ fn add(priority: &mut Priority, element: Element<'_>) -> Result<(), Fault> {
         ))
     })?;
     if set == "*" {
-        return match priority.otherwise.replace(number) {
-            None => Ok(()),
-            Some(_) => Err(Fault::new(
-                format!("{}, a second `*`", element.given()),
-                "each capability once",
-            )),
-        };
+        return Ok((None, number));
     }
-    let set = match capability::read(set) {
-        Some(Capabilities::Any) => {
-            return Err(element
-                .fault(accepted)
-                .hint("everything else is written `*`"));
-        }
-        Some(set) => set,
+    match capability::read(set) {
+        Some(Capabilities::Any) => Err(element
+            .fault(accepted)
+            .hint("everything else is written `*`")),
+        Some(set) => Ok((Some(set), number)),
         None => {
             let hint = match capability::meant(set) {
                 None | Some(Capabilities::Any) => format!("{} is no capability", quoted(set)),
                 Some(meant) => format!("did you mean `{meant}:{number}`?"),
             };
-            return Err(element.fault(accepted).hint(hint));
+            Err(element.fault(accepted).hint(hint))
         }
-    };
-    let earlier = priority.by_capability.iter();
-    if let Some((wider, _)) = earlier.clone().find(|(wider, _)| wider.covers(set)) {
-        return Err(Fault::new(
-            format!("{} behind `{wider}`", element.given()),
-            "a capability that no earlier one includes",
-        )
-        .hint("the first that matches decides, so write the narrower one first"));
     }
-    if priority.otherwise.is_some() {
-        return Err(
-            Fault::new(format!("{} behind `*`", element.given()), "`*` at the end")
-                .hint("`*` is everything that the others do not match"),
-        );
-    }
-    priority.by_capability.push((set, number));
-    Ok(())
 }
 
 fn integer(text: &str) -> Option<i32> {
