@@ -6,7 +6,7 @@ use std::{fmt, path::PathBuf};
 /// A unit that did not compile.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Failure {
+pub struct FailedUnit {
     /// The unit: its source relative to the package, and its targets.
     pub unit: String,
     /// The compiler's first error, with the lines that belong to it.
@@ -20,14 +20,14 @@ pub struct Failure {
 /// All units that did not compile, in the order of their sources.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Failures {
+pub struct FailedUnits {
     /// At least one.
-    pub units: Vec<Failure>,
+    pub units: Vec<FailedUnit>,
     /// How many units the build has.
     pub total: usize,
 }
 
-impl fmt::Display for Failures {
+impl fmt::Display for FailedUnits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((first, others)) = self.units.split_first() else {
             return Ok(());

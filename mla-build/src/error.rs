@@ -3,7 +3,7 @@
 use std::{fmt, io, path::PathBuf};
 
 use crate::{
-    diagnostic::Failures,
+    diagnostic::FailedUnits,
     toolkit::{NotFound, Version},
 };
 
@@ -93,7 +93,7 @@ pub enum Error {
 
     /// nvcc refused at least one unit. The others are in the cache.
     #[error("{0}")]
-    Compile(Failures),
+    Compile(FailedUnits),
 
     /// Two units of a library define one name, of which a linker would silently take one.
     #[error(

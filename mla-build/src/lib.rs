@@ -46,7 +46,7 @@ pub mod toolkit;
 mod unit;
 mod workshop;
 
-pub use diagnostic::{Failure, Failures};
+pub use diagnostic::{FailedUnit, FailedUnits};
 pub use error::Error;
 pub use family::Family;
 pub use kernels::{Built, Kernels};

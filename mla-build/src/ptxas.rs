@@ -31,68 +31,79 @@ pub struct Kernel {
 
 /// Reads the kernels from a compiler's output, in the order in which they were compiled.
 pub(crate) fn parse(log: &str) -> Vec<Kernel> {
-    let mut kernels: Vec<Kernel> = Vec::new();
-    // Functions that were not inlined report their properties too; only those of the kernel that is
-    // being compiled are its own.
-    let mut function = String::new();
-    let mut waiting: Vec<(String, String)> = Vec::new();
+    let mut read = Reading::default();
     for line in log.lines() {
+        read.line(line);
+    }
+    read.kernels
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Reading {
+    kernels: Vec<Kernel>,
+    /// Whose properties come next. Functions that were not inlined report theirs too; only those of
+    /// the kernel that is being compiled are its own.
+    function: String,
+    /// Warnings, and the symbols of their kernels, which were not read yet.
+    waiting: Vec<(String, String)>,
+}
+
+impl Reading {
+    fn line(&mut self, line: &str) {
         let Some((_, text)) = line.split_once(" : ").filter(|_| line.starts_with("ptxas")) else {
-            if let Some(kernel) = kernels
-                .last_mut()
-                .filter(|kernel| kernel.symbol == function)
-            {
+            let last = self.kernels.last_mut();
+            if let Some(kernel) = last.filter(|kernel| kernel.symbol == self.function) {
                 properties(line, kernel);
             }
-            continue;
+            return;
         };
         let text = text.trim();
         if let Some(rest) = text.strip_prefix("Compiling entry function ") {
-            let mut quoted = rest.split('\'');
-            let symbol = quoted.nth(1).unwrap_or_default().to_owned();
-            let target = quoted.nth(1).unwrap_or_default().to_owned();
-            function.clone_from(&symbol);
-            let mut kernel = Kernel {
-                name: demangled(&symbol),
-                symbol,
-                target,
-                ..Kernel::default()
-            };
-            waiting.retain(|(of, warning)| {
-                let is_ours = *of == kernel.symbol;
-                if is_ours {
-                    kernel.warnings.push(warning.clone());
-                }
-                !is_ours
-            });
-            kernels.push(kernel);
+            self.begin(rest);
         } else if let Some(rest) = text.strip_prefix("Function properties for ") {
-            function = rest.trim().to_owned();
+            self.function = rest.trim().to_owned();
         } else if let Some(rest) = text.strip_prefix("Used ") {
             // Printed once per kernel, after the properties of all functions in it.
-            if let Some(kernel) = kernels.last_mut() {
+            if let Some(kernel) = self.kernels.last_mut() {
                 resources(rest, kernel);
             }
         } else if !line.starts_with("ptxas info") || text.starts_with("(C") {
-            // A warning may stand before or after the kernel that it names.
-            let named = text
-                .split('\'')
-                .skip(1)
-                .step_by(2)
-                .map(str::to_owned)
-                .next()
-                .unwrap_or_default();
-            match kernels
-                .iter_mut()
-                .rev()
-                .find(|kernel| kernel.symbol == named)
-            {
-                Some(kernel) => kernel.warnings.push(text.to_owned()),
-                None => waiting.push((named, text.to_owned())),
-            }
+            self.warning(text);
         }
     }
-    kernels
+
+    /// `'symbol' for 'sm_90a'`
+    fn begin(&mut self, text: &str) {
+        let mut quoted = text.split('\'');
+        let symbol = quoted.nth(1).unwrap_or_default().to_owned();
+        let target = quoted.nth(1).unwrap_or_default().to_owned();
+        self.function.clone_from(&symbol);
+        let mut kernel = Kernel {
+            name: demangled(&symbol),
+            symbol,
+            target,
+            ..Kernel::default()
+        };
+        self.waiting.retain(|(of, warning)| {
+            let is_ours = *of == kernel.symbol;
+            if is_ours {
+                kernel.warnings.push(warning.clone());
+            }
+            !is_ours
+        });
+        self.kernels.push(kernel);
+    }
+
+    /// It may stand before or after the kernel that it names.
+    fn warning(&mut self, text: &str) {
+        let named = text.split('\'').nth(1).unwrap_or_default();
+        let mut latest_first = self.kernels.iter_mut().rev();
+        match latest_first.find(|kernel| kernel.symbol == named) {
+            Some(kernel) => kernel.warnings.push(text.to_owned()),
+            None => self.waiting.push((named.to_owned(), text.to_owned())),
+        }
+    }
 }
 
 /// `0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads`

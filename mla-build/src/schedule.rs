@@ -183,6 +183,22 @@ struct Tokens {
 }
 
 impl Tokens {
+    fn new<R: Send + 'static>(
+        limits: &Limits,
+        sender: mpsc::Sender<Event<R>>,
+    ) -> std::io::Result<Self> {
+        let helper = limits.jobserver.clone().into_helper_thread(move |token| {
+            // The receiver is gone only when nothing waits for tokens any more.
+            let _ = sender.send(Event::Token(token));
+        })?;
+        Ok(Self {
+            helper,
+            own_is_free: true,
+            is_asked: false,
+            spare: None,
+        })
+    }
+
     /// A token; without one, the jobserver is asked for it.
     fn take(&mut self) -> Option<Token> {
         if std::mem::take(&mut self.own_is_free) {
@@ -209,16 +225,7 @@ pub(crate) fn run<T: Send, R: Send + 'static>(
     let mut results = Vec::with_capacity(jobs.len());
     let mut queue = Queue::new(jobs, limits);
     let (sender, events) = mpsc::channel();
-    let token_sender = sender.clone();
-    let mut tokens = Tokens {
-        helper: limits.jobserver.clone().into_helper_thread(move |token| {
-            // The receiver is gone only when nothing waits for tokens any more.
-            let _ = token_sender.send(Event::Token(token));
-        })?,
-        own_is_free: true,
-        is_asked: false,
-        spare: None,
-    };
+    let mut tokens = Tokens::new(limits, sender.clone())?;
     thread::scope(|scope| -> std::io::Result<()> {
         loop {
             while let Some(at) = queue.next() {

@@ -6,33 +6,44 @@ use crate::report::{Outcome, Report, short, size};
 
 /// The report as text: the toolkit, a table of the units, a table of the kernels, and the notes.
 pub fn table(report: &Report) -> String {
-    let mut text = String::new();
-    let mut line = |l: String| {
-        text.push_str(&l);
-        text.push('\n');
-    };
-    line(format!(
+    let mut lines = toolkit(report);
+    lines.extend(totals(report));
+    lines.push(units_table(report).to_string());
+    lines.push(kernels_table(report).to_string());
+    for kernel in report.units.iter().flat_map(|unit| &unit.kernels) {
+        let warnings = kernel.warnings.iter();
+        lines.extend(warnings.map(|it| format!("warning: {}: {it}", short(&kernel.name))));
+    }
+    lines.extend(report.notes.iter().map(|note| format!("note: {note}")));
+    lines.join("\n") + "\n"
+}
+
+/// What compiled the library, and where it was found.
+fn toolkit(report: &Report) -> Vec<String> {
+    let mut lines = vec![format!(
         "{} {} for {}",
         report.package,
         report.library,
         report.targets.join(", ")
-    ));
-    for found in &report.toolkit {
+    )];
+    lines.extend(report.toolkit.iter().map(|found| {
         let version = found.version.as_deref().unwrap_or("of unknown version");
-        line(format!(
+        format!(
             "{} {version} at {} (found by {})",
             found.part,
             found.path.display(),
             found.place
-        ));
-    }
-    line(format!(
-        "host compiler {} at {}",
-        report.host_compiler.1,
-        report.host_compiler.0.display()
-    ));
-    line(format!("cache at {}", report.cache.display()));
-    line(format!(
+        )
+    }));
+    let (compiler, path) = (&report.host_compiler.1, report.host_compiler.0.display());
+    lines.push(format!("host compiler {compiler} at {path}"));
+    lines.push(format!("cache at {}", report.cache.display()));
+    lines
+}
+
+/// What the whole build took and made.
+fn totals(report: &Report) -> [String; 2] {
+    let units = format!(
         "{} units: {} cached, {} compiled, {} failed, in {:.1} s; library {}",
         report.units.len(),
         report.count(Outcome::Cached),
@@ -40,34 +51,19 @@ pub fn table(report: &Report) -> String {
         report.count(Outcome::Failed),
         report.seconds,
         size(report.library_bytes),
-    ));
+    );
     let code: Vec<_> = report
         .device_bytes()
         .into_iter()
         .map(|(target, bytes)| format!("{target} {}", size(bytes)))
         .collect();
-    line(format!(
+    let compilers = format!(
         "{:.1} s of compilers in all; the 2 largest units at once need {}; code for the GPU: {}",
         report.compile_seconds(),
         size(report.peak_of_largest(2)),
         code.join(", "),
-    ));
-    line(units_table(report).to_string());
-    line(kernels_table(report).to_string());
-    for warned in report
-        .units
-        .iter()
-        .flat_map(|unit| &unit.kernels)
-        .filter(|kernel| !kernel.warnings.is_empty())
-    {
-        for warning in &warned.warnings {
-            line(format!("warning: {}: {warning}", short(&warned.name)));
-        }
-    }
-    for note in &report.notes {
-        line(format!("note: {note}"));
-    }
-    text
+    );
+    [units, compilers]
 }
 
 fn units_table(report: &Report) -> Table {

@@ -4,6 +4,7 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process::Command,
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -13,7 +14,7 @@ use crate::{
     Error,
     cache::{DependencySet, Entry, Estimate, Key, Loaded, Meta},
     compiler, depfile,
-    diagnostic::{self, Failure},
+    diagnostic::{self, FailedUnit},
     hasher::{Hasher, content_now},
     process::Finished,
     progress::{Event, Progress},
@@ -274,21 +275,9 @@ impl Plan {
             is_starved: false,
             again: None,
         };
-        let prepared = workshop
-            .folder(&unit.file_stem())
-            .and_then(|folder| Ok((self.compiler.command(unit, &folder, shared.maps)?, folder)));
-        let (mut command, folder) = match prepared {
-            Ok(prepared) => prepared,
+        let (command, folder, finished) = match self.run_compiler(unit, shared) {
+            Ok(ran) => ran,
             Err(error) => return failed(None, Some(error)),
-        };
-        let finished = match workshop.run(&mut command) {
-            Ok(finished) => finished,
-            Err(error) => {
-                return failed(
-                    None,
-                    Some(Error::file("run", self.compiler.program(unit))(error)),
-                );
-            }
         };
         let log = self.objects.join(format!("{}.log", unit.file_stem()));
         // Said to the user as the place of the whole output; without it the first error is still
@@ -317,9 +306,22 @@ impl Plan {
         self.take(index, entry, files, Outcome::Compiled, reason)
     }
 
+    /// Runs a unit's compiler in a folder of its own. A compiler that fails is no error here.
+    fn run_compiler(
+        &self,
+        unit: &Unit,
+        shared: &Shared<'_>,
+    ) -> Result<(Command, PathBuf, Finished), Error> {
+        let folder = shared.workshop.folder(&unit.file_stem())?;
+        let mut command = self.compiler.command(unit, &folder, shared.maps)?;
+        let ran = shared.workshop.run(&mut command);
+        let finished = ran.map_err(Error::file("run", self.compiler.program(unit)))?;
+        Ok((command, folder, finished))
+    }
+
     /// What a compiler that failed said, and whether it had too little memory.
-    fn failure(&self, unit: &Unit, finished: &Finished, log: PathBuf) -> (Failure, bool) {
-        let failure = Failure {
+    fn failure(&self, unit: &Unit, finished: &Finished, log: PathBuf) -> (FailedUnit, bool) {
+        let failure = FailedUnit {
             unit: unit.to_string(),
             first_error: diagnostic::first_error(&finished.log, &finished.status.to_string()),
             hint: diagnostic::hint(&finished.log, finished.signal()),

@@ -20,12 +20,12 @@ use crate::{
     cache::{self, Cache, Entry, Key, Lookup},
     compiled,
     compiler::{self, Compiler, Host},
-    diagnostic::{Failure, Failures},
+    diagnostic::{FailedUnit, FailedUnits},
     family::Families,
     flags::{self, Named},
     headers::Headers,
     progress::{Event, Progress},
-    report::{self, Outcome},
+    report::{self, Outcome, Report},
     roles::Roles,
     schedule::Limits,
     shell,
@@ -91,7 +91,7 @@ struct Done {
     entry: Option<Entry>,
     /// The files that it was made of.
     files: Vec<PathBuf>,
-    failure: Option<Failure>,
+    failure: Option<FailedUnit>,
     /// A problem that is not the unit's.
     error: Option<Error>,
     /// Whether its compiler had too little memory.
@@ -105,25 +105,17 @@ impl Plan {
         check_settings(&kernels, library)?;
         let export = Export::new(&kernels, library)?;
         let families = kernels.resolve()?;
-        let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
-        let root = root
-            .canonicalize()
-            .map_err(Error::file("open the package's folder", &root))?;
+        let Place {
+            root,
+            out_dir,
+            for_cargo,
+        } = Place::of(&kernels, library)?;
         let headers = Headers::new(&kernels, &families, &root)?;
-        let for_cargo = kernels.out_dir.is_none();
-        if for_cargo {
-            is_first(library)?;
-        }
-        let out_dir = output_folder(kernels.out_dir.clone())?;
-        shell::check_for_cargo("OUT_DIR", &out_dir)?;
-        shell::check_for_cargo("the package's folder", &root)?;
         let units = unit::discover(&root, &kernels.sources, &families, &kernels.particulars)?;
 
         let line_info = compiler::wants_line_info(env::var("MLA_BUILD_LINE_INFO").ok().as_deref())?;
-        let install = match &kernels.install_command {
-            Some(command) => command.clone(),
-            None => Pins::current().command(),
-        };
+        let install = kernels.install_command.clone();
+        let install = install.unwrap_or_else(|| Pins::current().command());
         let search = Search::new();
         let cuda = find_cuda(&kernels, library, &families, &search, &install)?;
         let host = Host::find(kernels.host_compiler.as_deref())?;
@@ -196,17 +188,7 @@ impl Plan {
             self.write_compile_commands(path)?;
         }
         // Objects of units that are gone must not linger.
-        match fs::remove_dir_all(&self.objects) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::File {
-                    action: "empty",
-                    path: self.objects,
-                    source: error,
-                });
-            }
-            _ => fs::create_dir_all(&self.objects).map_err(Error::file("make", &self.objects))?,
-        }
-
+        empty(&self.objects)?;
         self.compiler.check(&self.units)?;
         let progress = Progress::new();
         let done = self.compile_units(limits, &progress)?;
@@ -233,15 +215,9 @@ impl Plan {
         watched.extend(done.iter().flat_map(|done| done.files.iter().cloned()));
         let report = self.report(done, started, library_bytes);
         self.cache.count(&report);
-        report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
-        if self.target_dir != self.out_dir {
-            report.save(
-                &report::folder(&self.target_dir)
-                    .join(format!("{}-{}.json", self.package, self.library)),
-            )?;
-        }
+        self.save(&report)?;
         if !failures.is_empty() {
-            return Err(Error::Compile(Failures {
+            return Err(Error::Compile(FailedUnits {
                 units: failures,
                 total: self.units.len(),
             }));
@@ -257,6 +233,16 @@ impl Plan {
             compiled: constants,
             report,
         })
+    }
+
+    /// Beside the library, and where `cargo mla build-report` looks for it.
+    fn save(&self, report: &Report) -> Result<(), Error> {
+        report.save(&self.out_dir.join(format!("{}.report.json", self.library)))?;
+        if self.target_dir == self.out_dir {
+            return Ok(());
+        }
+        let name = format!("{}-{}.json", self.package, self.library);
+        report.save(&report::folder(&self.target_dir).join(name))
     }
 
     #[cfg(feature = "bindings")]
@@ -285,6 +271,46 @@ impl Plan {
             None => Ok(None),
             Some(header) => Err(without_bindings(header)),
         }
+    }
+}
+
+/// Where a build reads and writes.
+struct Place {
+    /// The package's folder.
+    root: PathBuf,
+    out_dir: PathBuf,
+    /// Whether it is a build script's build.
+    for_cargo: bool,
+}
+
+impl Place {
+    fn of(kernels: &Kernels, library: &str) -> Result<Self, Error> {
+        let root = folder(kernels.root.clone(), "CARGO_MANIFEST_DIR")?;
+        let root = root
+            .canonicalize()
+            .map_err(Error::file("open the package's folder", &root))?;
+        let for_cargo = kernels.out_dir.is_none();
+        if for_cargo {
+            is_first(library)?;
+        }
+        let out_dir = output_folder(kernels.out_dir.clone())?;
+        shell::check_for_cargo("OUT_DIR", &out_dir)?;
+        shell::check_for_cargo("the package's folder", &root)?;
+        Ok(Self {
+            root,
+            out_dir,
+            for_cargo,
+        })
+    }
+}
+
+/// Makes a folder that is there and holds nothing.
+fn empty(folder: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::file("empty", folder)(error))
+        }
+        _ => fs::create_dir_all(folder).map_err(Error::file("make", folder)),
     }
 }
 
