@@ -36,12 +36,44 @@ const ARCHIVE: &str = "programs.tar.xz";
 
 const FOLDERS: [&str; 4] = ["tests", "benches", "examples", "bin"];
 
+/// The package whose programs need a GPU.
+const KERNELS: [&str; 2] = ["--package", "mla-kernels"];
+
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     let output = arguments
         .output
         .clone()
         .unwrap_or_else(|| workspace.target.join("bundle"));
+    begin(&output)?;
+    let features = arguments.features.join(",");
+    tests(&workspace, &features, &output)?;
+    if arguments.candle {
+        candle(&workspace, &output)?;
+    }
+    let examples = ["--package", "mla-kernels", "--examples"];
+    for artifact in build(&workspace, "build", &examples, &features)? {
+        copy(&artifact, &output.join("examples"))?;
+    }
+    for artifact in build(&workspace, "bench", &KERNELS, &features)? {
+        if artifact.target.kind.contains(&TargetKind::Bench) {
+            copy(&artifact, &output.join("benches"))?;
+        }
+    }
+    tool(&workspace, &arguments.features, &output)?;
+    let total = held(&output)?;
+    ensure!(
+        total <= MOST,
+        "the bundle holds {}, allowed: at most {}",
+        size(total),
+        size(MOST)
+    );
+    println!("{:>10}  in {}", size(total), output.display());
+    Ok(())
+}
+
+/// Makes an empty bundle: its script and its folders.
+fn begin(output: &Path) -> anyhow::Result<()> {
     if output.exists() {
         // Only what an earlier run of this chore made is replaced.
         ensure!(
@@ -49,81 +81,76 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "{} is no bundle; remove it, or name another folder",
             output.display()
         );
-        fs::remove_dir_all(&output)?;
+        fs::remove_dir_all(output)?;
     }
     for folder in FOLDERS {
         fs::create_dir_all(output.join(folder))?;
     }
-
-    // First of all: it says that the folder is a bundle, also if a build below fails.
+    // First of all: it says that the folder is a bundle, also if a build fails.
     let script = output.join("run.sh");
     fs::write(&script, include_str!("run.sh"))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
 
-    let features = arguments.features.join(",");
-    let packages = ["--package", "mla-kernels"];
-    for artifact in build(&workspace, "test", &packages, &features)? {
-        let executable = executable(&artifact)?;
-        // A test that needs a GPU is marked ignored; a program without one has nothing to do there.
-        if artifact.target.kind.contains(&TargetKind::Bench) || !has_ignored_tests(&executable)? {
+/// The tests of mla-kernels that need a GPU: they are marked ignored.
+fn tests(workspace: &Workspace, features: &str, output: &Path) -> anyhow::Result<()> {
+    let folder = output.join("tests");
+    for artifact in build(workspace, "test", &KERNELS, features)? {
+        // A program without such a test has nothing to do there.
+        if artifact.target.kind.contains(&TargetKind::Bench)
+            || !has_ignored_tests(&executable(&artifact)?)?
+        {
             continue;
         }
         let name = if artifact.target.kind.contains(&TargetKind::Test) {
-            artifact.target.name
+            artifact.target.name.clone()
         } else {
             format!("{}-unit", artifact.target.name)
         };
-        copy(&executable, &output.join("tests").join(name))?;
+        copy_as(&artifact, &folder.join(name))?;
     }
     ensure!(
-        fs::read_dir(output.join("tests"))?.next().is_some(),
+        fs::read_dir(&folder)?.next().is_some(),
         "no test of mla-kernels with the features {features} is marked ignored, so none needs a GPU"
     );
-    if arguments.candle {
-        let example = ["--manifest-path", "mla-candle/Cargo.toml"];
-        for artifact in build(&workspace, "test", &example, "cuda")? {
-            if artifact.target.kind.contains(&TargetKind::Test) {
-                pack(&executable(&artifact)?, &output.join("tests/candle.xz"))?;
-            }
+    Ok(())
+}
+
+fn candle(workspace: &Workspace, output: &Path) -> anyhow::Result<()> {
+    let manifest = ["--manifest-path", "mla-candle/Cargo.toml"];
+    for artifact in build(workspace, "test", &manifest, "cuda")? {
+        if artifact.target.kind.contains(&TargetKind::Test) {
+            pack(&executable(&artifact)?, &output.join("tests/candle.xz"))?;
         }
     }
-    let examples = [&packages[..], &["--examples"]].concat();
-    for artifact in build(&workspace, "build", &examples, &features)? {
-        copy(
-            &executable(&artifact)?,
-            &output.join("examples").join(&artifact.target.name),
-        )?;
-    }
-    for artifact in build(&workspace, "bench", &packages, &features)? {
-        if artifact.target.kind.contains(&TargetKind::Bench) {
-            copy(
-                &executable(&artifact)?,
-                &output.join("benches").join(&artifact.target.name),
-            )?;
-        }
-    }
-    // The tool's own features turn on those of the kernels, and the device that it offers. It has
-    // those of architectures.
-    let of_tool: Vec<_> = arguments
-        .features
+    Ok(())
+}
+
+/// The command `mla`. Its own features turn on those of the kernels, and the device that it offers;
+/// it has those of architectures.
+fn tool(workspace: &Workspace, features: &[String], output: &Path) -> anyhow::Result<()> {
+    let own: Vec<_> = features
         .iter()
         .filter(|feature| feature.starts_with("sm"))
         .map(|feature| format!("mla-cli/{feature}"))
         .collect();
     for artifact in build(
-        &workspace,
+        workspace,
         "build",
         &["--package", "mla-cli"],
-        &of_tool.join(","),
+        &own.join(","),
     )? {
         if artifact.target.kind.contains(&TargetKind::Bin) {
-            copy(
-                &executable(&artifact)?,
-                &output.join("bin").join(&artifact.target.name),
-            )?;
+            copy(&artifact, &output.join("bin"))?;
         }
     }
+    Ok(())
+}
 
+/// Lists the programs, puts them into an archive if they are larger than a bundle may be, and
+/// returns what the bundle holds.
+fn held(output: &Path) -> anyhow::Result<u64> {
     let mut total = 0;
     for folder in FOLDERS {
         let mut files: Vec<_> = fs::read_dir(output.join(folder))?.collect::<Result<_, _>>()?;
@@ -138,19 +165,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             );
         }
     }
-    if total > MOST {
-        let programs = total;
-        total = archive(&output)?;
-        println!("{:>10}  {ARCHIVE}, for {}", size(total), size(programs));
+    if total <= MOST {
+        return Ok(total);
     }
-    ensure!(
-        total <= MOST,
-        "the bundle holds {}, allowed: at most {}",
-        size(total),
-        size(MOST)
-    );
-    println!("{:>10}  in {}", size(total), output.display());
-    Ok(())
+    let packed = archive(output)?;
+    println!("{:>10}  {ARCHIVE}, for {}", size(packed), size(total));
+    Ok(packed)
 }
 
 /// Puts all programs into one archive, and returns its size.
@@ -250,8 +270,14 @@ fn pack(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::copy(from, to)
+/// Into a folder, under its own name.
+fn copy(artifact: &Artifact, folder: &Path) -> anyhow::Result<()> {
+    copy_as(artifact, &folder.join(&artifact.target.name))
+}
+
+fn copy_as(artifact: &Artifact, to: &Path) -> anyhow::Result<()> {
+    let from = executable(artifact)?;
+    fs::copy(&from, to)
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
 }

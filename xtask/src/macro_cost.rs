@@ -25,38 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let workspace = Workspace::find()?;
     let folder = tempfile::tempdir()?;
     let package = folder.path().join("mla-kernels");
-    copy(&workspace.root.join("src"), &package.join("src"))?;
-    fs::create_dir(package.join("docs"))?;
-    fs::copy(
-        workspace.root.join("docs/engine.md"),
-        package.join("docs/engine.md"),
-    )?;
-    fs::copy(
-        workspace.root.join("Cargo.lock"),
-        package.join("Cargo.lock"),
-    )?;
-    fs::copy(workspace.root.join("build.rs"), package.join("build.rs"))?;
-    // The build script writes the list of all families, on or off.
-    let mut features = String::from("gpu = []\n");
-    for entry in fs::read_dir(package.join("src/backends"))? {
-        let entry = entry?;
-        if entry.path().join("mod.rs").exists() {
-            writeln!(features, "{} = [\"gpu\"]", entry.file_name().display())?;
-        }
-    }
-    // Without an architecture, as a check build is anywhere; its own manifest, outside the
-    // workspace.
-    fs::write(
-        package.join("Cargo.toml"),
-        format!(
-            "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-             [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[features]\n{features}\n\
-             [dependencies]\nmla-cpu.path = {:?}\n\
-             mla-runtime.path = {:?}\n",
-            workspace.root.join("mla-cpu"),
-            workspace.root.join("mla-runtime")
-        ),
-    )?;
+    write_package(&workspace, &package)?;
     let library = package.join("src/lib.rs");
     let without = fs::read_to_string(&library)?;
     let with = format!("{without}\npub mod more;\n");
@@ -83,6 +52,36 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         "a backend adds {each:.1} ms, allowed: at most {} ms",
         arguments.most_milliseconds
     );
+    Ok(())
+}
+
+/// Writes a copy of mla-kernels outside of the workspace, without an architecture, as a check build
+/// is anywhere.
+fn write_package(workspace: &Workspace, package: &Path) -> anyhow::Result<()> {
+    copy(&workspace.root.join("src"), &package.join("src"))?;
+    fs::create_dir(package.join("docs"))?;
+    for file in ["docs/engine.md", "Cargo.lock", "build.rs"] {
+        fs::copy(workspace.root.join(file), package.join(file))?;
+    }
+    // The build script writes the list of all families, on or off.
+    let mut features = String::from("gpu = []\n");
+    for entry in fs::read_dir(package.join("src/backends"))? {
+        let entry = entry?;
+        if entry.path().join("mod.rs").exists() {
+            writeln!(features, "{} = [\"gpu\"]", entry.file_name().display())?;
+        }
+    }
+    fs::write(
+        package.join("Cargo.toml"),
+        format!(
+            "[package]\nname = \"mla-kernels\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
+             [lints.rust]\nunexpected_cfgs = \"allow\"\n\n[features]\n{features}\n\
+             [dependencies]\nmla-cpu.path = {:?}\n\
+             mla-runtime.path = {:?}\n",
+            workspace.root.join("mla-cpu"),
+            workspace.root.join("mla-runtime")
+        ),
+    )?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ mod package;
 mod release;
 mod sass;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -53,8 +53,19 @@ enum Chore {
     MacroCost(macro_cost::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().chore {
+fn main() -> ExitCode {
+    match run(Arguments::parse().chore) {
+        Ok(()) => ExitCode::SUCCESS,
+        // What failed and why, and no backtrace: a chore's error is its user's to mend.
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chore: Chore) -> anyhow::Result<()> {
+    match chore {
         Chore::Kernels(arguments) => kernels::run(&arguments),
         Chore::Cache(arguments) => cache::run(&arguments),
         Chore::Bundle(arguments) => bundle::run(&arguments),

@@ -4,7 +4,11 @@
 
 mod toolkit;
 
-use std::{env, os::unix::process::CommandExt, process::Command};
+use std::{
+    env,
+    os::unix::process::CommandExt,
+    process::{Command, ExitCode},
+};
 
 use anyhow::Context;
 
@@ -17,7 +21,18 @@ use anyhow::Context;
 )]
 mod pins;
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        // What failed and why, and no backtrace.
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let arguments: Vec<_> = env::args_os().skip(1).collect();
     if arguments.first().is_some_and(|first| first == "toolkit") {
         return toolkit::run(&arguments[1..]);
