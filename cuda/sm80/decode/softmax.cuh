@@ -202,11 +202,11 @@ class SharedSoftmax {
             float4 sum = entry(column_group(), 0, unit)[lane];
 #pragma unroll
             for (int warp = 1; warp < kColumnGroups; ++warp) {
-                const float4 part = entry(column_group(), warp, unit)[lane];
-                sum.x += part.x;
-                sum.y += part.y;
-                sum.z += part.z;
-                sum.w += part.w;
+                const float4 other = entry(column_group(), warp, unit)[lane];
+                sum.x += other.x;
+                sum.y += other.y;
+                sum.z += other.z;
+                sum.w += other.w;
             }
             x[2 * unit][0] = sum.x;
             x[2 * unit][1] = sum.y;

@@ -40,8 +40,8 @@ Shape shape_of(const MlaDecodeParams& p) {
     shape.fp8 = cache_of(p) == Cache::e4m3;
     shape.rows = rows <= 8 && !shape.fp8 ? 8 : rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
     // Three, if two would leave the last tile's second CTA without rows: 192 rows.
-    const int parts = (rows + 63) / 64;
-    shape.group_ctas = parts == 1 ? 1 : parts % 6 == 3 ? 3 : 2;
+    const int row_tiles = (rows + 63) / 64;
+    shape.group_ctas = row_tiles == 1 ? 1 : row_tiles % 6 == 3 ? 3 : 2;
     return shape;
 }
 

@@ -36,9 +36,9 @@ struct Layout {
     static constexpr int kSlots = kMostSlots < 20 ? kMostSlots : 20;
     static_assert(kSlots >= kTileKeys / kSlotKeys, "a KV tile does not fit the ring");
 
-    // The CTA's partial result while a cluster merges: [N][kPartPitch] f32.
+    // The CTA's partial result while a cluster merges: [N][kPartialPitch] f32.
     // The pitch keeps neighbouring heads in different banks.
-    static constexpr int kPartPitch = kLatent + 4;
+    static constexpr int kPartialPitch = kLatent + 4;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
@@ -67,7 +67,7 @@ struct Layout {
         alignas(16) float of_warp[4 * kScoreGroups][N];
         float scale_of_warp[4 * kScoreGroups];
         // Of a finished item: the maximum (in units of log2), the sum, and what the
-        // output is multiplied by; between parts of one item, before the sum
+        // output is multiplied by; between splits of one item, before the sum
         // divides.
         alignas(16) float maximum[N], sum[N], inverse[N];
         // Of the keys' scales, see Scores.
@@ -77,7 +77,7 @@ struct Layout {
     static constexpr int kSmallOffset = kRingOffset + kSlots * kSlotBytes;
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
     static_assert(kRingOffset % 1024 == 0, "a swizzled tile starts on 1024 bytes");
-    static_assert(N * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
+    static_assert(N * kPartialPitch * 4 <= kSmallOffset, "a partial output has room");
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 

@@ -30,7 +30,7 @@ struct Merge {
 
     // A value of this CTA's result.
     __device__ void put(int head, int latent, float value) const {
-        ptx::st_shared(base + (head * L::kPartPitch + latent) * 4, __float_as_uint(value));
+        ptx::st_shared(base + (head * L::kPartialPitch + latent) * 4, __float_as_uint(value));
     }
 
     // When all values have been put.
@@ -53,7 +53,7 @@ struct Merge {
     static constexpr int kFours = kLatent / 4;
     // Behind the result lies for each head what the values of each CTA, and then their sum, are
     // multiplied by.
-    static constexpr int kWeightsOffset = L::kRows * L::kPartPitch * 4;
+    static constexpr int kWeightsOffset = L::kRows * L::kPartialPitch * 4;
     static constexpr int kWeightsPitch = kMaxSplits + 1;
     static_assert(kWeightsOffset + L::kRows * kWeightsPitch * 4 <= L::kSmallOffset,
                   "the weights have room");
@@ -106,7 +106,7 @@ struct Merge {
 #pragma unroll 4
             for (int k = 0; k < splits; ++k) {
                 const float4 x = ptx::ld_shared_cluster_v4_f32(
-                    ptx::mapa(base + (head * L::kPartPitch + latent) * 4, k));
+                    ptx::mapa(base + (head * L::kPartialPitch + latent) * 4, k));
                 const float by = weight_of(head, k);
                 v.x = fmaf(by, x.x, v.x);
                 v.y = fmaf(by, x.y, v.y);

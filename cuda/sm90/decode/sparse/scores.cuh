@@ -436,7 +436,7 @@ struct Scores {
     __device__ void multiply_scaled(float (&d)[N / 2], uint32_t slot) const {
         // With many rows there are no registers for the sums of two groups.
         constexpr int sums = N < 32 ? 2 : 1;
-        float part[sums][N / 2];
+        float partial[sums][N / 2];
         multiply_rope(d, slot);
         // What follows adds to d by other means, which no product under way may
         // have for its sums.
@@ -444,7 +444,7 @@ struct Scores {
 #pragma unroll
         for (int k = 0; k < sums; ++k)
 #pragma unroll
-            for (int i = 0; i < N / 2; ++i) part[k][i] = 0.f;
+            for (int i = 0; i < N / 2; ++i) partial[k][i] = 0.f;
         constexpr int of_group = R::kGroupValues / 32;
         const auto group_of = [](int b) { return b * kBatch / of_group; };
         for_each_batch<kLatent / 32>(
@@ -452,23 +452,23 @@ struct Scores {
             [&](int b, const uint32_t* a) {
 #pragma unroll
                 for (int i = 0; i < 2 * kBatch; ++i)
-                    ptx::WgmmaFromRegisters<__half, N>::run(part[group_of(b) % sums], a + 4 * i,
+                    ptx::WgmmaFromRegisters<__half, N>::run(partial[group_of(b) % sums], a + 4 * i,
                                                             query(2 * kBatch * b + i),
                                                             b * kBatch % of_group > 0 || i > 0);
             },
             [&](int b) {
                 if (sums == 2 && b > 0 && b * kBatch % of_group == 0)
-                    add_group(d, part[(group_of(b) - 1) % sums], slot, group_of(b) - 1);
+                    add_group(d, partial[(group_of(b) - 1) % sums], slot, group_of(b) - 1);
             },
             [&](int b) {
                 if (sums == 1 && (b + 1) * kBatch % of_group == 0) {
                     ptx::wgmma_wait_group<0>();
-                    add_group(d, part[0], slot, group_of(b));
+                    add_group(d, partial[0], slot, group_of(b));
                 }
             });
         if constexpr (sums == 2) {
             ptx::wgmma_wait_group<0>();
-            add_group(d, part[1], slot, 3);
+            add_group(d, partial[1], slot, 3);
         }
     }
 

@@ -25,7 +25,7 @@ struct WideLayout {
     static constexpr int kRopeOffset = kRingOffset + kLatentStages * kStageBytes;
     static constexpr int kSmallOffset = kRopeOffset + kRopeStages * kPanelBytes;
     // As in Layout.
-    static constexpr int kPartPitch = kLatent + 4;
+    static constexpr int kPartialPitch = kLatent + 4;
 
     // Entries of a list that may wait for their tile.
     static constexpr int kPending = 2 * kTileKeys;
@@ -53,7 +53,7 @@ struct WideLayout {
     };
 
     static constexpr int kBytes = kSmallOffset + int(sizeof(Small));
-    static_assert(kRows * kPartPitch * 4 <= kSmallOffset, "a part of the output has room");
+    static_assert(kRows * kPartialPitch * 4 <= kSmallOffset, "a partial output has room");
     static_assert(kBytes <= kSharedLimit, "the CTA does not fit an SM");
 };
 
