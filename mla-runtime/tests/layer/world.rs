@@ -193,7 +193,9 @@ fn round(dtype: DType, value: f32, bytes: &mut Vec<u8>) -> f64 {
 }
 
 pub(crate) fn floats(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    let dims = MlaDims::new(1, HeadDims::new(1, 0, 1));
+    // One row of as many values.
+    let width = (bytes.len() / dtype.bytes()) as u32;
+    let dims = MlaDims::new(width, HeadDims::new(1, 0, 1));
     oracle::row(KvFormat::of(dtype), dims, 1.0, bytes)
 }
 
