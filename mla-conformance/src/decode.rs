@@ -11,9 +11,10 @@ use mla_runtime::backend::{
     StepLimits,
 };
 use mla_runtime::cache::{BlockTable, CacheLayout, CacheRef};
-use mla_runtime::device::Memory;
+use mla_runtime::device::{Device, Memory};
 use mla_runtime::problem::Problem;
 use mla_runtime::spec::{BackendSpec, QueryFormat};
+use mla_runtime::tensor::ArrayRef;
 
 /// A decode step of random numbers over a shuffled, poisoned cache.
 #[derive(Clone, Debug)]
@@ -47,6 +48,66 @@ pub struct DecodeCase {
     pub query_format: Option<QueryFormat>,
     /// What the random numbers are made from.
     pub seed: u64,
+}
+
+/// A case's arrays in a device's memory.
+struct Arrays<D: Device> {
+    table: D::Buffer,
+    lens: D::Buffer,
+    starts: D::Buffer,
+    cache: D::Buffer,
+    lists: Option<D::Buffer>,
+    counts: Option<D::Buffer>,
+    sinks: Option<D::Buffer>,
+    /// A second cache, its lists, and how its rows lie.
+    second: Option<(D::Buffer, D::Buffer, CacheLayout)>,
+}
+
+impl<D: Device> Arrays<D> {
+    fn upload(data: &Step, case: &DecodeCase, device: &D) -> Result<Self> {
+        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
+        let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
+        let sinks = data.sinks.as_deref();
+        let sinks = sinks.map(|sinks| upload(device, bytemuck::cast_slice(sinks)));
+        let second = data.second.as_ref();
+        let second =
+            second.map(|s| Result::Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
+        Ok(Self {
+            table: ints(&data.table)?,
+            lens: ints(&seq_lens)?,
+            starts: ints(&data.starts)?,
+            cache: upload(device, &data.cache)?,
+            lists: data.lists.as_deref().map(ints).transpose()?,
+            counts: data.counts.as_deref().map(ints).transpose()?,
+            sinks: sinks.transpose()?,
+            second: second.transpose()?,
+        })
+    }
+
+    fn slot_lists(&self, case: &DecodeCase, tokens: usize) -> Result<Option<SlotLists<'_, D>>> {
+        let Some(lists) = &self.lists else {
+            return Ok(None);
+        };
+        let slots = SlotLists::new(array(lists, tokens * case.list_width)?, case.list_width);
+        let counts = self.counts.as_ref().map(|counts| array(counts, tokens));
+        let second = self.second.as_ref().map(|(bytes, lists, layout)| {
+            let cache = CacheRef::new(D::bytes(bytes), *layout)?;
+            let lists = array(lists, tokens * case.second_width)?;
+            Result::Ok(ListedCache::new(cache, lists, case.second_width))
+        });
+        let slots = slots
+            .with_counts(counts.transpose()?)
+            .with_dense_within(case.dense_within)
+            .with_second(second.transpose()?);
+        Ok(Some(slots))
+    }
+
+    fn sinks(&self, case: &DecodeCase) -> Result<Option<ArrayRef<'_, D, f32>>> {
+        let sinks = self.sinks.as_ref();
+        sinks
+            .map(|sinks| array(sinks, case.problem.heads as usize))
+            .transpose()
+    }
 }
 
 /// What an unused entry of a block table holds: far outside any cache.
@@ -336,30 +397,18 @@ impl Step {
             .metadata(device, &limits)
             .map_err(refused("metadata"))?;
 
-        let latent = case.problem.dims.latent as usize;
         let format = case.query_format.unwrap_or(stage.spec().query_format);
         let queries = self.queries(case, format);
         let queries = queries.iter().map(|query| query.upload(device));
         let queries = queries.collect::<Result<Vec<_>>>()?;
-        let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
-        let seq_lens: Vec<i32> = case.seq_lens.iter().map(|len| *len as i32).collect();
-        let (table, lens, starts) = (ints(&self.table)?, ints(&seq_lens)?, ints(&self.starts)?);
+        let arrays = Arrays::upload(self, case, device).map_err(refused("upload"))?;
         let host_lens = [&case.query_lens, &case.seq_lens]
             .map(|lens| lens.iter().map(|len| *len as u32).collect::<Vec<_>>());
-        let lists = self.lists.as_deref().map(ints).transpose()?;
-        let counts = self.counts.as_deref().map(ints).transpose()?;
-        let sinks = self.sinks.as_deref();
-        let sinks = sinks.map(|sinks| upload(device, bytemuck::cast_slice(sinks)));
-        let sinks = sinks.transpose()?;
-        let cache = upload(device, &self.cache)?;
-        let second = self.second.as_ref();
-        let second = second.map(|s| Ok((upload(device, &s.cache)?, ints(&s.lists)?, s.layout)));
-        let second: Option<(_, _, CacheLayout)> = second.transpose().map_err(refused("upload"))?;
-        let heads = case.problem.heads as usize;
+        let latent = case.problem.dims.latent as usize;
         let mut outputs = Outputs::<S::Device>::new(
             device,
             case.problem,
-            [tokens, heads, latent],
+            [tokens, case.problem.heads as usize, latent],
             latent,
             out_gap(stage.spec(), case.gap),
             case.lse,
@@ -367,11 +416,11 @@ impl Step {
         {
             let (out, lse) = outputs.views()?;
             let max_seq_len = case.seq_lens.iter().copied().max().unwrap_or(0);
-            let table = array(&table, self.table.len())?;
+            let table = array(&arrays.table, self.table.len())?;
             let batch = DecodeBatch::new(
                 BlockTable::new(table, requests, self.max_pages)?,
-                (array(&lens, requests)?, max_seq_len),
-                (array(&starts, requests + 1)?, max_query_len),
+                (array(&arrays.lens, requests)?, max_seq_len),
+                (array(&arrays.starts, requests + 1)?, max_query_len),
             );
             // So that a spec which does not say it cannot rely on them.
             let batch = match stage.spec().plans_on_host {
@@ -381,7 +430,6 @@ impl Step {
             stage
                 .prepare(device, &batch, &mut state, &mut metadata)
                 .map_err(refused("prepare"))?;
-            let bytes = <S::Device as Memory>::bytes(&cache);
             let query = match &queries[..] {
                 [latent, rope] => Query::Split {
                     latent: latent.view()?,
@@ -389,32 +437,12 @@ impl Step {
                 },
                 queries => Query::Concatenated(queries[0].view()?),
             };
-            let cache = <S::Device as Memory>::byte_range(bytes, 0..self.cache.len());
-            let lists = match &lists {
-                Some(lists) => {
-                    let slots =
-                        SlotLists::new(array(lists, tokens * case.list_width)?, case.list_width);
-                    let counts = counts.as_ref().map(|counts| array(counts, tokens));
-                    let second = second.as_ref().map(|(bytes, lists, layout)| {
-                        let cache = CacheRef::new(<S::Device as Memory>::bytes(bytes), *layout)?;
-                        let lists = array(lists, tokens * case.second_width)?;
-                        Result::Ok(ListedCache::new(cache, lists, case.second_width))
-                    });
-                    let slots = slots
-                        .with_counts(counts.transpose()?)
-                        .with_dense_within(case.dense_within)
-                        .with_second(second.transpose()?);
-                    Some(slots)
-                }
-                None => None,
-            };
+            let cache = <S::Device as Memory>::bytes(&arrays.cache);
+            let cache = <S::Device as Memory>::byte_range(cache, 0..self.cache.len());
             let call = DecodeCall::new(query, CacheRef::new(cache, self.layout)?, batch, out)
                 .with_lse(lse)
-                .with_slots(lists)
-                .with_sinks(match &sinks {
-                    Some(sinks) => Some(array(sinks, heads)?),
-                    None => None,
-                });
+                .with_slots(arrays.slot_lists(case, tokens)?)
+                .with_sinks(arrays.sinks(case)?);
             stage
                 .decode(device, call, &mut state, &metadata)
                 .map_err(refused("decode"))?;

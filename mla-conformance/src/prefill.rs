@@ -151,6 +151,27 @@ impl Numbers {
         }
     }
 
+    // The keys as a backend wants them: in two tensors or one.
+    fn keys(&self, case: &PrefillCase, layout: KeyLayout) -> Vec<Tensor> {
+        let ([_, heads, qk], [keys, ..]) = (self.query.layout.shape, self.values.layout.shape);
+        match layout {
+            KeyLayout::Split => vec![self.nope.clone(), self.rope.clone()],
+            KeyLayout::Packed => {
+                let mut packed = Tensor::poison(case.problem.dtype, [keys, heads, qk], case.gap);
+                packed.fill(|t, h, k| self.key(t, h, k));
+                vec![packed]
+            }
+        }
+    }
+
+    // The values, with zeros up to so many columns.
+    fn values(&self, case: &PrefillCase, columns: usize) -> Tensor {
+        let [keys, heads, v] = self.values.layout.shape;
+        let mut values = Tensor::poison(case.problem.dtype, [keys, heads, columns], case.gap);
+        values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
+        values
+    }
+
     fn run<S: PrefillStage>(
         &self,
         case: &PrefillCase,
@@ -160,7 +181,8 @@ impl Numbers {
         let name = stage.spec().name;
         let refused = |operation| move |error| refused(case.problem, name, operation, error);
         let [queries, heads, qk] = self.query.layout.shape;
-        let [keys, _, v] = self.values.layout.shape;
+        let v = self.values.layout.shape[2];
+        let keys = self.values.layout.shape[0];
         let requests = case.query_lens.len();
         let limits = StepLimits::new(requests, queries, 0)
             .with_decode_query_len(0)
@@ -179,18 +201,12 @@ impl Numbers {
             .map_err(refused("prepare"))?;
 
         let layout = case.key_layout.unwrap_or_else(|| stage.spec().key_layout);
-        let key_tensors = match layout {
-            KeyLayout::Split => vec![self.nope.upload(device)?, self.rope.upload(device)?],
-            KeyLayout::Packed => {
-                let mut packed = Tensor::poison(case.problem.dtype, [keys, heads, qk], case.gap);
-                packed.fill(|t, h, k| self.key(t, h, k));
-                vec![packed.upload(device)?]
-            }
-        };
+        let key_tensors = self.keys(case, layout).into_iter();
+        let key_tensors = key_tensors.map(|keys| keys.upload(device));
+        let key_tensors = key_tensors.collect::<mla_runtime::Result<Vec<_>>>()?;
         let columns = if stage.spec().padded_values { qk } else { v };
-        let mut values = Tensor::poison(case.problem.dtype, [keys, heads, columns], case.gap);
-        values.fill(|t, h, k| if k < v { self.values.at(t, h, k) } else { 0.0 });
-        let (query, values) = (self.query.upload(device)?, values.upload(device)?);
+        let values = self.values(case, columns).upload(device)?;
+        let query = self.query.upload(device)?;
         let ints = |ints: &[i32]| upload(device, bytemuck::cast_slice(ints));
         let (query_starts, key_starts) = (ints(&self.query_starts)?, ints(&self.key_starts)?);
         let mut outputs = Outputs::<S::Device>::new(
