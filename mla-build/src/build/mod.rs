@@ -120,17 +120,13 @@ impl Plan {
         let cuda = find_cuda(&kernels, library, &families, &search, &install)?;
         let host = Host::find(kernels.host_compiler.as_deref())?;
         let own = own_includes(&root, headers.shared.as_deref(), &kernels.includes)?;
-        let mut roots = Roots::new(&kernels, &own, &root, &families, &search, &install)?;
-        roots.roles.push(("cuda".to_owned(), cuda.include.clone()));
-        roots.found.insert(0, cuda.found.clone());
+        let roots = Roots::new(&kernels, &own, &root, &families, &search, &install)?;
+        let roots = roots.with_cuda(&cuda);
         let in_order = roots.in_order(&cuda);
 
         let cache = Cache::open(cache_folder(&kernels, &out_dir));
         let named = named(&kernels, &root)?;
-        let mut searched = in_order.clone();
-        searched.push(cuda.include.join("cccl"));
-        searched.extend(host.include_folders()?);
-        searched.extend(named.folders.iter().cloned());
+        let searched = searched(&in_order, &cuda, &host, &named)?;
         let (package, tag) = names(&root, for_cargo, library);
         Ok(Self {
             library: library.to_owned(),
@@ -302,6 +298,20 @@ impl Place {
             for_cargo,
         })
     }
+}
+
+/// Every folder in which a header may be found, in the order of the search.
+fn searched(
+    roots: &[PathBuf],
+    cuda: &Cuda,
+    host: &Host,
+    named: &Named,
+) -> Result<Vec<PathBuf>, Error> {
+    let mut folders = roots.to_vec();
+    folders.push(cuda.include.join("cccl"));
+    folders.extend(host.include_folders()?);
+    folders.extend(named.folders.iter().cloned());
+    Ok(folders)
 }
 
 /// Makes a folder that is there and holds nothing.

@@ -48,6 +48,13 @@ impl Roots {
         Ok(roots)
     }
 
+    /// The same with the toolkit's own headers, which the compiler finds without being told.
+    pub(super) fn with_cuda(mut self, cuda: &Cuda) -> Self {
+        self.roles.push(("cuda".to_owned(), cuda.include.clone()));
+        self.found.insert(0, cuda.found.clone());
+        self
+    }
+
     fn add_own(&mut self, own: &[PathBuf], root: &Path) {
         for (number, folder) in own.iter().enumerate() {
             // A folder of the package is known by its place there; one elsewhere by its number.
