@@ -24,7 +24,7 @@ impl Buffer {
     ///
     /// # Errors
     ///
-    /// Where the allocator refuses.
+    /// If the allocator refuses.
     pub fn zeroed(len: usize) -> Result<Self> {
         let lines =
             bytemuck::try_zeroed_slice_box(len.div_ceil(Self::ALIGNMENT)).map_err(|()| {

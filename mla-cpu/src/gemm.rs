@@ -165,7 +165,7 @@ impl Panels {
 ///
 /// # Panics
 ///
-/// Where an operand is shorter than its shape and strides say.
+/// If an operand is shorter than its shape and strides say.
 #[expect(
     clippy::too_many_arguments,
     reason = "three operands, each with its strides"

@@ -164,7 +164,7 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// Where they lie outside.
+    /// If they lie outside.
     ///
     /// # Safety
     ///
@@ -181,7 +181,7 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// Where it lies outside.
+    /// If it lies outside.
     ///
     /// # Safety
     ///
@@ -196,7 +196,7 @@ impl<'a, T: Pod> Places<'a, T> {
     ///
     /// # Panics
     ///
-    /// Where it lies outside.
+    /// If it lies outside.
     ///
     /// # Safety
     ///

@@ -1,4 +1,30 @@
 //! Selection, planning and the layer of Multi-head Latent Attention (MLA), for any device.
+//!
+//! This crate knows no kernel and no GPU. Backends come from other crates: `mla-kernels` has those
+//! for NVIDIA GPUs and re-exports this crate as `mla_kernels::runtime`, `mla-cpu` has those of the
+//! processor. An engine depends on `mla-kernels`, whose first page is the guide with a whole
+//! program; a crate with kernels of its own depends on this one.
+//!
+//! # Where to look
+//!
+//! | to | see |
+//! |---|---|
+//! | read a model's configuration | [`model`], and its four widths in [`dims`] |
+//! | say what is to be computed | [`problem::Problem`], [`backend::LayerConfig`] |
+//! | choose backends, and read why | [`registry::Registry`], [`selection`], [`explain`] |
+//! | choose them by types, in the compiler | [`dispatch`] |
+//! | run attention | [`layer::MlaLayer`] |
+//! | describe a batch; plan its memory | [`batch`]; [`plan`] |
+//! | choose the tokens that sparse attention reads | [`indexer`] |
+//! | view an engine's tensors | [`tensor`], [`cache`], [`lse`], [`rotary`], [`host`] |
+//! | add a backend | [`macro@mla_backend`], [`backend`], and [`spec`] for what it declares |
+//! | add a device | [`device`] |
+//!
+//! # Letters in shapes
+//!
+//! Shapes are written with the slowest axis first. L is the width of the latent, P of a head's part
+//! without rotary embedding, R of its rotary part, V of its value ([`dims::MlaDims`]). H is the
+//! number of query heads, T of a step's new tokens, B of requests. A cache row has L + R values.
 
 // The attribute names this crate by an absolute path; so can this crate itself.
 extern crate self as mla_runtime;

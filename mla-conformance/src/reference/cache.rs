@@ -111,7 +111,7 @@ pub fn encode_row(format: KvFormat, latent: usize, row: &[f64], scale: f64) -> V
 ///
 /// # Panics
 ///
-/// Where there are fewer bytes than the format has.
+/// If there are fewer bytes than the format has.
 pub fn decode_row(
     format: KvFormat,
     latent: usize,

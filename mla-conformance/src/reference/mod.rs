@@ -44,7 +44,7 @@ impl Array {
     ///
     /// # Panics
     ///
-    /// Where the indices lie outside.
+    /// If the indices lie outside.
     pub fn row(&self, i: usize, j: usize) -> &[f64] {
         let start = (i * self.shape[1] + j) * self.shape[2];
         &self.data[start..start + self.shape[2]]
@@ -54,7 +54,7 @@ impl Array {
     ///
     /// # Panics
     ///
-    /// Where the indices lie outside.
+    /// If the indices lie outside.
     pub fn row_mut(&mut self, i: usize, j: usize) -> &mut [f64] {
         let start = (i * self.shape[1] + j) * self.shape[2];
         &mut self.data[start..start + self.shape[2]]
@@ -112,7 +112,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 ///
 /// # Panics
 ///
-/// Where shapes disagree.
+/// If shapes disagree.
 pub fn expanded(
     queries: &Array,
     keys: &Array,
@@ -150,7 +150,7 @@ pub fn expanded(
 ///
 /// # Panics
 ///
-/// Where shapes disagree.
+/// If shapes disagree.
 pub fn absorbed(queries: &Array, rows: &[Vec<f64>], latent: usize, scale: f64) -> Attended {
     let [tokens, heads, width] = queries.shape;
     // One key head for all heads: repeat it.
@@ -195,7 +195,7 @@ pub fn merge(a: (&[f64], f64), b: (&[f64], f64)) -> (Vec<f64>, f64) {
 ///
 /// # Panics
 ///
-/// Where lengths disagree.
+/// If lengths disagree.
 pub fn expand(
     rows: &[Vec<f64>],
     weight: &[f64],
@@ -227,7 +227,7 @@ pub fn expand(
 ///
 /// # Panics
 ///
-/// Where shapes disagree.
+/// If shapes disagree.
 pub fn layer(
     queries: &Array,
     rows: &[Vec<f64>],

@@ -47,7 +47,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the device fails. The problem has been validated against the spec.
+    /// If the device fails. The problem has been validated against the spec.
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
@@ -64,14 +64,14 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the device has not as much memory left.
+    /// If the device has not as much memory left.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
     /// Room for the metadata of steps within `limits`.
     ///
     /// # Errors
     ///
-    /// Where the device has not as much memory left.
+    /// If the device has not as much memory left.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
     /// Prepares the metadata of a step, such as a schedule, from the lengths on the device. If this is left out,
@@ -79,7 +79,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the batch exceeds the limits that the metadata was made for, or the device fails.
+    /// If the batch exceeds the limits that the metadata was made for, or the device fails.
     fn prepare(
         &self,
         device: &Self::Device,
@@ -96,7 +96,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the call's shapes disagree, or the device fails.
+    /// If the call's shapes disagree, or the device fails.
     fn decode(
         &self,
         device: &Self::Device,
@@ -110,7 +110,7 @@ pub trait DecodeBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the backend lets nobody else decide, or takes no such number.
+    /// If the backend lets nobody else decide, or takes no such number.
     fn set_num_splits(&mut self, splits: u32) -> Result<()> {
         let accepted = format!("none: {} divides rows by itself", Self::SPEC.name);
         Err(Error::argument("num_splits", splits, accepted))

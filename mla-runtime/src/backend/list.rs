@@ -66,7 +66,7 @@ impl Member {
     ///
     /// # Panics
     ///
-    /// Where it is of another phase: in a constant, a compile error.
+    /// If it is of another phase: in a constant, a compile error.
     pub const fn absent<A: Absent>(phase: Phase) -> Self {
         assert!(
             A::SPEC.phase as u8 == phase as u8,

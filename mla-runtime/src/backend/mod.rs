@@ -10,9 +10,9 @@
 //! | the state | once per engine, shared by its layers | workspaces |
 //! | the metadata | once per engine, prepared per step | schedules, in buffers that never move |
 //!
-//! The layer does not call these traits directly but [`PrefillStage`] and [`DecodeStage`], which
-//! every backend has by them, and which a backend selected at run time has as well
-//! ([`SelectedPrefill`], [`SelectedDecode`]): so the layer is written once for both.
+//! The layer is written once, for two other traits: [`PrefillStage`] and [`DecodeStage`]. Every type
+//! with the traits above has them, and so has a backend that is selected at run time
+//! ([`SelectedPrefill`], [`SelectedDecode`]).
 
 mod check;
 mod decode;

@@ -46,7 +46,7 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the device fails. The problem has been validated against the spec.
+    /// If the device fails. The problem has been validated against the spec.
     fn new(device: &Self::Device, config: &LayerConfig) -> Result<Self>;
 
     /// The bytes of device memory that the state and the metadata for `limits` allocate together.
@@ -63,21 +63,21 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the device has not as much memory left.
+    /// If the device has not as much memory left.
     fn state(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::State>;
 
     /// Room for the metadata of steps within `limits`.
     ///
     /// # Errors
     ///
-    /// Where the device has not as much memory left.
+    /// If the device has not as much memory left.
     fn metadata(&self, device: &Self::Device, limits: &StepLimits) -> Result<Self::Metadata>;
 
     /// Prepares the metadata of a step. If this is left out, nothing is prepared.
     ///
     /// # Errors
     ///
-    /// Where the batch exceeds the limits that the metadata was made for, or the device fails.
+    /// If the batch exceeds the limits that the metadata was made for, or the device fails.
     fn prepare(
         &self,
         device: &Self::Device,
@@ -96,7 +96,7 @@ pub trait PrefillBackend: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Where the call's shapes disagree, or the device fails.
+    /// If the call's shapes disagree, or the device fails.
     fn prefill(
         &self,
         device: &Self::Device,

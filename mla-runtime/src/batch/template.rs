@@ -124,7 +124,7 @@ impl Template {
     ///
     /// # Errors
     ///
-    /// Where there is not one range for each name, there are more than [`MAX_SPECS`] combinations, or
+    /// If there is not one range for each name, there are more than [`MAX_SPECS`] combinations, or
     /// one of them is no batch spec.
     pub fn expand(&self, ranges: &[Range]) -> Result<Vec<Expanded>, TemplateError> {
         if ranges.len() != self.names.len() {
@@ -221,7 +221,7 @@ impl Range {
     ///
     /// # Errors
     ///
-    /// Where there are none.
+    /// If there are none.
     pub fn list(numbers: Vec<u32>) -> Result<Self, TemplateError> {
         Self { numbers }.checked()
     }
@@ -230,7 +230,7 @@ impl Range {
     ///
     /// # Errors
     ///
-    /// Where `start` is above `stop`, the step is 0, or there are more than [`MAX_SPECS`] numbers.
+    /// If `start` is above `stop`, the step is 0, or there are more than [`MAX_SPECS`] numbers.
     pub fn stepped(start: u32, stop: u32, step: u32) -> Result<Self, TemplateError> {
         if step == 0 {
             return Err(TemplateError::Bounds {
@@ -249,7 +249,7 @@ impl Range {
     ///
     /// # Errors
     ///
-    /// Where `start` is 0 or above `stop`, or the factor is below 2.
+    /// If `start` is 0 or above `stop`, or the factor is below 2.
     pub fn multiplied(start: u32, stop: u32, factor: u32) -> Result<Self, TemplateError> {
         for (what, given, least) in [("start", start, 1), ("factor", factor, 2)] {
             if given < least {

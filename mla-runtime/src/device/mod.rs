@@ -115,7 +115,7 @@ impl<D: Device> AbsorbedQueries<'_, D> {
     ///
     /// # Errors
     ///
-    /// Where the weights are wider than the tensors.
+    /// If the weights are wider than the tensors.
     pub fn product(&mut self) -> Result<Product<'_, D>> {
         let [_, nope, latent] = self.weights.shape();
         Ok((
@@ -129,7 +129,7 @@ impl<D: Device> AbsorbedQueries<'_, D> {
     ///
     /// # Errors
     ///
-    /// Where the weights are wider than the tensors.
+    /// If the weights are wider than the tensors.
     pub fn rotation(&mut self, rows: &CacheRows<'_, D>) -> Result<Option<RotaryQuery<'_, D>>> {
         if rows.rotary.is_none() {
             return Ok(None);
@@ -148,7 +148,7 @@ impl<D: Device> AbsorbedQueries<'_, D> {
 /// Every operation is enqueued and returns at once if the device is asynchronous; none allocates
 /// and none waits. A handle is cheap to clone and refers to the same device and stream.
 pub trait Device: Memory {
-    /// The kind of device.
+    /// The kind of device that this is.
     const PLATFORM: Platform;
 
     /// Whether this machine can have such a device at all, and if not, why.
@@ -170,7 +170,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where an operation would refuse the strides.
+    /// If an operation would refuse the strides.
     fn check_tensor(&self, field: &'static str, layout: &Layout) -> Result<()> {
         let _ = (field, layout);
         Ok(())
@@ -181,7 +181,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where it would refuse the strides.
+    /// If it would refuse the strides.
     fn check_operand(&self, field: &'static str, layout: &Layout) -> Result<()> {
         let _ = (field, layout);
         Ok(())
@@ -193,7 +193,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes or dtypes disagree, or the device cannot take the strides.
+    /// If shapes or dtypes disagree, or the device cannot take the strides.
     fn gemm(
         &self,
         a: TensorRef<'_, Self>,
@@ -201,8 +201,8 @@ pub trait Device: Memory {
         c: TensorMut<'_, Self>,
     ) -> Result<()>;
 
-    /// As [`gemm`](Self::gemm), where `b` is a weight: nothing that is enqueued and not yet done writes
-    /// it, so that it may be read ahead of everything enqueued before.
+    /// As [`gemm`](Self::gemm), if `b` is a weight: no work that is enqueued and not yet done writes
+    /// it, so the device may read it before that work is done.
     ///
     /// # Errors
     ///
@@ -220,22 +220,23 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes or dtypes disagree.
+    /// If shapes or dtypes disagree.
     fn copy(&self, from: TensorRef<'_, Self>, to: TensorMut<'_, Self>) -> Result<()>;
 
     /// Writes zeros to every element.
     ///
     /// # Errors
     ///
-    /// Where the device fails.
+    /// If the device fails.
     fn clear(&self, to: TensorMut<'_, Self>) -> Result<()>;
 
     /// Writes one cache row per token: `latent` `[T, 1, L]` and `rope` `[T, 1, R]` to slot
-    /// `slots[t]`, quantised as the cache's format says. A slot of −1 is skipped. Slots differ.
+    /// `slots[t]`, quantised as the cache's format says. A token whose slot is −1 is skipped; no two
+    /// tokens have one slot.
     ///
     /// # Errors
     ///
-    /// Where shapes disagree with each other or with the cache.
+    /// If shapes disagree with each other or with the cache.
     fn write_cache(
         &self,
         latent: TensorRef<'_, Self>,
@@ -250,7 +251,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes or dtypes disagree, or R is odd.
+    /// If shapes or dtypes disagree, or R is odd.
     fn write_cache_rotated(
         &self,
         latent: TensorRef<'_, Self>,
@@ -266,7 +267,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes or dtypes disagree, or R is odd.
+    /// If shapes or dtypes disagree, or R is odd.
     fn rotate(&self, rotary: &Rotary<'_, Self>, vectors: RotaryQuery<'_, Self>) -> Result<()>;
 
     /// What a step begins with on the absorbed path, in one launch where the device can: the new tokens'
@@ -291,7 +292,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes disagree with each other or with the cache, or more than W rows are asked for.
+    /// If shapes disagree with each other or with the cache, or more than W rows are asked for.
     fn gather_cache(
         &self,
         cache: CacheRef<'_, Self>,
@@ -327,7 +328,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where shapes or dtypes disagree.
+    /// If shapes or dtypes disagree.
     fn merge(
         &self,
         out: TensorMut<'_, Self>,
@@ -346,7 +347,7 @@ pub trait Device: Memory {
     ///
     /// # Errors
     ///
-    /// Where the extents differ.
+    /// If the extents differ.
     fn convert_lse<C: LseConvention>(
         &self,
         from: LseRef<'_, Self, C>,

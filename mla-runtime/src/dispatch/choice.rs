@@ -57,8 +57,8 @@ const LONGEST: usize = 16 * 1024;
 ///
 /// # Panics
 ///
-/// In a constant, which makes it a compile error: where nothing fits, with the reasons; where the
-/// problem makes no sense; where two backends have one name; where the list is too long.
+/// In a constant, which makes it a compile error: where nothing fits, with the reasons; if the
+/// problem makes no sense; if two backends have one name; if the list is too long.
 pub const fn choose(
     phase: Phase,
     list: Option<&'static Listed>,

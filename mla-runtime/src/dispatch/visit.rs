@@ -115,7 +115,7 @@ impl<D: Device, M: DecodeArm<D>, T: DecodeArms<D>> DecodeArms<D> for (M, T) {
 ///
 /// # Errors
 ///
-/// Where the list has no such backend.
+/// If the list has no such backend.
 pub fn with_prefill<L, D, V>(spec: &BackendSpec, visitor: V) -> Result<V::Output, SelectionError>
 where
     L: PrefillArms<D>,
@@ -130,7 +130,7 @@ where
 ///
 /// # Errors
 ///
-/// Where the list has no such backend.
+/// If the list has no such backend.
 pub fn with_decode<L, D, V>(spec: &BackendSpec, visitor: V) -> Result<V::Output, SelectionError>
 where
     L: DecodeArms<D>,
@@ -144,7 +144,7 @@ where
 ///
 /// # Errors
 ///
-/// Where one of them is not in its list.
+/// If one of them is not in its list.
 pub fn with_backends<P, B, D, V>(
     selection: &Selection,
     visitor: V,

@@ -14,19 +14,19 @@ use crate::tensor::{ArrayRef, TensorMut, TensorRef};
 pub struct LayerCall<'a, D: Device> {
     /// The layer's weights.
     pub weights: Weights<'a, D>,
-    /// `[T, H, P+R]`, the rotary part already rotated but where `rotary` is given.
+    /// `[T, H, P+R]`. The rotary part is rotated already, unless `rotary` is given.
     pub query: TensorRef<'a, D>,
     /// The new tokens' normalised latents, `[T, 1, L]`.
     pub latent: TensorRef<'a, D>,
-    /// The new tokens' rotary keys, `[T, 1, R]`, already rotated but where `rotary` is given.
+    /// The new tokens' rotary keys, `[T, 1, R]`: rotated already, unless `rotary` is given.
     pub rope: TensorRef<'a, D>,
     /// The layer's cache.
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
     pub out: TensorMut<'a, D>,
-    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
+    /// `[H, T]`, if the caller wants it. It is −inf for a token that attends to nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    /// The slots that each token attends to: given if the problem is sparse, and only then.
     /// An [`Indexer`](crate::indexer::Indexer) makes them.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in

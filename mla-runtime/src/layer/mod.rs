@@ -36,9 +36,9 @@
 //! [`MlaLayer::forward`] only enqueues: it allocates nothing, waits for nothing and reads nothing
 //! back. What it enqueues depends on the prepared step's counts alone (tokens and requests of the
 //! absorbed path, chunks); lengths, pages and slots are read on the device from arrays that never
-//! move. So a step of decodes can be captured into a graph and replayed after another
-//! [`prepare`](Workspace::prepare) of as many requests with as many tokens, those that are missing
-//! being padding.
+//! move. So a step of decodes can be captured into a graph. It is replayed after another
+//! [`prepare`](Workspace::prepare) of as many requests with as many tokens; a smaller batch is filled
+//! up with padding.
 //!
 //! The layer is one implementation for backends chosen by type ([`MlaLayer::of`]) and at run time
 //! ([`SelectedPrefill`] and [`SelectedDecode`] in [`MlaLayer::new`]).
@@ -147,7 +147,7 @@ impl<P: PrefillBackend, D: DecodeBackend<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::new`], or where a backend cannot be made.
+    /// As [`Self::new`], or if a backend cannot be made.
     pub fn of(device: &P::Device, config: &LayerConfig) -> Result<Self> {
         check(&P::SPEC, &D::SPEC, device, config)?;
         Ok(Self {
@@ -164,8 +164,8 @@ impl<D: Device> MlaLayer<SelectedPrefill<D>, SelectedDecode<D>> {
     ///
     /// # Errors
     ///
-    /// Where a backend was made for another configuration, or does not fit the device or the
-    /// problem, with every reason; where the problem contradicts itself or wants what the layer
+    /// If a backend was made for another configuration, or does not fit the device or the
+    /// problem, with every reason; if the problem contradicts itself or wants what the layer
     /// does not do.
     pub fn new(
         device: &D,
@@ -282,7 +282,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Where a limit or size is out of range.
+    /// If a limit or size is out of range.
     pub fn memory_plan(&self, limits: &StepLimits, layers: u32, pages: u64) -> Result<MemoryPlan> {
         Ok(memory::plan(&self.memory_needs(limits, layers, pages)?)?)
     }
@@ -292,7 +292,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Where a limit is out of range.
+    /// If a limit is out of range.
     pub fn memory_needs(
         &self,
         limits: &StepLimits,
@@ -345,7 +345,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Where a limit is out of range, or the device has not as much memory left.
+    /// If a limit is out of range, or the device has not as much memory left.
     pub fn workspace(&self, limits: &StepLimits) -> Result<Workspace<P, D>> {
         Workspace::new(self, &self.within_backend(limits))
     }
@@ -355,7 +355,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// Where the call does not fit the prepared step, or the device or a backend fails.
+    /// If the call does not fit the prepared step, or the device or a backend fails.
     pub fn forward(
         &self,
         workspace: &mut Workspace<P, D>,

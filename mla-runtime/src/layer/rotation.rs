@@ -32,9 +32,9 @@ pub struct UnrotatedCall<'a, D: Device> {
     pub cache: CacheMut<'a, D>,
     /// `[T, H, V]`.
     pub out: TensorMut<'a, D>,
-    /// `[H, T]`, where the caller wants it: −inf where a token attends to nothing.
+    /// `[H, T]`, if the caller wants it. It is −inf for a token that attends to nothing.
     pub lse: Option<LseMut<'a, D>>,
-    /// The slots that each token attends to: present where the problem is sparse, and only there.
+    /// The slots that each token attends to: given if the problem is sparse, and only then.
     pub slot_lists: Option<SlotLists<'a, D>>,
     /// A score for each head that takes part in the softmax without a value, as in [`LayerCall`].
     pub sinks: Option<ArrayRef<'a, D, f32>>,
@@ -79,7 +79,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
     ///
     /// # Errors
     ///
-    /// As [`Self::forward`], and where the tables are shorter than the step's longest request.
+    /// As [`Self::forward`], and if the tables are shorter than the step's longest request.
     pub fn forward_unrotated(
         &self,
         workspace: &mut Workspace<P, D>,

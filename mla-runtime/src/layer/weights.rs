@@ -40,7 +40,7 @@ impl<'a, D: Device> Weights<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where the shape or the dtype is not that of the configuration's problem.
+    /// If the shape or the dtype is not that of the configuration's problem.
     pub fn new(kv_b: TensorRef<'a, D>, config: &LayerConfig) -> Result<Self> {
         let problem = &config.problem;
         let heads = problem.heads as usize;

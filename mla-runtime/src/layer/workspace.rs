@@ -113,7 +113,7 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> Workspace<P, D> {
     ///
     /// # Errors
     ///
-    /// Where the batch contradicts itself or exceeds the limits, or the device or a backend fails.
+    /// If the batch contradicts itself or exceeds the limits, or the device or a backend fails.
     /// No layer runs until a step has been prepared without error.
     pub fn prepare(&mut self, layer: &MlaLayer<P, D>, batch: &StepBatch<'_>) -> Result<()> {
         self.check(layer)?;

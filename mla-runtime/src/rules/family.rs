@@ -18,7 +18,7 @@ impl CompiledFamily {
     ///
     /// # Panics
     ///
-    /// Where a target is none of nvcc's: in a constant, a compile error.
+    /// If a target is none of nvcc's: in a constant, a compile error.
     pub const fn runs_on(&self, capability: Capability) -> bool {
         let mut i = 0;
         while i < self.targets.len() {

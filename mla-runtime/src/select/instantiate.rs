@@ -12,7 +12,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where the name is unknown, anything speaks against the backend for this layer on this
+    /// If the name is unknown, anything speaks against the backend for this layer on this
     /// device, it is made for devices of another type, or making it fails.
     pub fn instantiate_prefill<D: Device>(
         &self,

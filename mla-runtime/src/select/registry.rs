@@ -122,7 +122,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where two backends of one list claim one name.
+    /// If two backends of one list claim one name.
     pub fn of<P: PrefillList, D: DecodeList>() -> Result<Self, RegistryError> {
         let mut registry = Self::empty();
         P::each(&mut |entry| registry.add(entry))?;
@@ -135,7 +135,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where two linked backends of one phase claim one name. Which of them comes first in the
+    /// If two linked backends of one phase claim one name. Which of them comes first in the
     /// error depends on linking.
     pub fn linked() -> Result<Self, RegistryError> {
         Self::linked_by(Some)
@@ -173,7 +173,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where a backend of this phase and name was linked or added before.
+    /// If a backend of this phase and name was linked or added before.
     pub fn add(&mut self, entry: Entry) -> Result<(), RegistryError> {
         let (phase, name) = (entry.spec.phase, entry.spec.name);
         if let Some(first) = self.entries.iter().find(|first| is(first, phase, name)) {
@@ -193,7 +193,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where there is no such name to override.
+    /// If there is no such name to override.
     pub fn replace(&mut self, entry: Entry) -> Result<(), RegistryError> {
         self.reset(entry.spec.phase, entry.spec.name)?;
         self.overrides.push(entry);
@@ -204,7 +204,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where there is no such name.
+    /// If there is no such name.
     pub fn reset(&mut self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
         let overridden = self.is_overridden(phase, name)?;
         self.overrides.retain(|entry| !is(entry, phase, name));
@@ -215,7 +215,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where there is no such name.
+    /// If there is no such name.
     pub fn is_overridden(&self, phase: Phase, name: &str) -> Result<bool, RegistryError> {
         self.get(phase, name)?;
         Ok(self.overrides.iter().any(|entry| is(entry, phase, name)))
@@ -225,7 +225,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where there is no such name; the error lists those that exist and suggests a similar one.
+    /// If there is no such name; the error lists those that exist and suggests a similar one.
     pub fn get(&self, phase: Phase, name: &str) -> Result<&Entry, RegistryError> {
         self.resolve(phase, name, |_| true)
     }

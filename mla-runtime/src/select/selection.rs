@@ -303,7 +303,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where nothing is linked, a name is unknown, a backend that was asked for by name does not
+    /// If nothing is linked, a name is unknown, a backend that was asked for by name does not
     /// fit, or none fits; the reasons are part of the error.
     pub fn select(&self, request: &SelectionRequest) -> Result<Selection, SelectionError> {
         let explanation = self.explain(request)?;
@@ -354,7 +354,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where a name is unknown, or the request makes no sense for any backend (no heads, pages of
+    /// If a name is unknown, or the request makes no sense for any backend (no heads, pages of
     /// no tokens).
     pub fn explain(&self, request: &SelectionRequest) -> Result<Explanation, SelectionError> {
         request.check()?;

@@ -178,7 +178,7 @@ impl<'a, D: Memory> CacheRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, or the
+    /// If a row lies outside `bytes`, rows overlap, the format cannot hold the dimensions, or the
     /// scale is not one that the format has.
     pub fn new(bytes: D::Bytes<'a>, layout: CacheLayout) -> Result<Self> {
         layout.check(D::byte_len(bytes))?;
@@ -274,7 +274,7 @@ impl<'a, D: Memory> BlockTable<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where there are fewer entries.
+    /// If there are fewer entries.
     pub fn new(entries: ArrayRef<'a, D, i32>, requests: usize, max_pages: usize) -> Result<Self> {
         match requests.checked_mul(max_pages) {
             Some(needed) if needed <= entries.len() => Ok(Self {
@@ -309,7 +309,7 @@ impl<'a, D: Memory> BlockTable<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the requests.
+    /// If the range does not lie within the requests.
     pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.requests {
             return Err(Error::argument(

@@ -65,7 +65,7 @@ impl LseLayout {
     ///
     /// # Errors
     ///
-    /// Where the heads or tokens are others; the error calls the log-sum-exp `field`.
+    /// If the heads or tokens are others; the error calls the log-sum-exp `field`.
     pub fn require(&self, field: &'static str, heads: usize, tokens: usize) -> Result<()> {
         if (self.heads, self.tokens) == (heads, tokens) {
             return Ok(());
@@ -171,7 +171,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
+    /// If an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::Bytes<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len(bytes))?;
         let layout = layout.settled::<C>();
@@ -197,7 +197,7 @@ impl<'a, D: Memory, C: LseConvention> LseRef<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the tokens.
+    /// If the range does not lie within the tokens.
     pub fn tokens(&self, range: Range<usize>) -> Result<Self> {
         let (layout, offset) = self.layout.narrowed::<C>(range)?;
         Ok(Self {
@@ -226,7 +226,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where an element lies outside `bytes`, they begin where none may, or rows overlap.
+    /// If an element lies outside `bytes`, they begin where none may, or rows overlap.
     pub fn new(bytes: D::BytesMut<'a>, layout: LseLayout) -> Result<Self> {
         layout.check::<C>(D::byte_len_mut(&bytes))?;
         let layout = layout.settled::<C>();
@@ -252,7 +252,7 @@ impl<'a, D: Memory, C: LseConvention> LseMut<'a, D, C> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the tokens.
+    /// If the range does not lie within the tokens.
     pub fn tokens(self, range: Range<usize>) -> Result<Self> {
         let (layout, offset) = self.layout.narrowed::<C>(range)?;
         let (_, bytes) = D::split_mut(self.bytes, offset);

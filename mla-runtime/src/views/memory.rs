@@ -1,4 +1,4 @@
-//! Where tensors live.
+//! A device's memory, in which tensors lie.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use crate::error::Result;
 pub trait Memory: Clone + Send + Sync + 'static {
     /// Memory that a holder owns.
     type Buffer: Send + Sync + 'static;
-    /// Bytes that are read.
+    /// Borrowed bytes, to read.
     type Bytes<'a>: Copy + Send + Sync;
-    /// Bytes that are written by one holder at a time.
+    /// Borrowed bytes, to write: one holder at a time.
     type BytesMut<'a>: Send;
 
     /// `bytes` bytes of zeros, aligned for every dtype and for vector access.

@@ -79,7 +79,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// Where the dtype or the shape is another; the error calls the tensor `field`.
+    /// If the dtype or the shape is another; the error calls the tensor `field`.
     pub fn require(&self, field: &'static str, dtype: DType, shape: Shape) -> Result<()> {
         if self.dtype == dtype && self.shape == shape {
             return Ok(());
@@ -177,7 +177,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where an element of the layout lies outside `bytes`, or they begin where none may.
+    /// If an element of the layout lies outside `bytes`, or they begin where none may.
     pub fn new(bytes: D::Bytes<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len(bytes))?;
         check_alignment::<D>(bytes, layout.dtype.bytes())?;
@@ -222,7 +222,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where it does not hold; the error calls the tensor `field`.
+    /// If it does not hold; the error calls the tensor `field`.
     pub fn require_aligned(&self, field: &'static str, alignment: usize) -> Result<()> {
         if alignment <= 1 || self.layout.elements() == 0 {
             return Ok(());
@@ -245,11 +245,11 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the axis.
+    /// If the range does not lie within the axis.
     ///
     /// # Panics
     ///
-    /// Where `axis` is above 2.
+    /// If `axis` is above 2.
     pub fn narrow(&self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
         let (layout, offset) = narrowed(&self.layout, axis, range)?;
         let bytes = D::byte_range(self.bytes, offset..D::byte_len(self.bytes));
@@ -260,7 +260,7 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     ///
     /// # Panics
     ///
-    /// Where `a` or `b` is above 2.
+    /// If `a` or `b` is above 2.
     #[must_use]
     pub fn transpose(mut self, a: usize, b: usize) -> Self {
         self.layout.shape.swap(a, b);
@@ -272,11 +272,11 @@ impl<'a, D: Memory> TensorRef<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where the axis has another extent than one.
+    /// If the axis has another extent than one.
     ///
     /// # Panics
     ///
-    /// Where `axis` is above 2.
+    /// If `axis` is above 2.
     pub fn broadcast(mut self, axis: usize, count: usize) -> Result<Self> {
         if self.layout.shape[axis] != 1 {
             return Err(Error::argument(
@@ -308,7 +308,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where an element of the layout lies outside `bytes`, they begin where none may, or two
+    /// If an element of the layout lies outside `bytes`, they begin where none may, or two
     /// indices name one element.
     pub fn new(bytes: D::BytesMut<'a>, layout: Layout) -> Result<Self> {
         check_span(&layout, D::byte_len_mut(&bytes))?;
@@ -364,11 +364,11 @@ impl<'a, D: Memory> TensorMut<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the axis.
+    /// If the range does not lie within the axis.
     ///
     /// # Panics
     ///
-    /// Where `axis` is above 2.
+    /// If `axis` is above 2.
     pub fn narrow(self, axis: usize, range: std::ops::Range<usize>) -> Result<Self> {
         let (layout, offset) = narrowed(&self.layout, axis, range)?;
         let (_, bytes) = D::split_mut(self.bytes, offset);
@@ -379,7 +379,7 @@ impl<'a, D: Memory> TensorMut<'a, D> {
     ///
     /// # Panics
     ///
-    /// Where `a` or `b` is above 2.
+    /// If `a` or `b` is above 2.
     #[must_use]
     pub fn transpose(mut self, a: usize, b: usize) -> Self {
         self.layout.shape.swap(a, b);
@@ -458,7 +458,7 @@ impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
     ///
     /// # Errors
     ///
-    /// Where `bytes` holds fewer, or begins where no element may.
+    /// If `bytes` holds fewer, or begins where no element may.
     pub fn new(bytes: D::Bytes<'a>, len: usize) -> Result<Self> {
         check_alignment::<D>(bytes, size_of::<T>())?;
         let available = D::byte_len(bytes) / size_of::<T>();
@@ -507,7 +507,7 @@ impl<'a, D: Memory, T: Scalar> ArrayRef<'a, D, T> {
     ///
     /// # Errors
     ///
-    /// Where the range does not lie within the array.
+    /// If the range does not lie within the array.
     pub fn range(&self, range: std::ops::Range<usize>) -> Result<Self> {
         if range.start > range.end || range.end > self.len {
             return Err(Error::argument(

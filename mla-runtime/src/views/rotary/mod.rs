@@ -77,7 +77,7 @@ impl<'a, D: Memory> Rotary<'a, D> {
     ///
     /// # Errors
     ///
-    /// Where one does not fit.
+    /// If one does not fit.
     pub fn check(&self, tokens: usize, width: usize) -> Result<()> {
         if !width.is_multiple_of(2) {
             return Err(Error::argument("rope", width, "an even number of columns"));
