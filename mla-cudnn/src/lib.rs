@@ -38,9 +38,17 @@ mod ffi {
 }
 
 /// On which GPUs all tests passed, with cuDNN 9.19.
-const RUN_ON: &[Run] = &[Run {
-    gpu: "H100",
-    capability: Capability::new(9, 0),
-    date: "2026-11-22",
-    commit: "30f2c6e",
-}];
+const RUN_ON: &[Run] = &[
+    Run {
+        gpu: "H100",
+        capability: Capability::new(9, 0),
+        date: "2026-11-22",
+        commit: "30f2c6e",
+    },
+    Run {
+        gpu: "H200",
+        capability: Capability::new(9, 0),
+        date: "2026-11-23",
+        commit: "755fc48",
+    },
+];
