@@ -104,7 +104,7 @@ pub struct Size {
 
 impl Size {
     /// The most of anything: pages, positions and token counts are 32-bit numbers on a device.
-    pub const MOST: usize = i32::MAX as usize;
+    pub const MOST: usize = i32::MAX as usize - 1;
 
     /// # Errors
     ///

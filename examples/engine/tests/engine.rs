@@ -231,7 +231,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     let few = Engine::new(&Cpu::new(), &config, &Size { tokens: 7, ..SIZE }, 7);
     assert_eq!(
         few.err().unwrap().to_string(),
-        "tokens: given 7, accepted 8 to 2147483647: a token for each request"
+        "tokens: given 7, accepted 8 to 2147483646: a token for each request"
     );
     let refused = |size: Size| {
         let config = Config::new(TINY).unwrap();
@@ -264,7 +264,7 @@ fn what_cannot_be_served_is_refused_by_its_name() {
     ] {
         let said = refused(size);
         assert!(said.starts_with(&format!("{field}: given ")), "{said}");
-        assert!(said.ends_with(", accepted 1 to 2147483647"), "{said}");
+        assert!(said.ends_with(", accepted 1 to 2147483646"), "{said}");
     }
     assert_eq!(
         refused(Size {
