@@ -49,6 +49,7 @@ MlaStatus launch_variant(const Limits& l, const Shape& s, KernelParams& p, cudaS
     // roles, which have to fill and to drain, as four.
     p.tile_cost = C::kRoles ? 4 : 2;
     p.least_share = 128 / C::kTokens;
+    // A request in one part has no partial result: that is worth more than a tile's cost.
     p.even_gain = p.tile_cost * 3 / 2;
     cudaLaunchConfig_t config = {};
     config.gridDim = {unsigned(f.ctas), 1, 1};
