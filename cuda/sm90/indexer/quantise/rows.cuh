@@ -3,6 +3,9 @@
 // A warp has a row of 128 values, four neighbouring ones in each lane. Everything is done in the
 // order of the CPU device's code, product by product, so that the same values come out, to the last
 // bit but for the sums of the LayerNorm, which are in f64.
+//
+// Few tokens leave an SM nothing to do while it waits for instructions that it runs once: there are
+// as few of them as there can be.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,8 +36,19 @@ struct Values {
     float x[4];
 
     __device__ __forceinline__ void load(const void* from, int64_t at, int dtype, int lane) {
+        at += lane * 4;
+        switch (dtype) {
+            case MLA_DTYPE_BF16: return take(static_cast<const __nv_bfloat16*>(from) + at);
+            case MLA_DTYPE_F16: return take(static_cast<const __half*>(from) + at);
+            default: return take(static_cast<const float*>(from) + at);
+        }
+    }
+
+  private:
+    template <typename T>
+    __device__ __forceinline__ void take(const T* from) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = element(from, at + lane * 4 + i, dtype);
+        for (int i = 0; i < 4; ++i) x[i] = float(from[i]);
     }
 };
 
@@ -45,6 +59,10 @@ __device__ __forceinline__ double sum_of_warp(double x) {
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias.
 __device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p, int lane) {
+    // Asked for before anything waits.
+    Values weight, bias;
+    weight.load(p.norm_weight, 0, p.norm_weight_dtype, lane);
+    bias.load(p.norm_bias, 0, p.norm_bias_dtype, lane);
     double sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum += v.x[i];
@@ -52,10 +70,7 @@ __device__ __forceinline__ void normalise(Values& v, const MlaIndexKeysParams& p
     double squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) squares += (v.x[i] - mean) * (v.x[i] - mean);
-    const double factor = 1.0 / sqrt(sum_of_warp(squares) / kWidth + double(p.epsilon));
-    Values weight, bias;
-    weight.load(p.norm_weight, 0, p.norm_weight_dtype, lane);
-    bias.load(p.norm_bias, 0, p.norm_bias_dtype, lane);
+    const double factor = rsqrt(sum_of_warp(squares) / kWidth + double(p.epsilon));
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         v.x[i] = float((v.x[i] - mean) * factor * double(weight.x[i]) + double(bias.x[i]));
@@ -119,19 +134,36 @@ __device__ __forceinline__ float scale_of(const Values& v) {
     for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(v.x[i]));
     for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
     most = fminf(fmaxf(most, 1e-4f), 3.402823466e38f);
-    const uint32_t bits = __float_as_uint(__fdiv_rn(most, 448.f));
-    const uint32_t mantissa = bits & 0x7fffff;
-    return __uint_as_float(bits - mantissa + (mantissa ? 1u << 23 : 0));
+    // 448 is 1.75 times 2^8: what is above 1.75 times a power of two takes the next one.
+    const uint32_t bits = __float_as_uint(most);
+    return __uint_as_float((bits >> 23) - 8 + ((bits & 0x7fffff) > 0x600000) << 23);
 }
 
 __device__ __forceinline__ uint32_t codes_of(const Values& v, float scale) {
+    // Of a power of two from 2^-22 to 2^120, and exact.
+    const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         codes |=
-            uint32_t(__nv_cvt_float_to_fp8(__fdiv_rn(v.x[i], scale), __NV_SATFINITE, __NV_E4M3))
+            uint32_t(__nv_cvt_float_to_fp8(__fmul_rn(v.x[i], inverse), __NV_SATFINITE, __NV_E4M3))
             << 8 * i;
     return codes;
+}
+
+// Rotates and rounds a head's query of a token, and scales the head's weight.
+__device__ __forceinline__ void write_query(const MlaIndexQueriesParams& p, Values& v,
+                                            int64_t token, int64_t head, int lane) {
+    const int64_t row = token * p.heads + head;
+    rotate(v, p.rotary, token, lane);
+    if (p.hadamard) hadamard(v, lane);
+    const float scale = scale_of(v);
+    static_cast<uint32_t*>(p.values)[row * (kWidth / 4) + lane] = codes_of(v, scale);
+    if (lane == 0) {
+        const float weight =
+            element(p.head_weights, token * p.head_weight_stride + head, p.head_weights_dtype);
+        p.weights[row] = __fmul_rn(weight, __fmul_rn(p.weight_scale, scale));
+    }
 }
 
 // What block `block` does of the keys.
@@ -139,16 +171,18 @@ __device__ __forceinline__ void write_keys(const MlaIndexKeysParams& p, uint32_t
     const int lane = threadIdx.x % 32;
     const int64_t token = int64_t(block) * kRows + threadIdx.x / 32;
     if (token >= p.tokens) return;
-    const int64_t slot = p.slots[token];
-    if (slot < 0 || slot >= p.pages * p.page_size) return;
     Values v;
     v.load(p.keys, token * p.key_stride, p.keys_dtype, lane);
+    const int64_t slot = p.slots[token];
+    if (slot < 0 || slot >= p.pages * p.page_size) return;
     normalise(v, p, lane);
     rotate(v, p.rotary, token, lane);
     if (p.hadamard) hadamard(v, lane);
     const float scale = scale_of(v);
-    const int64_t offset = slot % p.page_size;
-    char* page = static_cast<char*>(p.cache) + slot / p.page_size * p.page_stride;
+    const bool narrow = slot <= INT32_MAX;
+    const int64_t of = narrow ? int32_t(slot) / p.page_size : slot / p.page_size;
+    const int64_t offset = slot - of * p.page_size;
+    char* page = static_cast<char*>(p.cache) + of * p.page_stride;
     *reinterpret_cast<uint32_t*>(page + offset * kWidth + lane * 4) = codes_of(v, scale);
     if (lane == 0)
         *reinterpret_cast<float*>(page + int64_t(p.page_size) * kWidth + offset * 4) = scale;
