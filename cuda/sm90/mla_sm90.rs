@@ -366,6 +366,65 @@ unsafe extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct MlaIndexProjectionParams {
+    pub latent: *const ::core::ffi::c_void,
+    pub query_weights: *const ::core::ffi::c_void,
+    pub latent_stride: i64,
+    pub weights_rank_stride: i64,
+    pub weights_column_stride: i64,
+    pub rank: i32,
+    pub dtype: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of MlaIndexProjectionParams",
+    ][::core::mem::size_of::<MlaIndexProjectionParams>() - 48usize];
+    [
+        "Alignment of MlaIndexProjectionParams",
+    ][::core::mem::align_of::<MlaIndexProjectionParams>() - 8usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::latent",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, latent) - 0usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::query_weights",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, query_weights) - 8usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::latent_stride",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, latent_stride) - 16usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::weights_rank_stride",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, weights_rank_stride) - 24usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::weights_column_stride",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, weights_column_stride)
+        - 32usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::rank",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, rank) - 40usize];
+    [
+        "Offset of field: MlaIndexProjectionParams::dtype",
+    ][::core::mem::offset_of!(MlaIndexProjectionParams, dtype) - 44usize];
+};
+impl Default for MlaIndexProjectionParams {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    #[link_name = "\u{1}mla_kernels_0_1_0_mla__mla_index_project_sm90"]
+    pub fn mla_index_project_sm90(
+        projection: *const MlaIndexProjectionParams,
+        queries: *const MlaIndexQueriesParams,
+        stream: *mut ::core::ffi::c_void,
+    ) -> MlaStatus;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct MlaIndexLogitsParams {
     pub queries: *const ::core::ffi::c_void,
     pub weights: *const f32,
@@ -386,12 +445,13 @@ pub struct MlaIndexLogitsParams {
     pub page_size: i32,
     pub heads: i32,
     pub width: i32,
+    pub after_queries: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of MlaIndexLogitsParams",
-    ][::core::mem::size_of::<MlaIndexLogitsParams>() - 120usize];
+    ][::core::mem::size_of::<MlaIndexLogitsParams>() - 128usize];
     [
         "Alignment of MlaIndexLogitsParams",
     ][::core::mem::align_of::<MlaIndexLogitsParams>() - 8usize];
@@ -452,6 +512,9 @@ const _: () = {
     [
         "Offset of field: MlaIndexLogitsParams::width",
     ][::core::mem::offset_of!(MlaIndexLogitsParams, width) - 116usize];
+    [
+        "Offset of field: MlaIndexLogitsParams::after_queries",
+    ][::core::mem::offset_of!(MlaIndexLogitsParams, after_queries) - 120usize];
 };
 impl Default for MlaIndexLogitsParams {
     fn default() -> Self {
@@ -488,6 +551,7 @@ pub struct MlaTopkParams {
     pub topk: i32,
     pub max_pages: i32,
     pub page_size: i32,
+    pub after_logits: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -541,6 +605,9 @@ const _: () = {
     [
         "Offset of field: MlaTopkParams::page_size",
     ][::core::mem::offset_of!(MlaTopkParams, page_size) - 96usize];
+    [
+        "Offset of field: MlaTopkParams::after_logits",
+    ][::core::mem::offset_of!(MlaTopkParams, after_logits) - 100usize];
 };
 impl Default for MlaTopkParams {
     fn default() -> Self {

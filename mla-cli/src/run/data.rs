@@ -104,6 +104,10 @@ impl<D: Device> Tensor<D> {
         TensorRef::new(D::bytes(&self.buffer), self.layout)
     }
 
+    pub(super) fn dtype(&self) -> DType {
+        self.layout.dtype
+    }
+
     /// The extent of the last axis.
     pub(super) fn width(&self) -> usize {
         self.layout.shape[2]

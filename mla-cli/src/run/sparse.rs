@@ -276,6 +276,11 @@ impl<D: IndexDevice> Indexed<D> {
         self.query_latent.width()
     }
 
+    /// Of that latent, and of the product.
+    pub(crate) fn query_dtype(&self) -> DType {
+        self.query_latent.dtype()
+    }
+
     /// The selection of the prepared step.
     pub(crate) fn call(&mut self) -> Result<Selecting<'_, D>> {
         let call = IndexCall::new(

@@ -91,6 +91,7 @@ impl Batch {
                 (ArrayRef::from_slice(&self.starts), 1),
             ),
             tokens,
+            in_turn: false,
         }
     }
 }

@@ -48,13 +48,17 @@ where
                 })
             })?;
         }
+        // Before the selection, whose own weights are then on their way while this is running.
+        self.device().range(c"mla: absorb queries", || {
+            self.enqueue_absorbed_queries(workspace, &mut call, false)
+        })?;
         self.device().range(c"mla: select slots", || {
             indexer.select_written(workspace, lists, &index)
         })?;
         let mut call = call.with_lists(lists.lists(workspace)?);
         self.check_lists(workspace, call.slot_lists.as_ref(), call.cache.layout())?;
         self.device().range(c"mla: attend absorbed", || {
-            self.enqueue_absorbed(workspace, &mut call, false)
+            self.enqueue_absorbed_attention(workspace, &mut call)
         })?;
         // Dense requests may be there.
         self.device().range(c"mla: attend expanded", || {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::workspace::Selected;
 use super::{
-    IndexCacheMut, IndexDevice, IndexKeys, IndexLimits, IndexNeeds, IndexQueries, IndexQueriesMut,
-    IndexQueryInput, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
+    IndexCacheMut, IndexDevice, IndexHeads, IndexKeys, IndexLimits, IndexNeeds, IndexProjection,
+    IndexQueries, IndexQueriesMut, IndexRows, IndexerConfig, IndexerWorkspace, LayerNorm,
 };
 use crate::backend::{DecodeStage, PrefillStage};
 use crate::device::Device;
@@ -185,14 +185,17 @@ impl<D: IndexDevice> Indexer<D> {
         B: DecodeStage<Device = D>,
     {
         let dims = self.config.dims;
+        let batch = workspace.decode_batch()?;
+        // Where no token sees more than a list holds, nothing need be scored.
+        let scored = batch.max_seq_len > dims.topk as usize;
         let rows = IndexRows {
-            batch: workspace.decode_batch()?,
+            batch,
             tokens: tokens.clone(),
+            in_turn: scored,
         };
         let columns = own.needs.columns as usize;
         let logits = Layout::contiguous(DType::F32, [1, tokens.len(), columns]);
-        // Where no token sees more than a list holds, nothing need be scored.
-        if rows.batch.max_seq_len > dims.topk as usize {
+        if scored {
             let rotary = self.rotary(workspace.positions()?, call.rotary.as_ref());
             self.score(own, call, rotary, &rows, logits)?;
         }
@@ -221,29 +224,23 @@ impl<D: IndexDevice> Indexer<D> {
         let tokens = rows.tokens.clone();
         let regions = &own.regions;
         let mut arena = crate::layer::Arena::<D>::new(D::bytes_mut(&mut own.buffer));
-        let projection = arena.take(&regions.projection);
+        let product = arena.take(&regions.projection);
         let mut values = arena.take(&regions.queries);
         let weights = arena.take(&regions.weights);
         let scores = arena.take(&regions.logits);
 
-        let shape = [tokens.len(), heads, width];
         let flat = [1, tokens.len(), heads * width];
-        let dtype = self.problem.dtype;
-        let mut projected = TensorMut::new(projection, Layout::contiguous(dtype, flat))?;
-        let latent = call.query_latent.shorten().narrow(0, tokens.clone())?;
-        self.device.gemm_weights(
-            latent.transpose(0, 1),
-            call.query_weights.shorten(),
-            projected.reborrow(),
-        )?;
-        let projected =
-            TensorMut::<D>::new(projected.into_bytes(), Layout::contiguous(dtype, shape))?;
+        let product = TensorMut::new(product, Layout::contiguous(self.problem.dtype, flat))?;
         let layout = Layout::contiguous(DType::F32, [tokens.len(), 1, heads]);
         let mut weights = TensorMut::new(weights, layout)?;
-        self.device.quantise_index_queries(
+        self.device.project_index_queries(
             &self.config,
-            IndexQueryInput {
-                queries: projected.as_ref(),
+            IndexProjection {
+                latent: call.query_latent.shorten().narrow(0, tokens.clone())?,
+                weights: call.query_weights.shorten(),
+                product,
+            },
+            IndexHeads {
                 weights: call.head_weights.shorten().narrow(0, tokens.clone())?,
                 rotary: match &rotary {
                     Some(rotary) => Some(rotary.shorten().tokens(tokens)?),

@@ -17,6 +17,18 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
         call: &mut LayerCall<'_, P::Device>,
         writes: bool,
     ) -> Result<()> {
+        self.enqueue_absorbed_queries(workspace, call, writes)?;
+        self.enqueue_absorbed_attention(workspace, call)
+    }
+
+    /// What attention begins with: the absorbed queries. With `writes`, the cache write of all tokens
+    /// goes with them.
+    pub(crate) fn enqueue_absorbed_queries(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+        writes: bool,
+    ) -> Result<()> {
         let step = &workspace.step;
         let tokens = step.absorbed_tokens();
         if tokens == 0 {
@@ -25,18 +37,34 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             }
             return Ok(());
         }
+        let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
+        let queries = arena.take(&workspace.regions.absorbed_queries);
+        let queries = self.tensor(queries, self.query_shape(tokens, call))?;
+        let arrays = P::Device::bytes(&workspace.arrays);
+        self.enqueue_queries(step, arrays, call, queries, writes)
+    }
+
+    /// Attention of the absorbed queries, which are there, to the cache, and the product with W_UV.
+    pub(crate) fn enqueue_absorbed_attention(
+        &self,
+        workspace: &mut Workspace<P, D>,
+        call: &mut LayerCall<'_, P::Device>,
+    ) -> Result<()> {
+        let step = &workspace.step;
+        let tokens = step.absorbed_tokens();
+        if tokens == 0 {
+            return Ok(());
+        }
         let dims = self.config.problem.dims;
         let [heads, latent] = [self.config.problem.heads, dims.latent].map(|n| n as usize);
         let regions = &workspace.regions;
         let mut arena = Arena::<P::Device>::new(P::Device::bytes_mut(&mut workspace.scratch));
         let queries = arena.take(&regions.absorbed_queries);
         let outputs = arena.take(&regions.absorbed_outputs);
-        let shape = [tokens, heads, self.query_width(call)];
-        let mut queries = self.tensor(queries, shape)?;
+        let queries = self.tensor(queries, self.query_shape(tokens, call))?;
         let mut attended = self.tensor(outputs, [tokens, heads, latent])?;
 
         let arrays = P::Device::bytes(&workspace.arrays);
-        self.enqueue_queries(step, arrays, call, queries.reborrow(), writes)?;
         let own = call.query.shorten().narrow(0, 0..tokens)?;
         let rotated = call.rotary.is_some();
         let lse = match &mut call.lse {
@@ -71,6 +99,11 @@ impl<P: PrefillStage, D: DecodeStage<Device = P::Device>> MlaLayer<P, D> {
             call.weights.values,
             call.out.reborrow().narrow(0, 0..tokens)?.transpose(0, 1),
         )
+    }
+
+    fn query_shape(&self, tokens: usize, call: &LayerCall<'_, P::Device>) -> [usize; 3] {
+        let heads = self.config.problem.heads as usize;
+        [tokens, heads, self.query_width(call)]
     }
 
     /// How wide a row of absorbed queries is: a cache write puts rotated ones beside the latent

@@ -42,6 +42,8 @@ struct Consumer {
           base(ptx::in_register(ptx::shared_address(&s))) {}
 
     __device__ __forceinline__ void run() {
+        // The heads' weights come from the kernel before.
+        ptx::griddepcontrol_wait();
         int behind = 0;  // tiles of earlier jobs
         for (;;) {
             s.queries_full[jobs.slot].wait(jobs.phase);

@@ -4,7 +4,7 @@
 //
 // 64 keys are the first operand of a product, the heads of one or more tokens of a request the
 // second. One warp loads, warpgroups multiply and sum over heads. CTAs stay, and go on from
-// item to item: an item is a block of tokens and a part of the columns.
+// item to item: an item is a block of tokens and a range of the columns.
 #pragma once
 
 #include "../../../ptx/sm90.cuh"
@@ -19,7 +19,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     const uint32_t start = ptx::shared_address(ptx::dynamic_shared());
     Shared<C>& s =
         *reinterpret_cast<Shared<C>*>(ptx::dynamic_shared() + (1024 - start % 1024) % 1024);
-    ptx::griddepcontrol_launch_dependents();
     if (threadIdx.x == 0) {
         for (int i = 0; i < C::kStages; ++i) {
             s.keys_full[i].init();

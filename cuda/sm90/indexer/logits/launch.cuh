@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "../../../common/device.cuh"
+#include "../launch.cuh"
 #include "kernel.cuh"
 
 namespace mla::sm90::logits {
@@ -23,15 +24,15 @@ using ManyTokens = Config<heads, 128 / heads, true, 3, 1, 1>;
 // What beginning an item costs, in keys.
 constexpr int kItemKeys = 192;
 
-// The number of parts that keeps all CTAs busy for the shortest time.
-inline int choose_parts(int64_t blocks, int columns, int64_t ctas) {
+// The number of ranges of columns that keeps all CTAs busy for the shortest time.
+inline int choose_ranges(int64_t blocks, int columns, int64_t ctas) {
     int best = 1;
     int64_t least = INT64_MAX;
     const int most = int(std::min<int64_t>(ceil_div(columns, kTileKeys), 512));
-    for (int parts = 1; parts <= most; ++parts) {
-        const int64_t keys = ceil_div(ceil_div(columns, parts), kTileKeys) * kTileKeys;
+    for (int ranges = 1; ranges <= most; ++ranges) {
+        const int64_t keys = ceil_div(ceil_div(columns, ranges), kTileKeys) * kTileKeys;
         const int64_t cost = ceil_div(blocks * ceil_div(columns, keys), ctas) * (keys + kItemKeys);
-        if (cost < least) least = cost, best = parts;
+        if (cost < least) least = cost, best = ranges;
     }
     return best;
 }
@@ -57,13 +58,13 @@ constexpr int kMostSharing = 512;
 template <typename C>
 MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void* stream) {
     const int ctas = C::kCtas * multiprocessors;
-    // Parts of one row are equal anyway.
-    p.shares = C::kShares && p.parts == 0 && p.count > 1 && p.count <= kMostSharing;
+    // Ranges of one row are equal anyway.
+    p.shares = C::kShares && p.ranges == 0 && p.count > 1 && p.count <= kMostSharing;
     p.blocks = int(ceil_div(p.count, C::kBlock));
-    if (p.parts == 0) p.parts = choose_parts(p.blocks, p.rows.columns, ctas);
-    const int64_t keys = ceil_div(p.rows.columns, p.parts);
-    p.keys_of_part = int(ceil_div(keys, kTileKeys)) * kTileKeys;
-    p.parts = int(ceil_div(p.rows.columns, p.keys_of_part));
+    if (p.ranges == 0) p.ranges = choose_ranges(p.blocks, p.rows.columns, ctas);
+    const int64_t keys = ceil_div(p.rows.columns, p.ranges);
+    p.keys_of_range = int(ceil_div(keys, kTileKeys)) * kTileKeys;
+    p.ranges = int(ceil_div(p.rows.columns, p.keys_of_range));
     p.box = std::gcd(p.rows.page_size, kTileKeys);
     p.stream_once = p.blocks <= p.rows.requests;
 
@@ -80,14 +81,11 @@ MlaStatus launch(KernelParams p, const void* queries, int multiprocessors, void*
         "cudaFuncSetAttribute",
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<C>));
     if (s.code != MLA_OK) return s;
-    cudaLaunchConfig_t config = {};
     const int64_t items =
-        int64_t(p.blocks) * (p.shares ? indexer::tiles_for(p.rows.columns) : p.parts);
-    config.gridDim = dim3(unsigned(std::min<int64_t>(ctas, items)));
-    config.blockDim = dim3(C::kThreads);
-    config.dynamicSmemBytes = kSharedBytes<C>;
-    config.stream = static_cast<cudaStream_t>(stream);
-    return cuda_status("index logits", cudaLaunchKernelEx(&config, kernel, p));
+        int64_t(p.blocks) * (p.shares ? indexer::tiles_for(p.rows.columns) : p.ranges);
+    const dim3 grid(unsigned(std::min<int64_t>(ctas, items)));
+    return indexer::launch_early("index logits", kernel, {grid, C::kThreads, kSharedBytes<C>},
+                                 stream, p);
 }
 
 // By how many tokens a request has.

@@ -28,11 +28,12 @@ struct KernelParams {
     int count;         // rows
     int blocks;        // of as many rows as a CTA does together
     int shares;        // whether CTAs have equal shares of all tiles, instead of items
-    int parts;         // of the columns
-    int keys_of_part;  // a multiple of kTileKeys
+    int ranges;         // of the columns
+    int keys_of_range;  // a multiple of kTileKeys
     int pages;
     int box;          // what pages and tiles are multiples of
     int stream_once;  // whether keys are read by one CTA alone
+    int keys_ahead;   // whether keys are there before the kernel before has ended
 };
 
 // How a CTA works: so many query tokens are the second operand of a product, and its warpgroups

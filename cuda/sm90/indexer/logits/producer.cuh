@@ -20,12 +20,38 @@ struct Producer {
           lane(threadIdx.x % 32),
           policy(p.stream_once ? ptx::createpolicy_evict_first() : ptx::CachePolicy{}) {}
 
+    // Of the first job keys may be read before its queries are there.
+    bool waited = false;
+
     __device__ __forceinline__ void run() {
+        if (!p.keys_ahead) wait();
         if (C::kShares && p.shares)
             run_share();
         else
             run_items();
+        if (!waited) wait();
         announce({});
+    }
+
+    __device__ __forceinline__ void wait() {
+        waited = true;
+        ptx::griddepcontrol_wait();
+        // Not earlier: so the next kernel finds complete what was there before this one began.
+        ptx::griddepcontrol_launch_dependents();
+    }
+
+    // The queries of a job, and its keys.
+    __device__ __forceinline__ void load(const Job& job, const int32_t* table) {
+        const int end = job.key + job.keys;
+        int begin = job.key;
+        if (!waited) {
+            // As many as there are stages for.
+            begin = min(end, begin + C::kStages * kTileKeys);
+            load_keys(table, job.key, begin);
+            wait();
+        }
+        announce(job);
+        if (begin < end) load_keys(table, begin, end);
     }
 
     // One token after the other, from where this CTA's share of all tiles begins to its end.
@@ -39,28 +65,26 @@ struct Producer {
             if (own == 0) continue;
             const int key = (tile - before) * kTileKeys;
             const int end = min((share.end - before) * kTileKeys, of.seen);
-            announce({row, row, row + 1, of.length, of.behind, key, end - key});
-            load_keys(of.table, key, end);
+            load({row, row, row + 1, of.length, of.behind, key, end - key}, of.table);
             tile = before += own;
         }
     }
 
     __device__ __forceinline__ void run_items() {
-        const int items = p.blocks * p.parts;
+        const int items = p.blocks * p.ranges;
         for (int item = blockIdx.x; item < items; item += gridDim.x) {
-            // Later parts, which short requests have not, come last for all blocks.
-            const int block = item % p.blocks, part = item / p.blocks;
+            // Later ranges, which short requests have not, come last for all blocks.
+            const int block = item % p.blocks, range = item / p.blocks;
             const int first = block * C::kBlock, last = min(first + C::kBlock, p.count);
             for (int row = first; row < last;) {
                 const indexer::Row of = indexer::find_row(p.rows, row, lane);
                 const int rows = min(last - row, of.behind + 1);
                 const int seen = indexer::seen_by(p.rows, of.length, of.behind - (rows - 1));
-                const int begin = part * p.keys_of_part;
-                const int end = min(seen, begin + p.keys_of_part);
-                if (begin < end) {
-                    announce({first, row, row + rows, of.length, of.behind, begin, end - begin});
-                    load_keys(of.table, begin, end);
-                }
+                const int begin = range * p.keys_of_range;
+                const int end = min(seen, begin + p.keys_of_range);
+                if (begin < end)
+                    load({first, row, row + rows, of.length, of.behind, begin, end - begin},
+                         of.table);
                 row += rows;
             }
         }
@@ -151,7 +175,7 @@ struct Producer {
                                   place.offset, place.page >= 0 ? place.page : p.pages);
     }
 
-    // Tiles have keys of several pages, or parts of them.
+    // Tiles have keys of several pages, or of a fraction of one.
     __device__ __forceinline__ void load_boxes(const int32_t* table, int position, int end) {
         s.keys_empty[ring.slot].wait(ring.phase ^ 1);
         for (int key = lane; key < kTileKeys; key += 32) {

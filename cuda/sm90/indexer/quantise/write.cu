@@ -1,6 +1,7 @@
 // The rows of a layer's cache and of its index cache, in one launch: the first blocks write index
 // keys, the others are those of all/cache_write.cuh.
 #include "../../../all/cache_write.cuh"
+#include "../launch.cuh"
 #include "check.cuh"
 #include "sm90/mla_sm90.h"
 
@@ -14,6 +15,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     write_kernel(const __grid_constant__ MlaCacheWriteParams rows,
                  const __grid_constant__ WritePlan plan,
                  const __grid_constant__ MlaIndexKeysParams keys, uint32_t key_blocks) {
+    ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     if (blockIdx.x < key_blocks)
         write_keys(keys, blockIdx.x);
@@ -74,7 +76,7 @@ extern "C" MlaStatus mla_index_write_sm90(const MlaCacheWriteParams* rows_params
     s = check(keys);
     if (s.code != MLA_OK) return s;
     const auto key_blocks = uint32_t(ceil_div(keys.tokens, kRows));
-    const dim3 grid(uint32_t(write.blocks) + key_blocks);
-    return mla::launch("index write", kernel, grid, dim3(kThreads), stream, rows, write.plan, keys,
-                       key_blocks);
+    const dim3 ctas(uint32_t(write.blocks) + key_blocks);
+    return sm90::indexer::launch_early("index write", kernel, {ctas, kThreads}, stream, rows, write.plan,
+                                 keys, key_blocks);
 }

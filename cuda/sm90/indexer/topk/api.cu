@@ -43,6 +43,7 @@ KernelParams kernel_params(const MlaTopkParams& p) {
     k.logits_stride = p.logits_stride;
     k.list_stride = p.list_stride;
     k.topk = p.topk;
+    k.rows_ahead = p.after_logits;
     k.vectors = is_aligned(p.logits, 16) && (p.rows == 1 || p.logits_stride % 4 == 0);
     return k;
 }

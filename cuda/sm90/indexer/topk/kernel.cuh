@@ -34,15 +34,16 @@ __global__ void __launch_bounds__(kThreads, kCtas)
         kFew ? Cluster{ptx::cluster_ctarank(), ptx::cluster_nctarank()} : Cluster{0, 1};
     const int number = blockIdx.x / cluster.ctas;
 
-    // The logits may come from the kernel before.
-    ptx::griddepcontrol_wait();
+    // What says which logits a row has was there before the kernel that makes them.
+    if (!p.rows_ahead) ptx::griddepcontrol_wait();
     const Row row = indexer::find_row(p.rows, number, threadIdx.x % 32);
     int32_t* list = p.lists + number * p.list_stride;
     if (row.seen <= p.topk) {
+        ptx::griddepcontrol_wait();
         choose_all(p, row, list, cluster);
         return;
     }
-    // Parts begin at multiples of four, as vectors do.
+    // Each begins at a multiple of four, as vectors do.
     const int each = (row.seen + 4 * int(cluster.ctas) - 1) / (4 * int(cluster.ctas)) * 4;
     const int begin = min(int(cluster.rank) * each, row.seen), end = min(begin + each, row.seen);
     const bool resident = kFew && each <= p.resident;
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kThreads, kCtas)
     if (resident)
         for (int i = threadIdx.x; i < words; i += kThreads) buffers.tied(p.resident)[i] = 0;
     __syncthreads();
+    ptx::griddepcontrol_wait();
 
     const float* logits = p.logits + number * p.logits_stride;
     if (resident) {

@@ -45,6 +45,7 @@ struct KernelParams {
     int vectors;     // whether rows begin on 16 bytes
     int candidates;  // how many a CTA has room for
     int resident;    // how many logits a CTA has room for
+    int rows_ahead;  // whether `rows` are there before the kernel before has ended
 };
 
 // A logit that may be chosen: its bits and its position.

@@ -18,8 +18,8 @@ use mla_runtime::capability::Platform;
 use mla_runtime::device::CacheRows;
 use mla_runtime::dtype::DType;
 use mla_runtime::indexer::{
-    IndexCall, IndexDevice, IndexDims, IndexKeys, IndexQueries, IndexQueriesMut, IndexQueryInput,
-    IndexRows, IndexerConfig, SlotListsMut,
+    IndexCall, IndexDevice, IndexDims, IndexHeads, IndexKeys, IndexProjection, IndexQueries,
+    IndexQueriesMut, IndexRows, IndexerConfig, SlotListsMut,
 };
 use mla_runtime::layer::{LayerCall, SelectedLayer, Workspace};
 use mla_runtime::problem::Problem;
@@ -325,7 +325,8 @@ struct Steps<D: IndexDevice> {
     pairs: f64,
     cached: f64,
     scored: Scored<D>,
-    queries: D::Buffer,
+    /// Room for the queries as they are projected.
+    product: D::Buffer,
     head_weights: D::Buffer,
     values: D::Buffer,
     weights: D::Buffer,
@@ -359,6 +360,7 @@ impl<D: IndexDevice> Scored<D> {
                 (starts, self.query_len),
             ),
             tokens: 0..self.rows,
+            in_turn: false,
         })
     }
 }
@@ -382,7 +384,6 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             let values: Vec<f32> = (0..count).map(|_| 2.0 * rng.f32() - 1.0).collect();
             upload(device, &values)
         };
-        let queries = random(rows * heads * width)?;
         let head_weights = random(rows * heads)?;
         let (tables, max_pages, slots) = workload.entries();
         let requests = &workload.requests;
@@ -412,7 +413,7 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
                 starts: upload(device, &starts)?,
                 tables: upload(device, tables)?,
             },
-            queries,
+            product: device.allocate(rows * heads * width * indexed.query_dtype().bytes())?,
             head_weights,
             values: device.allocate(rows * heads * width)?,
             weights: device.allocate(rows * heads * 4)?,
@@ -442,9 +443,13 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
             let (_, _, index) = indexed.call()?;
             self.write(device, index, data.call(layer.config())?)
         })?;
-        times.time("index queries", [0.0; 2], &mut |device| {
-            self.quantise(device, indexed)
-        })?;
+        let weights = (indexed.query_rank() * heads * width) as f64;
+        let bytes = weights * indexed.query_dtype().bytes() as f64;
+        times.time(
+            "index queries",
+            [2.0 * rows * weights, bytes],
+            &mut |device| self.project(device, indexed),
+        )?;
         let products = 2.0 * (heads * width) as f64 * self.pairs;
         let bytes = (width + 4) as f64 * self.cached + 4.0 * self.pairs;
         times.time("logits", [products, bytes], &mut |device| {
@@ -489,21 +494,23 @@ impl<D: IndexDevice + Stopwatch> Steps<D> {
         )
     }
 
-    fn quantise(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
+    fn project(&mut self, device: &D, indexed: &mut Indexed<D>) -> Result<()> {
         let [heads, width] = [self.config.dims.heads, self.config.dims.width].map(|n| n as usize);
-        let f32s = |shape| Layout::contiguous(DType::F32, shape);
+        let rows = self.scored.rows;
         let (_, _, index) = indexed.call()?;
-        let positions = ArrayRef::new(D::bytes(&self.positions), self.scored.rows)?;
+        let positions = ArrayRef::new(D::bytes(&self.positions), rows)?;
         let rotary = rotary(positions, index.rotary.as_ref(), self.config.rotary);
-        let queries = TensorRef::new(
-            D::bytes(&self.queries),
-            f32s([self.scored.rows, heads, width]),
-        )?;
-        let of_heads = f32s([self.scored.rows, 1, heads]);
-        device.quantise_index_queries(
+        let latent = index.query_latent.shorten().narrow(0, 0..rows)?;
+        let product = Layout::contiguous(latent.dtype(), [1, rows, heads * width]);
+        let of_heads = Layout::contiguous(DType::F32, [rows, 1, heads]);
+        device.project_index_queries(
             &self.config,
-            IndexQueryInput {
-                queries,
+            IndexProjection {
+                latent,
+                weights: index.query_weights.shorten(),
+                product: TensorMut::new(D::bytes_mut(&mut self.product), product)?,
+            },
+            IndexHeads {
                 weights: TensorRef::new(D::bytes(&self.head_weights), of_heads)?,
                 rotary,
             },
