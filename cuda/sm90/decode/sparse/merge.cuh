@@ -35,6 +35,11 @@ struct Merge {
 
     // When all values have been put.
     __device__ void run(const Item& item) const {
+        // What others read is written by threads that arrive at the cluster's barrier.
+        if (thread < L::kRows) {
+            ptx::st_shared(maximum(thread), __float_as_uint(s.maximum[thread]));
+            ptx::st_shared(sum(thread), __float_as_uint(s.sum[thread]));
+        }
         ptx::barrier_cluster_arrive();
         ptx::barrier_cluster_wait();
         const int all = item.heads * kFours;
@@ -55,8 +60,12 @@ struct Merge {
     // multiplied by.
     static constexpr int kWeightsOffset = L::kRows * L::kPartialPitch * 4;
     static constexpr int kWeightsPitch = kMaxSplits + 1;
-    static_assert(kWeightsOffset + L::kRows * kWeightsPitch * 4 <= L::kSmallOffset,
-                  "the weights have room");
+    // Behind those, each head's maximum, and then each head's sum.
+    static constexpr int kMaximaOffset = kWeightsOffset + L::kRows * kWeightsPitch * 4;
+    static_assert(kMaximaOffset + L::kRows * 8 <= L::kSmallOffset, "all of it has room");
+
+    __device__ uint32_t maximum(int head) const { return base + kMaximaOffset + head * 4; }
+    __device__ uint32_t sum(int head) const { return maximum(L::kRows + head); }
 
     __device__ uint32_t weight(int head, int k) const {
         return base + kWeightsOffset + (head * kWeightsPitch + k) * 4;
@@ -67,8 +76,8 @@ struct Merge {
     __device__ void weigh(const Item& item, int begin, int end, int splits) const {
         const int lane = thread & 31;
         const bool is_there = lane < splits;
-        const uint32_t maxima = ptx::mapa(ptx::shared_address(s.maximum), is_there ? lane : 0);
-        const uint32_t sums = ptx::mapa(ptx::shared_address(s.sum), is_there ? lane : 0);
+        const uint32_t maxima = ptx::mapa(maximum(0), is_there ? lane : 0);
+        const uint32_t sums = ptx::mapa(sum(0), is_there ? lane : 0);
 #pragma unroll 1
         for (int head = begin / kFours + thread / 32; head * kFours < end;
              head += kOutputThreads / 32) {
