@@ -1,11 +1,11 @@
-//! Running a compiler: its output in the order in which it was printed, its time and its peak
-//! memory.
+//! Running a compiler: its output in the order in which it was printed, its processor time and its
+//! peak memory.
 
 use std::{
     io::{self, Read},
     os::unix::process::ExitStatusExt,
     process::{Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use wait4::Wait4;
@@ -15,7 +15,9 @@ pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
     /// Standard output and standard error as one stream.
     pub(crate) log: String,
-    pub(crate) elapsed: Duration,
+    /// Processor time of the compiler and of all that it ran: what else the machine does changes it
+    /// little.
+    pub(crate) processor: Duration,
     /// The largest resident set of any one process among the compiler and all that it ran, in
     /// bytes. nvcc runs its passes one after another, so this is the unit's peak.
     pub(crate) peak: u64,
@@ -28,7 +30,6 @@ impl Finished {
 }
 
 pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
-    let started = Instant::now();
     let (mut reader, writer) = io::pipe()?;
     command
         .stdin(Stdio::null())
@@ -43,7 +44,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<Finished> {
     Ok(Finished {
         status: used.status,
         log: String::from_utf8_lossy(&bytes).into_owned(),
-        elapsed: started.elapsed(),
+        processor: used.rusage.utime + used.rusage.stime,
         peak: used.rusage.maxrss,
     })
 }

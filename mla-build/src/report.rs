@@ -58,7 +58,7 @@ pub struct Unit {
     pub outcome: Outcome,
     /// Why it was compiled; empty for one that was not.
     pub reason: String,
-    /// Seconds that its compilation took, now or when it was compiled.
+    /// Processor seconds that its compilation took, now or when it was compiled.
     pub compile_seconds: f64,
     /// Peak resident memory of its largest compiler process, in bytes.
     pub peak: u64,
@@ -155,7 +155,7 @@ impl Report {
         bytes
     }
 
-    /// Seconds that the compilers took for everything in it, one after another.
+    /// Processor seconds that the compilers took for everything in it.
     pub fn compile_seconds(&self) -> f64 {
         self.units.iter().map(|unit| unit.compile_seconds).sum()
     }

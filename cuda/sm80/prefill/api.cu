@@ -44,7 +44,8 @@ MlaStatus check(const MlaPrefillParams& p, size_t workspace) {
         .that(p.requests >= 1, "requests", p.requests, "at least 1")
         .that(p.query_tokens >= 0, "query_tokens", p.query_tokens, "0 or more")
         .that(p.key_tokens >= 0, "key_tokens", p.key_tokens, "0 or more")
-        .that(p.max_query_len >= 0, "max_query_len", p.max_query_len, "0 or more")
+        .that(p.max_query_len >= 0 && int64_t(p.max_query_len) * p.requests >= p.query_tokens,
+              "max_query_len", p.max_query_len, "at least query_tokens / requests")
         .that(p.max_key_len >= 0, "max_key_len", p.max_key_len, "0 or more");
     const bool keys = p.key_tokens > 0;
     const struct {

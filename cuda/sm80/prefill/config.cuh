@@ -21,8 +21,9 @@ struct Item {
     const char *nope, *rope, *values;
     // Its first tile of keys.
     int first_tile;
-    // Keys that some row of the CTA sees, and those that its first row would if there were enough.
-    int needed, seen;
+    // Keys that some row of the CTA sees, those that its first row would if there were enough, and
+    // the last tile that has needed ones alone.
+    int needed, seen, last_whole;
     // Among all tiles; among the CTAs that divide its keys.
     int tile, split;
 };

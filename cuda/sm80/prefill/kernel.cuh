@@ -199,6 +199,7 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
         item.values = p.value + key_begin * p.value_token_stride + tile.head * p.value_head_stride;
         item.first_tile = first_tile;
         item.needed = needed;
+        item.last_whole = needed / C::kKeys - 1;
         item.seen = p.causal ? keys - queries + first_row + 1 : keys;
         item.tile = block;
         item.split = split;
@@ -242,7 +243,8 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             // These values are there, and no warp needs these keys.
             __syncthreads();
             if (kPlain)
-                key_copy(key_tile + 1, thread).run(key_stage);
+                // The last one once more, if there is none behind it.
+                key_copy(min(key_tile + 1, int(item.last_whole)), thread).run(key_stage);
             else if (rest_from(key_tile + 1) > 0)
                 key_copy(key_tile + 1, thread).run(key_stage, rest_from(key_tile + 1));
             ptx::cp_async_commit_group();
@@ -290,8 +292,9 @@ __global__ __launch_bounds__(C::kThreads, C::kResident) void prefill_kernel(
             add_nonfinite<C>(o, value_stage, seen_from(key_tile), p.causal);
         }
     };
-    // Tiles that all rows see, and behind which there is another whole one.
-    const int plain_end = min(item.seen / C::kKeys, item.needed / C::kKeys - 1);
+    // Tiles that all rows see, and behind which there is another whole one, or none.
+    const int plain_end =
+        min(item.seen / C::kKeys, item.needed / C::kKeys - (item.needed % C::kKeys != 0));
 #pragma unroll 1
     for (; key_tile < plain_end; ++key_tile) attend(key_tile, std::true_type{});
 #pragma unroll 1

@@ -14,8 +14,15 @@ struct Shape {
 };
 
 constexpr int kMostCounters = MLA_PREFILL_COUNTER_BYTES / sizeof(SplitCounters);
-// The fewest keys that are worth a CTA.
-constexpr int kLeastKeys = 256;
+// The fewest KV tiles that are worth a CTA.
+constexpr int kLeastKvTiles = 2;
+constexpr int kMostSplits = 128;
+// CTAs that do not all run at the same time have to promise that much of an earlier end: a part of
+// them runs beside fewer others, and faster, than is predicted.
+constexpr float kWorthWaves = 0.75f;
+// More than a CTA takes for a KV tile: so much earlier than others one may be done that has its SM
+// for itself.
+constexpr int64_t kCyclesOfKvTile = 10000;
 
 // CTAs that an SM runs at the same time; 0 if it cannot run any.
 template <class C>
@@ -30,19 +37,51 @@ int slots_of(const Limits& l) {
     return l.multiprocessors * std::max(ctas_of_sm<C>(l), 1);
 }
 
+// Partial results that there is room for: those of two CTAs, one after another, or of three small
+// ones.
+template <class C>
+int64_t room_of(const Limits& l) {
+    return int64_t(slots_of<C>(l)) * C::kResident;
+}
+
 // Counters first, then partial results.
 template <class C>
 size_t workspace_bytes(const Limits& l) {
     return MLA_PREFILL_COUNTER_BYTES +
-           sizeof(float) * kPartialFloats<SplitLayout<C>> * slots_of<C>(l);
+           sizeof(float) * kPartialFloats<SplitLayout<C>> * room_of<C>(l);
 }
 
-// CTAs that divide the keys of every tile: where tiles are few, as many as run at the same time.
+// When the last CTA ends if so many divide the keys of every query tile, as far as the bounds tell,
+// in the time that one needs for a KV tile while others share its SM.
+template <class C>
+float predicted_end(const Limits& l, const Shape& s, int64_t tiles, int64_t splits) {
+    const int64_t kv_tiles = (s.max_key_len + int64_t(C::kKeys) - 1) / C::kKeys;
+    const int64_t ctas = tiles * splits, slots = slots_of<C>(l);
+    const float of_tile = ctas > l.multiprocessors ? 1.f : 0.8f;
+    const float of_cta = float((kv_tiles + splits - 1) / splits) * of_tile + 0.5f;
+    const float end = float((ctas + slots - 1) / slots) * of_cta;
+    if (splits == 1) return end;
+    const float rows = float(std::min(s.max_query_len, C::kRows)) / C::kRows;
+    return end + 2.f + 3.f * rows * float(ctas) / float(slots) + 0.06f * float(splits);
+}
+
+// CTAs that divide the keys of every query tile: if these are few, as many as bring the end first.
 template <class C>
 int splits_of(const Limits& l, const Shape& s, int64_t tiles) {
-    if (tiles > kMostCounters) return 1;
-    const int64_t most = std::min<int64_t>(slots_of<C>(l) / tiles, s.max_key_len / kLeastKeys);
-    return int(std::max<int64_t>(most, 1));
+    if (tiles == 0 || tiles > kMostCounters) return 1;
+    // Tiles of few rows wait for memory: more CTAs than run at the same time bring them nothing.
+    const bool full = 2 * int64_t(s.max_query_len) > C::kRows;
+    const int64_t room = full ? room_of<C>(l) : slots_of<C>(l);
+    const int64_t most =
+        std::min<int64_t>({room / tiles, s.max_key_len / (kLeastKvTiles * C::kKeys), kMostSplits});
+    int best = 1;
+    float end = predicted_end<C>(l, s, tiles, 1);
+    for (int splits = 2; splits <= most; ++splits) {
+        const float other = predicted_end<C>(l, s, tiles, splits);
+        const bool waves = tiles * splits > slots_of<C>(l);
+        if (other < (waves ? kWorthWaves * end : end)) best = splits, end = other;
+    }
+    return best;
 }
 
 // Loads a kernel into the current context and allows it its shared memory.
@@ -59,11 +98,18 @@ template <class C>
 MlaStatus launch(const Limits& l, const Shape& s, KernelParams& p, cudaStream_t stream) {
     const MlaStatus loaded = load<C>(l);
     if (loaded.code != MLA_OK) return loaded;
-    const int64_t tiles = (s.query_tokens + int64_t(s.requests) * (C::kRows - 1)) / C::kRows;
+    p.levels = (s.max_query_len + C::kRows - 1) / C::kRows;
+    const int64_t packed = (s.query_tokens + int64_t(s.requests) * (C::kRows - 1)) / C::kRows;
+    const int64_t tiles = std::min(packed, int64_t(s.requests) * p.levels);
     if (tiles * s.heads > INT32_MAX)
         return refuse("query_tokens", s.query_tokens, "less than 2^31 tiles of 64 rows and a head");
     p.tiles = int(tiles);
     p.splits = p.counters ? splits_of<C>(l, s, tiles * s.heads) : 1;
+    // Who would wait for a CTA that has no place yet leaves the work to the last one.
+    if (tiles * s.heads * p.splits > slots_of<C>(l))
+        p.patience = 0;
+    else
+        p.patience += s.max_key_len / (int64_t(C::kKeys) * p.splits) * kCyclesOfKvTile;
     // All heads' tiles of the same number side by side: shared out evenly, they matter more than
     // what the L2 cache might hold of fewer heads.
     p.head_group = s.heads;

@@ -34,6 +34,8 @@ struct KernelParams {
     int64_t patience;
     // softmax_scale * log2(e)
     float scale_log2;
+    // Tiles of one request, at most.
+    int levels;
 };
 
 }  // namespace mla::sm80::prefill

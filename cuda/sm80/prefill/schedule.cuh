@@ -31,7 +31,7 @@ class Schedule {
         tile.head = first_head + within % heads;
         if (index >= tiles_from(0)) return false;
         // The highest number from which on there are more tiles than come before this one.
-        int low = 0, high = p_.tiles;
+        int low = 0, high = p_.levels;
         while (high - low > 1) {
             const int middle = (low + high) / 2;
             if (tiles_from(middle) > index)

@@ -355,7 +355,7 @@ impl Plan {
             .filter(|path| !path.starts_with(workshop))
             .collect();
         let estimate = Estimate {
-            seconds: finished.elapsed.as_secs_f64(),
+            seconds: finished.processor.as_secs_f64(),
             peak: finished.peak,
         };
         let entry = Entry {
