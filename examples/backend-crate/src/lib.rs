@@ -8,7 +8,8 @@ use mla_runtime::backend::{DecodeBackend, DecodeCall, LayerConfig, Output, Query
 use mla_runtime::dtype::DType::BF16;
 use mla_runtime::{mla_backend, Error, Result};
 
-#[allow(missing_docs, non_snake_case, dead_code, unsafe_op_in_unsafe_fn, clippy::all)]
+#[allow(missing_docs, non_snake_case, dead_code, unsafe_op_in_unsafe_fn)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
 mod ffi {
     include!(concat!(env!("OUT_DIR"), "/naive.rs"));
 }
