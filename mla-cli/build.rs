@@ -4,7 +4,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     use vergen_gitcl::{Emitter, Gitcl, Rustc};
 
-    // Without a repository or without git, the values say that they are not known.
+    // Without a repository or without git, a variable is not set, which the program says.
     Emitter::default()
         .add_instructions(&Gitcl::builder().sha(false).dirty(true).build())?
         .add_instructions(&Rustc::builder().semver(true).build())?

@@ -47,9 +47,9 @@ impl Environment {
             time: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             versions: Versions {
                 mla: env!("CARGO_PKG_VERSION").to_owned(),
-                git_commit: env!("VERGEN_GIT_SHA").to_owned(),
-                git_dirty: env!("VERGEN_GIT_DIRTY").to_owned(),
-                rustc: env!("VERGEN_RUSTC_SEMVER").to_owned(),
+                git_commit: or_unknown(option_env!("VERGEN_GIT_SHA")),
+                git_dirty: or_unknown(option_env!("VERGEN_GIT_DIRTY")),
+                rustc: or_unknown(option_env!("VERGEN_RUSTC_SEMVER")),
                 features: FAMILIES
                     .iter()
                     .map(|family| family.name.to_owned())
@@ -74,6 +74,11 @@ impl Environment {
             },
         }
     }
+}
+
+/// What the build script found out. A crate's package has no repository, and a machine may have no git.
+fn or_unknown(value: Option<&str>) -> String {
+    value.unwrap_or("unknown").to_owned()
 }
 
 /// The first value of a field in a file of `name: value` lines.

@@ -37,7 +37,7 @@ dense_backend! {
     provider = "native",
     sm = "80+",
     compiled = crate::raw::compiled::SM80,
-    run_on = super::RUN_ON_H200,
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "fp8_ds_mla",
     cache_dims = "(512,64)",

@@ -45,7 +45,7 @@ impl MmaMlaSparse {
     feature = "sm80",
     sm = "80+",
     compiled = raw::compiled::SM80,
-    run_on = super::RUN_ON_H200,
+    run_on = super::RUN_ON,
     dtypes = "f16,bf16",
     kv = "f16,bf16,fp8,fp8_ds_mla",
     cache_dims = "(512,64)",

@@ -20,26 +20,20 @@ pub type Prefill<Rest> = backends![MmaAttn, ..Rest];
 pub type Decode<Rest> = backends![MmaMla, MmaMlaDs, MmaMlaSparse, ..Rest];
 
 /// Where the conformance of all of this family's backends passed, as machine code for 9.0.
-const ON_H200: Run = Run {
-    gpu: "H200",
-    capability: Capability::new(9, 0),
-    date: "2026-11-23",
-    commit: "3299750",
-};
-
-/// Of the backends that an H100 has run too.
 const RUN_ON: &[Run] = &[
-    ON_H200,
+    Run {
+        gpu: "H200",
+        capability: Capability::new(9, 0),
+        date: "2026-11-23",
+        commit: "605514e",
+    },
     Run {
         gpu: "H100",
         capability: Capability::new(9, 0),
-        date: "2026-11-22",
-        commit: "30f2c6e",
+        date: "2026-11-23",
+        commit: "605514e",
     },
 ];
-
-/// Of the backends that were made after an H100 ran the others.
-const RUN_ON_H200: &[Run] = &[ON_H200];
 
 #[cfg(feature = "sm80")]
 macro_rules! limited_to {
