@@ -165,16 +165,6 @@ impl DecodeBackend for CutlassMla {
         Ok(())
     }
 
-    fn prepare(
-        &self,
-        _: &Cuda,
-        _: &DecodeBatch<'_, Cuda>,
-        _: &mut CutlassMlaState,
-        (): &mut (),
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn decode(
         &self,
         device: &Cuda,

@@ -38,16 +38,6 @@ impl DecodeBackend for StandIn {
         Ok(())
     }
 
-    fn prepare(
-        &self,
-        _: &Cuda,
-        _: &DecodeBatch<'_, Cuda>,
-        _: &mut CutlassMlaState,
-        (): &mut (),
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn decode(
         &self,
         device: &Cuda,
